@@ -14,6 +14,7 @@ from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
 from vfl.config import read_experiment, with_overrides
 from vfl.defenses import DEFENSES
+from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.plan import check_specs, of_experiment
 from vfl.experiments.value import value_cells
 from vfl.testing import AdversaryContract, AttackContract, DefenseContract
@@ -88,7 +89,7 @@ def test_inner_layers_tell_less_when_they_repel(outputs):
 def test_attacks_on_a_training_beat_their_guesses(outputs):
     found = re.findall(r"(\w+) +(\d+\.\d+) +guess +(\d+\.\d+)", outputs["attack_a_training.py"])
     assert {measure for measure, _, _ in found} == {
-        "accuracy", "matched_accuracy", "mse", "psnr", "ssim",
+        *OF_LABELS, *(f"matched_{one}" for one in OF_LABELS), "mse", "psnr", "ssim",
     }  # fmt: skip
     for measure, value, guess in found:
         assert (float(value) < float(guess)) == (measure == "mse")

@@ -6,7 +6,14 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    roc_auc_score,
+)
 from torch import nn
+from torch.nn.functional import one_hot
 
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View, make
 from vfl.attacks.base import Attack
@@ -14,12 +21,15 @@ from vfl.attacks.cases import draw_leak
 from vfl.attacks.inputs.white_box_inversion import total_variation
 from vfl.attacks.scoring import (
     Case,
+    Score,
     attempt,
     attempt_all,
     auc,
     matched_accuracy,
     peak_ratio,
     rate_at,
+    scores_of,
+    scores_of_labels,
     structural_similarity,
 )
 from vfl.core.errors import NonFiniteError, TooFewRowsError
@@ -39,6 +49,47 @@ def test_the_best_matching_is_that_of_all_permutations(seed):
 
 def test_clusters_beyond_the_classes_match_nothing():
     assert matched_accuracy(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 1, 1])) == 0.5
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_measures_of_labels_are_those_of_scikit_learn(classes):
+    draw = generator(classes, "labels")
+    labels = torch.multinomial(torch.arange(1.0, classes + 1), 200, True, generator=draw)
+    scores = torch.randn(200, classes, generator=draw) + 2 * one_hot(labels, classes)
+    found = {one.measure: one for one in scores_of_labels(scores, labels)}
+    assert found["accuracy"].value == pytest.approx(accuracy_score(labels, scores.argmax(1)))
+    assert found["accuracy"].guess == pytest.approx(labels.bincount().max() / 200)
+    assert found["balanced_accuracy"].value == pytest.approx(
+        balanced_accuracy_score(labels, scores.argmax(1))
+    )
+    assert found["balanced_accuracy"].guess == pytest.approx(1 / classes)
+    sought = [0] if classes == 2 else range(classes)  # the rarer one is looked for
+    chances = scores.double().softmax(1)
+    if classes == 2:
+        areas = roc_auc_score(labels == 0, chances[:, 0])
+    else:
+        areas = roc_auc_score(labels, chances, multi_class="ovr")
+    assert found["auc"] == Score("auc", pytest.approx(areas), 0.5)
+    precision = [average_precision_score(labels == one, chances[:, one]) for one in sought]
+    assert found["average_precision"].value == pytest.approx(np.mean(precision))
+    shares = [float((labels == one).double().mean()) for one in sought]
+    assert found["average_precision"].guess == pytest.approx(np.mean(shares))
+
+
+def test_labels_of_a_single_class_cannot_be_ranked():
+    found = scores_of_labels(torch.tensor([[0.1, 0.9], [0.2, 0.8]]), torch.tensor([1, 1]))
+    assert [one.measure for one in found] == ["accuracy", "balanced_accuracy"]
+
+
+def test_clusters_have_every_measure_of_labels():
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    threat = ThreatModel("feature party", "inference", frozenset({Grant.CUTS}))
+    case = Case(View(threat, 2, Holdings(Evidence(cuts=torch.zeros(6, 1)))), labels)
+    found = scores_of(case, "clusters", torch.tensor([1, 1, 2, 0, 0, 0]))
+    values = {one.measure: one.value for one in found}
+    assert values["matched_accuracy"] == pytest.approx(5 / 6)
+    assert values["matched_balanced_accuracy"] == pytest.approx(5 / 6)
+    assert values["matched_auc"] == 1  # the class that is looked for has a cluster of its own
 
 
 def test_auc_is_the_chance_of_the_right_order():

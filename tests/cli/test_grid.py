@@ -41,7 +41,7 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
     assert "3 of 3, 100%  layer_norm seed=0" in done.err
     assert "left" in done.err
     rows = json.loads(done.out)
-    assert len(rows) == 6
+    assert len(rows) == 6 * 4  # measures
     wanted = {"defense", "attack", "k", "value", "scratch", "guess", "test_accuracy"}
     assert all(wanted <= set(row) for row in rows)
 
@@ -70,13 +70,16 @@ def test_the_quick_profile(vfl):
 @pytest.mark.slow
 def test_the_quick_profile_shows_what_layer_norm_does(vfl, tmp_path):
     rows = json.loads(vfl("grid", "quick", "--out", tmp_path / "quick", "--json").out)
-    assert len(rows) == 2 * 3 * (3 * 3 * 3 + 1)  # defenses, seeds, then draws, leaks and attacks
+    assert len(rows) == 4 * 2 * 3 * (
+        3 * 3 * 3 + 1
+    )  # measures, defenses, seeds, then draws, leaks and attacks
 
     def mean(defense, attack, k, field="value"):
         found = [
             row[field]
             for row in rows
             if (row["defense"], row["attack"], row["k"]) == (defense, attack, k)
+            and row["measure"] in ("accuracy", "matched_accuracy")
         ]
         return sum(found) / len(found)
 
@@ -102,7 +105,10 @@ def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(attack_runner, "run_attack", None)
     again = vfl(*words, "--json")
-    (row,) = json.loads(again.out)
+    row, *others = json.loads(again.out)
+    assert [one["measure"] for one in others] == [
+        "matched_balanced_accuracy", "matched_auc", "matched_average_precision",
+    ]  # fmt: skip
     assert (row["attack"], row["k"], row["measure"]) == ("kmeans:starts=1", 0, "matched_accuracy")
     assert row["scratch"] == row["baselines"]["raw"]
     assert "fine_tuning:steps=9" in (run / "report.html").read_text()  # of the call before

@@ -21,7 +21,7 @@ from vfl.experiments.attack_grid import draw_pictures, grid_cells
 from vfl.experiments.attack_results import read_rows, to_csv, write_attack_results
 from vfl.experiments.cells import PICTURES, grid_settings_of
 from vfl.experiments.comparison import comparison_of
-from vfl.experiments.leaderboard import leaderboard
+from vfl.experiments.leaderboard import OF_LABELS, in_measure, leaderboard
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import (
     SCORES,
@@ -111,7 +111,7 @@ def test_a_codec_that_does_not_fit_the_cut_is_told_before_anything_is_trained():
 
 
 def test_every_victim_meets_every_attack(whole):
-    rows = read_rows(whole)
+    rows = in_measure(read_rows(whole), "accuracy")
     seen = {(row.defense, row.attack, row.k, row.seed, row.draw) for row in rows}
     wanted = {
         (defense, "fine_tuning:steps=20", k, seed, draw)
@@ -139,7 +139,7 @@ def test_a_bottom_that_rebuilds_the_rows_is_a_baseline_when_asked_for(tmp_path, 
     monkeypatch.setattr(attack_runner, "code_of", lambda *modules: stands_on.update(modules) or "")
     asked = {"attacks": ["fine_tuning:steps=20"], "leaks": [3], "draws": 1, "seeds": [0]}
     asked |= {"defenses": ["none"], "baselines": ["autoencoder"], "pictures": 0}
-    (row,) = rows = read_rows(done(tmp_path / "free", tiny(**asked)))
+    (row,) = rows = in_measure(read_rows(done(tmp_path / "free", tiny(**asked))), "accuracy")
     assert row.guess < row.baselines["autoencoder"] < 1
     (place,) = leaderboard(rows, margin=0.5)
     assert place.worst.baseline == "fine_tuning:steps=20 on autoencoder"
@@ -157,7 +157,7 @@ def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):
 
 
 def test_attacks_get_better_with_more_labels(whole):
-    rows = [row for row in read_rows(whole) if row.k]
+    rows = [row for row in in_measure(read_rows(whole), "accuracy") if row.k]
     few, many = (sum(row.value for row in rows if row.k == k) for k in (1, 3))
     assert few < many
 
@@ -193,7 +193,7 @@ def test_other_rows_or_another_training_are_attacked_anew(whole, tmp_path, chang
     folder.write(other, grid_cells(other), "vfl grid attacked.toml")
     assert read_rows(folder) == []
     assert run_cells(folder, folder.cells()) == []
-    assert len(read_rows(folder)) == 10
+    assert len(in_measure(read_rows(folder), "accuracy")) == 10
 
 
 def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
@@ -263,14 +263,15 @@ def test_results_are_files_and_rows(whole):
     assert {"defense", "attack", "k", "value", "scratch", "guess", "test_accuracy"} <= set(
         records[0]
     )
-    assert len(records) == 20
+    assert len(records) == 20 * len(OF_LABELS)
+    assert all(one["no_model"] == max(one["baselines"].values()) for one in records)
     content = json.loads((whole.path / "results.json").read_text())
     assert content["rows"] == json.loads(json.dumps(records))
     assert {place["defense"] for place in content["leaderboard"]} == {"none", "layer_norm"}
     lines = (whole.path / "results.csv").read_text().splitlines()
-    assert len(lines) == 21
+    assert len(lines) == 1 + len(records)
     assert lines[0].endswith("baseline_raw,baseline_pca,seconds")
-    assert len((whole.path / "means.csv").read_text().splitlines()) == 7  # 20 rows of 2 victims
+    assert len((whole.path / "means.csv").read_text().splitlines()) == 1 + 6 * 4
     assert table == (whole.path / "table.md").read_text()
     assert "| none " in table
     assert to_csv([]).startswith("defense,attack")
@@ -372,7 +373,7 @@ def test_label_free_bottoms_meet_the_attacks_that_were_named():
 def test_attacks_that_label_free_bottoms_do_not_meet_stand_beside_the_others_baselines(tmp_path):
     named = {"attacks": ["logistic", "kmeans", "svm"], "baseline_attacks": "logistic"}
     asked = tiny(defenses="none", baselines=["scratch", "pca"], leaks=3, seeds=0, **named)
-    rows = read_rows(done(tmp_path / "grid", asked))
+    rows = in_measure(read_rows(done(tmp_path / "grid", asked)), "accuracy")
     found = {row.attack: set(row.baselines) for row in rows}
     assert found == {"logistic": {"scratch", "pca"}, "svm": {"scratch"}, "kmeans": {"scratch"}}
     references = {

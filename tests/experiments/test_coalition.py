@@ -10,7 +10,7 @@ from vfl.experiments import GridFolder
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.attack_results import read_rows
 from vfl.experiments.attack_runner import AttackRunner
-from vfl.experiments.leaderboard import leaderboard
+from vfl.experiments.leaderboard import in_measure, leaderboard
 from vfl.experiments.scenarios import INFERENCE_TIME
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 
 def test_each_has_all_baselines_and_counts(folder):
-    rows = {row.attack: row for row in read_rows(folder)}
+    rows = {row.attack: row for row in in_measure(read_rows(folder), "accuracy")}
     assert all(set(row.baselines) == {"scratch", "raw", "pca"} for row in rows.values())
     (place,) = leaderboard(list(rows.values()), 0.5)
     best = max(rows.values(), key=lambda row: row.value)
@@ -65,11 +65,12 @@ def test_who_pools_is_set_against_all_their_inputs_together(folder):
     own, others = (data[name].inputs.flatten(1) for name in ("bank", "shop"))
     both = torch.cat([own, others], 1)
     train = torch.from_numpy(data["label"].split.train)
-    rows = [int(train[(own[train] == row).all(1)][0]) for row in leaked]
+    places = [int(train[(own[train] == row).all(1)][0]) for row in leaked]
     test = torch.from_numpy(data["label"].split.test)
     assert torch.equal(own[test], targets.flatten(1))
-    held = case.view.with_cuts({"targets": both[test], "leaked": both[rows]})
+    held = case.view.with_cuts({"targets": both[test], "leaked": both[places]})
     guesses = NearestMean().run(held, generator(0, "attack", 0)).argmax(1)
     wanted = float((guesses == case.labels).float().mean())
-    (row,) = [row for row in read_rows(folder) if row.attack == POOLED]
+    rows = in_measure(read_rows(folder), "accuracy")
+    (row,) = [row for row in rows if row.attack == POOLED]
     assert row.baselines["raw"] == pytest.approx(wanted)

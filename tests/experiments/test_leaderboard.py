@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vfl.experiments.leaderboard import by_baseline, leaderboard
+from vfl.experiments.leaderboard import by_baseline, fitting_measure, leaderboard
 from vfl.experiments.scores import Row
 
 NOISE = (-0.002, 0.0, 0.002)
@@ -105,7 +105,7 @@ def test_what_a_baseline_is_called():
     found = by_baseline(
         [row("none", "svm", 5, 0, 0.5, raw=0.4), row("none", "kmeans", 0, 0, 0.5, pca=0.4)]
     )
-    assert set(found) == {"scratch", "svm on raw", "kmeans on raw", "kmeans on pca"}
+    assert set(found) == {"guess", "scratch", "svm on raw", "kmeans on raw", "kmeans on pca"}
 
 
 def test_nothing_is_decided_by_one_victim():
@@ -131,8 +131,11 @@ def test_protection_is_adjusted_for_the_number_of_leaks():
     assert paired.verdict == "undecided"
 
 
-@pytest.mark.parametrize(("accuracy", "equal"), [(0.951, True), (0.9455, False), (0.9405, False)])
-def test_accuracy_within_the_margin(accuracy, equal):
+@pytest.mark.parametrize(
+    ("accuracy", "affordable"),
+    [(0.99, "yes"), (0.951, "yes"), (0.9455, "undecided"), (0.9405, "no")],
+)
+def test_what_a_defense_costs_beside_the_margin(accuracy, affordable):
     table = rows({5: 0.9}) + [
         row("other", "logistic", 5, seed, 0.9, accuracy=accuracy + shift)
         for seed, shift in enumerate((0.0005, -0.0005, 0.0))
@@ -140,13 +143,48 @@ def test_accuracy_within_the_margin(accuracy, equal):
     ranked = {place.defense: place for place in leaderboard(table, 0.5)}
     assert ranked["none"].difference is None
     assert ranked["other"].difference.mean == pytest.approx(accuracy - 0.95)
-    assert ranked["other"].equal is equal
+    assert ranked["other"].affordable == affordable
+
+
+def test_an_attack_without_baselines_stands_beside_the_guess_and_those_of_others():
+    """Of training rows nothing is known without the training; the guess always is."""
+    table = rows({5: 0.7}) + rows({5: 0.9}, attack="gradient_similarity")
+    alone = [replace(one, baselines={}) for one in table if one.attack == "gradient_similarity"]
+    (place,) = leaderboard(table[:3] + alone, 0.5)
+    assert (place.worst.attack, place.worst.baseline) == ("gradient_similarity", "scratch")
+    (place,) = leaderboard(alone, 0.5)
+    assert (place.worst.baseline, place.worst.baseline_value.mean) == ("guess", pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("classes", "largest", "asked", "expected"),
+    [
+        (2, 0.5, "auto", "auc"),
+        (10, 0.1, "auto", "accuracy"),
+        (3, 0.7, "auto", "auc"),
+        (3, 0.65, "auto", "accuracy"),
+        (2, 0.9, "balanced_accuracy", "balanced_accuracy"),
+    ],
+)
+def test_the_measure_follows_the_labels(classes, largest, asked, expected):
+    guesses = {"accuracy": largest, "balanced_accuracy": 1 / classes, "auc": 0.5}
+    one = row("none", "logistic", 5, 0, 0.9)
+    found = [replace(one, measure=name, guess=guess) for name, guess in guesses.items()]
+    assert fitting_measure(found, asked) == expected
+
+
+def test_each_measure_has_a_leaderboard_and_a_utility_of_its_own():
+    table = rows({5: 0.7})
+    table += [replace(one, measure="auc", value=0.9, test_auc=0.8) for one in table]
+    assert leaderboard(table, 0.5)[0].utility.mean == pytest.approx(0.95)
+    (place,) = leaderboard(table, 0.5, "auc")
+    assert (place.utility.mean, place.worst.value.mean) == (pytest.approx(0.8), pytest.approx(0.9))
 
 
 def test_other_measures_are_no_part_of_it():
     other = row("none", "gradient_norm", 0, 0, 0.9)
     assert leaderboard([], 0.5) == []
-    assert leaderboard([Row(**{**vars(other), "measure": "auc"})], 0.5) == []
+    assert leaderboard([Row(**{**vars(other), "measure": "attribute_accuracy"})], 0.5) == []
 
 
 def test_without_training_from_scratch_nothing_is_over_it():
@@ -165,4 +203,4 @@ def test_attacks_after_an_adversary_are_attackers_of_their_own():
     (place,) = leaderboard(table, 0.5)
     assert place.worst.attack == "logistic after eager"
     assert place.worst.value.mean == pytest.approx(0.9)
-    assert place.accuracy.mean == pytest.approx(0.95)
+    assert place.utility.mean == pytest.approx(0.95)

@@ -15,6 +15,7 @@ from vfl.core.errors import UserError
 from vfl.experiments import GridFolder, attack_runner
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.attack_results import read_rows, write_attack_results
+from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.pages import build_report
 from vfl.experiments.pictures import GALLERY, kept_pictures
 from vfl.experiments.scheduler import run_cells
@@ -67,11 +68,11 @@ def test_every_measure_is_a_row_beside_its_guess(whole):
     rows = read_rows(whole)
     assert {(row.attack, row.measure) for row in rows} == {
         *((spec, measure) for spec in COLUMNS for measure in ("mse", "psnr", "ssim")),
-        ("attribute", "attribute_accuracy"),
-        *((spec, measure) for spec in QUERIES for measure in ("auc", "tpr_at_1_fpr")),
+        *(("attribute", f"attribute_{measure}") for measure in OF_LABELS),
+        *((spec, f"membership_{one}") for spec in QUERIES for one in ("auc", "tpr_at_1_fpr")),
     }
     assert len({row.guess for row in rows if row.measure == "mse"}) == 1  # the mean picture
-    assert {row.guess for row in rows if row.measure == "auc"} == {0.5}
+    assert {row.guess for row in rows if row.measure == "membership_auc"} == {0.5}
     assert all(not row.baselines for row in rows)
     for row in rows:
         who = "outsider" if row.attack in QUERIES else "label party"
@@ -152,7 +153,7 @@ def test_one_run_is_asked_who_was_a_member(tmp_path):
     rows = attack_finished_run(
         RunFolder.open(tmp_path / "run"), columns(grid={"attacks": "membership"}).grid
     )
-    assert [row.measure for row in rows] == ["auc", "tpr_at_1_fpr"]
+    assert [row.measure for row in rows] == ["membership_auc", "membership_tpr_at_1_fpr"]
     assert "reconstruct" not in build_report(tmp_path / "run").read_text()
 
 

@@ -65,7 +65,7 @@ def test_a_training_that_recorded_something_else_begins_again(tmp_path, training
 def test_scores_survive_a_training_that_was_interrupted_while_it_was_recorded(tmp_path, trainings):
     path = tmp_path / "grid"
     _, folder = started(path, "gradient_similarity")
-    (first,) = timeless(folder)
+    first, *_ = timeless(folder)
     trainings.append("cut")
     more = "gradient_similarity", "kmeans:starts=1", "inversion:steps=5"
     failed, _ = started(path, *more)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, one_hot
 
 from vfl.attacks.base import Attack, Goal, rarest
 from vfl.attacks.view import View
@@ -24,18 +25,51 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
     return float((scores.argmax(1) == labels).double().mean())
 
 
-def matched_accuracy(clusters: Tensor, labels: Tensor) -> float:
-    """Share of rows in the cluster of their class, under the best matching (thesis eq 4-26).
+def balanced_accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Mean over the classes of the share of their rows that are recognised; axes as `accuracy`.
+
+    >>> balanced_accuracy(torch.tensor([[0.9, 0.1]]).expand(4, 2), torch.tensor([0, 0, 0, 1]))
+    0.5
+    """
+    right = (scores.argmax(1) == labels).double()
+    own = [right[labels == one] for one in range(int(labels.max()) + 1)]
+    return fmean(float(one.mean()) for one in own if len(one))
+
+
+def average_precision(scores: Tensor, positive: Tensor) -> float:
+    """Mean over the positive rows of the precision down to their rank.
+
+    >>> average_precision(torch.tensor([0.9, 0.8, 0.1]), torch.tensor([True, False, True]))
+    0.8333333333333333
+    """
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(positive.numpy(), scores.double().numpy()))
+
+
+def matched(clusters: Tensor, labels: Tensor) -> Tensor:
+    """The class of each row's cluster under the best matching (thesis eq 4-26), one-hot.
 
     The matching is one to one (Hungarian algorithm); clusters beyond the classes match nothing.
 
-    >>> matched_accuracy(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))
-    0.75
+    Returns:
+        Axes (rows, classes or more); a cluster without a class has a column beyond the classes.
     """
     size = int(max(clusters.max(), labels.max())) + 1
     together = torch.bincount(clusters * size + labels, minlength=size * size).view(size, size)
     rows, columns = linear_sum_assignment(together.numpy(), maximize=True)
-    return float(together[rows, columns].sum()) / len(labels)
+    codes = torch.empty(size, dtype=torch.long)
+    codes[torch.from_numpy(rows)] = torch.from_numpy(columns)
+    return one_hot(codes[clusters], size).double()
+
+
+def matched_accuracy(clusters: Tensor, labels: Tensor) -> float:
+    """Share of rows in the cluster of their class, under the best matching; see `matched`.
+
+    >>> matched_accuracy(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))
+    0.75
+    """
+    return accuracy(matched(clusters, labels), labels)
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
@@ -166,8 +200,8 @@ class Score:
     """What a guess was worth, and what guessing without any evidence is worth.
 
     Attributes:
-        measure: "accuracy", "matched_accuracy", "auc", "mse" or "token_accuracy"; besides them
-            "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and "whole_texts".
+        measure: of labels see `scores_of_labels`; else "auc", "mse" or "token_accuracy", and
+            besides them "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and "whole_texts".
         value: of the attack.
         guess: of the best constant guess; for clusters, of one that falls together.
     """
@@ -230,11 +264,11 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
     """What a guess is worth, by every measure of its goal."""
     if goal == "labels":
         assert case.labels is not None
-        return [Score("accuracy", accuracy(found, case.labels), _largest_share(case.labels))]
+        return scores_of_labels(found, case.labels)
     if goal == "clusters":
         assert case.labels is not None
-        value = matched_accuracy(found, case.labels)
-        return [Score("matched_accuracy", value, _largest_share(case.labels))]
+        each = scores_of_labels(matched(found, case.labels), case.labels)
+        return [replace(one, measure=f"matched_{one.measure}") for one in each]
     if goal == "scores":
         assert case.positive is not None
         sure = rate_at(found, case.positive)
@@ -243,6 +277,39 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
     if goal == "tokens":
         return _words(found, case.inputs[:, : found.shape[1]].long())
     return _reconstruction(found, case.inputs)
+
+
+def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
+    """What a guess at labels is worth, by each measure, beside the best guess without evidence.
+
+    "accuracy", whose guess is the largest class; "balanced_accuracy", whose guess is one class;
+    "auc" and "average_precision" of the rarer of two classes, whose guesses are 0.5 and its share.
+    Of more classes the two are means over each class against the rest.
+
+    Args:
+        scores: axes (rows, classes or more), the largest being the guess.
+        labels: the truth, int64, axes (rows,).
+    """
+    counts = labels.bincount()
+    present = [one for one in range(len(counts)) if counts[one]]
+    found = [
+        Score("accuracy", accuracy(scores, labels), float(counts.max()) / len(labels)),
+        Score("balanced_accuracy", balanced_accuracy(scores, labels), 1 / len(present)),
+    ]
+    if len(present) < 2:
+        return found  # nothing to be ranked
+    sought = present
+    if len(present) == 2:
+        sought = [min(present, key=lambda one: (int(counts[one]), -one))]
+    chances = scores.double().log_softmax(1)  # one row beside another
+    areas = [auc(chances[:, one], labels == one) for one in sought]
+    precisions = [average_precision(chances[:, one], labels == one) for one in sought]
+    shares = [float(counts[one]) / len(labels) for one in sought]
+    return [
+        *found,
+        Score("auc", fmean(areas), 0.5),
+        Score("average_precision", fmean(precisions), fmean(shares)),
+    ]
 
 
 def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
@@ -266,7 +333,3 @@ def _words(found: Tensor, texts: Tensor) -> list[Score]:
         Score("token_accuracy", token_accuracy(found, texts), token_accuracy(constant, texts)),
         Score("whole_texts", float(whole), 0.0),
     ]
-
-
-def _largest_share(labels: Tensor) -> float:
-    return float(labels.bincount().max()) / len(labels)

@@ -259,7 +259,7 @@ def attack(
     overrides = [*_overrides(given), *(settings or [])]
     asked = check(override({}, overrides), GridSettings, where="the options")
     rows = attack_finished_run(RunFolder.open(run), asked, say)
-    results = [summary_table(rows).markdown()]
+    results = [summary_table(rows, asked.measure).markdown()]
     results += [f"{attack:<28} {sentence}" for attack, sentence in sentences(rows).items()]
     _print_results(run, "\n".join(results), json)
     if json:

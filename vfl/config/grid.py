@@ -20,6 +20,7 @@ Overrides = Annotated[tuple[str, ...], BeforeValidator(several)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(several), Field(min_length=1)]
 Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
 Part = Literal["train", "validation", "test"]
+LabelMeasure = Literal["accuracy", "balanced_accuracy", "auc", "average_precision"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
 _UNDEFENDED = "none"
 _HONEST = "none"
@@ -160,6 +161,8 @@ class GridSettings(Settings):
             feature party trained its own.
         leaks_from, unlabelled: which rows leak, and which the attacker has without labels. The test
             rows are those that are attacked, so none of them leaks.
+        measure: of attacks on labels, by which defenses are ranked; "auto" is AUC where there are
+            two classes or one holds more than 65 % of the rows, else accuracy. All are kept.
         margin: points of accuracy that a defense may cost.
         known_columns: rows of a feature party whose columns the label party knows as well, of the
             validation rows, at most.
@@ -190,6 +193,7 @@ class GridSettings(Settings):
     trained_by: Literal["owner", "split"] = "split"
     leaks_from: Literal["train", "validation"] = "train"
     unlabelled: Part = "test"
+    measure: LabelMeasure | Literal["auto"] = "auto"
     margin: float = Field(default=0.5, gt=0, lt=100)
     known_columns: int = Field(default=200, ge=1)
     attribute: int | None = Field(default=None, ge=0)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vfl.config import GridSettings
+from vfl.config.grid import LabelMeasure
 from vfl.config.run_folder import RunFolder
 from vfl.core.storage import write_text
 from vfl.core.text import csv_text
 from vfl.experiments.cells import HONEST, GridFolder, failure_of, grid_settings_of
-from vfl.experiments.leaderboard import LeaderboardEntry, is_ranked, leaderboard
+from vfl.experiments.leaderboard import (
+    LeaderboardEntry,
+    fitting_measure,
+    in_measure,
+    label_measure,
+    leaderboard,
+    utility_measure,
+)
 from vfl.experiments.scores import (
     BASELINES,
     OF_CELL,
@@ -26,7 +34,7 @@ from vfl.experiments.scores import (
     setting_text,
 )
 from vfl.experiments.statistics import Estimate, advantage, over_victims
-from vfl.experiments.tables import Table, estimate_text, left_out, write_tables
+from vfl.experiments.tables import MEASURES, Table, estimate_text, left_out, write_tables
 
 
 def read_rows(folder: GridFolder) -> list[Row]:
@@ -55,10 +63,10 @@ def read_rows(folder: GridFolder) -> list[Row]:
         elif scores:
             mine = [one for one in scores if is_wanted(one)]
             ended = (path / "summary.json").exists()
-            accuracy = RunFolder(path).summary()["test_accuracy"] if ended else None
+            summary = RunFolder(path).summary() if ended else {}
             found[cell.victim] += rows_of(
                 mine, free[seed], settings.baselines, cell.experiment.seed, cell.victim,
-                cell.adversary, accuracy,
+                cell.adversary, summary,
             )  # fmt: skip
     return [row for rows in found.values() for row in rows]
 
@@ -70,7 +78,7 @@ def rows_of(
     seed: int,
     defense: str,
     adversary: str,
-    accuracy: float | None,
+    summary: Mapping[str, Any],
 ) -> list[Row]:
     """The rows of one victim, one for each measure.
 
@@ -81,15 +89,16 @@ def rows_of(
         seed: of the victim, as all that follows; see `Row`.
         defense: its spec.
         adversary: that it was trained against.
-        accuracy: on test rows.
+        summary: of its training; empty if a party stopped it.
     """
-    known = {one.job: one.value for one in free}
+    known = {(one.job, measure): value for one in free for measure, value, _ in one.measured}
     found = []
     for one in scores:
         beside = {} if one.of_training else baselines_of(one.job, baselines)
-        values = {name: known[job] for name, job in beside.items() if job in known}
-        for place, (measure, value, guess) in enumerate(one.measured):
-            own = values if place == 0 else {}
+        for measure, value, guess in one.measured:
+            own = {
+                name: known[job, measure] for name, job in beside.items() if (job, measure) in known
+            }
             found.append(
                 Row(
                     defense=defense,
@@ -102,7 +111,8 @@ def rows_of(
                     value=value,
                     scratch=own.get("scratch"),
                     guess=guess,
-                    test_accuracy=accuracy,
+                    test_accuracy=summary.get("test_accuracy"),
+                    test_auc=summary.get("test_auc"),
                     baselines=own,
                     threat=one.threat,
                     seconds=one.seconds,
@@ -117,10 +127,12 @@ def to_csv(rows: Sequence[Row]) -> str:
     scalars = [field.name for field in fields(Row) if field.name not in ("baselines", "seconds")]
     extra = [f"baseline_{name}" for name in names if name != "scratch"]
     lines = [
-        asdict(row) | {f"baseline_{name}": row.baselines.get(name) for name in names}
+        asdict(row)
+        | {"no_model": row.no_model}
+        | {f"baseline_{name}": row.baselines.get(name) for name in names}
         for row in rows
     ]
-    return csv_text([*scalars, *extra, "seconds"], lines)
+    return csv_text([*scalars, "no_model", *extra, "seconds"], lines)
 
 
 _SCRATCH = "scratch"
@@ -137,7 +149,7 @@ def means_csv(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(f"baseline_{name}" for row in rows for name in row.baselines))
     head = [
         "defense", "adversary", "attack", "k", "measure", "mean", "half_width", "victims",
-        "guess", "test_accuracy", "over_scratch", "over_scratch_half_width", *names,
+        "guess", "test_accuracy", "test_auc", "over_scratch", "over_scratch_half_width", *names,
     ]  # fmt: skip
     means = [dict(zip(head[:5], kind, strict=True)) | _means(own) for kind, own in groups.items()]
     return csv_text(head, means)
@@ -161,6 +173,7 @@ def _means(rows: Sequence[Row]) -> dict[str, str | int]:
         "victims": len({row.seed for row in rows}),
         "guess": _figures(_over(rows, "guess"))[0],
         "test_accuracy": _figures(_over(rows, "test_accuracy"))[0],
+        "test_auc": _figures(_over(rows, "test_auc"))[0],
     }
     # A seed whose baselines failed has none.
     for name in dict.fromkeys(name for row in rows for name in row.baselines):
@@ -197,22 +210,40 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
     """
     settings = grid_settings_of(folder.experiment())
     rows = read_rows(folder)
-    entries = leaderboard(rows, settings.margin)
-    tables = [board_table(entries, settings.margin), standings_table(entries)] if entries else []
-    if others := [row for row in rows if not is_ranked(row)]:
+    measure = fitting_measure(rows, settings.measure)
+    entries = leaderboard(rows, settings.margin, measure)
+    tables = []
+    if entries:
+        tables = [board_table(entries, settings.margin, measure), standings_table(entries)]
+    if others := [row for row in rows if label_measure(row) is None]:
         tables.append(others_table(others))
-    records = [asdict(row) for row in rows]
-    content = {"leaderboard": [asdict(entry) for entry in entries], "rows": records}
-    table, _ = write_tables(folder.path, to_csv(rows), content, tables, missing(folder))
+    records = [asdict(row) | {"no_model": row.no_model} for row in rows]
+    content = {"measure": measure, "leaderboard": [asdict(entry) for entry in entries]}
+    below = [*missing(folder), *([measure_words(measure, settings.measure)] if entries else [])]
+    table, _ = write_tables(folder.path, to_csv(rows), content | {"rows": records}, tables, below)
     write_text(folder.path / "means.csv", means_csv(rows))
     return table, records
 
 
-def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
+def measure_words(measure: LabelMeasure, asked: str) -> str:
+    """By what attacks on labels are ranked, and why."""
+    if asked != "auto":
+        return f"Attacks on labels are ranked by {MEASURES[measure]}, as the experiment says"
+    if measure == "accuracy":
+        return "Attacks on labels are ranked by accuracy: no class is much larger than the others"
+    return (
+        f"Attacks on labels are ranked by {MEASURES[measure]}: there are two classes or one is "
+        "large, and whoever always names that one is right often without knowing anything"
+    )
+
+
+def board_table(entries: Sequence[LeaderboardEntry], margin: float, measure: LabelMeasure) -> Table:
     """One line a defense, the best protected first."""
+    good = MEASURES[utility_measure(measure).removeprefix("test_")]
     head = [
-        "defense", "protected at k", "test accuracy", "less none", f"within {margin:g} points",
-        "worst attack", "at k", "reaches", "above the best baseline",
+        "defense", "protected at k", f"test {good}",
+        "less none", f"costs at most {margin:g} points", "worst attack", "at k", "reaches",
+        "guess", "best without the model", "above that",
     ]  # fmt: skip
     lines = []
     for entry in entries:
@@ -222,12 +253,14 @@ def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
             [
                 entry.defense,
                 ", ".join(safe) or "nowhere",
-                estimate_text(entry.accuracy),
+                estimate_text(entry.utility),
                 estimate_text(entry.difference, "+"),
-                "" if entry.equal is None else "yes" if entry.equal else "no",
+                entry.affordable or "",
                 worst.attack,
                 str(worst.k),
                 estimate_text(worst.value),
+                estimate_text(worst.guess),
+                estimate_text(worst.baseline_value),
                 estimate_text(worst.advantage, "+"),
             ]
         )
@@ -237,13 +270,13 @@ def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
 def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
     """One line a defense and k: the worst attack beside the best baseline."""
     head = [
-        "defense", "k", "verdict", "worst attack", "reaches", "best baseline", "it reaches",
-        "advantage", "over scratch",
+        "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
+        "it reaches", "above that", "over scratch",
     ]  # fmt: skip
     lines = [
         [
             *(entry.defense, str(one.k), one.verdict, one.attack, estimate_text(one.value)),
-            *(one.baseline, estimate_text(one.baseline_value)),
+            *(estimate_text(one.guess), one.baseline, estimate_text(one.baseline_value)),
             *(estimate_text(one.advantage, "+"), estimate_text(one.over_scratch, "+")),
         ]
         for entry in entries
@@ -303,16 +336,18 @@ def read_run_rows(path: Path, baselines: Sequence[str] = GridSettings().baseline
     own = [one for one in scores if one.bottom == TRAINED]
     free = [one for one in scores if one.bottom != TRAINED]
     return rows_of(
-        own, free, baselines, experiment.seed, experiment.defense, HONEST,
-        summary["test_accuracy"],
+        own, free, baselines, experiment.seed, experiment.defense, HONEST, summary
     )  # fmt: skip
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-    """One line an attack and number of leaked labels: means over the draws."""
-    head = ["attack", "k", "measure", "reaches", "from scratch", "best baseline", "guess"]
+def summary_table(rows: Sequence[Row], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
+    """One line an attack and number of leaked labels: means over the draws.
+
+    Of attacks on labels the measure that is asked for, of others every measure.
+    """
+    head = ["attack", "k", "measure", "reaches", "from scratch", "best without the model", "guess"]
     groups: dict[tuple[str, int, str], list[Row]] = {}
-    for row in rows:
+    for row in in_measure(rows, fitting_measure(rows, asked)):
         groups.setdefault((row.attack, row.k, row.measure), []).append(row)
     lines = [
         [

@@ -66,9 +66,11 @@ def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResul
     """
     found = guess_of(case, attack, draw)
     scores = scores_of(case, attack.goal, found)
-    if Grant.LEAKED_ATTRIBUTES in attack.needs:  # its accuracy is about no label
-        scores = [replace(one, measure=f"attribute_{one.measure}") for one in scores]
     threat = case.view.only(attack.needs).threat
+    about = "attribute" if Grant.LEAKED_ATTRIBUTES in attack.needs else ""
+    about = "membership" if threat.who == "outsider" else about
+    if about:  # its accuracy is about no label
+        scores = [replace(one, measure=f"{about}_{one.measure}") for one in scores]
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
         return AttackResult(scores, threat)
     return AttackResult(scores, threat, case.inputs, found)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from vfl.config.grid import LabelMeasure
 from vfl.experiments.cells import HONEST
 from vfl.experiments.scores import SCRATCH, Row, scratch_of
 from vfl.experiments.statistics import (
@@ -13,7 +14,8 @@ from vfl.experiments.statistics import (
     Estimate,
     Values,
     advantage,
-    equivalence,
+    chance_above,
+    chance_below,
     holm,
     leaking,
     over_victims,
@@ -25,10 +27,14 @@ from vfl.experiments.statistics import (
 #: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
 #: "undecided": several could be true; of a single victim always.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
-#: Measures of attacks on labels, which one worst case is taken over.
-OF_LABELS = ("accuracy", "matched_accuracy")
+#: Measures of attacks on labels; one worst case is taken over all rows of the same one.
+OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)
+#: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
+IMBALANCED = 0.65
 UNDEFENDED = "none"
-_EQUAL = 0.05
+#: The baseline that every attack has: the best answer without any evidence.
+GUESS = "guess"
+_ONE_IN_TWENTY = 0.05
 
 #: Values of the attacks that an attacker with k leaked labels can run, by attack.
 ByAttack = Mapping[str, Values]
@@ -41,6 +47,7 @@ class Standing:
     Attributes:
         k: leaked labels of each class.
         attack, value: the attack with the highest mean, and what it reached.
+        guess: what the best answer without any evidence reaches.
         baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
         advantage: value less baseline_value, victim by victim.
         over_scratch: value less training from scratch on the leaked rows; of an attack that uses
@@ -53,6 +60,7 @@ class Standing:
     k: int
     attack: str
     value: Estimate
+    guess: Estimate
     baseline: str
     baseline_value: Estimate
     advantage: Estimate
@@ -67,17 +75,18 @@ class LeaderboardEntry:
 
     Attributes:
         defense: its spec.
-        accuracy: on test rows, over victims.
-        difference: of it to the undefended model's, victim by victim; None for that itself.
-        equal: whether the difference is within the margin (two one-sided tests); None where
-            that cannot be said, for there is no difference, or its spread is not known.
+        utility: of the victims' own answers for test rows: AUC if the attacks are ranked by a
+            measure that does not depend on how frequent the classes are, else accuracy.
+        difference: of that to the undefended model's, victim by victim; None for that itself.
+        affordable: whether the defense costs at most the margin (non-inferiority, one-sided at
+            5 %); what is better than undefended costs nothing. None of the undefended model.
         standings: by k, ascending.
     """
 
     defense: str
-    accuracy: Estimate
+    utility: Estimate
     difference: Estimate | None
-    equal: bool | None
+    affordable: Literal["yes", "no", "undecided"] | None
     standings: Sequence[Standing]
 
     @property
@@ -86,26 +95,55 @@ class LeaderboardEntry:
         return max(self.standings, key=lambda one: one.advantage.mean)
 
 
-def leaderboard(rows: Sequence[Row], margin: float) -> list[LeaderboardEntry]:
+def label_measure(row: Row) -> str | None:
+    """The measure of an attack on labels, clusters too; None of one on anything else."""
+    measure = row.measure.removeprefix("matched_")
+    return measure if measure in OF_LABELS else None
+
+
+def in_measure(rows: Iterable[Row], measure: LabelMeasure) -> list[Row]:
+    """Rows of attacks on labels by one measure, and of all other attacks."""
+    return [row for row in rows if label_measure(row) in (None, measure)]
+
+
+def fitting_measure(rows: Sequence[Row], asked: LabelMeasure | Literal["auto"]) -> LabelMeasure:
+    """The measure that attacks on labels are ranked by.
+
+    Args:
+        rows: of a grid; the guesses beside them tell how many classes there are, and the largest.
+        asked: "auto" is AUC where there are two classes or one is large, else accuracy.
+    """
+    if asked != "auto":
+        return asked
+    guesses = {name: row.guess for row in rows if (name := label_measure(row))}
+    binary = guesses.get("balanced_accuracy", 0) >= 0.5
+    large = guesses.get("accuracy", 0) > IMBALANCED
+    return "auc" if (binary or large) and "auc" in guesses else "accuracy"
+
+
+def utility_measure(measure: LabelMeasure) -> Literal["test_accuracy", "test_auc"]:
+    """What a model is good for, beside attacks that are ranked by a measure."""
+    return "test_accuracy" if measure == "accuracy" else "test_auc"
+
+
+def leaderboard(
+    rows: Sequence[Row], margin: float, measure: LabelMeasure = "accuracy"
+) -> list[LeaderboardEntry]:
     """Every defense that was attacked, the best protected first.
 
     Args:
         rows: of a grid.
-        margin: points of accuracy that a defense may cost.
+        margin: points of utility that a defense may cost.
+        measure: of attacks on labels; see `fitting_measure`.
     """
-    labels = [row for row in rows if is_ranked(row)]
+    labels = [row for row in rows if label_measure(row) == measure]
     leaks = sorted({row.k for row in labels if row.k}) or [0]
     plain = [row for row in labels if row.defense == UNDEFENDED]
     found = []
     for defense in dict.fromkeys(row.defense for row in labels):
         own = [row for row in labels if row.defense == defense]
-        found.append(_entry(defense, own, plain, leaks, margin))
+        found.append(_entry(defense, own, plain, leaks, margin, utility_measure(measure)))
     return sorted(found, key=lambda entry: entry.worst.advantage.mean)
-
-
-def is_ranked(row: Row) -> bool:
-    """Whether a row is about labels and stands beside baselines."""
-    return row.measure in OF_LABELS and bool(row.baselines)
 
 
 def leaked(rows: Iterable[Row], k: int) -> list[Row]:
@@ -122,9 +160,10 @@ def by_attack(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
 
 
 def by_baseline(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
-    """Values of the baselines, by what they are called, each by victim and draw."""
+    """Values of the baselines and of the guess, by what they are called, by victim and draw."""
     found: dict[str, dict[tuple[int, int], float]] = {}
     for row in rows:
+        found.setdefault(GUESS, {})[row.seed, row.draw] = row.guess
         for name, value in row.baselines.items():
             found.setdefault(_called(row, name), {})[row.seed, row.draw] = value
     return found
@@ -155,19 +194,28 @@ def mean_of(values: Values) -> float:
 
 
 def _entry(
-    defense: str, own: Sequence[Row], plain: Sequence[Row], leaks: Sequence[int], margin: float
+    defense: str,
+    own: Sequence[Row],
+    plain: Sequence[Row],
+    leaks: Sequence[int],
+    margin: float,
+    utility: Literal["test_accuracy", "test_auc"],
 ) -> LeaderboardEntry:
     chances = {k: _chance(leaked(own, k)) for k in leaks if leaked(own, k)}
     adjusted = holm(chances)
     standings = [_standing(k, leaked(own, k), leaked(plain, k), adjusted[k]) for k in chances]
-    accuracy, undefended = _accuracy(own), _accuracy(plain)
-    difference = None if defense == UNDEFENDED else paired_difference(accuracy, undefended)
-    whole = over_victims({(seed, 0): value for seed, value in accuracy.items()})
+    good, undefended = _utility(own, utility), _utility(plain, utility)
+    difference = None if defense == UNDEFENDED else paired_difference(good, undefended)
+    whole = over_victims({(seed, 0): value for seed, value in good.items()})
     assert whole is not None
-    equal = None
-    if difference is not None and difference.half_width:
-        equal = equivalence(difference, margin / 100) <= _EQUAL
-    return LeaderboardEntry(defense, whole, difference, equal, standings)
+    affordable = None if difference is None else _affordable(difference, margin / 100)
+    return LeaderboardEntry(defense, whole, difference, affordable, standings)
+
+
+def _affordable(difference: Estimate, margin: float) -> Literal["yes", "no", "undecided"]:
+    if chance_above(difference, -margin) <= _ONE_IN_TWENTY:
+        return "yes"
+    return "no" if chance_below(difference, -margin) <= _ONE_IN_TWENTY else "undecided"
 
 
 def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -> Standing:
@@ -181,8 +229,10 @@ def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -
     itself = next(row for row in own if row.attacker == attack)
     scratch = baselines.get(_called(itself, "scratch"))
     over_scratch = None if scratch is None else advantage(attacks[attack], scratch)
+    guess = over_victims(baselines[GUESS])
+    assert guess is not None
     verdict = _verdict(above, chance, _leaks(own), _leaks(plain))
-    return Standing(k, attack, value, baseline, beside, above, over_scratch, chance, verdict)
+    return Standing(k, attack, value, guess, baseline, beside, above, over_scratch, chance, verdict)
 
 
 def _verdict(above: Estimate, chance: float, leaks: bool, conclusive: bool) -> Verdict:
@@ -211,6 +261,6 @@ def _chance(rows: Sequence[Row]) -> float:
     return protected(advantages, rivals_of(best, baselines.values()))
 
 
-def _accuracy(rows: Iterable[Row]) -> dict[int, float]:
-    honest = {row.seed: row.test_accuracy for row in rows if row.adversary == HONEST}
-    return {seed: accuracy for seed, accuracy in honest.items() if accuracy is not None}
+def _utility(rows: Iterable[Row], name: str) -> dict[int, float]:
+    honest = {row.seed: getattr(row, name) for row in rows if row.adversary == HONEST}
+    return {seed: value for seed, value in honest.items() if value is not None}

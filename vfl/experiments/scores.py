@@ -208,7 +208,7 @@ class Row:
         seed: of the victim.
         scratch: what the leaked rows are worth without the victim; for clusters, the inputs.
         baselines: by name, on the same leaked rows; `scratch` is one of them.
-        test_accuracy: of the victim; None if a party stopped the training.
+        test_accuracy, test_auc: of the victim; None if a party stopped the training.
     """
 
     defense: str
@@ -225,6 +225,12 @@ class Row:
     baselines: Mapping[str, float]
     threat: str
     seconds: float
+    test_auc: float | None = None
+
+    @property
+    def no_model(self) -> float | None:
+        """The best baseline: what the attacker reaches without the victim."""
+        return max(self.baselines.values(), default=None)
 
     @property
     def attacker(self) -> str:

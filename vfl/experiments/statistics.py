@@ -140,6 +140,11 @@ def chance_below(found: Estimate | None, bound: float) -> float:
     return float(stdtr(found.count - 1, (found.mean - bound) / error)) if error else 1.0
 
 
+def chance_above(found: Estimate | None, bound: float) -> float:
+    """One-sided p-value of "the mean is at most `bound`", small if it is clearly above."""
+    return chance_below(_mirrored(found), -bound)
+
+
 def equivalence(difference: Estimate | None, margin: float) -> float:
     """p-value of two one-sided tests that a difference lies within plus or minus `margin`.
 

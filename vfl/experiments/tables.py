@@ -17,8 +17,16 @@ _SPACE = "\u00a0"
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-#: Measures that are shares of the rows, or read like one, so written in percent.
-SHARES = frozenset({"accuracy", "hit_rate", "auc", "f1"})
+#: Measures that are shares of the rows, or read like one, so written in percent; in words.
+MEASURES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "auc": "AUC",
+    "average_precision": "average precision",
+    "f1": "F1",
+    "hit_rate": "hit rate",
+}
+SHARES = frozenset(MEASURES)
 
 
 @dataclass(frozen=True, slots=True)

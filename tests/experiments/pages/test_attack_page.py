@@ -64,7 +64,7 @@ def test_the_best_protected_comes_first():
 
 
 def test_higher_in_the_drawing_is_worse():
-    drawn = {one.title: one for one in tradeoffs(PLACES, ROWS, 0.5)}
+    drawn = {one.title: one for one in tradeoffs(PLACES, ROWS, "accuracy")}
     assert list(drawn) == [
         "The worst attack at k = 1",
         "The worst attack at k = 5",

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vfl.config import GridSettings
+from vfl.config.grid import LabelMeasure
 from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json
 from vfl.experiments.attack_results import (
     board_table,
+    measure_words,
     missing,
     others_table,
     read_rows,
@@ -23,15 +25,15 @@ from vfl.experiments.attack_results import (
 )
 from vfl.experiments.cells import HONEST, PICTURES, Cell, GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
-    OF_LABELS,
-    UNDEFENDED,
+    GUESS,
     LeaderboardEntry,
-    Standing,
     by_attack,
-    is_ranked,
+    fitting_measure,
+    label_measure,
     leaderboard,
     leaked,
     mean_of,
+    utility_measure,
 )
 from vfl.experiments.pages.charts import (
     STYLES,
@@ -46,7 +48,14 @@ from vfl.experiments.pages.charts import (
 )
 from vfl.experiments.pictures import kept_pictures
 from vfl.experiments.scores import OF_CELL, Row, read_scores
-from vfl.experiments.tables import Table, bytes_text, list_text, percent_text, seconds_text
+from vfl.experiments.tables import (
+    MEASURES,
+    Table,
+    bytes_text,
+    list_text,
+    percent_text,
+    seconds_text,
+)
 
 _ANGLE_TICKS = [(0.0, "0"), (math.pi / 4, "π/4"), (math.pi / 2, "π/2"), (3 * math.pi / 4, "3π/4"),
                 (math.pi, "π")]  # fmt: skip
@@ -58,14 +67,14 @@ def style_of(number: int) -> int:
 
 
 def tradeoffs(
-    entries: Sequence[LeaderboardEntry], rows: Sequence[Row], margin: float
+    entries: Sequence[LeaderboardEntry], rows: Sequence[Row], measure: LabelMeasure
 ) -> Iterator[Drawing]:
-    """Accuracy against the worst attack at each k, then against each attack at the middle k."""
+    """Utility against the worst attack at each k, then against each attack at the middle k."""
     leaks = [one.k for one in entries[0].standings]
     for place, k in enumerate(leaks):
         title = f"The worst attack at k = {k}" if k else "The worst attack"
         values = {one.defense: one.standings[place].value.mean for one in entries}
-        yield _tradeoff(title, entries, values, entries[0].standings[place], margin)
+        yield _tradeoff(title, entries, values, place, measure)
     middle = len(leaks) // 2
     allowed = leaked(rows, leaks[middle])
     for attack in dict.fromkeys(row.attacker for row in allowed):
@@ -75,32 +84,40 @@ def tradeoffs(
             if attack in found:
                 values[one.defense] = mean_of(found[attack])
         title = f"{attack} at k = {leaks[middle]}"
-        yield _tradeoff(title, entries, values, entries[0].standings[middle], margin)
+        yield _tradeoff(title, entries, values, middle, measure)
 
 
 def _tradeoff(
     title: str,
     entries: Sequence[LeaderboardEntry],
     values: Mapping[str, float],
-    standing: Standing,
-    margin: float,
+    place: int,
+    measure: LabelMeasure,
 ) -> Drawing:
+    """One drawing; the area of protection is drawn where some verdict says that there is any."""
     points, ends = [], []
     for number, one in enumerate(entries, 1):
         if one.defense in values:
-            x, y = 100 * one.accuracy.mean, 100 * values[one.defense]
+            x, y = 100 * one.utility.mean, 100 * values[one.defense]
             points.append(Point(str(number), x, y, style_of(number)))
             ends.append(f"{one.defense} {x:.1f} and {y:.1f}")
-    baseline = 100 * standing.baseline_value.mean
-    undefended = next((one for one in entries if one.defense == UNDEFENDED), None)
+    standing = entries[0].standings[place]
+    baseline, guess = 100 * standing.baseline_value.mean, 100 * standing.guess.mean
+    safe = [one for one in entries if one.standings[place].verdict == "protected"]
+    worst = min((100 * one.utility.mean for one in safe), default=0.0)
+    lines = [(baseline, "best without the model")]
+    if standing.baseline != GUESS:
+        lines.append((guess, "guess"))
+    good = utility_measure(measure).removeprefix("test_")
+    words = f"{MEASURES[measure]} of attacks, percent"
     return scatter_drawing(
         title,
-        "attack success, percent; shaded: perfect protection",
-        f"Test accuracy and attack success in percent: {'; '.join(ends)}.",
+        words + ("; shaded: no more than without the model" if safe else ""),
+        f"{MEASURES[good]} of the model and {words}: {'; '.join(ends)}.",
         points,
-        "test accuracy, percent",
-        area=Area(100 * undefended.accuracy.mean - margin, baseline) if undefended else None,
-        lines=[(baseline, "best baseline")],
+        f"{MEASURES[good]} of the model on test rows, percent",
+        area=Area(worst, baseline) if safe else None,
+        lines=lines,
     )
 
 
@@ -220,37 +237,43 @@ def attack_page(folder: GridFolder) -> dict[str, Any]:
     experiment = folder.experiment()
     settings = grid_settings_of(experiment)
     rows = read_rows(folder)
-    entries = leaderboard(rows, settings.margin)
-    others = [row for row in rows if not is_ranked(row)]
-    labels = [row for row in rows if is_ranked(row)]
+    measure = fitting_measure(rows, settings.measure)
+    entries = leaderboard(rows, settings.margin, measure)
+    others = [row for row in rows if label_measure(row) is None]
+    labels = [row for row in rows if label_measure(row) == measure]
     shown: dict[str, Any] = {
         "count": f"{len(rows)} attacks",
         "sentence": _sentence(settings),
-        "notes": missing(folder),
+        "notes": [
+            *missing(folder),
+            *([measure_words(measure, settings.measure)] if labels else []),
+        ],
         "margin": settings.margin,
         "board": None,
         "others": others_table(others) if others else None,
         "pictures": list(pictures(_drawn(folder, settings))),
         "reconstructed": [],
         "attackers": list(sentences(rows).items()),
-        "victims": _victims(folder, rows),
+        "victims": _victims(folder, labels, measure),
     }
     if settings.draws_rows(experiment.is_table):
         shown["reconstructed"] = list(strips(folder))
     if entries:
         shown |= {
-            "board": _board(entries, settings),
+            "board": _board(entries, settings, measure),
             "glance": entries,
             "standings": standings_table(entries),
-            "tradeoffs": list(tradeoffs(entries, labels, settings.margin)),
+            "tradeoffs": list(tradeoffs(entries, labels, measure)),
             "advantages": [*advantages(entries), *attack_advantages(labels, entries)],
         }
     return shown
 
 
-def _board(entries: Sequence[LeaderboardEntry], settings: GridSettings) -> Table:
+def _board(
+    entries: Sequence[LeaderboardEntry], settings: GridSettings, measure: LabelMeasure
+) -> Table:
     """The leaderboard with the number that each defense has in the drawings."""
-    board = board_table(entries, settings.margin)
+    board = board_table(entries, settings.margin, measure)
     lines = [[f"{number} {line[0]}", *line[1:]] for number, line in enumerate(board.rows, 1)]
     return replace(board, rows=lines)
 
@@ -271,9 +294,11 @@ def _victim(cell: Cell) -> str:
     return f"{cell.victim}{against}"
 
 
-def _victims(folder: GridFolder, rows: Iterable[Row]) -> Table:
-    """One line a victim: what it cost and what was got out of it."""
-    head = ["defense", "seed", "accuracy", "on the wire", "trained in", "worst attack", "reached"]
+def _victims(folder: GridFolder, rows: Iterable[Row], measure: LabelMeasure) -> Table:
+    """One line a victim: what it cost and what was got out of it; rows of attacks on labels."""
+    good = utility_measure(measure)
+    words = MEASURES[good.removeprefix("test_")]
+    head = ["defense", "seed", words, "on the wire", "trained in", "worst attack", "reached"]
     mine: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
         mine.setdefault((row.defense, row.adversary, row.seed), []).append(row)
@@ -281,15 +306,14 @@ def _victims(folder: GridFolder, rows: Iterable[Row]) -> Table:
     for cell in folder.cells():
         own = mine.get((cell.victim, cell.adversary, cell.experiment.seed), [])
         run = RunFolder(folder.cells_path / cell.name)
-        if own and (run.path / "summary.json").exists():
+        if (run.path / "summary.json").exists():
             summary = run.summary()
             # No worst attack where none was after its labels.
-            labels = [row for row in own if row.measure in OF_LABELS]
-            worst = max(labels, key=lambda row: row.value, default=None)
+            worst = max(own, key=lambda row: row.value, default=None)
             line = [
                 _victim(cell),
                 str(cell.experiment.seed),
-                percent_text(summary["test_accuracy"]),
+                percent_text(summary.get(good)),
                 bytes_text(sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())),
                 seconds_text(summary["seconds"]),
                 "" if worst is None else f"{worst.attack}, k = {worst.k}",

@@ -20,10 +20,11 @@ from vfl.core.ledger import Traffic
 from vfl.core.storage import read_bytes, read_json, read_lines
 from vfl.core.text import as_written
 from vfl.experiments.attack_results import read_run_rows, sentences, summary_table
-from vfl.experiments.leaderboard import OF_LABELS
+from vfl.experiments.leaderboard import fitting_measure, label_measure
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
 from vfl.experiments.scores import Row
 from vfl.experiments.tables import (
+    MEASURES,
     NOT_MEASURED,
     Table,
     byte_unit,
@@ -465,12 +466,17 @@ def _promises(run: Run) -> str:
 
 def _privacy(attacked: Sequence[Row]) -> str:
     """The attack on labels that reached most, beside what it needs no run for."""
-    labels = [row for row in attacked if row.measure in OF_LABELS]
+    measure = fitting_measure(attacked, "auto")
+    labels = [row for row in attacked if label_measure(row) == measure]
     if not labels:
         return "not measured in this run: no attack was scored"
     worst = max(labels, key=lambda row: row.value)
     leaked = f"{worst.k} leaked labels of each class" if worst.k else "no leaked label"
-    return f"{worst.attack} reaches {percent_text(worst.value)} of the labels with {leaked}"
+    beside = f", {percent_text(worst.no_model)} without the model" if worst.baselines else ""
+    return (
+        f"{worst.attack} infers labels with {MEASURES[measure]} {percent_text(worst.value)} from "
+        f"{leaked}; the guess has {percent_text(worst.guess)}{beside}"
+    )
 
 
 def _ratio_text(ratio: float | None) -> str:
