@@ -207,3 +207,21 @@ def leaking(attacks: Sequence[Values], baseline: Values) -> float:
 
 def _mirrored(found: Estimate | None) -> Estimate | None:
     return None if found is None else Estimate(-found.mean, found.half_width, found.count)
+
+
+def repeats_to_decide(found: Estimate, at_most: int = 1000) -> int | None:
+    """How many repeats would let the 95 % interval end before 0, if further ones were alike.
+
+    >>> repeats_to_decide(Estimate(0.02, 0.03, 3))  # s = 0.0121; t(3) s / sqrt(4) = 0.0192
+    4
+
+    Returns:
+        None where even `at_most` would not do.
+    """
+    if found.half_width is None or not found.mean:
+        return None
+    spread = found.standard_error * math.sqrt(found.count)
+    for count in range(max(2, found.count), at_most + 1):
+        if _quantile(count) * spread / math.sqrt(count) < abs(found.mean):
+            return count
+    return None

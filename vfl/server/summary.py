@@ -62,6 +62,7 @@ def summarise(
     if isinstance(party, WholeNetworkLabel):
         figures["traffic"] = party.network.traffic()
     return figures | {
+        "guess": guess_of(party.data),
         "bytes_up": ledger.bytes_by_party("up"),
         "bytes_down": ledger.bytes_by_party("down"),
         "steps": progress.train_steps,
@@ -80,6 +81,23 @@ def summarise(
         "weights_sha256": weights_sha256,
         "run": run,
     }
+
+
+def guess_of(data: PartyData) -> dict[str, float]:
+    """What the best constant answer for the test rows is worth.
+
+    Returns:
+        Of classes, their number and `accuracy`, the share of the largest; of a number, `rmse` of
+        the mean of the training rows. Empty without labels or test rows.
+    """
+    if data.labels is None or not len(data.split.test):
+        return {}
+    tested = data.labels[torch.from_numpy(data.split.test)]
+    if data.classes is not None:
+        largest = int(tested.bincount().max()) / len(tested)
+        return {"classes": len(data.classes), "accuracy": largest}
+    mean = data.labels[torch.from_numpy(data.split.train)].double().mean()
+    return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 
 
 def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:

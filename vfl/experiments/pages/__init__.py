@@ -1,4 +1,4 @@
-"""The page of a run or a grid: one static HTML file, no script, nothing fetched."""
+"""The page of a run or a grid: one static HTML file that fetches nothing."""
 
 from __future__ import annotations
 

@@ -24,8 +24,10 @@ from vfl.experiments.attack_results import (
     standings_table,
 )
 from vfl.experiments.cells import HONEST, PICTURES, Cell, GridFolder, grid_settings_of
+from vfl.experiments.glance import Cost, of_grid
 from vfl.experiments.leaderboard import (
     GUESS,
+    UNDEFENDED,
     LeaderboardEntry,
     by_attack,
     fitting_measure,
@@ -242,6 +244,7 @@ def attack_page(folder: GridFolder) -> dict[str, Any]:
     others = [row for row in rows if label_measure(row) is None]
     labels = [row for row in rows if label_measure(row) == measure]
     shown: dict[str, Any] = {
+        "glance": of_grid(rows, settings, _costs(folder)),
         "count": f"{len(rows)} attacks",
         "sentence": _sentence(settings),
         "notes": [
@@ -261,12 +264,25 @@ def attack_page(folder: GridFolder) -> dict[str, Any]:
     if entries:
         shown |= {
             "board": _board(entries, settings, measure),
-            "glance": entries,
+            "standing": entries,
             "standings": standings_table(entries),
             "tradeoffs": list(tradeoffs(entries, labels, measure)),
             "advantages": [*advantages(entries), *attack_advantages(labels, entries)],
         }
     return shown
+
+
+def _costs(folder: GridFolder) -> list[Cost]:
+    """Of the undefended victims that are trained."""
+    found = []
+    for cell in folder.cells():
+        run = RunFolder(folder.cells_path / cell.name)
+        plain = (cell.victim, cell.adversary) == (UNDEFENDED, HONEST)
+        if plain and (run.path / "summary.json").exists():
+            summary = run.summary()
+            sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
+            found.append(Cost(sent, summary["seconds"]))
+    return found
 
 
 def _board(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -16,6 +18,9 @@ from vfl.experiments.pages.run_page import run_page
 from vfl.experiments.pages.value_page import value_page
 from vfl.experiments.tables import date_text
 
+#: The one script of a page, and what lets it run: nothing else does, and nothing is fetched.
+_SCRIPT = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
+_DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 PAGE = "report.html"
 _TEXT_LIMIT = 1_000_000  # characters of one text, such as a configuration
 
@@ -35,12 +40,14 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+ENVIRONMENT.globals |= {"script": Markup(_SCRIPT), "script_hash": f"sha256-{_DIGEST}"}
 
 
 def build_report(run_folder: Path) -> Path:
     """Write `report.html` into the folder of a run or a grid, from what it holds.
 
-    The page is one static file: no script, nothing fetched, and the same bytes every time.
+    The page is one static file: one script that sorts its tables, nothing fetched, and the same
+    bytes every time.
 
     Args:
         run_folder: a folder that training, comparing or attacking wrote.

@@ -18,6 +18,7 @@ from vfl.config import CompareSettings
 from vfl.core.registry import parse
 from vfl.experiments import Estimate, GridFolder, Group, grouped, read_results, settings_of
 from vfl.experiments.comparison_results import Epoch, Measured, tables, unfinished
+from vfl.experiments.glance import of_comparison
 from vfl.experiments.pages.charts import (
     STYLES,
     Drawing,
@@ -357,6 +358,7 @@ def comparison_page(folder: GridFolder) -> dict[str, Any]:
     quality, work = tables(settings, groups)
     whole = sum(one.measured is not None for one in results)
     return {
+        "glance": of_comparison(settings, groups),
         "count": f"{whole} trainings",
         "sentence": _sentence(settings, groups),
         "notes": [*folder.head("notes"), *unfinished(results)],

@@ -20,7 +20,8 @@ from vfl.core.ledger import Traffic
 from vfl.core.storage import read_bytes, read_json, read_lines
 from vfl.core.text import as_written
 from vfl.experiments.attack_results import read_run_rows, sentences, summary_table
-from vfl.experiments.leaderboard import fitting_measure, label_measure
+from vfl.experiments.glance import Card, of_run
+from vfl.experiments.leaderboard import IMBALANCED, fitting_measure, label_measure
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
 from vfl.experiments.scores import Row
 from vfl.experiments.tables import (
@@ -211,10 +212,6 @@ def _finite(found: Any) -> dict[str, float]:
     }
 
 
-#: One of the three numbers at the top: what it is, the number, and a note.
-Headline = tuple[str, str, str]
-
-
 def run_page(folder: Path) -> dict[str, Any]:
     """What the template of a run prints, from what its folder holds.
 
@@ -223,11 +220,12 @@ def run_page(folder: Path) -> dict[str, Any]:
     """
     run, attacked = read_run(folder), read_run_rows(folder)
     head, version = run.head, run.head["vfl"]
+    top = of_run(_utility(run), _sent(run), _promised(run), attacked)
     meta = (date_text(head["created"]), head["mode"], f"vfl {version}" if version else "")
     return {
         "name": head["name"] or folder.name,
         "meta": " · ".join(filter(None, meta)),
-        "cards": (_score_card(run), _bytes_card(run), _speed_card(run)),
+        "glance": top,
         "sentence": _who_held_what(run),
         "figures": drawings_of(run),
         "scores": score_lines(run),
@@ -366,7 +364,9 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
     return [bar_drawing("Bytes by party", caption, bars)]
 
 
-def _score_card(run: Run) -> Headline:
+def _utility(run: Run) -> Card:
+    """How good the model is beside the guess, in a measure that fits its labels."""
+    guess = _finite(run.summary.get("guess"))
     accuracy, rmse = (
         run.last(name) if run.figure(name) is None else run.figure(name)
         for name in ("test_accuracy", "test_rmse")
@@ -376,19 +376,27 @@ def _score_card(run: Run) -> Headline:
         r2 = run.figure("test_r2")
         note = f"R² {r2:.3f}" if r2 is not None else ""
         note = note or ("" if error is None else f"validation {number_text(error)}")
-        return ("Test RMSE", number_text(rmse), note)
+        beside = f"always the mean: {number_text(guess['rmse'])}" if "rmse" in guess else ""
+        return Card("Test RMSE", number_text(rmse), ", ".join(filter(None, (note, beside))))
     note = "" if validation is None else f"validation {percent_text(validation)}"
-    return ("Test accuracy", percent_text(accuracy), note)
+    beside = f"guess {percent_text(guess['accuracy'])}" if "accuracy" in guess else ""
+    area = run.figure("test_auc")
+    if area is not None and (guess.get("classes") == 2 or guess.get("accuracy", 0) > IMBALANCED):
+        note = f"accuracy {percent_text(accuracy)}"
+        return Card("Test AUC", percent_text(area), ", ".join(filter(None, (note, beside))))
+    return Card("Test accuracy", percent_text(accuracy), ", ".join(filter(None, (note, beside))))
 
 
-def _bytes_card(run: Run) -> Headline:
+def _sent(run: Run) -> Card:
     """Of the summary, else of the ledger, else of the last epoch."""
     total = run.sent
     if total is None:
         sent = [row.wire_bytes for row in run.traffic]
         total = sum(sent) if sent else run.last("total_bytes")
-    note = "" if total is None else _size_note(run.figure("wire_ratio"))
-    return ("On the wire", bytes_text(total), note)
+    seconds = run.figure("seconds")
+    time = "" if seconds is None else f"in {seconds_text(seconds)}"
+    size = "" if total is None else _size_note(run.figure("wire_ratio"))
+    return Card("On the wire", bytes_text(total), ", ".join(filter(None, (size, time))))
 
 
 def _size_note(wire_ratio: float | None) -> str:
@@ -400,14 +408,6 @@ def _size_note(wire_ratio: float | None) -> str:
     if wire_ratio <= 1.05:
         return "as large as dense float32"
     return f"{three_digits(wire_ratio)} times the size of dense float32"
-
-
-def _speed_card(run: Run) -> Headline:
-    count, seconds = len(run.epochs), run.figure("seconds")
-    epochs = f"{count} {'epoch' if count == 1 else 'epochs'}" if count else ""
-    time = "" if seconds is None else f"in {seconds_text(seconds)}"
-    speed = number_text(run.figure("steps_per_second"))
-    return ("Steps per second", speed, " ".join(filter(None, (epochs, time))))
 
 
 def _who_held_what(run: Run) -> str:
@@ -435,6 +435,7 @@ def _who_held_what(run: Run) -> str:
 
 def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
     return [
+        ("Steps per second", number_text(run.figure("steps_per_second"))),
         ("Codec", run.word("codec") or _NOT_RECORDED),
         ("Size by formula", _ratio_text(run.figure("formula_ratio"))),
         ("Size on the wire", _ratio_text(run.figure("wire_ratio"))),
@@ -456,12 +457,17 @@ def _secure(run: Run) -> str:
 
 
 def _promises(run: Run) -> str:
+    if not isinstance(run.summary.get("privacy"), list):
+        return _NOT_RECORDED
+    return _promised(run) or "nothing is promised"
+
+
+def _promised(run: Run) -> str:
     """Each promise by itself: those of different units are never added up."""
     stated = run.summary.get("privacy")
-    if not isinstance(stated, list):
-        return _NOT_RECORDED
-    texts = [str(one.get("text", "")) for one in stated if isinstance(one, dict)]
-    return ". ".join(filter(None, texts)) or "nothing is promised"
+    listed = stated if isinstance(stated, list) else []
+    texts = [str(one.get("text", "")) for one in listed if isinstance(one, dict)]
+    return ". ".join(filter(None, texts))
 
 
 def _privacy(attacked: Sequence[Row]) -> str:

@@ -1,0 +1,323 @@
+"""What came out, at a glance: four cards and one sentence, made from the numbers.
+
+How good the model is beside the guess, what it sent, and what the best attack gains over the guess
+and over having no model, for labels and for columns. What was not measured is said, with the
+command that measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vfl.config import CompareSettings, GridSettings
+from vfl.config.grid import LabelMeasure
+from vfl.experiments.comparison_results import Group, score_text
+from vfl.experiments.leaderboard import (
+    UNDEFENDED,
+    LeaderboardEntry,
+    Standing,
+    fitting_measure,
+    label_measure,
+    leaderboard,
+    utility_measure,
+)
+from vfl.experiments.scores import Row
+from vfl.experiments.statistics import over_victims, repeats_to_decide
+from vfl.experiments.tables import (
+    MEASURES,
+    NOT_MEASURED,
+    SHARES,
+    bytes_text,
+    estimate_text,
+    percent_text,
+    seconds_text,
+    three_digits,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One number at the top of a page: what it is, the number, and a note."""
+
+    title: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The top of a page.
+
+    Attributes:
+        cards: utility, traffic, labels, columns.
+        sentence: what they say together.
+        details: what the sentence rests on, and what it assumes.
+    """
+
+    cards: Sequence[Card]
+    sentence: str
+    details: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is known of labels, or of columns: a card, a part of a sentence, and sentences."""
+
+    card: Card
+    short: str
+    details: str = ""
+
+
+def of_run(utility: Card, traffic: Card, promises: str, rows: Sequence[Row]) -> Glance:
+    """A run, and what attacks on it reached.
+
+    Args:
+        utility: how good its model is.
+        traffic: what it sent.
+        promises: of differential privacy; empty where nothing is promised.
+        rows: its attacks; empty if nobody attacked it.
+    """
+    labels, columns = _labels_of(rows), _columns_of(rows)
+    privacy = f"It promises {promises}." if promises else "It promises no differential privacy."
+    sentence = (
+        f"{utility.title} {utility.value}, {traffic.value} sent; {labels.short}, {columns.short}. "
+        f"{privacy}"
+    )
+    cards = [utility, traffic, labels.card, columns.card]
+    return Glance(cards, sentence, list(filter(None, (labels.details, columns.details))))
+
+
+def of_grid(rows: Sequence[Row], settings: GridSettings, costs: Sequence[Cost]) -> Glance:
+    """A grid of attacks: the undefended model beside the best protected one that costs little.
+
+    Args:
+        rows: of all victims.
+        settings: of the grid.
+        costs: of the undefended victims.
+    """
+    measure = fitting_measure(rows, settings.measure)
+    entries = leaderboard(rows, settings.margin, measure)
+    columns = _columns_of([row for row in rows if row.defense == UNDEFENDED])
+    if not entries:
+        unknown = Card("Labels", NOT_MEASURED, "no attack on labels")
+        cards = [Card("Utility", NOT_MEASURED), _cost_card(costs), unknown, columns.card]
+        return Glance(cards, f"Labels were not attacked; {columns.short}.", [columns.details])
+    plain = next((one for one in entries if one.defense == UNDEFENDED), entries[0])
+    best = _best(entries)
+    good = MEASURES[utility_measure(measure).removeprefix("test_")]
+    note = "undefended"
+    if best.difference is not None:
+        note += f"; {best.defense} {estimate_text(best.difference, '+', '')} points"
+    cards = [
+        Card(f"Test {good}", estimate_text(plain.utility), note),
+        _cost_card(costs),
+        Card(
+            "Labels, above no model",
+            f"{estimate_text(plain.worst.advantage, '+', '')} points",
+            "undefended" + ("" if best is plain else f"; {best.defense} {_above(best.worst)}"),
+        ),
+        columns.card,
+    ]
+    attacks = len({row.attacker for row in rows if label_measure(row) == measure})
+    beside = f"{_above(plain.worst)} points of {MEASURES[measure]} beside no model"
+    sentence = f"Undefended, {verdict_words(plain.worst)} ({beside})"
+    details = [_attack_sentence("Without a defense", plain, measure, attacks)]
+    if best is not plain:
+        price = "" if best.difference is None else estimate_text(best.difference, "+", "")
+        sentence += (
+            f"; with {best.defense} it is {_above(best.worst)}, at {price} points of test {good}"
+        )
+        details.append(_attack_sentence(f"With {best.defense}", best, measure, attacks))
+        details.append(_price_sentence(best, good, settings.margin))
+    details += [columns.details, _assumes(settings)]
+    return Glance(cards, f"{sentence}; {columns.short}.", list(filter(None, details)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a training took: bytes of both directions, and seconds."""
+
+    sent: int
+    seconds: float
+
+
+def of_comparison(settings: CompareSettings, groups: Sequence[Group]) -> Glance:
+    """A comparison of codecs: the reference beside the smallest that is not shown to be worse."""
+    reference = next((one for one in groups if one.method == settings.reference), None)
+    known = [one for one in groups if one.score is not None]
+    if reference is None or reference.score is None or not known:
+        return Glance([Card("Utility", NOT_MEASURED), Card("On the wire", NOT_MEASURED)], "")
+    word = MEASURES.get(settings.measure, settings.measure.replace("_", " "))
+    small = min((one for one in known if one is reference or _as_good(one, settings)), key=_share)
+    cards = [
+        Card(f"Test {word}", score_text(reference.score, settings.measure), reference.codec),
+        Card(
+            "Smallest that is as good", f"{_share(small):.2f} %", f"of dense float32, {small.codec}"
+        ),
+        Card("Labels", NOT_MEASURED, "vfl grid attacks these codecs"),
+        Card("Columns", NOT_MEASURED, "vfl grid --attack columns"),
+    ]
+    if small is reference:
+        found = f"No codec that sends less than {reference.codec} is as good as it is."
+    else:
+        less = score_text(small.difference, settings.measure, "+")
+        unit = " points" if settings.measure in SHARES else ""
+        found = (
+            f"{small.codec} sends {_share(small):.2f} % of dense float32 and reaches "
+            f"{score_text(small.score, settings.measure)}, {less}{unit} beside {reference.codec}, "
+            "which is within its 95 % interval."
+        )
+    return Glance(cards, found, ["What cuts and gradients give away was not measured here."])
+
+
+def _as_good(one: Group, settings: CompareSettings) -> bool:
+    """Whether the interval of its difference to the reference holds 0, or is better."""
+    less = one.difference
+    if less is None or less.half_width is None:
+        return False
+    from vfl.experiments.comparison_results import LOWER_IS_BETTER
+
+    return less.low <= 0 if settings.measure in LOWER_IS_BETTER else less.high >= 0
+
+
+def _share(group: Group) -> float:
+    """Percent of dense float32 in both directions."""
+    ratios = [group.mean(lambda one: one.forward_ratio), group.mean(lambda one: one.backward_ratio)]
+    return 50 * sum(ratio or 0.0 for ratio in ratios)
+
+
+def _labels_of(rows: Sequence[Row]) -> _Part:
+    """The attack on labels that is furthest above what is known without the model."""
+    measure = fitting_measure(rows, "auto")
+    entries = leaderboard(rows, 0.5, measure)
+    if not entries:
+        card = Card("Labels", NOT_MEASURED, "vfl attack RUN")
+        return _Part(card, "labels were not attacked")
+    worst, attacks = entries[0].worst, len({row.attacker for row in rows})
+    value = f"{_above(worst)} points"
+    card = Card("Labels, above no model", value, f"{worst.attack}; one victim decides nothing")
+    short = f"the best attack on labels is {value} of {MEASURES[measure]} beside no model"
+    return _Part(card, short, _attack_sentence("On this run", entries[0], measure, attacks))
+
+
+def _attack_sentence(
+    where: str, entry: LeaderboardEntry, measure: LabelMeasure, attacks: int
+) -> str:
+    """What the worst attack reaches, beside the guess and beside no model; then the verdict."""
+    worst = entry.worst
+    leaked = f"{worst.k} leaked labels of each class" if worst.k else "no leaked label"
+    over_guess = 100 * (worst.value.mean - worst.guess.mean)
+    name = (
+        f"the strongest of {attacks} attacks ({worst.attack}"
+        if attacks > 1
+        else (f"the attack ({worst.attack}")
+    )
+    return (
+        f"{where} {name}, {leaked}) infers labels with {MEASURES[measure]} "
+        f"{estimate_text(worst.value)}: {over_guess:+.1f} points beside the guess, and "
+        f"{estimate_text(worst.advantage, '+', '')} beside the best attack without the model: "
+        f"{verdict_words(worst)}."
+    )
+
+
+def verdict_words(one: Standing) -> str:
+    """A verdict as the end of a sentence; of an undecided one, how many victims would decide it."""
+    if one.verdict == "protected":
+        return "no attack gains anything from the model"
+    if one.verdict == "leaks":
+        return "the model gives labels away"
+    if one.advantage.half_width is None:
+        return "undecided by a single victim"
+    more = repeats_to_decide(one.advantage)
+    would = "" if more is None else f"; some {more} victims would decide if they are alike"
+    return f"undecided by {one.advantage.count} victims{would}"
+
+
+def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:
+    """The best protected of those that are not shown to cost more than the margin."""
+    return next((one for one in entries if one.affordable != "no"), entries[0])
+
+
+def _above(one: Standing) -> str:
+    return estimate_text(one.advantage, "+", "")
+
+
+def _price_sentence(best: LeaderboardEntry, good: str, margin: float) -> str:
+    if best.difference is None:
+        return ""
+    answers = {
+        "yes": f"at most {margin:g} points less",
+        "no": f"more than {margin:g} points less",
+        "undecided": f"whether that is at most {margin:g} points less is undecided",
+    }
+    return (
+        f"Its {good} is {estimate_text(best.utility)}, "
+        f"{estimate_text(best.difference, '+', '')} points beside undefended: "
+        f"{answers[best.affordable or 'undecided']}."
+    )
+
+
+def _assumes(settings: GridSettings) -> str:
+    owner = "handed out by an owner who trained both halves"
+    trained = "its own" if settings.trained_by == "split" else owner
+    return (
+        f"This holds for the attacks that were run, for an attacker with a bottom model that is "
+        f"{trained} and at most {max(settings.leaks)} leaked labels of each class."
+    )
+
+
+def _columns_of(rows: Sequence[Row]) -> _Part:
+    """The attack on columns that is nearest to them, beside the guess."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.measure in ("mse", "token_accuracy", "attribute_auc"):
+            found.setdefault(f"{row.attacker}\t{row.measure}", []).append(row)
+    if not found:
+        card = Card("Columns", NOT_MEASURED, "vfl attack RUN --attack columns")
+        return _Part(card, "columns were not attacked")
+
+    def gain(own: Sequence[Row]) -> float:
+        """Share of the guess's error that is gone, or points above the guess."""
+        value, guess = _mean(own, "value"), _mean(own, "guess")
+        return 1 - value / guess if own[0].measure == "mse" and guess else value - guess
+
+    name, own = max(found.items(), key=lambda one: gain(one[1]))
+    attack, measure = name.split("\t")
+    value, guess = _mean(own, "value"), _mean(own, "guess")
+    if measure == "mse":
+        card = Card(
+            "Columns, error explained",
+            percent_text(max(0.0, gain(own))),
+            f"{attack}; 0 % is the mean of each column",
+        )
+        words = (
+            f"The best attack on columns ({attack}) has a squared error of {three_digits(value)}, "
+            f"the mean of each column {three_digits(guess)}."
+        )
+        return _Part(card, f"the best attack on columns explains {card.value} of them", words)
+    word = "words" if measure == "token_accuracy" else "an attribute"
+    card = Card(
+        f"Columns, {word}", percent_text(value), f"{attack}; the guess {percent_text(guess)}"
+    )
+    words = (
+        f"The best attack on columns ({attack}) finds {word} with {percent_text(value)}, "
+        f"the guess with {percent_text(guess)}."
+    )
+    return _Part(card, f"the best attack on columns finds {word} with {card.value}", words)
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    found = over_victims({(row.seed, row.draw): getattr(row, name) for row in rows})
+    assert found is not None
+    return found.mean
+
+
+def _cost_card(costs: Sequence[Cost]) -> Card:
+    if not costs:
+        return Card("On the wire", NOT_MEASURED)
+    sent = sum(one.sent for one in costs) / len(costs)
+    seconds = sum(one.seconds for one in costs) / len(costs)
+    return Card(
+        "On the wire", bytes_text(sent), f"a training, undefended; in {seconds_text(seconds)}"
+    )
