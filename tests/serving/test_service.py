@@ -3,18 +3,15 @@
 import json
 import shutil
 import ssl
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from browser import BROWSER, Browser
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,7 +29,6 @@ from served import (
     settings,
     start,
 )
-from websockets.sync.client import connect as websocket
 
 from vfl.clients.serving import ServedParty
 from vfl.config import Experiment
@@ -223,48 +219,6 @@ def test_an_address_that_asks_too_often_is_refused_for_a_while(local):
 
 
 # In a browser
-
-BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-
-
-class Browser:
-    """A page of a real browser, driven over its DevTools protocol."""
-
-    def __init__(self, folder):
-        flags = ["--headless", "--no-sandbox", "--remote-debugging-port=0", "--disable-gpu"]
-        command = [BROWSER, *flags, f"--user-data-dir={folder}", "about:blank"]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        listening = next(line for line in self._process.stderr if "listening on ws://" in line)
-        at = listening.split("ws://")[1].split("/")[0]
-        with urllib.request.urlopen(f"http://{at}/json", timeout=20) as answer:
-            page = next(one for one in json.load(answer) if one["type"] == "page")
-        self._open = ExitStack()
-        url = page["webSocketDebuggerUrl"]
-        self._socket = self._open.enter_context(websocket(url, max_size=None))
-        self._number = 0
-
-    def call(self, method, **parameters):
-        self._number += 1
-        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
-        while (told := json.loads(self._socket.recv(timeout=30))).get("id") != self._number:
-            pass
-        return told["result"]
-
-    def value(self, script):
-        told = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        return told["result"].get("value")
-
-    def wait_for(self, script, timeout_s=30.0):
-        deadline = time.monotonic() + timeout_s
-        while not self.value(script):
-            assert time.monotonic() < deadline, self.value("document.body.innerText")
-            time.sleep(0.1)
-
-    def close(self):
-        self._open.close()
-        self._process.terminate()
-        self._process.wait(20)
-        self._process.stderr.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json as jsons
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -91,7 +92,7 @@ def compare(
     table, content = write_results(folder)
     page = _print_results(folder.path, table, json)
     if json:
-        emit(content | {"report": str(page)})
+        emit(content | {"report": str(page), "sentence": _sentence(folder.path)})
     _exit_with_failures(failed)
 
 
@@ -150,7 +151,7 @@ def value(
     table, content = write_value(folder)
     page = _print_results(folder.path, table, json)
     if json:
-        emit(content | {"report": str(page)})
+        emit(content | {"report": str(page), "sentence": _sentence(folder.path)})
     _exit_with_failures(failed)
 
 
@@ -324,7 +325,7 @@ def _profile(path: Path, folder: Path) -> Path:
     """The experiment that comes with vfl under that name, unless there is such a file."""
     profile = folder / f"{path}.toml"
     return (
-        profile if not path.exists() and path.parts == (path.name,) and profile.exists() else path
+        profile if not path.is_file() and path.parts == (path.name,) and profile.exists() else path
     )
 
 
@@ -388,14 +389,21 @@ def _say_cell(ended: FinishedCell) -> None:
 
 
 def _print_results(folder: Path, results: str, json: bool) -> Path:
-    """Build the page of some results, and print both unless JSON was asked for; the page."""
+    """Build the page of some results, and print its sentence and them unless JSON was asked for."""
     from vfl.experiments.pages import build_report
 
     page = build_report(folder)
     if not json:
+        print(fill(_sentence(folder), 100), end="\n\n")
         print(results)
         print(f"{'report':<16} {page}")
     return page
+
+
+def _sentence(folder: Path) -> str:
+    from vfl.experiments.pages import glance
+
+    return glance(folder).sentence
 
 
 def _exit_with_failures(failed: Sequence[FinishedCell]) -> None:

@@ -217,21 +217,26 @@ def _attack_sentence(
         f"{where} {name}, {leaked}) infers labels with {MEASURES[measure]} "
         f"{estimate_text(worst.value)}: {over_guess:+.1f} points beside the guess, and "
         f"{estimate_text(worst.advantage, '+', '')} beside the best attack without the model: "
-        f"{verdict_words(worst)}."
+        f"{verdict_words(worst)}{_more_words(worst)}."
     )
 
 
 def verdict_words(one: Standing) -> str:
-    """A verdict as the end of a sentence; of an undecided one, how many victims would decide it."""
+    """A verdict as a part of a sentence."""
     if one.verdict == "protected":
         return "no attack gains anything from the model"
     if one.verdict == "leaks":
         return "the model gives labels away"
-    if one.advantage.half_width is None:
-        return "undecided by a single victim"
+    victims = "one victim" if one.advantage.count == 1 else f"{one.advantage.count} victims"
+    return f"{victims} leave undecided whether the model gives labels away"
+
+
+def _more_words(one: Standing) -> str:
+    """How many victims would decide what is undecided."""
     more = repeats_to_decide(one.advantage)
-    would = "" if more is None else f"; some {more} victims would decide if they are alike"
-    return f"undecided by {one.advantage.count} victims{would}"
+    if one.verdict in ("protected", "leaks") or more is None:
+        return ""
+    return f"; some {more} would decide it, if further ones are alike"
 
 
 def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:

@@ -91,8 +91,8 @@ class LeaderboardEntry:
 
     @property
     def worst(self) -> Standing:
-        """The standing with the largest advantage."""
-        return max(self.standings, key=lambda one: one.advantage.mean)
+        """The standing with the largest advantage, of those that are shown to leak if any is."""
+        return max(self.standings, key=lambda one: (one.verdict == "leaks", one.advantage.mean))
 
 
 def label_measure(row: Row) -> str | None:
@@ -143,7 +143,9 @@ def leaderboard(
     for defense in dict.fromkeys(row.defense for row in labels):
         own = [row for row in labels if row.defense == defense]
         found.append(_entry(defense, own, plain, leaks, margin, utility_measure(measure)))
-    return sorted(found, key=lambda entry: entry.worst.advantage.mean)
+    return sorted(
+        found, key=lambda entry: (entry.worst.verdict == "leaks", entry.worst.advantage.mean)
+    )
 
 
 def leaked(rows: Iterable[Row], k: int) -> list[Row]:

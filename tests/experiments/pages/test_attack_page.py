@@ -92,7 +92,7 @@ def test_a_drawing_for_each_defense_with_all_attacks():
 
 
 def test_a_tile_for_each_defense_and_k_is_tinted_by_its_verdict():
-    shown = str(ENVIRONMENT.get_template("macros.html").module.glance(PLACES))
+    shown = str(ENVIRONMENT.get_template("macros.html").module.standings(PLACES))
     lines = {
         line.find("th").text: [(one.get("class"), one.text) for one in line.iter("td")]
         for line in ET.fromstring(shown).find("tbody")

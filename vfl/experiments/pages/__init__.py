@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vfl.experiments.pages.build import build_report
+from vfl.experiments.pages.build import build_report, glance
 
-__all__ = ["build_report"]
+__all__ = ["build_report", "glance"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -12,6 +13,7 @@ from markupsafe import Markup
 from vfl.core.storage import write_text
 from vfl.core.text import printable_lines
 from vfl.experiments.cells import CONFIG, GridFolder, is_grid
+from vfl.experiments.glance import Glance
 from vfl.experiments.pages.attack_page import attack_page
 from vfl.experiments.pages.comparison_page import comparison_page
 from vfl.experiments.pages.run_page import run_page
@@ -69,18 +71,36 @@ def render(run_folder: Path) -> str:
     Raises:
         RunFolderError: as `build_report`.
     """
+    template, page = _content(run_folder)
+    return ENVIRONMENT.get_template(template).render(page=page)
+
+
+def glance(run_folder: Path) -> Glance:
+    """What the page of a run folder says first.
+
+    Raises:
+        RunFolderError: as `build_report`.
+    """
+    found: Glance = _content(Path(run_folder))[1]["glance"]
+    return found
+
+
+def _content(run_folder: Path) -> tuple[str, dict[str, Any]]:
+    """The template of a page, and what it prints."""
     if not is_grid(run_folder):
-        page = run_page(run_folder)
-        return ENVIRONMENT.get_template("run.html").render(page=page)
+        return "run.html", run_page(run_folder)
     folder = GridFolder(run_folder)
-    makers = {"attacks": attack_page, "codecs": comparison_page, "value": value_page}
-    templates = {"attacks": "attack.html", "codecs": "compare.html", "value": "value.html"}
-    shown = makers[folder.kind](folder)
+    makers = {
+        "attacks": ("attack.html", attack_page),
+        "codecs": ("compare.html", comparison_page),
+        "value": ("value.html", value_page),
+    }
+    template, maker = makers[folder.kind]
+    shown = maker(folder)
     meta = (date_text(folder.head("created")), shown["count"], f"vfl {folder.head('vfl')}")
-    page = shown | {
+    return template, shown | {
         "name": folder.experiment().name,
         "meta": " · ".join(meta),
         "command": folder.head("command"),
         "config_text": (folder.path / CONFIG).read_text(encoding="utf-8").strip(),
     }
-    return ENVIRONMENT.get_template(templates[folder.kind]).render(page=page)

@@ -435,6 +435,7 @@ def _who_held_what(run: Run) -> str:
 
 def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
     return [
+        ("Epochs", str(len(run.epochs) or NOT_MEASURED)),
         ("Steps per second", number_text(run.figure("steps_per_second"))),
         ("Codec", run.word("codec") or _NOT_RECORDED),
         ("Size by formula", _ratio_text(run.figure("formula_ratio"))),
