@@ -12,7 +12,7 @@ from vfl.config.grid import PACKS
 from vfl.core.version import VERSION
 
 COMMANDS = {
-    *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
+    *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "runs", "list"),
     *(
         "up",
         "superlink",

@@ -1,5 +1,6 @@
 """`vfl status`: every state a run can be in, with its exit code and what to type next."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -171,3 +172,53 @@ def test_a_project_with_one_says_who_is_connected(vfl, project, monkeypatch, sho
     again = f"vfl train {project.path} --resume {folder.path}"
     assert told["runs"][0]["then"] == [again]
     assert told["then"] == [f"vfl train {project.path}" if shop else "vfl up shop/party.toml"]
+
+
+GRID = """
+name = "tiny"
+data.rows = 400
+label = { top = "linear" }
+train = { epochs = 1 }
+parties.client = { width = 8, bottom = "mlp:hidden=none" }
+compare = { codecs = ["none", "topk:k=2"], seeds = [0] }
+"""
+
+
+@pytest.fixture
+def compared(vfl, tmp_path):
+    """A comparison of which one of two cells is trained."""
+    (tmp_path / "tiny.toml").write_text(GRID)
+    asked = ("compare", tmp_path / "tiny.toml", "--out", tmp_path / "runs/tiny")
+    assert vfl(*asked, "--only", "topk:k=2").code == 0
+    return tmp_path / "runs/tiny", asked
+
+
+def test_a_grid_that_was_interrupted_and_goes_on(compared, status, vfl):
+    path, asked = compared
+    lines, told, code = status(path)
+    assert (lines["state"], lines["cells"], code) == ("interrupted", "1 of 2 done", 5)
+    assert lines["then"].startswith("vfl compare ")
+    with (path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert status(path)[2] == 4
+    assert vfl(*asked).code == 0
+    lines, told, code = status(path)
+    assert (lines["state"], told["done"], told["kind"], code) == ("ended", 2, "comparison", 0)
+
+
+def test_runs_of_a_folder_are_listed_with_a_page(compared, run, vfl):
+    path, _ = compared
+    run.path.rename(path.parent / "one")
+    (path.parent / "torn").mkdir()
+    (path.parent / "torn/run.json").write_text("{")
+    done = vfl("runs", path.parent)
+    assert done.code == 0
+    assert "tiny\n    comparison, interrupted, 1 of 2" in done.out
+    assert "one\n    training, interrupted" in done.out
+    assert "torn\n    training, damaged" in done.out
+    page = (path.parent / "index.html").read_text()
+    assert '<a href="tiny/report.html">tiny</a>' in page
+    assert "one</a>" not in page  # it has no page
+    told = json.loads(vfl("runs", path.parent, "--json").out)
+    assert [one["name"] for one in told["runs"]][-1] == "torn"
+    assert vfl("runs", path.parent / "nowhere").code == 2

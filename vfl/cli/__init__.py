@@ -51,6 +51,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "export": training.export,
         "status": status.status,
         "report": training.report,
+        "runs": status.runs,
     },
     "Compare and attack": {
         "compare": study.compare,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from vfl.core.errors import record_lines
 from vfl.core.ledger import size
 
 if TYPE_CHECKING:
+    from vfl.experiments.folders import GridStatus
     from vfl.training.status import ProjectStatus, RunStatus
 
 _SILENT_S = 10.0
@@ -22,18 +24,24 @@ def status(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN|PROJECT", help="The folder of a run, ended or not, or a project."
+            metavar="RUN|GRID|PROJECT", help="The folder of a run or a grid, or a project."
         ),
     ] = Path(),
     json: Json = False,
 ) -> None:
     """Say where a run or a project stands, and what to type next.
 
-    Exit codes of a run: 0 ended well, or serving; 4 at work, or waiting for a party; 5 interrupted,
-    nobody is at work; 1, 2 or 3 failed, as the command that failed. Of a project: 0 the SuperLink
-    and every party are there; 3 one is not.
+    Exit codes of a run, or of the folder of a grid, comparison or value: 0 ended well, or serving;
+    4 at work, or waiting for a party; 5 interrupted, nobody is at work; 1, 2 or 3 failed, as the
+    command that failed. Of a project: 0 the SuperLink and every party are there; 3 one is not.
     """
     hand_over(path)
+    if (path / "grid.json").exists():
+        from vfl.experiments.folders import grid_status
+
+        grid = grid_status(path)
+        emit(grid.record()) if json else print("\n".join(_grid_lines(grid)))
+        raise typer.Exit(grid.exit_code)
     from vfl.federation.project import LabelFolder
     from vfl.training.status import project_status, run_status
 
@@ -65,6 +73,39 @@ def _run_lines(run: RunStatus) -> list[str]:
         lines.append(f"{'failed with':<20} {run.failure['code']}: {run.failure['what']}")
         lines += record_lines(run.failure)
     return lines + [f"{'then':<20} {command}" for command in run.then]
+
+
+def _grid_lines(grid: GridStatus) -> list[str]:
+    facts = {grid.kind: grid.grid, "state": grid.state, "since": grid.created}
+    facts["cells"] = f"{grid.done} of {grid.cells} done"
+    lines = [f"{name:<20} {value}" for name, value in facts.items()]
+    lines += [f"{'failed':<20} {title}: {what}" for title, what in grid.failed.items()]
+    return lines + [f"{'then':<20} {command}" for command in grid.then]
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where runs and grids lie.")
+    ] = Path("runs"),
+    json: Json = False,
+) -> None:
+    """List the runs and grids of a folder, the newest first, and write its index.html.
+
+    Each has a line with its state and what came out; the page links to theirs.
+    """
+    from dataclasses import asdict
+
+    from vfl.experiments.pages import build_index
+
+    listed, page = build_index(folder)
+    if json:
+        emit({"runs": [asdict(one) for one in listed], "page": str(page)})
+        return
+    for one in listed:
+        print(f"{one.name}\n    {one.kind}, {one.state}, {one.created}")
+        if one.sentence:
+            print(fill(one.sentence, 96, initial_indent="    ", subsequent_indent="    "))
+    print(f"{'page':<16} {page}")
 
 
 def _project_lines(project: ProjectStatus) -> list[str]:

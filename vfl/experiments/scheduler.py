@@ -21,7 +21,8 @@ from vfl.experiments.workers import InProcessWorker, ProcessWorker, Worker
 
 #: Whether a cell was begun by an earlier call, and what it is about, whatever its seed.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
-_LOCK = "lock"
+#: Held by the process that trains the cells of a folder.
+LOCK = "lock"
 
 
 class RemainingTime:
@@ -185,7 +186,7 @@ def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Keep a second call out of the folder; the system lets go when this process ends."""
-    with (path / _LOCK).open("w") as file:
+    with (path / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

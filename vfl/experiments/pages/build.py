@@ -13,6 +13,7 @@ from markupsafe import Markup
 from vfl.core.storage import write_text
 from vfl.core.text import printable_lines
 from vfl.experiments.cells import CONFIG, GridFolder, is_grid
+from vfl.experiments.folders import Listed, list_runs
 from vfl.experiments.glance import Glance
 from vfl.experiments.pages.attack_page import attack_page
 from vfl.experiments.pages.comparison_page import comparison_page
@@ -73,6 +74,21 @@ def render(run_folder: Path) -> str:
     """
     template, page = _content(run_folder)
     return ENVIRONMENT.get_template(template).render(page=page)
+
+
+def build_index(folder: Path) -> tuple[list[Listed], Path]:
+    """Write `index.html` into a folder of runs and grids, with a line and a link for each.
+
+    Returns:
+        What it lists, the newest first, and the path of the page.
+
+    Raises:
+        RunFolderError: there is no such folder.
+    """
+    runs, target = list_runs(folder), folder / "index.html"
+    page = {"name": str(folder.name or folder), "meta": f"{len(runs)} runs", "runs": runs}
+    write_text(target, ENVIRONMENT.get_template("index.html").render(page=page))
+    return runs, target
 
 
 def glance(run_folder: Path) -> Glance:
