@@ -13,12 +13,32 @@ from vfl.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from vfl.estimators import VFLClassifier, VFLRegressor
+    from vfl.experiments.notebook import Run, compare, grid, train, value
+    from vfl.experiments.study import Results
     from vfl.session import trace
     from vfl.training.split import SplitModule
 
-__all__ = ["SplitModule", "VFLClassifier", "VFLRegressor", "__version__", "trace"]
+__all__ = [
+    "Results",
+    "Run",
+    "SplitModule",
+    "VFLClassifier",
+    "VFLRegressor",
+    "__version__",
+    "compare",
+    "grid",
+    "trace",
+    "train",
+    "value",
+]
 
 _HOMES = {
+    "Results": "vfl.experiments.study",
+    "Run": "vfl.experiments.notebook",
+    "compare": "vfl.experiments.notebook",
+    "grid": "vfl.experiments.notebook",
+    "train": "vfl.experiments.notebook",
+    "value": "vfl.experiments.notebook",
     "SplitModule": "vfl.training.split",
     "VFLClassifier": "vfl.estimators",
     "VFLRegressor": "vfl.estimators",

@@ -6,6 +6,7 @@ import shutil
 import statistics
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from vfl import compression
 from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json, read_lines
 from vfl.experiments import GridFolder, grouped, read_results, write_results
+from vfl.experiments.study import Results
 from vfl.experiments.training import unit_usage
 from vfl.training.run import load_data
 from vfl.training.run import trained as session_of_run
@@ -188,9 +190,14 @@ def test_files_of_results(trained):
     assert row["formula"] == "14.06 %"
     assert row["bytes to >= 2"] == "never"
     assert row["repeats"] == "2 of 2"
-    cells = list(csv.DictReader(io.StringIO((trained.path / "results.csv").read_text())))
-    assert [cell["codec"] for cell in cells] == ["none", "topk:k=2"] * 2
-    assert float(cells[0]["test_accuracy"]) == content["cells"][0]["measured"]["score"]
+    table = Results.of(trained.path).table
+    assert table.drop_duplicates("cell").codec.tolist() == ["none", "topk:k=2"] * 2
+    scores = table[(table.subject == "test rows") & (table.measure == "accuracy")]
+    assert scores.value.iloc[0] == content["cells"][0]["measured"]["score"]
+    kept = pd.read_csv(trained.path / "results.csv")
+    assert kept.value.tolist() == pytest.approx(table.value.tolist())
+    reached = table[table.measure == "bytes_to_0.15"].value.tolist()
+    assert reached == [sent for one in content["cells"] if (sent := one["measured"]["reached"][0])]
     assert read_json(trained.path / "results.json")["codecs"][1]["repeats"] == 2
 
 

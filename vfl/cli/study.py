@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsons
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from vfl.core.errors import ConfigError, UserError, record_lines
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vfl.experiments import Cell, GridFolder
     from vfl.experiments.scheduler import FinishedCell
+    from vfl.experiments.study import Kind
 
 Attacks = Annotated[
     list[str] | None,
@@ -72,28 +71,7 @@ def compare(
     trains only what is new.
     """
     given = {"codecs": codec, "seeds": _numbers(seeds), "levels": level}
-    overrides = [*(settings or []), *_overrides(given, "compare.")]
-    from vfl.experiments import GridFolder, chosen, write_results
-    from vfl.experiments.comparison import comparison_of, plan_lines
-    from vfl.training.specs import read_checked
-
-    experiment, locations = read_checked(path, overrides)
-    experiment = experiment.model_copy(update={"grid": None, "value": None})
-    comparison = comparison_of(experiment, locations)
-    cells = chosen(comparison.cells, only) if only else list(comparison.cells)
-    if dry_run:
-        print("\n".join(plan_lines(cells)))
-        print("".join(f"{note}\n" for note in comparison.notes), end="")
-        return
-    folder = GridFolder(out or Path("runs") / experiment.name)
-    command = _command("compare", path, overrides)
-    folder.write(experiment, comparison.cells, command, comparison.notes)
-    failed = _train_cells(folder, cells, jobs, device, download)
-    table, content = write_results(folder)
-    page = _print_results(folder.path, table, json)
-    if json:
-        emit(content | {"report": str(page), "sentence": _sentence(folder.path)})
-    _exit_with_failures(failed)
+    _study("compare", path, settings, given, out, jobs, dry_run, download, device, json, only)
 
 
 def value(
@@ -132,27 +110,7 @@ def value(
         "seeds": _numbers(seeds),
         "measure": measure,
     }
-    overrides = [*(settings or []), *_overrides(given, "value.")]
-    from vfl.config import ValueSettings
-    from vfl.experiments import GridFolder
-    from vfl.experiments.value import value_cells, write_value
-    from vfl.training.specs import read_checked
-
-    experiment, _ = read_checked(path, overrides)
-    alone = {"compare": None, "grid": None, "value": experiment.value or ValueSettings()}
-    experiment = experiment.model_copy(update=alone)
-    cells = value_cells(experiment)
-    if dry_run:
-        print("\n".join(cell.title for cell in cells))
-        return
-    folder = GridFolder(out or Path("runs") / experiment.name)
-    folder.write(experiment, cells, _command("value", path, overrides))
-    failed = _train_cells(folder, cells, jobs, device, download)
-    table, content = write_value(folder)
-    page = _print_results(folder.path, table, json)
-    if json:
-        emit(content | {"report": str(page), "sentence": _sentence(folder.path)})
-    _exit_with_failures(failed)
+    _study("value", path, settings, given, out, jobs, dry_run, download, device, json)
 
 
 def grid(
@@ -203,27 +161,7 @@ def grid(
         "leaks": _numbers(leaks),
         "seeds": _numbers(seeds),
     }
-    overrides = [*(settings or []), *_overrides(given, "grid.")]
-    from vfl import experiments as room
-    from vfl.experiments.attack_grid import grid_cells
-    from vfl.experiments.attack_results import write_attack_results
-    from vfl.training.specs import read_checked
-
-    experiment, locations = read_checked(_profile(path, Path(room.__file__).parent), overrides)
-    with locations.located(type(experiment)):
-        cells = grid_cells(experiment)
-    if dry_run:
-        print("\n".join(cell.title for cell in cells))
-        return
-    folder = room.GridFolder(out or Path("runs") / experiment.name)
-    experiment = experiment.model_copy(update={"compare": None, "value": None})
-    folder.write(experiment, cells, _command("grid", path, overrides))
-    failed = _train_cells(folder, cells, jobs, device, download)
-    table, rows = write_attack_results(folder)
-    _print_results(folder.path, table, json)
-    if json:
-        emit(rows)
-    _exit_with_failures(failed)
+    _study("grid", path, settings, given, out, jobs, dry_run, download, device, json)
 
 
 def attack(
@@ -254,17 +192,21 @@ def attack(
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.attack_grid import attack_finished_run
     from vfl.experiments.attack_results import sentences, summary_table
+    from vfl.experiments.pages import build_report, glance
+    from vfl.experiments.study import overrides_of
 
     use_one_thread()
     given = {"attacks": attacks, "leaks": _numbers(leaks), "draws": draws, "party": party}
-    overrides = [*_overrides(given), *(settings or [])]
+    overrides = [*overrides_of(None, given), *(settings or [])]
     asked = check(override({}, overrides), GridSettings, where="the options")
     rows = attack_finished_run(RunFolder.open(run), asked, say)
     results = [summary_table(rows, asked.measure).markdown()]
     results += [f"{attack:<28} {sentence}" for attack, sentence in sentences(rows).items()]
-    _print_results(run, "\n".join(results), json)
+    page = build_report(run)
     if json:
-        emit([asdict(row) for row in rows])
+        emit([asdict(row) | {"no_model": row.no_model} for row in rows])
+    else:
+        _print_results(glance(run).sentence, "\n".join(results), page)
 
 
 def compress(
@@ -329,13 +271,6 @@ def _profile(path: Path, folder: Path) -> Path:
     )
 
 
-def _overrides(given: Mapping[str, object], table: str = "") -> list[str]:
-    """Options as overrides of settings, so that they are checked as those are."""
-    return [
-        f"{table}{key}={jsons.dumps(value)}" for key, value in given.items() if value or value == 0
-    ]
-
-
 def _numbers(text: str | None) -> list[int] | None:
     """Whole numbers between commas.
 
@@ -348,34 +283,48 @@ def _numbers(text: str | None) -> list[int] | None:
         raise ConfigError("a list of whole numbers", got=text, want="1,5,10") from None
 
 
-def _command(name: str, path: Path, overrides: Sequence[str]) -> str:
-    """How to repeat a command, for the record."""
-    return shlex.join(
-        ["vfl", name, str(path), *(word for one in overrides for word in ("-s", one))]
-    )
-
-
-def _train_cells(
-    folder: GridFolder, cells: Sequence[Cell], jobs: int, device: str, download: bool
-) -> list[FinishedCell]:
-    """Go through cells, say each, and return the failed ones.
-
-    Args:
-        folder: where they lie.
-        cells: what is wanted.
-        jobs: how many at a time.
-        device: where models run.
-        download: fetch a data set that is not here first.
-    """
+def _study(
+    kind: Kind,
+    path: Path,
+    settings: list[str] | None,
+    given: Mapping[str, object],
+    out: Path | None,
+    jobs: int,
+    dry_run: bool,
+    download: bool,
+    device: str,
+    json: bool,
+    only: str | None = None,
+) -> None:
+    """Train the cells of a study, say each, print what came out, and end with the worst's code."""
+    from vfl import experiments as room
     from vfl.core.seeds import use_one_thread
-    from vfl.experiments.scheduler import run_cells
+    from vfl.experiments.study import overrides_of, plan_study, run_study
     from vfl.training.run import load_data
+    from vfl.training.specs import read_checked
 
+    overrides = [*(settings or []), *overrides_of(kind, given)]
+    experiment, locations = read_checked(_profile(path, Path(room.__file__).parent), overrides)
+    study = plan_study(kind, experiment, locations)
+    if dry_run:
+        print("\n".join(study.lines))
+        return
+    cells = room.chosen(study.cells, only) if only else study.cells
     use_one_thread()
     if download:
         load_data(cells[0].experiment, download=True)
-    say(f"{len(cells)} cells in {folder.path}")
-    return run_cells(folder, cells, jobs, device, on_end=_say_cell)
+    target = out or Path("runs") / experiment.name
+    say(f"{len(cells)} cells in {target}")
+    words = (word for one in overrides for word in ("-s", one))
+    command = shlex.join(["vfl", kind, str(path), *words])
+    found = run_study(study, target, command, cells, jobs, device, on_end=_say_cell)
+    if json and kind == "grid":
+        emit(found.content)
+    elif json:
+        emit(found.content | {"report": str(found.page), "sentence": found.sentence})
+    else:
+        _print_results(found.sentence, found.text, found.page)
+    _exit_with_failures(found.failed)
 
 
 def _say_cell(ended: FinishedCell) -> None:
@@ -388,22 +337,10 @@ def _say_cell(ended: FinishedCell) -> None:
     say(f"{share}  {ended.cell.title}  {state}{rate}{left}")
 
 
-def _print_results(folder: Path, results: str, json: bool) -> Path:
-    """Build the page of some results, and print its sentence and them unless JSON was asked for."""
-    from vfl.experiments.pages import build_report
-
-    page = build_report(folder)
-    if not json:
-        print(fill(_sentence(folder), 100), end="\n\n")
-        print(results)
-        print(f"{'report':<16} {page}")
-    return page
-
-
-def _sentence(folder: Path) -> str:
-    from vfl.experiments.pages import glance
-
-    return glance(folder).sentence
+def _print_results(sentence: str, results: str, page: Path) -> None:
+    print(fill(sentence, 100), end="\n\n")
+    print(results)
+    print(f"{'report':<16} {page}")
 
 
 def _exit_with_failures(failed: Sequence[FinishedCell]) -> None:

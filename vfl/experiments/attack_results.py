@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,20 +121,6 @@ def rows_of(
     return found
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """One line a row, baselines in columns of their own; what depends on time comes last."""
-    names = list(dict.fromkeys(name for row in rows for name in row.baselines))
-    scalars = [field.name for field in fields(Row) if field.name not in ("baselines", "seconds")]
-    extra = [f"baseline_{name}" for name in names if name != "scratch"]
-    lines = [
-        asdict(row)
-        | {"no_model": row.no_model}
-        | {f"baseline_{name}": row.baselines.get(name) for name in names}
-        for row in rows
-    ]
-    return csv_text([*scalars, "no_model", *extra, "seconds"], lines)
-
-
 _SCRATCH = "scratch"
 
 
@@ -200,7 +186,7 @@ def _figures(found: Estimate | None) -> tuple[str, str]:
 
 
 def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]:
-    """Write `results.csv`, `means.csv`, `results.json` and `table.md` from what the cells hold.
+    """Write `means.csv`, `results.json` and `table.md` from what the cells hold.
 
     Returns:
         The tables in Markdown with what they leave out, and every row as a JSON value.
@@ -220,7 +206,7 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
     records = [asdict(row) | {"no_model": row.no_model} for row in rows]
     content = {"measure": measure, "leaderboard": [asdict(entry) for entry in entries]}
     below = [*missing(folder), *([measure_words(measure, settings.measure)] if entries else [])]
-    table, _ = write_tables(folder.path, to_csv(rows), content | {"rows": records}, tables, below)
+    table, _ = write_tables(folder.path, content | {"rows": records}, tables, below)
     write_text(folder.path / "means.csv", means_csv(rows))
     return table, records
 

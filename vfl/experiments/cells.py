@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 #: What makes a folder that of a grid.
 GRID = "grid.json"
 CONFIG = "config.toml"
+#: Held by the process that trains the cells of a folder.
+LOCK = "lock"
 CELLS = "cells"
 #: What a cell's run folder holds besides: measures of its codec; why it ended badly; its cut; that
 #: a party found out who tampered, and stopped.

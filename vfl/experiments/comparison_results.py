@@ -13,7 +13,6 @@ from vfl.config import CompareSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.ledger import size
 from vfl.core.storage import read_json, read_lines
-from vfl.core.text import csv_text
 from vfl.experiments.cells import CODEC, GridFolder, failure_of, is_done, settings_of
 from vfl.experiments.statistics import Estimate, estimate, paired_difference
 from vfl.experiments.tables import SHARES, Table, estimate_text, left_out, write_tables
@@ -356,20 +355,6 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
     return f"{found.mean:{sign}.4g}{half}"
 
 
-def to_csv(results: Sequence[Result], settings: CompareSettings) -> str:
-    """One line a cell; figures of a cell that is not whole are empty."""
-    score, reached = f"test_{settings.measure}", [f"bytes_to_{x:g}" for x in settings.accuracy]
-    lines = []
-    for one in results:
-        line = {key: getattr(one, key) for key in _ABOUT} | {"failure": one.failure}
-        if one.measured is not None:
-            line[score] = one.measured.score
-            line |= {name: getattr(one.measured, name) for name in _SCALARS[1:]}
-            line |= dict(zip(reached, one.measured.reached, strict=True))
-        lines.append(line)
-    return csv_text([*_ABOUT, score, *_SCALARS[1:], *reached, "failure"], lines)
-
-
 def _line_record(group: Group, settings: CompareSettings) -> dict[str, Any]:
     about = {key: getattr(group, key) for key in ("variant", "method", "codec", "level")}
     figures = {name: group.mean(attrgetter(name)) for name in _SCALARS if name != "score"}
@@ -396,7 +381,7 @@ def unfinished(results: Sequence[Result]) -> list[str]:
 
 
 def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
-    """Write `results.csv`, `results.json` and `table.md` from what the cells hold.
+    """Write `results.json` and `table.md` from what the cells hold.
 
     Returns:
         The tables in Markdown with what they leave out, and the content of the JSON file.
@@ -415,4 +400,4 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     }
     below = [*folder.head("notes"), *unfinished(results)]
     shown = tables(settings, groups)
-    return write_tables(folder.path, to_csv(results, settings), content, shown, below)
+    return write_tables(folder.path, content, shown, below)

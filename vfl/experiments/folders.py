@@ -10,10 +10,8 @@ from typing import Any
 
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError, VFLError
-from vfl.experiments.cells import GRID, GridFolder, failure_of, is_done, is_grid
-from vfl.experiments.scheduler import LOCK
+from vfl.experiments.cells import GRID, LOCK, GridFolder, failure_of, is_done, is_grid
 from vfl.experiments.scores import OF_CELL
-from vfl.training.status import AT_WORK, INTERRUPTED, run_status
 
 #: What a grid of each kind is called.
 KINDS = {"attacks": "grid", "codecs": "comparison", "value": "value"}
@@ -55,6 +53,8 @@ def grid_status(path: Path) -> GridStatus:
     Raises:
         RunFolderError: there is no grid, or its record is damaged.
     """
+    from vfl.training.status import AT_WORK, INTERRUPTED  # it needs torch, and pages do not
+
     folder = GridFolder(path)
     cells, failed, done, exit_code = folder.cells(), dict[str, str](), 0, 0
     for cell in cells:
@@ -130,7 +130,8 @@ def list_runs(folder: Path) -> list[Listed]:
 
 
 def _listed(path: Path) -> Listed:
-    from vfl.experiments.pages import PAGE, glance  # pages draw, which a status does without
+    from vfl.experiments.pages import PAGE, glance  # they import this
+    from vfl.training.status import run_status
 
     kind, created, state, sentence, cards = "training", "", "damaged", "", list[tuple[str, str]]()
     try:

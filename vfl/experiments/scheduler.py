@@ -16,13 +16,11 @@ from typing import Any
 
 from vfl.config.experiment import require_complete_rows
 from vfl.core.errors import RunFolderError
-from vfl.experiments.cells import CODEC, Cell, GridFolder, failure_of, is_done
+from vfl.experiments.cells import CODEC, LOCK, Cell, GridFolder, failure_of, is_done
 from vfl.experiments.workers import InProcessWorker, ProcessWorker, Worker
 
 #: Whether a cell was begun by an earlier call, and what it is about, whatever its seed.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
-#: Held by the process that trains the cells of a folder.
-LOCK = "lock"
 
 
 class RemainingTime:

@@ -54,19 +54,17 @@ class Table:
 
 def write_tables(
     folder: Path,
-    csv: str,
     content: dict[str, Any],
     tables: Sequence[Table],
     below: Iterable[str],
 ) -> tuple[str, dict[str, Any]]:
-    """Write `results.csv`, `results.json` and `table.md` of a grid.
+    """Write `results.json` and `table.md` of a grid.
 
     Returns:
         The tables in Markdown with the lines below them, and the content of the JSON file.
     """
     table = "\n".join([*(one.markdown() for one in tables), *(f"{line}\n" for line in below)])
     whole = stamp() | content
-    write_text(folder / "results.csv", csv)
     write_json(folder / "results.json", whole)
     write_text(folder / "table.md", table)
     return table, whole

@@ -16,7 +16,6 @@ from vfl.config import Experiment, PartySettings, TraceSettings, ValueSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.ledger import Ledger, size
 from vfl.core.storage import read_json, stamp, write_json
-from vfl.core.text import csv_text
 from vfl.experiments.cells import CODEC, Cell, GridFolder, failure_of, is_done
 from vfl.experiments.comparison_results import LOWER_IS_BETTER, score_text
 from vfl.experiments.statistics import Estimate, resampled
@@ -353,7 +352,7 @@ def value_table(lines: Sequence[Line], measure: str) -> Table:
 
 
 def write_value(folder: GridFolder) -> tuple[str, dict[str, Any]]:
-    """Write `results.csv`, `results.json` and `table.md` from what the cells hold.
+    """Write `results.json` and `table.md` from what the cells hold.
 
     Returns:
         The table in Markdown with what it says, and the content of the JSON file.
@@ -374,10 +373,4 @@ def write_value(folder: GridFolder) -> tuple[str, dict[str, Any]]:
         for line in lines
     ]
     content = {"measure": measure, "trainings": records, "sentences": said}
-    each = [
-        {"training": line.what, "seed": seed, measure: score}
-        for line in lines
-        for seed, score in line.scores.items()
-    ]
-    csv = csv_text(["training", "seed", measure], each)
-    return write_tables(folder.path, csv, content, [value_table(lines, measure)], said + missing)
+    return write_tables(folder.path, content, [value_table(lines, measure)], said + missing)

@@ -87,15 +87,15 @@ def guess_of(data: PartyData) -> dict[str, float]:
     """What the best constant answer for the test rows is worth.
 
     Returns:
-        Of classes, their number and `accuracy`, the share of the largest; of a number, `rmse` of
-        the mean of the training rows. Empty without labels or test rows.
+        Of classes, their number, `accuracy`, the share of the largest, and `auc`; of a number,
+        `rmse` of the mean of the training rows. Empty without labels or test rows.
     """
     if data.labels is None or not len(data.split.test):
         return {}
     tested = data.labels[torch.from_numpy(data.split.test)]
     if data.classes is not None:
         largest = int(tested.bincount().max()) / len(tested)
-        return {"classes": len(data.classes), "accuracy": largest}
+        return {"classes": len(data.classes), "accuracy": largest, "auc": 0.5}
     mean = data.labels[torch.from_numpy(data.split.train)].double().mean()
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 

@@ -1,0 +1,270 @@
+"""What a notebook calls: `vfl.train`, `vfl.compare`, `vfl.grid`, `vfl.value`, and a `Run`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.config import Experiment, GridSettings, Locations, with_overrides
+from vfl.config.run_folder import RunFolder, new_run_name
+from vfl.config.toml import check, override
+from vfl.core.storage import read_lines
+from vfl.experiments.attack_grid import attack_finished_run
+from vfl.experiments.attack_results import summary_table
+from vfl.experiments.glance import Glance
+from vfl.experiments.pages import build_report, glance
+from vfl.experiments.scheduler import FinishedCell
+from vfl.experiments.scores import Row
+from vfl.experiments.study import (
+    Kind,
+    Results,
+    framed,
+    overrides_of,
+    plan_study,
+    run_study,
+)
+from vfl.training import run as trainer
+from vfl.training.specs import check_specs, read_checked
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+#: The path of an experiment file, its content, or what `vfl.config` made of it.
+AnyExperiment = str | Path | Mapping[str, Any] | Experiment
+
+
+class Run:
+    """A training that has ended.
+
+    Args:
+        path: its folder.
+
+    Raises:
+        RunFolderError: there is no run in it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = RunFolder.open(Path(path))
+        self.path = self.folder.path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Its figures: quality on test rows, bytes, speed, promises."""
+        return self.folder.summary()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row an epoch."""
+        import pandas as pd
+
+        return pd.DataFrame(list(read_lines(self.path / "metrics.jsonl")))
+
+    @property
+    def glance(self) -> Glance:
+        """Four numbers and a sentence."""
+        return glance(self.path)
+
+    @property
+    def page(self) -> Path:
+        """Its page, a self-contained file, built anew."""
+        return build_report(self.path)
+
+    def predict(self) -> pd.DataFrame:
+        """Answers for the test rows, as `vfl predict` writes them."""
+        import pandas as pd
+
+        return pd.read_csv(trainer.predict(self.folder))
+
+    def attack(self, *attacks: str, **settings: object) -> Attacks:
+        """Attack its test rows; what was tried before is not tried again.
+
+        Args:
+            attacks: specs, or packs such as "light"; the light ones unless any is given.
+            settings: of a grid, such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
+
+        Raises:
+            UserError, RunFolderError: see `vfl attack`.
+        """
+        given = {"attacks": list(attacks), "leaks": [1, 5, 10], "draws": 3} | settings
+        asked = check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
+        return Attacks(self, attack_finished_run(self.folder, asked), asked)
+
+    def plot(self) -> Figure:
+        """Loss by epoch.
+
+        Raises:
+            UserError: matplotlib is not installed.
+        """
+        from vfl.experiments.plots import plot_run
+
+        return plot_run(self.path)
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {self.glance.sentence}>"
+
+    def _repr_html_(self) -> str:
+        return framed(self.path)
+
+
+class Attacks:
+    """What attacks on a run reached.
+
+    Attributes:
+        run: that was attacked.
+        rows: a row a measure, attack, number of leaked labels and draw.
+    """
+
+    def __init__(self, run: Run, rows: Sequence[Row], settings: GridSettings) -> None:
+        self.run, self.rows, self._settings = run, rows, settings
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The rows, with `no_model`, the best value without the model, beside each."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) | {"no_model": row.no_model} for row in self.rows])
+
+    def __repr__(self) -> str:
+        return summary_table(self.rows, self._settings.measure).markdown()
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        shown = summary_table(self.rows, self._settings.measure)
+        return str(pd.DataFrame(shown.rows, columns=list(shown.head)).to_html(index=False))
+
+
+def train(
+    experiment: AnyExperiment,
+    *settings: str,
+    runs: str | Path = "runs",
+    name: str | None = None,
+    download: bool = False,
+    device: str = "cpu",
+    progress: bool = True,
+) -> Run:
+    """Train an experiment with every party in this process.
+
+    Args:
+        experiment: a file, its content, or an `Experiment`.
+        settings: overrides such as "train.epochs=5" or "codec=topk:k=4".
+        runs: where run folders lie.
+        name: the run's own folder there; a time and the experiment's name otherwise.
+        download: fetch a data set that is not here.
+        device: where models run.
+        progress: whether a bar is shown.
+
+    Raises:
+        VFLError: as `vfl train`.
+    """
+    made, locations, called = _read(experiment, settings)
+    with _bar("epochs", made.train.epochs, progress) as step, locations.located(Experiment):
+        summary = trainer.train(
+            made,
+            Path(runs),
+            name or new_run_name(made.name),
+            command=_command("train", called, settings),
+            download=download,
+            device=device,
+            on_epoch=lambda record: step(f"epoch {record['epoch']}"),
+        )
+    build_report(Path(summary["run"]))
+    return Run(summary["run"])
+
+
+def compare(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
+    """Compare codecs; see `vfl compare`.
+
+    Args:
+        experiment: as of `train`.
+        settings: overrides.
+        options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; besides them `out`
+            (its folder), `jobs`, `device` and `progress`.
+    """
+    return _study("compare", experiment, settings, **options)
+
+
+def grid(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
+    """Attack every defense with everything; see `vfl grid`.
+
+    Args:
+        experiment: as of `train`.
+        settings: overrides.
+        options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
+            besides them `out`, `jobs`, `device` and `progress`.
+    """
+    return _study("grid", experiment, settings, **options)
+
+
+def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
+    """Measure what joining buys; see `vfl value`.
+
+    Args:
+        experiment: as of `train`.
+        settings: overrides.
+        options: settings of `[value]`; besides them `out`, `jobs`, `device` and `progress`.
+    """
+    return _study("value", experiment, settings, **options)
+
+
+def _study(
+    kind: Kind,
+    experiment: AnyExperiment,
+    settings: Sequence[str],
+    *,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    device: str = "cpu",
+    progress: bool = True,
+    **options: object,
+) -> Results:
+    overrides = [*settings, *overrides_of(kind, options)]
+    made, locations, called = _read(experiment, overrides)
+    study = plan_study(kind, made, locations)
+    with _bar("cells", len(study.cells), progress) as step:
+
+        def ended(cell: FinishedCell) -> None:
+            step(cell.cell.title + (" failed" if cell.failure else ""), cell.done)
+
+        path = Path(out) if out is not None else Path("runs") / made.name
+        return run_study(
+            study, path, _command(kind, called, overrides), None, jobs, device, on_end=ended
+        )
+
+
+def _read(experiment: AnyExperiment, overrides: Sequence[str]) -> tuple[Experiment, Locations, str]:
+    """The checked experiment, where its settings stand, and what it is called in a command."""
+    if isinstance(experiment, str | Path):
+        return *read_checked(Path(experiment), overrides), str(experiment)
+    made = experiment
+    if not isinstance(made, Experiment):
+        made = check(dict(made), Experiment, where="the experiment")
+    made = with_overrides(made, overrides)
+    check_specs(made)
+    return made, Locations(), f"{made.name}.toml"
+
+
+def _command(name: str, called: str, overrides: Sequence[str]) -> str:
+    return shlex.join(["vfl", name, called, *(word for one in overrides for word in ("-s", one))])
+
+
+@contextmanager
+def _bar(what: str, total: int, shown: bool) -> Iterator[Any]:
+    """A bar in a terminal or a notebook; a function that moves it on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+        task = bar.add_task(what, total=total)
+
+        def step(words: str, done: int | None = None) -> None:
+            advance = 1 if done is None else None
+            bar.update(task, description=words, completed=done, advance=advance)
+
+        yield step

@@ -1,0 +1,202 @@
+"""From one experiment to many trainings and what came of them; commands and notebooks use this.
+
+A study is a comparison of codecs, a grid of attacks on defenses, or what joining is worth: a plan
+of cells, results that are written from what the cells hold, and a page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vfl.config import Experiment, Locations, ValueSettings
+from vfl.experiments.attack_grid import grid_cells
+from vfl.experiments.attack_results import write_attack_results
+from vfl.experiments.cells import Cell, GridFolder
+from vfl.experiments.comparison import comparison_of, plan_lines
+from vfl.experiments.comparison_results import write_results
+from vfl.experiments.glance import Glance
+from vfl.experiments.pages import build_report, glance
+from vfl.experiments.pages.build import render
+from vfl.experiments.scheduler import FinishedCell, run_cells
+from vfl.experiments.tidy import frame_of, write_records
+from vfl.experiments.value import value_cells, write_value
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Kind = Literal["compare", "grid", "value"]
+_TABLES: tuple[Kind, ...] = ("compare", "grid", "value")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is going to be trained.
+
+    Attributes:
+        experiment: with the table of its kind alone.
+        cells: in the order in which they are trained.
+        notes: what was left out, and why.
+        lines: what `--dry-run` prints.
+    """
+
+    experiment: Experiment
+    cells: Sequence[Cell]
+    notes: Sequence[str]
+    lines: Sequence[str]
+
+
+def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None = None) -> Study:
+    """The cells of a study.
+
+    Args:
+        kind: which of the experiment's tables is meant.
+        experiment: what is trained.
+        locations: where its settings stand, for messages.
+
+    Raises:
+        ConfigError: the table is not there, or nothing would be trained.
+        SpecError: a plug-in cannot be built, or does not fit.
+    """
+    locations = locations or Locations()
+    alone: dict[str, Any] = {one: None for one in _TABLES if one != kind}
+    if kind == "value":
+        alone["value"] = experiment.value or ValueSettings()
+    experiment = experiment.model_copy(update=alone)
+    if kind == "compare":
+        comparison = comparison_of(experiment, locations)
+        lines = [*plan_lines(comparison.cells), *comparison.notes]
+        return Study(experiment, comparison.cells, comparison.notes, lines)
+    with locations.located(Experiment):
+        cells = grid_cells(experiment) if kind == "grid" else value_cells(experiment)
+    return Study(experiment, cells, (), [cell.title for cell in cells])
+
+
+def run_study(
+    study: Study,
+    path: Path,
+    command: str,
+    cells: Sequence[Cell] | None = None,
+    jobs: int = 1,
+    device: str = "cpu",
+    on_end: Callable[[FinishedCell], None] = lambda ended: None,
+) -> Results:
+    """Train what is not trained yet, and write tables and page.
+
+    Args:
+        study: what is trained.
+        path: the folder; what an earlier call trained in it stays.
+        command: how to repeat it.
+        cells: some of the study's; all unless they are given.
+        jobs: cells at a time, a process each.
+        device: where models run.
+        on_end: gets every cell as it ends.
+    """
+    folder = GridFolder(path)
+    folder.write(study.experiment, study.cells, command, study.notes)
+    chosen = study.cells if cells is None else cells
+    failed = run_cells(folder, chosen, jobs, device, on_end=on_end)
+    return write_study(folder, failed)
+
+
+def write_study(folder: GridFolder, failed: Sequence[FinishedCell] = ()) -> Results:
+    """Write `table.md`, `results.csv`, `results.json` and `report.html` from what cells hold.
+
+    Raises:
+        RunFolderError: there is no grid, or a file of it is damaged.
+    """
+    content: Any
+    if folder.kind == "codecs":
+        text, content = write_results(folder)
+    elif folder.kind == "attacks":
+        text, content = write_attack_results(folder)
+    else:
+        text, content = write_value(folder)
+    write_records(folder.path)
+    build_report(folder.path)
+    return Results(folder.path, text, content, failed)
+
+
+class Results:
+    """What a study came to.
+
+    Attributes:
+        path: its folder, with `report.html`, `results.csv` and the run folder of each training.
+        text: its tables in Markdown.
+        content: what `--json` prints.
+        failed: cells that ended badly.
+    """
+
+    def __init__(
+        self, path: Path, text: str, content: Any, failed: Sequence[FinishedCell] = ()
+    ) -> None:
+        self.path, self.text, self.content, self.failed = path, text, content, failed
+
+    @classmethod
+    def of(cls, path: str | Path) -> Results:
+        """The results of a folder, written anew from what its cells hold.
+
+        Raises:
+            RunFolderError: there is no grid, or a file of it is damaged.
+        """
+        return write_study(GridFolder(Path(path)))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each measure of each training; see `vfl.experiments.tidy.Record`."""
+        return frame_of(self.path)
+
+    @property
+    def glance(self) -> Glance:
+        """Four numbers and a sentence."""
+        return glance(self.path)
+
+    @property
+    def sentence(self) -> str:
+        """What it shows, in a sentence."""
+        return self.glance.sentence
+
+    @property
+    def page(self) -> Path:
+        """Its page, a self-contained file."""
+        return self.path / "report.html"
+
+    def plot(self) -> Figure:
+        """Utility of each training against bytes, or against the worst attack where there are any.
+
+        Raises:
+            UserError: matplotlib is not installed.
+        """
+        from vfl.experiments.plots import plot_study
+
+        return plot_study(self.path, self.table)
+
+    def __repr__(self) -> str:
+        return f"<results of {self.path}: {self.sentence}>"
+
+    def _repr_html_(self) -> str:
+        return framed(self.path)
+
+
+def framed(path: Path) -> str:
+    """The page of a folder inside a notebook, where nothing of it reaches outside."""
+    inside = html.escape(render(path), quote=True)
+    return f'<iframe srcdoc="{inside}" width="100%" height="640" sandbox="allow-scripts"></iframe>'
+
+
+def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
+    """Options as overrides of settings, so that they are checked as those are.
+
+    >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
+    ['grid.draws=3', 'grid.attacks=["kmeans"]']
+    """
+    import json
+
+    prefix = f"{table}." if table else ""
+    return [
+        f"{prefix}{key}={json.dumps(value)}" for key, value in given.items() if value or value == 0
+    ]
