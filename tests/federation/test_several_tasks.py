@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from real_deployment import Deployment, results
+from served import asked_of_deployment, predicted
 from sklearn.datasets import load_breast_cancer
 from taken_project import FEATURES, alone, writer
 
@@ -17,7 +18,7 @@ NODES, EPOCHS = (*FEATURES, "insurer"), "train.epochs=3"
 def federation(tmp_path_factory):
     sizes = load_breast_cancer(as_frame=True).data["mean radius"]
     large = (sizes > sizes.median()).map({True: "large", False: "small"})
-    write = writer("insurer", "--task", "insurer", labels=large)
+    write = writer("insurer", "--task", "insurer", "--serve", labels=large)
     started = Deployment(tmp_path_factory.mktemp("tasks") / "project", sides=NODES, write=write)
     try:
         yield started.start()
@@ -45,7 +46,11 @@ def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, t
     assert read_json(part / "evaluation.json")["test_loss"] == learned["test_loss"]
     told = pd.read_csv(part / "predictions.csv")
     assert set(told["prediction"]) == {"large", "small"}
-    assert set(pd.read_csv(run / "predictions.csv")["prediction"]) == {0, 1}
+    expected = predicted(run)
+    assert {prediction for prediction, _ in expected.values()} == {"0", "1"}
+    asked = list(expected)[:7]
+    answers = asked_of_deployment(federation, run, asked)
+    assert all(same(one, expected[each]) for one, each in zip(answers, asked, strict=True))
 
 
 def test_a_label_party_that_dies_is_named_and_the_training_goes_on_later(federation):

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from real_deployment import Deployment, results
+from served import asked_of_deployment, predicted
 from taken_project import FEATURES, MARK, alone, writer
 
 from vfl.core.storage import read_json
@@ -14,7 +15,7 @@ NODES = (*FEATURES, "compute")
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    write = writer("compute", "--middle", "compute")
+    write = writer("compute", "--middle", "compute", "--serve")
     started = Deployment(tmp_path_factory.mktemp("middle") / "project", sides=NODES, write=write)
     try:
         yield started.start()
@@ -22,7 +23,7 @@ def federation(tmp_path_factory):
         started.close()
 
 
-def test_it_trains_evaluates_and_predicts_as_one_process_does(federation, tmp_path):
+def test_it_trains_evaluates_predicts_and_serves_as_one_process_does(federation, tmp_path):
     checked = federation.ask("check", federation.folder)
     assert checked.wait() == 0, checked.said()
     assert "compute sees every cut and no label" in checked.said()
@@ -45,9 +46,10 @@ def test_it_trains_evaluates_and_predicts_as_one_process_does(federation, tmp_pa
     assert card["role"] == "party in the middle"
     marked = [path for path in (federation.folder / "compute").rglob("*") if path.is_file()]
     assert not any(MARK.encode() in path.read_bytes() for path in marked)
-    refused = federation.ask("serve", done)
-    assert refused.wait() != 0
-    assert "not served row by row" in refused.said()
+    expected = predicted(done)
+    asked = list(expected)[:7]
+    answers = asked_of_deployment(federation, done, asked)
+    assert all(same(one, expected[each]) for one, each in zip(answers, asked, strict=True))
 
 
 def test_a_middle_that_dies_is_named_and_the_training_goes_on_later(federation):

@@ -3,72 +3,22 @@
 import numpy as np
 import pandas as pd
 import pytest
-from played_session import PlayedSession, stand_in
-from stand_in_flower import Flower
+from played_session import stand_in
+from taken_session import ROWS, SHARED, with_insurer
 
-from vfl.config import Experiment
 from vfl.core.errors import VFLError
 from vfl.core.frame import Kind
-from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
-from vfl.session.identity import Identity
-from vfl.session.party_folder import INJECTED_SECRET
 from vfl.session.relay import PairSeals, SealedLinks
-from vfl.training.run import load_data, session_of
 
-FEATURES, OTHER, ROWS = ("bank", "shop"), "insurer", 200
-TASK = {"party": OTHER, "task": "regression", "top": "mlp:hidden=7", "weight": 0.3}
-CONTENT = {
-    "name": "shared",
-    "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in FEATURES},
-    "label": {"party": "lender", "top": "linear"},
-    "tasks": [TASK],
-    "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 4},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
-}
+OTHER = "insurer"
 CONSENT = '[consent]\nlabel_parties = ["insurer"]\n'
 
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
     stand_in(monkeypatch)
-    everybody = (*FEATURES, OTHER)
-    played = PlayedSession(tmp_path, Flower(everybody, tells=True), CONTENT)
-    draw, identities = np.random.default_rng(0), {name: Identity.fresh() for name in everybody}
-    ids = [f"Zq8id{row:03}" for row in range(ROWS)]
-    cells = {name: draw.normal(size=(ROWS, 2)) for name in FEATURES}
-    tables = {name: {"a": own[:, 0], "b": own[:, 1]} for name, own in cells.items()}
-    tables["lender"] = {"ill": np.where(cells["bank"][:, 0] + cells["shop"][:, 0] > 0, "y", "n")}
-    # No other number is near these; their bytes are looked for.
-    tables[OTHER] = {"cost": 71_000.0 + 1000 * cells["bank"][:, 1] - 500 * cells["shop"][:, 1]}
-    for name in (*everybody, "lender"):
-        (tmp_path / name).mkdir(exist_ok=True)
-        Secret.of_simulation(0, name).keep_at(tmp_path / name / "store" / INJECTED_SECRET)
-        for other in identities.keys() - {name} if name in identities else ():
-            identities[name].keep_at(tmp_path / name / "identity.key")
-            identities[name].public.keep_at(tmp_path / other / "peers" / f"{name}.pub")
-        pd.DataFrame({"id": ids, **tables[name]}).to_csv(tmp_path / name / "data.csv", index=False)
-        label = {"lender": 'label = "ill"\n', OTHER: 'label = "cost"\n'}.get(name, "")
-        consent = CONSENT if name in FEATURES else ""
-        text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{label}{consent}'
-        played.write(name, text)
-    return played
-
-
-def alone(session, **changes):
-    """The same in one process."""
-    content = CONTENT | changes
-    files = {name: str(session.folder / name / "party.toml") for name in (*FEATURES, OTHER)}
-    content |= {
-        "data": {"source": str(session.folder / "lender/party.toml")},
-        "label": CONTENT["label"] | {"column": "ill"},
-        "tasks": [content["tasks"][0] | {"column": "cost", "source": files[OTHER]}],
-        "parties": {
-            name: own | {"source": files[name]} for name, own in CONTENT["parties"].items()
-        },
-    }
-    experiment = Experiment.model_validate(content)
-    return session_of(experiment, load_data(experiment), "train").run()
+    return with_insurer(tmp_path)
 
 
 def own_part(session, name=OTHER):
@@ -82,7 +32,7 @@ def own_part(session, name=OTHER):
         {
             "codec": "randtopk:k=2,values=8",
             "defense": "gradient_noise",
-            "train": CONTENT["train"] | {"in_flight": 3},
+            "train": SHARED["train"] | {"in_flight": 3},
         },
     ],
     ids=["plain", "codec, defense, in flight"],
@@ -90,7 +40,7 @@ def own_part(session, name=OTHER):
 def test_a_federation_trains_what_one_process_trains(session, changes):
     session.play("train", **changes)
     assert session.flower.failures == []
-    local, summary = alone(session, **changes), read_json(session.run / "summary.json")
+    local, summary = session.alone(**changes), read_json(session.run / "summary.json")
     assert summary["weights_sha256"] == local.weights_digest()
     learned = read_json(own_part(session) / "summary.json")
     assert learned["history"][-1]["test_rmse"] == local.others[OTHER].history[-1]["test_rmse"]
@@ -124,7 +74,7 @@ def test_a_training_goes_on_where_all_have_a_checkpoint(session, monkeypatch):
     notes = (session.run / "notes.txt").read_text()
     assert "party 'insurer' went away and did not come back; restart 1 of 3" in notes
     digest = read_json(session.run / "summary.json")["weights_sha256"]
-    assert digest == alone(session).weights_digest()
+    assert digest == session.alone().weights_digest()
 
 
 def test_no_label_party_reads_gradients_of_another(session, monkeypatch):
@@ -160,11 +110,7 @@ def test_no_label_party_reads_gradients_of_another(session, monkeypatch):
     ],
 )
 def test_who_does_not_consent_takes_no_part(session, name, text, match):
-    path = session.folder / name / "party.toml"
-    session.write(name, path.read_text().partition("[consent]")[0] + text)
-    with pytest.raises(VFLError, match="stopped with V403"):
-        session.play("train")
-    assert any(match in str(failure) for failure in session.flower.failures)
+    assert session.refuses(name, text, match)
 
 
 def test_other_rows_at_a_further_label_party_are_refused(session):
@@ -172,9 +118,3 @@ def test_other_rows_at_a_further_label_party_are_refused(session):
     pd.read_csv(table).iloc[1:].to_csv(table, index=False)
     with pytest.raises(VFLError, match="different rows"):
         session.play("train")
-
-
-def test_such_a_run_is_not_served(session):
-    session.play("train")
-    with pytest.raises(VFLError, match="not served row by row"):
-        session.play("serve")

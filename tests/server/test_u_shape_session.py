@@ -5,73 +5,23 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from played_session import PlayedSession, stand_in
-from stand_in_flower import Flower
+from played_session import stand_in
+from taken_session import FEATURES, IDS, ROWS, SHARED, with_middle
 
-from vfl.config import Experiment
 from vfl.core.errors import ConfigError, VFLError
 from vfl.core.frame import Frame, Kind
-from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
-from vfl.session.identity import Identity
-from vfl.session.party_folder import INJECTED_SECRET
 from vfl.session.relay import PairSeals, SealedLinks
-from vfl.training.run import load_data, session_of
 
-FEATURES, MIDDLE, ROWS, WIDTH = ("bank", "shop"), "compute", 200, 4
-#: A label whose bytes no other number of the test has: float32 and float64 of these are looked for.
-CONTENT = {
-    "name": "between",
-    "parties": {name: {"width": WIDTH, "bottom": "mlp:hidden=8"} for name in FEATURES},
-    "label": {"party": "lender", "top": "linear", "task": "regression"},
-    "middle": {"party": MIDDLE, "width": 6, "model": "mlp:hidden=8,last=relu"},
-    "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 4},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
-}
+MIDDLE = "compute"
+MODEL = {"party": MIDDLE, "width": 6, "model": "mlp:hidden=8,last=relu"}
 CONSENT = '[consent]\nmiddle = ["compute"]\n'
 
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
     stand_in(monkeypatch)
-    everybody = (*FEATURES, MIDDLE)
-    played = PlayedSession(tmp_path, Flower(everybody, tells=True), CONTENT)
-    draw, identities = np.random.default_rng(0), {name: Identity.fresh() for name in everybody}
-    ids = [f"Zq8id{row:03}" for row in range(ROWS)]
-    for name in (*everybody, "lender"):
-        (tmp_path / name).mkdir(exist_ok=True)
-        Secret.of_simulation(0, name).keep_at(tmp_path / name / "store" / INJECTED_SECRET)
-        if name in identities:
-            identities[name].keep_at(tmp_path / name / "identity.key")
-            for other in identities.keys() - {name}:
-                identities[name].public.keep_at(tmp_path / other / "peers" / f"{name}.pub")
-        if name == MIDDLE:
-            played.write(name, f'party = "{name}"\nrole = "middle"\n')
-            continue
-        cells = {"a": draw.normal(size=ROWS), "b": draw.normal(size=ROWS)}
-        if name == "lender":
-            cells = {"cost": 71_000.0 + 1000 * draw.normal(size=ROWS)}
-        pd.DataFrame({"id": ids, **cells}).to_csv(tmp_path / name / "data.csv", index=False)
-        label = 'label = "cost"\n' if name == "lender" else ""
-        consent = "" if name == "lender" else CONSENT
-        text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{label}{consent}'
-        played.write(name, text)
-    return played
-
-
-def alone(session, **changes):
-    """The same in one process."""
-    content = CONTENT | changes
-    content |= {
-        "data": {"source": str(session.folder / "lender/party.toml")},
-        "label": CONTENT["label"] | {"column": "cost"},
-        "parties": {
-            name: own | {"source": str(session.folder / name / "party.toml")}
-            for name, own in CONTENT["parties"].items()
-        },
-    }
-    experiment = Experiment.model_validate(content)
-    return session_of(experiment, load_data(experiment), "train").run()
+    return with_middle(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +30,8 @@ def alone(session, **changes):
         {},
         {
             "codec": "randtopk:k=2,values=8",
-            "middle": CONTENT["middle"] | {"codec": "topk:k=3"},
-            "train": CONTENT["train"] | {"in_flight": 3, "patience": 1, "keep": "best"},
+            "middle": MODEL | {"codec": "topk:k=3"},
+            "train": SHARED["train"] | {"in_flight": 3, "patience": 1, "keep": "best"},
         },
     ],
     ids=["plain", "codecs, in flight, early stopping"],
@@ -89,7 +39,7 @@ def alone(session, **changes):
 def test_a_federation_trains_what_one_process_trains(session, changes):
     session.play("train", **changes)
     summary = read_json(session.run / "summary.json")
-    local = alone(session, **changes)
+    local = session.alone(**changes)
     assert summary["weights_sha256"] == local.weights_digest()
     assert session.flower.failures == []
     session.play("evaluate", **changes)
@@ -121,7 +71,7 @@ def test_a_training_goes_on_where_all_have_a_checkpoint(session, monkeypatch):
         r"party '\w+' went away and did not come back; restart 1 of 3, from exch", notes
     )
     digest = read_json(session.run / "summary.json")["weights_sha256"]
-    assert digest == alone(session).weights_digest()
+    assert digest == session.alone().weights_digest()
 
 
 def test_nobody_reads_what_is_for_another(session, monkeypatch):
@@ -157,8 +107,7 @@ def test_nobody_reads_what_is_for_another(session, monkeypatch):
     whole = [payload for got in received.values() for *_, payload in got]
     whole += [payload for payloads in sent.values() for payload in payloads] + carried
     assert not any(mark in payload for payload in whole for mark in marks)
-    ids = [f"Zq8id{row:03}".encode() for row in range(ROWS)]
-    assert not any(one in payload for payload in whole for one in ids)
+    assert not any(one.encode() in payload for payload in whole for one in IDS)
 
 
 def test_a_frame_that_was_changed_on_its_way_ends_the_session(session, monkeypatch):
@@ -189,11 +138,7 @@ def test_a_frame_that_was_changed_on_its_way_ends_the_session(session, monkeypat
     ],
 )
 def test_who_does_not_consent_takes_no_part(session, name, text, match):
-    path = session.folder / name / "party.toml"
-    session.write(name, path.read_text().partition("[consent]")[0] + text)
-    with pytest.raises(VFLError, match="stopped with V403"):
-        session.play("train")
-    assert any(match in str(failure) for failure in session.flower.failures)
+    assert session.refuses(name, text, match)
 
 
 def test_a_party_of_another_role_is_not_asked(session):
@@ -201,12 +146,6 @@ def test_a_party_of_another_role_is_not_asked(session):
     session.write(MIDDLE, path.read_text().replace('"middle"', '"dealer"'))
     with pytest.raises(VFLError, match="asks it to stand in the middle"):
         session.play("train")
-
-
-def test_such_a_run_is_not_served(session):
-    session.play("train")
-    with pytest.raises(VFLError, match="not served row by row"):
-        session.play("serve")
 
 
 def test_a_trace_has_no_place_beside_a_middle(session):

@@ -95,6 +95,20 @@ def same(answer, expected):
     return str(answer["prediction"]) == expected[0] and got == expected[1]
 
 
+def asked_of_deployment(federation, run, ids):
+    """What `vfl serve` answers for some rows on a real federation."""
+    serving = federation.ask("serve", run, "--port", "0")
+    serving.wait_for("listens at")
+    token = (run / "serve.token").read_text().strip()
+    client = Client(json.loads((run / "serving.json").read_text())["address"], token)
+    client.wait_ready(timeout_s=90.0)
+    status, told = client.predict(*ids)
+    (run / "serving.stop").touch()
+    assert serving.wait() == 0, serving.said()
+    assert status == 200, told
+    return told["predictions"]
+
+
 def settings(**more):
     return ServeSettings(port=0, **more)
 

@@ -1,64 +1,43 @@
-"""The feature party while it serves: one request after the other, until the session is over."""
+"""Who answers while a run is served: one request after the other, until the session is over."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from vfl.clients.feature_party import FeatureParty
+from vfl.clients.middle_party import MiddleParty
 from vfl.core.errors import ProtocolError
-from vfl.core.frame import Frame, Kind
+from vfl.core.frame import Frame, Kind, Link
 from vfl.session import Exchange
 from vfl.session.drift import Drift
-from vfl.session.serving import Refused, Requests
+from vfl.session.serving import Peeked, Refused, Requests, refusals
 
 _SAY_EVERY_S = 60.0
 
 
-class ServedParty:
-    """Answers what the label party asks for; see `vfl.session.serving`.
+class _Served:
+    """What takes requests from one link, and says what was asked.
 
     Args:
-        feature: the party, with the weights of its training.
+        name: of the party.
+        link: to who asks.
         requests: what it is asked for, and may refuse.
         drift: counts its own inputs that are asked; it tells nobody but its own log and folder.
     """
 
     def __init__(
-        self, feature: FeatureParty, requests: Requests, drift: Drift | None = None
+        self, name: str, link: Link, requests: Requests, drift: Drift | None = None
     ) -> None:
         self.requests, self._drift = requests, drift or Drift(None, None)
-        self._feature = feature
+        self._name, self._link = name, link
         self._step: int | None = None
 
     def answer(self) -> bool:
-        """Wait for one request and answer it; False when the session is over.
-
-        Raises:
-            ProtocolError: a message out of turn, or rows that this session does not have.
-        """
-        link = self._feature.end.link
-        frame = link.receive()
-        if frame.kind is Kind.DONE:
-            return False
-        first = self._step is None  # it may have come back in the midst of a session
-        if frame.kind is not Kind.ASK or not (first or frame.step == self._step):
-            raise ProtocolError(
-                "a message out of turn from the label party",
-                got=f"{frame.kind.name} of step {frame.step}",
-                want=f"ASK of step {self._step}, or DONE",
-            )
-        self._step = frame.step + 1
-        rows = self.requests.admit(frame)
-        if rows is None or isinstance(rows, Refused):
-            why = b"" if rows is None else bytes([rows])
-            link.send(Frame(Kind.REFUSAL, frame.step, why))
-            return True
-        exchange = Exchange(frame.step, "predict", 0, rows, last=True, confirmed=False)
-        self._feature.begin(exchange)
-        self._feature.answer(exchange)
-        self._drift.add(self._feature.inputs, rows=rows)
-        return True
+        """Wait for one request and answer it; False when the session is over."""
+        raise NotImplementedError
 
     def run(self, say: Callable[[str], None]) -> None:
         """Serve until the session is over; say now and then, in counts, what was asked."""
@@ -67,11 +46,121 @@ class ServedParty:
             if time.monotonic() - at > _SAY_EVERY_S:
                 at = time.monotonic()
                 if said != (said := self._summary()):
-                    say(f"party {self._feature.name} {said}")
-        say(f"party {self._feature.name} {self._summary()}")
+                    say(f"party {self._name} {said}")
+        say(f"party {self._name} {self._summary()}")
+
+    def _admit(self) -> tuple[Frame, np.ndarray | Refused | None] | None:
+        """The next request, and what to answer as `Requests` says it; None when there are no more.
+
+        Raises:
+            ProtocolError: a message out of turn, or rows that this session does not have.
+        """
+        frame = self._link.receive()
+        if frame.kind is Kind.DONE:
+            return None
+        first = self._step is None  # it may have come back in the midst of a session
+        if frame.kind is not Kind.ASK or not (first or frame.step == self._step):
+            raise ProtocolError(
+                "a message out of turn from the label party",
+                got=f"{frame.kind.name} of step {frame.step}",
+                want=f"ASK of step {self._step}, or DONE",
+            )
+        self._step = frame.step + 1
+        return frame, self.requests.admit(frame)
+
+    def _refuse(self, step: int, why: bytes) -> None:
+        self._link.send(Frame(Kind.REFUSAL, step, why))
 
     def _summary(self) -> str:
         if self._drift.inputs is None:
             return self.requests.summary()
         counted = len(self._drift.inputs.names)
         return f"{self.requests.summary()}; {self._drift.drifted()} of {counted} inputs drifted"
+
+
+class ServedParty(_Served):
+    """A feature party answers what it is asked for; see `vfl.session.serving`.
+
+    Args:
+        feature: the party, with the weights of its training.
+        requests, drift: see `_Served`.
+    """
+
+    def __init__(
+        self, feature: FeatureParty, requests: Requests, drift: Drift | None = None
+    ) -> None:
+        super().__init__(feature.name, feature.end.link, requests, drift)
+        self._feature = feature
+
+    def answer(self) -> bool:
+        if (asked := self._admit()) is None:
+            return False
+        frame, rows = asked
+        if rows is None or isinstance(rows, Refused):
+            self._refuse(frame.step, b"" if rows is None else bytes([rows]))
+            return True
+        exchange = _exchange(frame.step, rows)
+        self._feature.begin(exchange)
+        self._feature.answer(exchange)
+        self._drift.add(self._feature.inputs, rows=rows)
+        return True
+
+
+class ServedMiddle(_Served):
+    """The party in the middle asks the feature parties, and answers with its output of their cuts.
+
+    Args:
+        middle: the party, with the weights of its training.
+        requests: see `_Served`.
+    """
+
+    def __init__(self, middle: MiddleParty, requests: Requests) -> None:
+        super().__init__(middle.name, middle.end.link, requests)
+        self._middle, self._links = middle, dict[str, Peeked]()
+        self._asked: tuple[int, np.ndarray | Refused | None] | None = None
+        for name, end in middle.ends.items():
+            self._links[name] = end.link = Peeked(name, end.link)
+
+    def answer(self) -> bool:
+        if not self.ask():
+            return False
+        self.give()
+        return True
+
+    def ask(self) -> bool:
+        """Wait for one request and pass it on; False when the session is over."""
+        self._asked, asked = None, self._admit()
+        if asked is None:
+            for link in self._links.values():
+                link.send(Frame(Kind.DONE))
+            return False
+        self._asked = asked[0].step, asked[1]
+        payload = b"" if isinstance(asked[1], Refused) else asked[0].payload
+        for link in self._links.values():  # of no rows, too: everybody counts requests alike
+            link.send(Frame(Kind.ASK, asked[0].step, payload))
+        return True
+
+    def give(self) -> None:
+        """Answer what was passed on, once every feature party has.
+
+        Raises:
+            ProtocolError, FrameError, NonFiniteError: what a feature party sent is no answer.
+        """
+        assert self._asked is not None, "something was passed on"
+        (step, asked), why = self._asked, b""
+        rows = asked if isinstance(asked, np.ndarray) else None
+        refused = refusals(self._links, step, self._links if rows is None else ())
+        if rows is not None and not refused:
+            self._middle.begin(_exchange(step, rows))
+            return
+        for name in () if rows is None else self._links.keys() - refused.keys():
+            self._links[name].receive()
+        if isinstance(asked, Refused):
+            why = bytes([asked])
+        for party, reason in refused.items():
+            why = bytes([reason]) + party.encode()
+        self._refuse(step, why)
+
+
+def _exchange(step: int, rows: np.ndarray) -> Exchange:
+    return Exchange(step, "predict", 0, rows, last=True, confirmed=False)

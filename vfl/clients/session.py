@@ -13,7 +13,7 @@ import torch
 
 from vfl.clients.feature_party import FeatureParty
 from vfl.clients.middle_party import MiddleParty
-from vfl.clients.serving import ServedParty
+from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile
 from vfl.core.errors import DisagreementError, ProtocolError, VFLError
@@ -180,6 +180,10 @@ class _PartySession:
         links = self._sealed(link, terms.feature_parties)
         weights = None if self.trains else self.folder.weights()
         middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
+        if terms.mode == "serve":
+            requests = Requests(split.test, self.party.consent, meter)
+            ServedMiddle(middle, requests).run(self.say)
+            return self._conclude(middle.weights_digest(), links.direct)
         meter.most = most_of_an_epoch(terms, split, limits_of_links(terms, self.name, split))
         middle.resume(start)
         middle.run(meter.through(middle.stopping.follow(terms.schedule(split, start))))

@@ -522,14 +522,14 @@ class Experiment(Settings):
                 f"{what} has no place for several label parties",
                 got=f"[[tasks]] of {', '.join(task.party for task in self.tasks)}",
                 want="one label party",
-                fix="leave [[tasks]] out; vfl train, evaluate, predict and report take them",
+                fix="leave [[tasks]] out; vfl train, evaluate, predict, serve and report take them",
             )
         if self.middle is not None:
             raise ConfigError(
                 f"{what} has no place for a party in the middle",
                 got=f"[middle] with party = '{self.middle.party}'",
                 want="bottoms at the feature parties and the whole top at the label party",
-                fix="leave [middle] out; vfl train, evaluate, predict and report take it",
+                fix="leave [middle] out; vfl train, evaluate, predict, serve and report take it",
             )
 
 

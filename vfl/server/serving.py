@@ -26,8 +26,7 @@ from vfl.server.label_party import LabelParty
 from vfl.server.missing import PartialCuts
 from vfl.session import Exchange
 from vfl.session.exchange import SUM
-from vfl.session.serving import Refused, request
-from vfl.transport import ObservedPoll
+from vfl.session.serving import Peeked, Refused, refusals, request
 
 #: Most parties whose contributions are computed: every subset of them takes a pass of the top.
 _MOST_EXPLAINED = 8
@@ -76,43 +75,6 @@ class Away(Protocol):
         """The links of those that are here again; the others are asked to come now and then."""
 
 
-class _Peeked:
-    """A link whose next frame was looked at.
-
-    Args:
-        link: to a party; one of the same process never waits.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._polled = link if isinstance(link, ObservedPoll) else None
-        self._next: Frame | None = None
-
-    def look(self) -> Frame | None:
-        """The next frame, once it is there."""
-        if self._next is None:
-            self._next = self._link.receive() if self._polled is None else self._polled.poll()
-        return self._next
-
-    def fileno(self) -> int | None:
-        """What to wait for; -1 while the stream is cut, None where nothing is waited for."""
-        return None if self._polled is None else self._polled.fileno()
-
-    @property
-    def patience_s(self) -> float:
-        return math.inf if self._polled is None else self._polled.patience_s
-
-    def receive(self) -> Frame:
-        frame, self._next = self._next, None
-        return self._link.receive() if frame is None else frame
-
-    def send(self, frame: Frame) -> None:
-        self._link.send(frame)
-
-    def close(self) -> None:
-        self._link.close()
-
-
 class ServingParty:
     """Asks for rows as they are wanted, one request after the other, without ever waiting.
 
@@ -124,6 +86,7 @@ class ServingParty:
         between: lets parties of the same process answer, after each request.
         away: follows parties that went away, where a learned vector may stand for their cuts.
         absent: those that are not here at the start.
+        behind: feature parties behind a party in the middle, which is asked in their place.
 
     Attributes:
         waits_for: the party that is waited for now, or that was lost.
@@ -136,8 +99,9 @@ class ServingParty:
         between: Callable[[], object] = lambda: None,
         away: Away | None = None,
         absent: Collection[str] = (),
+        behind: Collection[str] = (),
     ) -> None:
-        self.label, self.absent = label, frozenset(absent)
+        self.label, self.absent, self._behind = label, frozenset(absent), behind
         self._away, self._held = away, label.data.held
         self._rows_of: Mapping[str, np.ndarray] = {}
         self.waits_for: str | None = None
@@ -146,7 +110,7 @@ class ServingParty:
         self._asked = np.empty(0, dtype=np.int64)
         self._late_at: float | None = None
         self._reference: Mapping[str, Tensor] | None = None
-        self._links: dict[str, _Peeked] = {}
+        self._links: dict[str, Peeked] = {}
         for name, end in label.ends.items():
             if name not in self.absent:
                 self._take_in(name, end.link)
@@ -154,8 +118,7 @@ class ServingParty:
 
     def streams(self) -> list[int]:
         """File numbers that say when something has come; -1 for a stream that is cut."""
-        numbers = [link.fileno() for link in self._links.values()]
-        return [number for number in numbers if number is not None]
+        return [number for link in self._links.values() for number in link.filenos()]
 
     def begin(self, rows: np.ndarray) -> None:
         """Ask every party for some rows; nothing else may be asked for.
@@ -180,11 +143,12 @@ class ServingParty:
         away, late_at = list[str](), self._late_at
         for name, link in list(self._links.items()):
             self.waits_for = name
-            if late_at is None and link.fileno() is None:
+            if late_at is None and not link.filenos():
                 continue
             try:
                 frame = link.look()
             except LOSSES as loss:
+                self.waits_for = link.waits_for
                 self._lose(name, loss)
                 continue
             if frame is None:
@@ -194,9 +158,9 @@ class ServingParty:
         if late_at is None or not away:
             self.waits_for = None
             return late_at is not None
-        self.waits_for = away[0]
+        self.waits_for = self._links[away[0]].waits_for
         if time.monotonic() > late_at:
-            late = f"party '{away[0]}' sent nothing for {self._patience_s:g} s"
+            late = f"party '{self.waits_for}' sent nothing for {self._patience_s:g} s"
             self._lose(away[0], LostPeerError(late))
             return self.arrived()
         return False
@@ -212,9 +176,14 @@ class ServingParty:
         """
         step, rows = self._step, self._asked
         self._step, self._late_at = step + 1, None
-        refused = self._refusals(step)
+        empty = [name for name, own in self._rows_of.items() if not len(own)]
+        refused = dict[str, Refused]()
+        for name, link in self._links.items():
+            self.waits_for = name
+            refused |= refusals({name: link}, step, empty, self._behind)
+        self.waits_for = None
         if refused:
-            for name in self._links.keys() - refused.keys():
+            for name in () if self._behind else self._links.keys() - refused.keys():
                 if len(self._rows_of[name]):
                     self._links[name].receive()
             party, code = next(iter(refused.items()))
@@ -282,7 +251,7 @@ class ServingParty:
 
     def _take_in(self, name: str, link: Link) -> None:
         """Ask a party from here on."""
-        self._links[name] = _Peeked(link)
+        self._links[name] = Peeked(name, link)
         self.label.ends[name].link = self._links[name]
 
     def _bring_back(self) -> None:
@@ -305,28 +274,8 @@ class ServingParty:
         self.absent |= {name}
         self._away.lost(name)
 
-    @staticmethod
-    def _explains(names: Collection[str]) -> bool:
-        return SUM not in names and len(names) <= _MOST_EXPLAINED
-
-    def _refusals(self, step: int) -> dict[str, Refused]:
-        """Who refuses a request and why, once every party has said something to it."""
-        refused = {}
-        for name, link in self._links.items():
-            self.waits_for = name
-            frame, empty = link.look(), not len(self._rows_of[name])
-            assert frame is not None, "it has arrived"
-            if frame.kind is not Kind.REFUSAL and not empty:
-                continue  # the round checks it
-            link.receive()
-            code = bytes(frame.payload)
-            known = not code if empty else code in [bytes([each]) for each in Refused]
-            if frame.kind is not Kind.REFUSAL or frame.step != step or not known:
-                raise ProtocolError(f"party '{name}' answered a request in an unknown form")
-            if code:
-                refused[name] = Refused(code[0])
-        self.waits_for = None
-        return refused
+    def _explains(self, names: Collection[str]) -> bool:
+        return not self._behind and SUM not in names and len(names) <= _MOST_EXPLAINED
 
 
 def shapley(names: Iterable[str], values: Tensor) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ from vfl.session.party_folder import (
     own_terms,
 )
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
-from vfl.session.relay import Switchboard
+from vfl.session.relay import Carried, Switchboard
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
@@ -219,7 +219,7 @@ class LabelSession:
             require_servable(terms)
             classes = own_folder(party, terms).classes()
             drift = own_folder(party, terms).drift()
-            front.show(terms.run, terms.feature_parties, self.data, classes, drift)
+            front.show(terms.run, terms.peers, self.data, classes, drift)
             self.say(front.welcome)
 
     @property
@@ -370,6 +370,8 @@ class LabelSession:
 
                 board = Switchboard(links, receive, pairs, terms.window_frames)
                 ends = board.links
+                if self.front is not None:
+                    ends |= {name: Carried(board, name, links) for name in terms.takers}
             label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
@@ -379,7 +381,8 @@ class LabelSession:
                 for name in absent:
                     self.say(f"party {name} is not here; serving begins without it")
                 away = federation if self._partial else None
-                serving = ServingParty(label, away=away, absent=absent)
+                behind = terms.feature_parties if terms.middle is not None else ()
+                serving = ServingParty(label, away=away, absent=absent, behind=behind)
                 self._tell(ProgressReport("serve"))
                 try:
                     self.front.play(serving)
@@ -387,7 +390,7 @@ class LabelSession:
                     meter.rows += label.progress.asked_rows
                 serving.close()
                 here = {n: end.link for n, end in label.ends.items() if n not in serving.absent}
-                return self._end(label, federation, here)
+                return self._end(label, federation, ends if terms.takers else here)
             followed = label.stopping.follow(terms.schedule(data.split, start))
             schedule = self._watched(meter.through(followed))
             weights = {party.party: label.weights}
@@ -417,7 +420,7 @@ def _conclude(
 ) -> None:
     digests = [(report.party, report.weights_sha256) for report in reports]
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
-    everybody = {name for name, _ in digests} >= set(terms.feature_parties)
+    everybody = {name for name, _ in digests} >= {*terms.feature_parties, *terms.tasks}
     if terms.mode != "train" and everybody:
         folder.check_weights(weights)
     if terms.mode == "serve":

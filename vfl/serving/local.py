@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vfl.clients.serving import ServedParty
+from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.config import Consent
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import VFLError
@@ -17,23 +17,40 @@ from vfl.session.ledger import Meter
 from vfl.session.serving import Requests, require_servable
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, trained
+from vfl.training.several_tasks import SeveralTasksSession
+from vfl.training.u_shape import UShapedSession
+
+Session = LocalSession | SeveralTasksSession | UShapedSession
 
 
-def serving_of(session: LocalSession) -> ServingParty:
-    """The label party of a session in this process, its feature parties ready to answer."""
-    session.begin()
+def serving_of(session: Session) -> ServingParty:
+    """The label party of a session in this process, its other parties ready to answer."""
+    if isinstance(session, LocalSession):
+        session.begin()
+    features = session.features if isinstance(session, UShapedSession) else session.clients
     test, held = session.label.data.split.test, session.label.data.held
-    rows = {one.name: test[held[one.name][test]] if held else test for one in session.clients}
-    served = [
-        ServedParty(client, Requests(rows[client.name], Consent(max_rows_per_second=1e9), Meter()))
-        for client in session.clients
-    ]
+
+    def requests(party: str) -> Requests:
+        rows = test[held[party][test]] if held else test
+        return Requests(rows, Consent(max_rows_per_second=1e9), Meter())
+
+    served = [ServedParty(one, requests(one.name)) for one in features]
 
     def answer() -> None:
         for party in served:
             party.answer()
 
-    return ServingParty(session.label, answer)
+    if not isinstance(session, UShapedSession):
+        return ServingParty(session.label, answer)
+    middle = ServedMiddle(session.middle, requests(session.middle.name))
+
+    def through_the_middle() -> None:
+        middle.ask()
+        answer()
+        middle.give()
+
+    behind = session.terms.feature_parties
+    return ServingParty(session.label, through_the_middle, behind=behind)
 
 
 def serve(
@@ -60,7 +77,7 @@ def serve(
         while True:
             label = session.label.data
             drift = PartyFolder(folder.party(label.name)).drift()
-            front.show(version, session.terms.feature_parties, label, label.classes, drift)
+            front.show(version, session.terms.peers, label, label.classes, drift)
             ready(front)
             front.play(serving_of(session))
             if (following := front.following()) is None:
@@ -74,10 +91,9 @@ def serve(
         front.close()
 
 
-def _session(folder: RunFolder) -> LocalSession:
-    folder.experiment().refuse_roles("serving")
+def _session(folder: RunFolder) -> Session:
     with locked(folder.path):
         session = trained(folder, load_data(folder.experiment()), "serve")
     require_servable(session.terms)
-    assert isinstance(session, LocalSession), "networks that nobody holds were refused"
+    assert isinstance(session, Session), "networks that nobody holds were refused"
     return session

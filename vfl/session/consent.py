@@ -561,6 +561,10 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
         width = codec.wire_width(width)
         forward = {kind: codec.payload_limit(count, width) + more for kind, count in rows.items()}
         back = {Kind.GRAD: forward[Kind.CUT], Kind.ACK: _ANSWER_BYTES + more}
+        if terms.mode == "serve":  # and a middle passes a refusal on, with the name
+            longest = max(len(name.encode()) for name in terms.feature_parties)
+            forward[Kind.REFUSAL] = REFUSAL_BYTES + more + (0 if more else longest)
+            back = {Kind.ASK: ROW_BYTES * rows[Kind.QUERY] + more, Kind.DONE: more}
         return forward, back
 
     def sealed(name: str) -> tuple[dict[Kind, int], dict[Kind, int]]:

@@ -24,7 +24,7 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets.alignment.protocols import Send
 from vfl.session.identity import Identity, read_pins
 from vfl.session.terms import Terms
-from vfl.transport.link import TransportLink
+from vfl.transport.link import ObservedPoll, TransportLink
 
 _PUBLIC_BYTES = 32
 #: Of a key that is offered and its signature.
@@ -223,6 +223,8 @@ class Switchboard:
 
     Attributes:
         links: by party.
+        unanswered: frames of others that were carried to a party, less those it sent to others.
+        waits_for: who was sent something last, or see `Carried`.
     """
 
     def __init__(
@@ -233,7 +235,8 @@ class Switchboard:
         most: int,
     ) -> None:
         self._streams, self._receive_any, self._pairs = streams, receive_any, pairs
-        self._names, self._most = list(streams), most
+        self._names, self.most, self.waits_for = list(streams), most, ""
+        self.unanswered = Counter[str]()
         self._waiting: dict[str, deque[Frame]] = {name: deque() for name in streams}
         self.links: dict[str, Link] = {
             name: _Pair(stream.send, self._receiver(name)) for name, stream in streams.items()
@@ -243,24 +246,33 @@ class Switchboard:
         def receive() -> Frame:
             waiting = self._waiting[name]
             while not waiting:
-                sender, frame = self._receive_any()
-                if frame.branch:
-                    self._hand_on(sender, frame)
-                elif len(self._waiting[sender]) < self._most:
-                    self._waiting[sender].append(frame)
-                else:
-                    raise _out_of_turn(frame, f"party '{sender}'")
+                self.take(*self._receive_any())
             return waiting.popleft()
 
         return receive
+
+    def take(self, sender: str, frame: Frame) -> None:
+        """Hand a frame on, or keep it for whoever asks for it."""
+        if frame.branch:
+            self._hand_on(sender, frame)
+        elif len(self._waiting[sender]) < self.most:
+            self._waiting[sender].append(frame)
+        else:
+            raise _out_of_turn(frame, f"party '{sender}'")
+
+    def next_of(self, name: str) -> Frame | None:
+        """The next frame that a party has sent to the label party, if one was taken."""
+        return self._waiting[name].popleft() if self._waiting[name] else None
 
     def _hand_on(self, sender: str, frame: Frame) -> None:
         known = frame.branch <= len(self._names)
         receiver = self._names[frame.branch - 1] if known else sender
         if not self._pairs(sender, receiver):
             raise _out_of_turn(frame, f"party '{sender}'")
-        number = 1 + self._names.index(sender)
+        number, self.waits_for = 1 + self._names.index(sender), receiver
         self._streams[receiver].send(Frame(frame.kind, frame.step, frame.payload, number))
+        self.unanswered[receiver] += 1
+        self.unanswered[sender] -= 1
 
 
 class _Pair:
@@ -274,6 +286,57 @@ class _Pair:
 
     def close(self) -> None:
         """The stream is closed by who opened it."""
+
+
+class Carried(_Pair):
+    """The label party's link to a party in the middle while it serves: it never waits.
+
+    Every stream is looked at, for what the parties behind the middle say to it is carried too, as
+    long as no stream is cut: sending would wait for that one. Each of them answers what the middle
+    says by one frame, so that frames tell who is waited for.
+
+    Args:
+        board: carries them.
+        name: the party in the middle.
+        streams: of everybody, as the board has them.
+    """
+
+    def __init__(self, board: Switchboard, name: str, streams: Mapping[str, ObservedPoll]) -> None:
+        super().__init__(board.links[name].send, board.links[name].receive)
+        self._board, self._name, self._streams = board, name, streams
+        self._came = deque[tuple[str, Frame]]()
+        board.waits_for = name
+
+    @property
+    def waits_for(self) -> str:
+        """Who has to send something next, or whose stream has failed."""
+        return self._board.waits_for
+
+    @property
+    def patience_s(self) -> float:
+        """How long a party may say nothing."""
+        return max(stream.patience_s for stream in self._streams.values())
+
+    def filenos(self) -> list[int]:
+        """Of every stream; -1 while one is cut."""
+        return [stream.fileno() for stream in self._streams.values()]
+
+    def poll(self) -> Frame | None:
+        """The next frame of the middle if it is there, after carrying what is for others."""
+        board, came = self._board, self._came
+        for name, stream in self._streams.items():
+            board.waits_for = name
+            for _ in range(board.most):  # nobody may have more on the way
+                if (frame := stream.poll()) is None:
+                    break
+                if len(came) >= board.most * len(self._streams):
+                    raise _out_of_turn(frame, f"party '{name}'")
+                came.append((name, frame))
+        while came and -1 not in self.filenos():
+            board.take(*came.popleft())
+        late = (name for name, count in board.unanswered.items() if count > 0)
+        board.waits_for = next((name for name in late if name != self._name), self._name)
+        return board.next_of(self._name)
 
 
 def _about(frame: Frame) -> bytes:

@@ -7,23 +7,29 @@
 An ASK without rows asks who is there, and is answered by a REFUSAL without a reason. A feature
 party counts how often each of its rows was asked, and may refuse rows by its own file; a refusal
 ends no session.
+
+With a party in the middle the label party asks that one, which asks the feature parties, sealed:
+it is a label party to them, and to the label party the only one that answers, as in training.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 
 import numpy as np
 
 from vfl.config import Consent
-from vfl.core.errors import ConsentError, DisagreementError, ExposedCutError, ProtocolError
-from vfl.core.frame import Frame, Kind
+from vfl.core.errors import ConsentError, ExposedCutError, ProtocolError
+from vfl.core.frame import Frame, Kind, Link
 from vfl.session import secure
 from vfl.session.ledger import Meter, Spent
+from vfl.session.relay import Carried
 from vfl.session.schedule import QUERY_ROWS, ROW_BYTES
 from vfl.session.terms import Terms
+from vfl.transport import ObservedPoll
 
 _ROW = np.dtype(f"<u{ROW_BYTES}")
 #: Rows, passes and bytes that are written to the ledger of sessions before they are sent.
@@ -42,15 +48,8 @@ def require_servable(terms: Terms) -> None:
     """Refuse secure modes that cannot answer rows as they are asked.
 
     Raises:
-        DisagreementError: there is a party in the middle, or several label parties.
         ExposedCutError: the mode shares weights between parties.
     """
-    if terms.takers:
-        raise DisagreementError(
-            "a session in which a third party takes cuts is not served row by row",
-            got=f"cuts for {', '.join(terms.takers)}",
-            want="vfl predict RUN, which answers a whole table",
-        )
     mode = secure.make(terms.secure)
     if mode.shares_weights or mode.whole_network:
         raise ExposedCutError(
@@ -67,6 +66,86 @@ def request(step: int, rows: np.ndarray) -> Frame:
     8
     """
     return Frame(Kind.ASK, step, rows.astype(_ROW).tobytes())
+
+
+class Peeked:
+    """A link whose next frame was looked at.
+
+    Args:
+        name: who is at its other end.
+        link: to that party; one of the same process never waits.
+    """
+
+    def __init__(self, name: str, link: Link) -> None:
+        self._name, self._link = name, link
+        self._polled = link if isinstance(link, ObservedPoll | Carried) else None
+        self._next: Frame | None = None
+
+    def look(self) -> Frame | None:
+        """The next frame; None where it would have to be waited for, and the link can say so."""
+        if self._next is None:
+            self._next = self._link.receive() if self._polled is None else self._polled.poll()
+        return self._next
+
+    def filenos(self) -> list[int]:
+        """What to wait for; -1 while a stream is cut, none where nothing is waited for."""
+        return [] if self._polled is None else self._polled.filenos()
+
+    @property
+    def waits_for(self) -> str:
+        """Who has to send something next."""
+        return self._name if self._polled is None else self._polled.waits_for
+
+    @property
+    def patience_s(self) -> float:
+        """How long its other end may say nothing."""
+        return math.inf if self._polled is None else self._polled.patience_s
+
+    def receive(self) -> Frame:
+        """The next frame, looked at or not."""
+        frame, self._next = self._next, None
+        return self._link.receive() if frame is None else frame
+
+    def send(self, frame: Frame) -> None:
+        """Send one."""
+        self._link.send(frame)
+
+    def close(self) -> None:
+        """End the link."""
+        self._link.close()
+
+
+def refusals(
+    links: Mapping[str, Peeked], step: int, empty: Collection[str], behind: Collection[str] = ()
+) -> dict[str, Refused]:
+    """Who refuses a request and why, where every party has said something to it.
+
+    What the others said to it is left to the round.
+
+    Args:
+        links: to who was asked, by party.
+        step: of the request.
+        empty: those that were asked for no row.
+        behind: feature parties whose refusal the party in the middle passes on.
+
+    Raises:
+        ProtocolError: a refusal of another form, or a cut of no rows.
+    """
+    refused = {}
+    for name, link in links.items():
+        frame = link.look()
+        assert frame is not None, "it has arrived"
+        if frame.kind is not Kind.REFUSAL and name not in empty:
+            continue
+        link.receive()
+        said = bytes(frame.payload)
+        who = {b"": name, **{each.encode(): each for each in behind}}.get(said[1:])
+        known = not said if name in empty else who and said[:1] in [bytes([one]) for one in Refused]
+        if frame.kind is not Kind.REFUSAL or frame.step != step or not known:
+            raise ProtocolError(f"party '{name}' answered a request in an unknown form")
+        if said and who:
+            refused[who] = Refused(said[0])
+    return refused
 
 
 class Requests:

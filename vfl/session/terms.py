@@ -175,12 +175,18 @@ class Terms(Settings):
     def peers(self) -> list[str]:
         """Everybody the label party has a stream to: the feature parties and third parties."""
         third = [] if self.rowless is None else [self.rowless]
-        return [*self.feature_parties, *third, *self.tasks]
+        further = [] if self.mode == "serve" else self.tasks
+        return [*self.feature_parties, *third, *further]
 
     @property
     def takers(self) -> list[str]:
-        """Who takes cuts through the label party, sealed: the middle, or further label parties."""
-        return [self.middle.party] if self.middle is not None else list(self.tasks)
+        """Who takes cuts through the label party, sealed: the middle, or further label parties.
+
+        The label party that leads serves its own task, and further ones take no cut meanwhile.
+        """
+        if self.middle is not None:
+            return [self.middle.party]
+        return [] if self.mode == "serve" else list(self.tasks)
 
     @property
     def rowless(self) -> str | None:

@@ -53,7 +53,7 @@ class SeveralTasksSession(PartiesSession):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(experiment, mode, data, options)
-        names = [experiment.label.party, *self.terms.tasks]
+        names = [experiment.label.party, *self.terms.takers]
         ledgers = {name: Ledger() for name in names[1:]} | {names[0]: self.ledger}
         connect: Connect = options.get("connect", lambda party: local_pair())
         bottoms = options.get("bottoms") or {}

@@ -50,11 +50,11 @@ class UShapedSession(PartiesSession):
         connect: Connect = options.get("connect", lambda party: local_pair())
         watching: list[Observer] = [self.ledger, *options.get("observers", ())]
         bottoms, links = options.get("bottoms") or {}, dict[str, Link]()
-        self._features: list[FeatureParty] = []
+        self.features: list[FeatureParty] = []
         for party in self.terms.feature_parties:
             here, there = connect(party)
             links[party] = Observed(here, party, "label", watching)
-            self._features.append(self._feature(data[party], there, bottoms))
+            self.features.append(self._feature(data[party], there, bottoms))
         here, there = connect(name)
         self.middle = MiddleParty(
             self.terms,
@@ -65,7 +65,7 @@ class UShapedSession(PartiesSession):
             weights=self._weights.get(name),
             ledger=self.ledger,
         )
-        self.clients = [*self._features, self.middle]
+        self.clients = [*self.features, self.middle]
         self.label = LabelParty(
             data[label],
             self.terms.at_label(),
@@ -82,7 +82,7 @@ class UShapedSession(PartiesSession):
         start, split = self._start(), self.label.data.split
         self.middle.resume(start)
         self.label.resume(start)  # last, for its ledger has counted what was just sent again
-        for client in self._features:
+        for client in self.features:
             client.resume(start, self.terms.in_flight_at(split, start))
         schedule = self._watched(self.label.stopping.follow(self.terms.schedule(split, start)))
         self.label.run(schedule, self._begin, self._finish)

@@ -269,3 +269,12 @@ class ObservedPoll(Observed):
 
     def fileno(self) -> int:
         return self._polled.fileno()
+
+    def filenos(self) -> list[int]:
+        """The same, as of a link that is several streams."""
+        return [self.fileno()]
+
+    @property
+    def waits_for(self) -> str:
+        """Who is at its other end."""
+        return self._party

@@ -1,0 +1,196 @@
+"""Runs with a party in the middle, or with several label parties, answer rows as predicted."""
+
+import threading
+import time
+
+import pandas as pd
+import pytest
+from played_session import Noting, stand_in
+from served import Serving, consent, predicted, same, settings, start
+from taken_session import FEATURES, IDS, ROWS, with_insurer, with_middle
+
+from vfl.clients.serving import ServedMiddle, ServedParty
+from vfl.config.run_folder import RunFolder
+from vfl.core.frame import Kind
+from vfl.serving.local import serve
+from vfl.session.party_folder import own_ledger
+from vfl.training import run
+
+
+@pytest.fixture(params=[with_middle, with_insurer], ids=["middle", "tasks"])
+def session(request, tmp_path, monkeypatch):
+    """A trained run over streams, and what `vfl predict` says of its rows."""
+    return trained(request.param(tmp_path), monkeypatch)
+
+
+@pytest.fixture
+def middle(tmp_path, monkeypatch):
+    return trained(with_middle(tmp_path), monkeypatch)
+
+
+def trained(session, monkeypatch):
+    stand_in(monkeypatch)
+    if session.third == "compute":
+        consent(session, "compute", "[consent]")
+    for name in FEATURES if session.third == "insurer" else (*FEATURES, "compute"):
+        consent(session, name, 'modes = ["train", "predict", "serve"]')
+    session.play("train")
+    session.play("predict")
+    return session
+
+
+def numbers(folder):
+    """What `vfl predict` wrote of a regression, by id."""
+    table = pd.read_csv(folder / "predictions.csv", dtype={"id": str})
+    return dict(zip(table["id"], table["prediction"], strict=True))
+
+
+def right(run, told, ids):
+    """Whether the answers are what `vfl predict` wrote, bit for bit."""
+    pairs = list(zip(told["predictions"], ids, strict=True))
+    if "probabilities" not in told["predictions"][0]:
+        expected = numbers(run)
+        return all(answer["prediction"] == expected[each] for answer, each in pairs)
+    expected = predicted(run)
+    return all(same(answer, expected[each]) for answer, each in pairs)
+
+
+def test_streams_answer_as_predicted(session):
+    serving = start(session)
+    try:
+        serving.client.wait_ready()
+        for batch in ([IDS[5]], [IDS[89], IDS[0]], IDS):
+            status, told = serving.client.predict(*batch)
+            assert status == 200
+            assert right(session.run, told, batch)
+        figures = serving.client.ask("/metrics")[1]
+    finally:
+        serving.stop()
+    assert session.flower.failures == []
+    asked = FEATURES if session.third == "insurer" else (*FEATURES, "compute")
+    for name in asked:
+        assert f'vfl_party_up{{party="{name}"}} 1' in figures
+        (entry,) = own_ledger(session.flower.files[name]).entries()
+        spent = entry.spent["serve"]
+        assert (spent.sessions, spent.rows, spent.passes) == (1, ROWS + 3, 2)
+    if session.third == "insurer":  # it takes no cut meanwhile, and is not asked
+        (entry,) = own_ledger(session.flower.files["insurer"]).entries()
+        assert "serve" not in entry.spent
+        return
+    # Cuts are sealed for the middle, and the label party gets its output alone.
+    seen = {(party, way, kind) for party, way, kind, *_ in Noting.seen}
+    assert ("compute", "up", Kind.QUERY) in seen
+    sealed = [payload for party, _, kind, _, payload in Noting.seen if kind is Kind.QUERY]
+    sizes = {len(payload) for payload in sealed}
+    assert {4 * 4 + 16, 6 * 4} <= sizes  # one row of a cut with its seal, and of the output
+
+
+def test_one_process_answers_as_predicted(session, tmp_path):
+    run.train(session.joined(federation=None), tmp_path / "runs", "one")
+    path = tmp_path / "runs" / "one"
+    run.predict(RunFolder.open(path))
+    serving = Serving(path, lambda: serve(path, settings()))
+    try:
+        serving.client.wait_ready()
+        ids = list(numbers(path))[:7]
+        status, told = serving.client.predict(*ids)
+        assert status == 200
+        assert right(path, told, ids)
+    finally:
+        serving.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "status"),
+    [
+        ("shop", "max_queries = 1", 403),
+        ("compute", "max_queries = 1", 403),
+        ("bank", "max_rows_per_second = 1", 429),
+    ],
+)
+def test_who_refuses_a_row_behind_or_in_the_middle_is_named(middle, name, limit, status):
+    consent(middle, name, limit)
+    serving = start(middle)
+    try:
+        serving.client.wait_ready()
+        for _ in range(2 if status == 403 else 6):
+            got, told = serving.client.predict(*(IDS if status == 429 else IDS[:1]))
+        assert (got, told["party"]) == (status, name)
+        if status == 403:  # nobody else pays for it
+            assert serving.client.predict(IDS[3])[0] == 200
+    finally:
+        serving.stop()
+
+
+@pytest.mark.parametrize("dies", ["shop", "compute"])
+def test_who_dies_is_named_until_it_is_back(middle, monkeypatch, dies):
+    dying, kind = threading.Event(), ServedMiddle if dies == "compute" else ServedParty
+    real = kind.answer
+
+    def answer(self):
+        if dying.is_set() and self._name == dies:
+            dying.clear()
+            raise SystemExit
+        return real(self)
+
+    monkeypatch.setattr(kind, "answer", answer)
+    serving = start(middle)
+    client = serving.client
+    try:
+        client.wait_ready()
+        dying.set()
+        client.predict(IDS[0])
+        seen, deadline = [], time.monotonic() + 30
+        while not (seen and seen[-1][0] == 200 and any(one[0] == 503 for one in seen)):
+            assert time.monotonic() < deadline, seen
+            seen.append(client.predict(IDS[7]))
+        for status, told in seen:
+            if status == 200:
+                assert right(middle.run, told, [IDS[7]])
+            else:
+                assert (status, told["party"]) == (503, dies)
+    finally:
+        serving.stop()
+
+
+def test_a_party_that_stands_still_behind_the_middle_is_named(middle, monkeypatch):
+    still, real = threading.Event(), ServedParty._admit
+    goes_on = threading.Event()
+
+    def admit(self):
+        asked = real(self)
+        if self._name == "bank" and still.is_set():
+            still.clear()
+            goes_on.wait(10)
+        return asked
+
+    monkeypatch.setattr(ServedParty, "_admit", admit)
+    serving = start(middle, timeout_s=0.5)
+    try:
+        serving.client.wait_ready()
+        still.set()
+        status, told = serving.client.predict(IDS[0])
+        assert (status, told["party"]) == (503, "bank")
+        goes_on.set()
+        serving.client.wait_ready()
+        deadline = time.monotonic() + 10
+        while (answer := serving.client.predict(IDS[1]))[0] != 200:
+            assert time.monotonic() < deadline
+        assert right(middle.run, answer[1], [IDS[1]])
+    finally:
+        goes_on.set()
+        serving.stop()
+
+
+def test_no_contribution_is_told_behind_a_middle(middle):
+    from vfl.serving.front import settings_file
+
+    settings_file(middle.run, settings(explain=True, timeout_s=3.0))
+    serving = Serving(middle.run, lambda: middle.play("serve"))
+    try:
+        serving.client.wait_ready()
+        status, told = serving.client.predict(IDS[0], explain=True)
+        assert status == 200
+        assert not told.get("contributions")
+    finally:
+        serving.stop()
