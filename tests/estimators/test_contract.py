@@ -19,6 +19,8 @@ IMPOSSIBLE = {
     [
         VFLClassifier(1, epochs=8, learning_rate=0.01),
         VFLRegressor(1, epochs=8, learning_rate=0.01),
+        VFLClassifier(),
+        VFLRegressor(),
     ],
     expected_failed_checks=lambda estimator: IMPOSSIBLE,
 )

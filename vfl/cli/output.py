@@ -225,6 +225,8 @@ def show(summary: Mapping[str, Any]) -> None:
     if summary.get("steps_per_second"):
         print(f"{'steps a second':<16} {summary['steps_per_second']}")
     print(f"{'run':<16} {summary['run']}")
+    for warning in summary.get("warnings", ()):
+        print(f"{'look at':<16} {warning}")
 
 
 def show_training(folder: Path, json: bool) -> None:

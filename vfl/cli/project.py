@@ -123,6 +123,14 @@ def init(
     from vfl.core.errors import ConfigError
     from vfl.federation.project import write_project, write_trial
 
+    twice = sorted({name for name in party or () if (party or []).count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"party '{twice[0]}' is named twice",
+            where="--party",
+            want="one name a party",
+            fix="leave one of them out, or give the other party a name of its own",
+        )
     given = (tables or [], ids or [], queries or [])
     found = _described(*given, label, label_party, project=folder is not None)
     if folder is None:
@@ -372,7 +380,7 @@ def check(
         emit(facts)
         return
     advice = facts.pop("advice", [])
-    columns = facts.pop("columns", [])
+    columns, look_at = facts.pop("columns", []), facts.pop("look_at", [])
     for name, value in facts.items():
         print(f"{name.replace('_', ' '):<24} {_shown(name, value)}")
     for line in advice:
@@ -381,7 +389,9 @@ def check(
         from vfl.datasets.describe import ColumnReport, table_of_columns
 
         print("\n".join(table_of_columns([ColumnReport(**column) for column in columns])))
-    print("no mistake found")
+    for line in look_at:
+        print(f"{'look at':<24} {line}")
+    print("no mistake found" + (", but look at the lines above" if look_at else ""))
 
 
 def doctor(

@@ -82,7 +82,9 @@ class DataSettings(Settings):
         source: a data set by name (`vfl.datasets.SOURCES`; picture sets may be joined with a plus),
             or a CSV or Parquet file, relative to the experiment's file.
         id: column that names a row, needed when parties have files of their own.
-        separator, missing: how a CSV is written; further texts that mean a missing cell.
+        separator, encoding, decimal, missing: how a CSV is written; the last are further texts
+            that mean a missing cell.
+        dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y".
         id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
         id_rules: how ids of several parties are written alike before a private alignment.
         alignment: a private alignment of the parties' own tables, which gives their rows and the
@@ -104,6 +106,9 @@ class DataSettings(Settings):
     source: str = "digits"
     id: str | None = None
     separator: str = ","
+    encoding: Literal["utf-8", "utf-8-sig", "utf-16", "latin-1"] = "utf-8"
+    decimal: Literal[".", ","] = "."
+    dates: dict[str, str] | None = None
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
     id_rules: Spec = "plain"

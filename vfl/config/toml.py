@@ -195,6 +195,10 @@ def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
         return location, f"{dotted + ': ' if dotted else ''}{message}"
     if error["loc"][-1:] == ("[key]",):
         return location, f"the name of {dotted}: {small}"
+    if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        kind = "a list" if isinstance(error["input"], list | tuple) else error["input"]
+        table = f"{dotted}.NAME" if error["type"] == "dict_type" else dotted
+        return location, f"{dotted} = {kind}: want a table, [{table}] and its lines"
     shown = error["input"] if isinstance(error["input"], str | int | float | bool) else "a table"
     return location, f"{dotted} = {shown}: {small}"
 

@@ -38,6 +38,7 @@ from vfl.datasets.table import (
     is_date,
     kind_of,
     mean_and_std,
+    misread,
     number_blocks,
     spaced,
 )
@@ -364,7 +365,8 @@ def _categories(column: pd.Series, limit: int) -> tuple[str, ...]:
             f"column '{column.name}' has too many categories",
             got=f"{spaced(len(found))} different texts in {spaced(len(column))} training rows",
             want=f"at most {spaced(limit)}",
-            fix="leave the column out or group its texts; if it holds numbers, name the table's "
+            fix=misread(str(column.name), found)
+            or "leave the column out or group its texts; if it holds numbers, name the table's "
             "own sign of a missing cell in the option 'missing'",
         )
     return tuple(found)

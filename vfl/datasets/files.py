@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from vfl.core.errors import DataError, MissingDataError, nearest
 from vfl.core.storage import is_database
+from vfl.core.text import printable
 from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
     BLOCK_ROWS,
@@ -92,7 +93,7 @@ def column_names(
 def _existing(source: Path | str, setting: str | None) -> Path:
     path = Path(source)
     if not path.is_file():
-        beside = [file.name for file in path.parent.glob("*.*")]
+        beside = [file.name for file in path.parent.glob("*.*") if file.suffix != ".toml"]
         raise MissingDataError(
             "there is no such table",
             where=setting,
@@ -132,9 +133,26 @@ def _readable(path: Path) -> Iterator[None]:
             where=str(path),
             got=type(error).__name__,
             want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
-            fix="check the ending of the name, the separator and the encoding; vfl init --from "
-            "TABLE finds them",
+            fix=_written_otherwise(path),
         ) from None
+
+
+def _written_otherwise(path: Path) -> str:
+    from vfl.datasets.describe import sniff  # it reads tables itself
+
+    text = b"\0" not in path.read_bytes()[:4096]
+    form, usual = sniff(path) if text else TableFormat(), TableFormat()
+    told = [
+        f'{name} = "{printable(value)}"'
+        for name in ("separator", "encoding", "decimal")
+        if (value := getattr(form, name)) != getattr(usual, name)
+    ]
+    if told:
+        return f"this file looks as if written with {', '.join(told)}: set that in [data]"
+    return (
+        "check the ending of the name, the separator and the encoding; vfl init --from TABLE "
+        "finds them"
+    )
 
 
 def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:

@@ -6,9 +6,10 @@ Whatever is raised here or by a caller names columns and counts; a cell's value 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -285,6 +286,34 @@ def _text(cell: object) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
+
+
+_PLAIN = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
+_COMMA = re.compile(r"[-+]?\d{1,3}(\.?\d{3})*,\d+")
+_DATE = re.compile(r"\d{4}[-/]\d\d?[-/]\d\d?([T ].*)?|\d\d?[./-]\d\d?[./-]\d{4}")
+_FEW_NUMBERS = 5  # fewer may be names of categories, such as sizes
+
+
+def misread(name: str, texts: Collection[str]) -> str | None:
+    """What texts that are read as categories really are, and how to say so; no text is quoted.
+
+    >>> misread("income", ["1,5", "2,25"])
+    'they are numbers with a decimal comma; set decimal = "," in [data]'
+    """
+    commas = sum(bool(_COMMA.fullmatch(text)) for text in texts)
+    plain = sum(bool(_PLAIN.fullmatch(text)) for text in texts)
+    if commas and 2 * (commas + plain) >= len(texts):
+        return 'they are numbers with a decimal comma; set decimal = "," in [data]'
+    if texts and all(_DATE.fullmatch(text) for text in texts):
+        how = f'dates = {{ {name} = "%Y-%m-%d" }}'
+        return f"they are dates; set {how}, as they are written, in [data]"
+    if _FEW_NUMBERS <= plain < len(texts) and 2 * plain >= len(texts):
+        others = len(texts) - plain
+        return (
+            f"{spaced(plain)} of {spaced(len(texts))} are numbers; if the other {spaced(others)} "
+            'mean a missing cell, name them: missing = ["?"] in [data]'
+        )
+    return None
 
 
 def mean_and_std(values: np.ndarray) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from vfl.config import DataSettings, Experiment, LabelSettings, PartySettings, TrainSettings
 from vfl.config.toml import Settings, check
-from vfl.core.errors import ConfigError
+from vfl.core.errors import ConfigError, DataError
 from vfl.datasets import PartyData, Split, split_rows
 from vfl.datasets.load import fit_inputs, partition_columns
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs
@@ -214,8 +214,23 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
     Raises:
         MissingColumnError, SharedColumnError, DataError: see `vfl.datasets.table`.
     """
-    if isinstance(parties, int):
+    if isinstance(parties, int | np.integer):
+        if parties > len(columns):
+            raise DataError(
+                f"{parties} parties cannot share {len(columns)} feature(s)",
+                where="parties",
+                want="a column for every party",
+                fix=f"parties={len(columns)}, or more columns",
+            )
         return partition_columns(columns, [f"party{number}" for number in range(1, parties + 1)])
+    if not isinstance(parties, Mapping):
+        raise ConfigError(
+            "these are no parties",
+            where="parties",
+            got=f"a {type(parties).__name__}",
+            want="columns by party, or a number of parties that share all columns",
+            fix='parties={"bank": ["income", "debt"], "shop": ["basket*"]}, or parties=2',
+        )
     owners = {}
     for name, own in parties.items():
         names = [columns[c] if isinstance(c, int | np.integer) else c for c in own]

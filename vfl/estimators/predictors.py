@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -215,6 +216,13 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
 
 def _labels(y: Any) -> np.ndarray:
     labels: np.ndarray = column_or_1d(y)
+    if missing := int(pd.isna(labels).sum()):
+        raise DataError(
+            "Input y contains NaN",
+            got=f"{missing} of {len(labels)} labels are missing",
+            want="a label for every row",
+            fix="leave those rows out of X and y",
+        )
     check_classification_targets(labels)
     return labels
 

@@ -26,6 +26,7 @@ from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, Split, TableEncoder
 from vfl.datasets.alignment.positions import last_version
 from vfl.datasets.describe import TableReport, describe
+from vfl.datasets.doubts import doubts
 from vfl.federation.project import LabelFolder
 from vfl.server import LabelParty, Objective
 from vfl.server.whole_network import WholeNetworkLabel
@@ -40,7 +41,7 @@ from vfl.session.secure import Layers, promise, shares_weights, third_party
 from vfl.session.trace import check_room
 from vfl.session.trace import expected_bytes as trace_bytes
 from vfl.training import specs
-from vfl.training.run import load_data, session_of
+from vfl.training.run import data_doubts, load_data, session_of
 from vfl.training.specs import raise_mistakes
 from vfl.transport import local_pair
 
@@ -75,7 +76,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     }
     facts |= _rows(split) | _labels(experiment, label) | {"inputs": columns}
     facts |= _judges(experiment, split)
-    facts |= _gaps(label)
+    facts |= _gaps(label) | {"look_at": data_doubts(experiment, data)}
     facts |= _traffic(experiment, split, _shared(experiment, data))
     facts |= comparison_facts(experiment, locations) | attack_facts(experiment, data, locations)
     facts["privacy"] = _privacy(experiment, label)
@@ -104,6 +105,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
     facts |= _judges(experiment, split) | _gaps(data)
     facts |= waiting | {"columns": _columns(_described(party), data)}
+    facts |= {"look_at": doubts({party.party: data})}
     facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
@@ -129,6 +131,7 @@ def of_party_file(path: Path) -> dict[str, Any]:
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
     facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
     facts |= {"columns": _columns(found or _described(party), data)}
+    facts |= {"look_at": doubts({party.party: data})}
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
-from vfl.core.text import printable
+from vfl.core.text import printable, printable_lines
 
 #: A service's log, database and other files are for its owner alone.
 _UMASK = 0o077
@@ -178,17 +178,34 @@ class Service(Process):
             hopeless = refusal is not None and refusal in said
             if hopeless or not self.alive or monotonic() > deadline:
                 state = "still starting" if self.alive else f"exit {self._process.returncode}"
+                where, got, fix = _reason(said)
                 raise LostPeerError(
                     f"{self.name} did not start",
-                    where=last_words(self.said()) or None,
-                    got=state,
-                    fix=f"look at {self.log}",
+                    where=where,
+                    got=f"{state}{got}",
+                    fix=fix or f"look at {self.log}",
                 )
             sleep(0.1)
 
     def said(self) -> str:
         """What it has printed since this start."""
         return self.log.read_bytes()[self._log_start :].decode(errors="replace")
+
+
+def _reason(said: str) -> tuple[str | None, str, str]:
+    r"""Where, what and the cure of the last error of ours in a log; else the last words alone.
+
+    >>> _reason("error[V001]: no port\n  where h:1\n  got   busy\n  try   0\n  more  vfl explain")
+    ('h:1', ': no port: busy', '0')
+    """
+    _, found, told = printable_lines(said).rpartition("error[V")
+    if not found:
+        return last_words(said) or None, "", ""
+    first, *lines = told.splitlines()
+    facts = {line[2:7].strip(): line[8:] for line in lines if line.startswith("  ")}
+    what = first.partition("]: ")[2]
+    why = f": {what}" + (f": {facts['got']}" if "got" in facts else "")
+    return facts.get("where"), why, facts.get("try", "")
 
 
 def last_words(text: str) -> str:

@@ -61,6 +61,8 @@ def summarise(
         figures["best_epoch"] = last["best_epoch"]
     if isinstance(party, WholeNetworkLabel):
         figures["traffic"] = party.network.traffic()
+    if doubted := training_doubts(party.history) if terms.mode == "train" else []:
+        figures["warnings"] = doubted
     return figures | {
         "guess": guess_of(party.data),
         "bytes_up": ledger.bytes_by_party("up"),
@@ -98,6 +100,34 @@ def guess_of(data: PartyData) -> dict[str, float]:
         return {"classes": len(data.classes), "accuracy": largest, "auc": 0.5}
     mean = data.labels[torch.from_numpy(data.split.train)].double().mean()
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
+
+
+#: A test AUC below it is a guess; a training loss that grew by more than the factor diverges, and
+#: one of classes above so many nats, for a guess among a thousand classes costs 7.
+_GUESS, _GREW, _SURPRISE = 0.55, 1.5, 10.0
+
+
+def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to look at in a training that ended: a loss that grew, or an answer that is a guess.
+
+    >>> training_doubts([{"train_loss": 0.7}, {"train_loss": 9.1}])
+    ['the training loss grew from 0.7 to 9.1: lower train.learning_rate, by 10 at first']
+    """
+    if not history:
+        return []
+    first, last = history[0].get("train_loss"), history[-1].get("train_loss")
+    lower = "lower train.learning_rate, by 10 at first"
+    if first and last and last > _GREW * first > 0:
+        return [f"the training loss grew from {first:.3g} to {last:.3g}: {lower}"]
+    if "train_accuracy" in history[-1] and last and last > _SURPRISE:
+        return [f"a training loss of {last:.3g} is far above that of a guess: {lower}"]
+    auc = history[-1].get("test_auc")
+    if auc is None or auc >= _GUESS:
+        return []
+    return [
+        f"test AUC {auc:.2f} is a guess: train longer, with another train.learning_rate, or see "
+        "with vfl value whether the columns tell the label at all"
+    ]
 
 
 def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:

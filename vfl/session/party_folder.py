@@ -206,6 +206,15 @@ class PartyFolder:
         return hmac.compare_digest(digest, _data_digest(data, key))
 
     def _record(self) -> dict[str, Any]:
+        if not self.path.exists():
+            raise RunFolderError(
+                f"the weights of party '{self.path.name}' are not in this run",
+                where=str(self.path),
+                got="none of its files: a federation leaves them with their party",
+                want="a run of one process for what needs everybody's weights, such as an attack",
+                fix="vfl train an experiment file whose [parties] have a source each, and use "
+                "that run",
+            )
         return read_sealed_json(self.path / _RECORD, self._seal("party's part", None))
 
     def _seal(self, kind: str, run: str | None) -> Seal:

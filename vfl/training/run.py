@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 
 from vfl import defenses
-from vfl.config import Experiment, check_one_process, read_party_file
+from vfl.config import DataSettings, Experiment, check_one_process, read_party_file
 from vfl.config.experiment import check_bins_of_parties, is_file_of_party
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, VFLError
@@ -23,6 +23,8 @@ from vfl.datasets import (
     load_bundled,
     load_table,
 )
+from vfl.datasets.doubts import doubts, idle_columns
+from vfl.datasets.files import column_names
 from vfl.datasets.load import OwnTable, load_parties
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, test_figures, write_predictions
@@ -94,10 +96,32 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         seed,
         data.validation,
         data.test,
-        TableFormat(data.separator, data.missing, data.id_type, bins=data.bins),
+        _format(data),
         fold,
         more,
     )
+
+
+def _format(data: DataSettings) -> TableFormat:
+    return TableFormat(
+        data.separator,
+        data.missing,
+        data.id_type,
+        data.encoding,
+        data.decimal,
+        data.dates or {},
+        bins=data.bins,
+    )
+
+
+def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[str]:
+    """What to look at in the rows of an experiment of one process; see `vfl.datasets.doubts`."""
+    found = doubts(data)
+    if experiment.is_table and not own_tables(experiment):
+        own, further = experiment.data, [task.column for task in experiment.tasks or ()]
+        names = column_names(own.source, _format(own))
+        found += idle_columns(names, data, [own.id, experiment.label.column, *further])
+    return found
 
 
 def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
@@ -115,7 +139,7 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
     if any(is_file_of_party(source) for source in sources.values()):
         check_bins_of_parties(experiment)
         return {name: _own_table(name, source) for name, source in sources.items()}
-    form = TableFormat(data.separator, data.missing, data.id_type, bins=data.bins)
+    form = _format(data)
     return {name: OwnTable(source, str(data.id), None, form) for name, source in sources.items()}
 
 
@@ -225,6 +249,11 @@ def train(
         VFLError: also left in the run folder as failure.json.
     """
     data = load_data(experiment, download=download) if data is None else data
+    found: list[str] = []
+    if say := options.get("say"):
+        found = data_doubts(experiment, data)
+        for line in found:
+            say(f"look at: {line}")
     with locked(root / name):
         if resume:
             folder = RunFolder.reopen(root / name)
@@ -258,6 +287,8 @@ def train(
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary |= accounts_of(session)
+        if doubted := [*found, *summary.get("warnings", ())]:
+            summary["warnings"] = doubted
         several = session.whole_ledger() if isinstance(session, SeveralTasksSession) else None
         folder.finish(summary, several or session.ledger)
         return summary

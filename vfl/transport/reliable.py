@@ -369,7 +369,9 @@ class TcpLink(_StreamLink):
                         f"{self._peer} cannot be reached",
                         got=type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
-                        fix="check host, port, that the run is alive, and that both use TLS",
+                        fix="see what the label party's command says: it ends for all when one "
+                        "party's rows or settings differ; if it runs on, check host, port, and TLS "
+                        "at both",
                     ) from error
             time.sleep(self._timeouts.retry_s)
 

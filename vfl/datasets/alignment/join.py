@@ -8,6 +8,7 @@ Arrow.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +32,7 @@ from vfl.datasets.table import (
     spaced,
 )
 
+_WITH_POINT = re.compile(r"\d+(\.0*)?")
 Ids = np.ndarray | ExtensionArray  # int64, or text as a pandas array
 MIN_OVERLAP = 0.05  # of the smaller table; below it the ids hardly speak of the same things
 
@@ -200,7 +202,7 @@ def _cure(formats: list[str], id_type: IdType) -> str:
     if id_type == "number":
         return 'id_type = "text"'
     if len(set(formats)) > 1 and not any("characters" in form for form in formats):
-        return 'id_type = "number" reads 007 and 7 as the same'
+        return 'id_type = "number" reads 007, 7 and 7.0 as the same'
     return "see that 'id' names the column that both parties know these rows by"
 
 
@@ -218,6 +220,8 @@ def id_format(column: pd.Series) -> str:
     sizes = sorted({len(text) for text in ids})
     size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
     if not all(text.isdigit() for text in ids):
+        if all(_WITH_POINT.fullmatch(text) for text in ids):
+            return "whole numbers with a decimal point"
         return f"text of {size} characters"
     padded = any(len(text) > 1 and text[0] == "0" for text in ids)
     return f"text of {size} digits, zeros in front" if padded else "whole numbers"
