@@ -30,6 +30,10 @@ Attacks = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where; otherwise runs/NAME.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Cells at a time, a process each.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(metavar="auto|ADDRESS", help="Train on a Ray cluster of one's own machines."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells; train nothing.")]
 
 
@@ -54,6 +58,7 @@ def compare(
     settings: Set = None,
     out: Out = None,
     jobs: Jobs = 1,
+    ray: Ray = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -71,7 +76,7 @@ def compare(
     trains only what is new.
     """
     given = {"codecs": codec, "seeds": _numbers(seeds), "levels": level}
-    _study("compare", path, settings, given, out, jobs, dry_run, download, device, json, only)
+    _study("compare", path, settings, given, out, jobs, ray, dry_run, download, device, json, only)
 
 
 def value(
@@ -94,6 +99,7 @@ def value(
     settings: Set = None,
     out: Out = None,
     jobs: Jobs = 1,
+    ray: Ray = None,
     dry_run: DryRun = False,
     download: Download = False,
     device: Device = "cpu",
@@ -110,7 +116,7 @@ def value(
         "seeds": _numbers(seeds),
         "measure": measure,
     }
-    _study("value", path, settings, given, out, jobs, dry_run, download, device, json)
+    _study("value", path, settings, given, out, jobs, ray, dry_run, download, device, json)
 
 
 def grid(
@@ -142,6 +148,7 @@ def grid(
     settings: Set = None,
     out: Out = None,
     jobs: Jobs = 1,
+    ray: Ray = None,
     dry_run: DryRun = False,
     download: Download = False,
     device: Device = "cpu",
@@ -161,7 +168,7 @@ def grid(
         "leaks": _numbers(leaks),
         "seeds": _numbers(seeds),
     }
-    _study("grid", path, settings, given, out, jobs, dry_run, download, device, json)
+    _study("grid", path, settings, given, out, jobs, ray, dry_run, download, device, json)
 
 
 def attack(
@@ -290,6 +297,7 @@ def _study(
     given: Mapping[str, object],
     out: Path | None,
     jobs: int,
+    ray: str | None,
     dry_run: bool,
     download: bool,
     device: str,
@@ -317,7 +325,7 @@ def _study(
     say(f"{len(cells)} cells in {target}")
     words = (word for one in overrides for word in ("-s", one))
     command = shlex.join(["vfl", kind, str(path), *words])
-    found = run_study(study, target, command, cells, jobs, device, on_end=_say_cell)
+    found = run_study(study, target, command, cells, jobs, device, _say_cell, ray)
     if json and kind == "grid":
         emit(found.content)
     elif json:

@@ -184,7 +184,7 @@ def compare(experiment: AnyExperiment, *settings: str, **options: Any) -> Result
         experiment: as of `train`.
         settings: overrides.
         options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; besides them `out`
-            (its folder), `jobs`, `device` and `progress`.
+            (its folder), `jobs`, `ray`, `device` and `progress`.
     """
     return _study("compare", experiment, settings, **options)
 
@@ -196,7 +196,7 @@ def grid(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
         experiment: as of `train`.
         settings: overrides.
         options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
-            besides them `out`, `jobs`, `device` and `progress`.
+            besides them `out`, `jobs`, `ray`, `device` and `progress`.
     """
     return _study("grid", experiment, settings, **options)
 
@@ -207,7 +207,7 @@ def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
     Args:
         experiment: as of `train`.
         settings: overrides.
-        options: settings of `[value]`; besides them `out`, `jobs`, `device` and `progress`.
+        options: settings of `[value]`; besides them `out`, `jobs`, `ray`, `device` and `progress`.
     """
     return _study("value", experiment, settings, **options)
 
@@ -221,6 +221,7 @@ def _study(
     jobs: int = 1,
     device: str = "cpu",
     progress: bool = True,
+    ray: str | None = None,
     **options: object,
 ) -> Results:
     overrides = [*settings, *overrides_of(kind, options)]
@@ -233,7 +234,7 @@ def _study(
 
         path = Path(out) if out is not None else Path("runs") / made.name
         return run_study(
-            study, path, _command(kind, called, overrides), None, jobs, device, on_end=ended
+            study, path, _command(kind, called, overrides), None, jobs, device, ended, ray
         )
 
 

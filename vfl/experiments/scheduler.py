@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vfl.config.experiment import require_complete_rows
 from vfl.core.errors import RunFolderError
 from vfl.experiments.cells import CODEC, LOCK, Cell, GridFolder, failure_of, is_done
 from vfl.experiments.workers import InProcessWorker, ProcessWorker, Worker
+
+if TYPE_CHECKING:
+    from vfl.experiments.on_ray import RayCluster
 
 #: Whether a cell was begun by an earlier call, and what it is about, whatever its seed.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
@@ -89,6 +92,7 @@ def run_cells(
     jobs: int = 1,
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
+    cluster: RayCluster | None = None,
 ) -> list[FinishedCell]:
     """Run every cell that is not done yet.
 
@@ -100,6 +104,8 @@ def run_cells(
         jobs: how many at a time, each in a process of its own; 1 trains in this process.
         device: where models run.
         on_end: gets every cell that was not done before.
+        cluster: whose machines run the cells, as many at a time as find room unless `jobs` is more
+            than 1; None runs them on this one.
 
     Returns:
         The cells that failed; the others are whole.
@@ -112,11 +118,20 @@ def run_cells(
         require_complete_rows(cell.experiment, "a comparison, a value or a grid")
     named = {cell.name: cell for cell in cells}
     waiting = list(named.values())
+    if cluster is not None and jobs == 1:
+        jobs = cluster.places
     jobs = max(1, min(jobs, len(waiting)))
-    kind = InProcessWorker if jobs == 1 else ProcessWorker
+
+    def worker() -> Worker:
+        if cluster is not None:
+            from vfl.experiments.on_ray import RayWorker
+
+            return RayWorker(folder, device, cluster)
+        return InProcessWorker(folder, device) if jobs == 1 else ProcessWorker(folder, device)
+
     failed, ran, began = list[FinishedCell](), 0, time.monotonic()
     with _alone(folder.path):
-        workers: list[Worker] = [kind(folder, device) for _ in range(jobs)]
+        workers = [worker() for _ in range(jobs)]
         before = {cell.name: _measured(folder.cells_path / cell.name) for cell in waiting}
         begun = {name for name in named if (folder.cells_path / name).exists()}
         remaining, ahead = RemainingTime(jobs, begun), dict(named)

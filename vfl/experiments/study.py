@@ -84,6 +84,7 @@ def run_study(
     jobs: int = 1,
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
+    ray: str | None = None,
 ) -> Results:
     """Train what is not trained yet, and write tables and page.
 
@@ -95,11 +96,17 @@ def run_study(
         jobs: cells at a time, a process each.
         device: where models run.
         on_end: gets every cell as it ends.
+        ray: address of a Ray cluster that trains, or "auto"; None trains on this machine.
     """
+    cluster = None
+    if ray is not None:
+        from vfl.experiments.on_ray import RayCluster
+
+        cluster = RayCluster(ray)
     folder = GridFolder(path)
     folder.write(study.experiment, study.cells, command, study.notes)
     chosen = study.cells if cells is None else cells
-    failed = run_cells(folder, chosen, jobs, device, on_end=on_end)
+    failed = run_cells(folder, chosen, jobs, device, on_end, cluster)
     return write_study(folder, failed)
 
 

@@ -7,12 +7,15 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, VFLError
 from vfl.core.storage import write_json
+from vfl.datasets import PartyData
 from vfl.experiments.attack_grid import attack_cell
 from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder, discard_if_stale
 from vfl.experiments.checks import require_test_rows
@@ -23,7 +26,19 @@ from vfl.federation import processes
 _PACKAGE = Path(__file__).parents[1]
 
 
-def run_cell(cell: Cell, folder: GridFolder, cache: DataCache, device: str = "cpu") -> None:
+def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
+    """The experiment that says which rows a cell is about.
+
+    That of the file where a cell's own parties stand in for those of the file.
+    """
+    if folder.kind != "value":
+        return cell.experiment
+    return folder.experiment().model_copy(update={"seed": cell.experiment.seed})
+
+
+def run_cell(
+    cell: Cell, folder: GridFolder, rows: DataCache | Mapping[str, PartyData], device: str = "cpu"
+) -> None:
     """Bring a cell to its end, from wherever an earlier call left it.
 
     Whatever goes wrong is written to the cell's failure.json, and nothing is raised: one cell does
@@ -32,16 +47,13 @@ def run_cell(cell: Cell, folder: GridFolder, cache: DataCache, device: str = "cp
     Args:
         cell: what is trained.
         folder: of its grid, which says what is measured of it.
-        cache: where data come from.
+        rows: every party's, or where they come from.
         device: where the models run.
     """
     path = folder.cells_path / cell.name
     try:
         (path / FAILURE).unlink(missing_ok=True)
-        rows_of = cell.experiment
-        if folder.kind == "value":  # a cell's own parties stand in for those of the file
-            rows_of = folder.experiment().model_copy(update={"seed": cell.experiment.seed})
-        data = cache.of(rows_of)
+        data = rows.of(rows_of(folder, cell)) if isinstance(rows, DataCache) else rows
         require_test_rows(cell.experiment, data)
         if folder.kind == "value":
             run_value_cell(cell, folder, data, device)
@@ -152,7 +164,14 @@ class ProcessWorker:
         )
 
 
-Worker = InProcessWorker | ProcessWorker
+class Worker(Protocol):
+    """Runs cells, one after another."""
+
+    def run(self, cell: Cell) -> None:
+        """Run a cell; what went wrong is in its folder afterwards."""
+
+    def stop(self) -> None:
+        """Stop, whatever is being run."""
 
 
 def serve(folder: Path, device: str) -> None:

@@ -1,0 +1,162 @@
+"""A grid on a real Ray cluster of two nodes: the same table, whatever dies meanwhile."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pandas as pd
+import pytest
+
+import vfl
+from vfl.config import Experiment
+from vfl.core.errors import UserError
+from vfl.experiments.on_ray import RayCluster
+from vfl.experiments.study import plan_study, run_study
+
+ray = pytest.importorskip("ray", reason="Ray is not installed here")
+pytestmark = pytest.mark.net
+#: Ray listens on every network of a machine, so it runs where there is none but the loopback.
+INSIDE = os.environ.get("VFL_TEST_NO_NETWORK") == "1"
+inside = pytest.mark.skipif(not INSIDE, reason="runs inside the test that takes its network away")
+
+
+@pytest.mark.skipif(INSIDE, reason="the others run here")
+def test_on_a_machine_without_a_network():
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "net", __file__]
+    alone = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+    command = [*alone, f"ip link set lo up && exec {shlex.join(words)}"]
+    try:
+        if subprocess.run([*alone, "true"], capture_output=True).returncode:
+            pytest.skip("this machine lets nobody make a namespace")
+    except FileNotFoundError:
+        pytest.skip("there is no unshare here")
+    done = subprocess.run(command, env=os.environ | {"VFL_TEST_NO_NETWORK": "1"},
+                          capture_output=True, text=True, timeout=500)  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "FAILED" not in done.stdout
+
+
+CONTENT = {
+    "name": "spread",
+    "data": {"rows": 400},
+    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
+    "label": {"top": "linear"},
+    "train": {"epochs": 3, "learning_rate": 0.02},
+    "grid": {
+        "defenses": ["layer_norm"],
+        "attacks": ["nearest_mean", "kmeans:starts=1"],
+        "baselines": ["scratch", "raw"],
+        "leaks": [1, 3],
+        "draws": 2,
+        "seeds": [0, 1],
+        "pictures": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The address of two nodes on this machine, one CPU each, on the loopback alone."""
+    folder = tmp_path_factory.mktemp("ray")
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+    common = ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000",
+              "--disable-usage-stats"]  # fmt: skip
+    nodes, logs = [], []
+
+    def start(*words):
+        log = (folder / f"{len(nodes)}.log").open("w+")
+        logs.append(log)
+        command = [*program, *common, *words]
+        nodes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment,
+                                      start_new_session=True))  # fmt: skip
+        return folder / f"{len(nodes) - 1}.log"
+
+    short = f"/tmp/vfl-ray-{os.getpid()}"  # a socket's path has to be short
+    head = start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={short}")
+    end = time.monotonic() + 60
+    while not (found := re.search(r"--address='([0-9.:]+)'", head.read_text())):
+        assert time.monotonic() < end, head.read_text()
+        time.sleep(0.2)
+    address = found[1]
+    start(f"--address={address}")
+    RayCluster(address)
+    while sum(node["Alive"] for node in ray.nodes()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    yield address
+    ray.shutdown()
+    for node, log in zip(reversed(nodes), logs, strict=True):
+        os.killpg(node.pid, signal.SIGTERM)
+        node.wait(30)
+        log.close()
+    subprocess.run(["rm", "-r", "-f", short], check=True)
+
+
+def timeless(results):
+    """The table without what depends on time."""
+    table = results.table
+    table = table[~table.measure.isin(["seconds", "steps_per_second"])]
+    return table.drop(columns="seconds").reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    return vfl.grid(CONTENT, out=tmp_path_factory.mktemp("here") / "grid", progress=False)
+
+
+@inside
+def test_the_table_is_that_of_this_machine(cluster, here, tmp_path):
+    there = vfl.grid(CONTENT, out=tmp_path / "grid", ray=cluster, progress=False)
+    assert there.failed == []
+    pd.testing.assert_frame_equal(timeless(there), timeless(here))
+    weights = [
+        [vfl.Run(path.parent).summary["weights_sha256"] for path in
+         sorted((one.path / "cells").glob("*/summary.json"))]
+        for one in (here, there)
+    ]  # fmt: skip
+    assert weights[0] == weights[1]
+
+
+@inside
+def test_a_worker_that_dies_loses_its_cell_alone(cluster, here, tmp_path):
+    study = plan_study("grid", Experiment.model_validate(CONTENT))
+    killed = []
+
+    def kill():
+        """The first actor that is seen at work, once."""
+        while not killed:
+            found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True)
+            pids = re.findall(r"^ *(\d+) ray::_Remote\.run", found.stdout, re.MULTILINE)
+            if pids:
+                os.kill(int(pids[0]), signal.SIGKILL)
+                killed.append(pids[0])
+            time.sleep(0.05)
+
+    threading.Thread(target=kill, daemon=True).start()
+    there = run_study(study, tmp_path / "grid", "vfl grid spread.toml", ray=cluster)
+    assert killed
+    assert there.failed == []
+    pd.testing.assert_frame_equal(timeless(there), timeless(here))
+
+
+@inside
+def test_what_was_begun_here_goes_on_there(cluster, here, tmp_path):
+    study = plan_study("grid", Experiment.model_validate(CONTENT))
+    begun = run_study(study, tmp_path / "grid", "vfl grid spread.toml", study.cells[:2])
+    (head,) = (begun.path / "cells").glob("none-seed0-*/run.json")
+    before = head.read_text()
+    there = run_study(study, tmp_path / "grid", "vfl grid spread.toml", ray=cluster)
+    pd.testing.assert_frame_equal(timeless(there), timeless(here))
+    assert head.read_text() == before  # it was whole, and came back as it went
+
+
+@inside
+def test_no_cluster_is_one_clear_error():
+    with pytest.raises(UserError, match="no Ray cluster answers"):
+        RayCluster("127.0.0.1:1")

@@ -1,0 +1,224 @@
+"""Cells of a grid on a Ray cluster (the extra `ray`): a worker is an actor, on whatever machine.
+
+A machine of the cluster shares no disk with this one. So an actor works in a folder of its own: it
+gets what a cell's folder holds, so that what was begun goes on, and gives back what the folder
+holds afterwards. Rows are put into Ray's object store, which has them once a machine. A worker that
+dies loses its cell's progress alone; the cell is begun again elsewhere. Inside the cluster Ray
+passes objects in its own form, as pickles: all of its machines have to be one's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from vfl.core.errors import ConfigError, LostPeerError, UserError
+from vfl.core.storage import write_bytes, write_json
+from vfl.core.version import VERSION
+from vfl.experiments.cells import FAILURE, Cell, GridFolder
+from vfl.experiments.training import DataCache
+from vfl.experiments.workers import rows_of, run_cell
+
+if TYPE_CHECKING:
+    from vfl.datasets import PartyData
+
+#: Ray reports nothing to its makers, and each worker computes on one thread.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
+    "OMP_NUM_THREADS": "1",
+}
+#: How often a cell is tried whose worker died.
+_TRIES = 3
+_ANSWER_S = 5.0
+
+#: Files below a grid's folder, by their path there.
+Files = Mapping[str, bytes]
+
+
+class RayCluster:
+    """A cluster, and the rows that it holds.
+
+    Args:
+        address: of its head, or "auto" for the one that this machine belongs to.
+        cpus, gpus: what a cell takes of a machine.
+
+    Raises:
+        UserError: Ray is not installed, or there is no such cluster.
+        ConfigError: no machine has room for one cell.
+    """
+
+    def __init__(self, address: str, cpus: float = 1.0, gpus: float = 0.0) -> None:
+        os.environ |= _ENVIRONMENT
+        try:
+            ray: Any = importlib.import_module("ray")
+        except ImportError:
+            raise UserError("Ray is not installed", fix="pip install 'vfl[ray]'") from None
+        self.ray, self._resources = ray, {"num_cpus": cpus, "num_gpus": gpus}
+        options = {"runtime_env": {"env_vars": _ENVIRONMENT}, "log_to_driver": False}
+        try:
+            _require_listener(address)
+            if not ray.is_initialized():
+                ray.init(address, logging_level="ERROR", **options)
+        except (OSError, ValueError, RuntimeError):
+            raise UserError(
+                "no Ray cluster answers", got=address, fix="ray start --head, and its address"
+            ) from None
+        self._cache = DataCache()
+        self._kept: tuple[Any, Any] = None, None
+
+    @property
+    def places(self) -> int:
+        """How many cells find room at a time.
+
+        Raises:
+            ConfigError: not one does.
+        """
+        asked = {"CPU": self._resources["num_cpus"], "GPU": self._resources["num_gpus"]}
+        room = 0
+        for node in self.ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                room += int(min(has.get(name, 0) / much for name, much in asked.items() if much))
+        if not room:
+            raise ConfigError(
+                "no machine of the cluster has room for a cell",
+                got=f"{asked['CPU']:g} CPUs and {asked['GPU']:g} GPUs a cell",
+                want="what ray status shows",
+            )
+        return room
+
+    def actor(self, *arguments: Any) -> Any:
+        """A process somewhere in the cluster that runs cells."""
+        return self.ray.remote(**self._resources, max_restarts=0)(_Remote).remote(*arguments)
+
+    def rows(self, folder: GridFolder, cell: Cell) -> Any:
+        """A reference to every party's rows of a cell."""
+        data = self._cache.of(rows_of(folder, cell))
+        if self._kept[0] is not data:
+            self._kept = data, self.ray.put(data)
+        return self._kept[1]
+
+
+def _require_listener(address: str) -> None:
+    """Ask at the address first: where nothing answers, Ray ends the process that asks.
+
+    Raises:
+        OSError, ValueError: nothing answers, or it is no address.
+    """
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+
+
+class RayWorker:
+    """Runs cells in an actor of a cluster; another one if it dies.
+
+    Args:
+        folder: of the grid.
+        device: where models run.
+        cluster: where the actor lives.
+    """
+
+    def __init__(self, folder: GridFolder, device: str, cluster: RayCluster) -> None:
+        self._folder, self._device, self._cluster = folder, device, cluster
+        self._actor: Any = None
+
+    def run(self, cell: Cell) -> None:
+        """Run a cell; what went wrong is in its folder afterwards."""
+        ray = self._cluster.ray
+        grid = {name: (self._folder.path / name).read_bytes() for name in GRID_FILES}
+        held = _packed(self._folder.path, cell)
+        for left in reversed(range(_TRIES)):
+            try:
+                if self._actor is None:
+                    self._actor = self._cluster.actor(grid, self._device)
+                rows = self._cluster.rows(self._folder, cell)
+                version, files = ray.get(self._actor.run.remote(cell.name, held, rows))
+            except ray.exceptions.RayActorError:
+                self._actor = None
+                if not left:
+                    path = self._folder.cells_path / cell.name / FAILURE
+                    lost = LostPeerError(
+                        "the workers that trained this died", got=f"{_TRIES} tries"
+                    )
+                    write_json(path, lost.record() | {"exit": lost.exit_code})
+                continue
+            if version != VERSION:
+                raise UserError(
+                    "the cluster runs another version of vfl", got=version, want=VERSION
+                )
+            _unpacked(self._folder.path, cell, files)
+            return
+
+    def stop(self) -> None:
+        """Stop, whatever is being run."""
+        if self._actor is not None:
+            self._cluster.ray.kill(self._actor)
+            self._actor = None
+
+
+#: What makes a folder that of a grid.
+GRID_FILES = ("grid.json", "config.toml")
+
+
+class _Remote:
+    """What runs in the cluster: a grid's folder of its own, and the cells it is given."""
+
+    def __init__(self, grid: Files, device: str) -> None:
+        from vfl.core.seeds import use_one_thread
+
+        use_one_thread()
+        self._path = Path(tempfile.mkdtemp(prefix="vfl-grid-"))
+        for name, content in grid.items():
+            write_bytes(self._path / name, content)
+        self._device = device
+
+    def run(self, name: str, held: Files, data: Mapping[str, PartyData]) -> tuple[str, Files]:
+        """Run one cell from what its folder held; what it holds afterwards."""
+        folder = GridFolder(self._path)
+        (cell,) = [one for one in folder.cells() if one.name == name]
+        _unpacked(self._path, cell, held)
+        run_cell(cell, folder, data, self._device)
+        files = _packed(self._path, cell)
+        for path in _places(self._path, cell):
+            shutil.rmtree(path, ignore_errors=True)
+        return VERSION, files
+
+
+def _places(root: Path, cell: Cell) -> list[Path]:
+    """All of a grid's folder that is about one cell."""
+    folder = GridFolder(root)
+    return [
+        folder.cells_path / cell.name,
+        folder.aside(cell),
+        root / "made_of" / f"{cell.name}.json",
+    ]
+
+
+def _packed(root: Path, cell: Cell) -> dict[str, bytes]:
+    found = {}
+    for place in _places(root, cell):
+        for path in [place] if place.is_file() else place.rglob("*"):
+            if path.is_file():
+                found[path.relative_to(root).as_posix()] = path.read_bytes()
+    return found
+
+
+def _unpacked(root: Path, cell: Cell, files: Files) -> None:
+    """Make what a folder holds of a cell these files."""
+    places = _places(root, cell)
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+    for name, content in files.items():
+        path = root / PurePosixPath(name)
+        if ".." in path.parts or not any(path.is_relative_to(place) for place in places):
+            raise UserError("a worker of the cluster gave back a file of another cell")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content)
