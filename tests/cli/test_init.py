@@ -1,6 +1,8 @@
 import stat
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from vfl.config import check_project, read_experiment, read_party_file
@@ -90,6 +92,39 @@ def test_a_third_party_takes_cuts_of_who_consents(vfl, tmp_path, option):
     if option == "--middle":
         shown = vfl("check", folder / name / "party.toml")
         assert shown.code == 0, shown.err
+
+
+def test_tables_of_two_label_parties_become_a_project(vfl, tmp_path):
+    """Its trial aligns all four and trains both tasks in one process, with no edited file."""
+    draw, rows = np.random.default_rng(0), 300
+    ids = [f"{row:05}" for row in range(rows)]
+    cells = {name: draw.normal(size=(rows, 2)) for name in ("bank", "shop")}
+    tables = {name: {"a": own[:, 0], "b": own[:, 1]} for name, own in cells.items()}
+    tables["clinic"] = {"ill": np.where(cells["bank"][:, 0] > 0, "yes", "no")}
+    tables["insurer"] = {"cost": 7000 + 100 * cells["shop"][:, 0], "town": ["A", "B"] * (rows // 2)}
+    given = []
+    for name, columns in tables.items():
+        own = pd.DataFrame({"id": ids, **columns}).sample(frac=0.9, random_state=len(name))
+        own.to_csv(tmp_path / f"{name}.csv", index=False)
+        given += ["--from", f"{name}={tmp_path / name}.csv"]
+    named = ("--label-party", "clinic", "--label", "ill", "--task")
+    refused = vfl("init", "loans", *given, *named, "insurer")
+    assert refused.code == 2
+    assert "--task insurer=COLUMN" in refused.err
+    done = vfl("init", "loans", *given, *named, "insurer=cost")
+    assert done.code == 0, done.err
+    folder = tmp_path / "loans"
+    experiment = read_experiment(folder / "label/app/experiment.toml")
+    check_project(experiment)
+    assert experiment.feature_parties == ["bank", "shop"]
+    assert (experiment.tasks[0].task, experiment.data.alignment) == ("regression", "alignment")
+    insurer = read_party_file(folder / "insurer/party.toml")
+    assert (insurer.data.label, insurer.data.columns) == ("cost", None)
+    aligned = vfl("align", folder / "trial.toml", "-s", "align.protocol=server_aided")
+    assert aligned.code == 0, aligned.err
+    trained = vfl("train", folder / "trial.toml", "-s", f"data.alignment={folder / 'alignment'}")
+    assert trained.code == 0, trained.err
+    assert "insurer" in trained.out
 
 
 def test_gaps_are_consented_to_and_need_an_alignment(vfl, tmp_path):

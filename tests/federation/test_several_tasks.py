@@ -33,11 +33,11 @@ def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, t
     training = federation.train(EPOCHS)
     assert training.wait() == 0, training.said()
     run = federation.run(training)
-    same = alone(federation, tmp_path, EPOCHS)
-    assert results(run) == results(same)
+    joined = alone(federation, tmp_path, EPOCHS)
+    assert results(run) == results(joined)
     part = federation.folder / "insurer" / "store" / "runs" / run.name / "parties" / "insurer"
     learned = read_json(part / "summary.json")
-    figures = read_json(same / "summary.json")["tasks"]["insurer"]
+    figures = read_json(joined / "summary.json")["tasks"]["insurer"]
     assert learned["test_accuracy"] == figures["test_accuracy"] > 0.7
     assert "tasks" not in read_json(run / "summary.json")
     for what in ("evaluate", "predict"):

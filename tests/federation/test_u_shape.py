@@ -31,8 +31,8 @@ def test_it_trains_evaluates_predicts_and_serves_as_one_process_does(federation,
     assert training.wait() == 0, training.said()
     done = federation.run(training)
     losses, weights, *_ = results(done)
-    same = results(alone(federation, tmp_path, "train.epochs=3"))
-    assert (losses, weights) == same[:2]
+    joined = results(alone(federation, tmp_path, "train.epochs=3"))
+    assert (losses, weights) == joined[:2]
     summary = read_json(done / "summary.json")
     assert summary["test_accuracy"] > 0.85
     for what in ("evaluate", "predict"):

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from played_session import stand_in
-from taken_session import ROWS, SHARED, with_insurer
+from taken_session import FEATURES, IDS, ROWS, SHARED, with_insurer
 
 from vfl.core.errors import VFLError
 from vfl.core.frame import Kind
@@ -111,6 +111,24 @@ def test_no_label_party_reads_gradients_of_another(session, monkeypatch):
 )
 def test_who_does_not_consent_takes_no_part(session, name, text, match):
     assert session.refuses(name, text, match)
+
+
+def test_rows_are_aligned_with_both_label_parties(session):
+    """Each lacks other rows, in an order of its own, until all four know which are common."""
+    draw, common = np.random.default_rng(3), set(IDS)
+    for name in (*FEATURES, OTHER, "lender"):
+        path = session.folder / name / "data.csv"
+        table = pd.read_csv(path).sample(frac=0.9, random_state=int(draw.integers(1000)))
+        common &= set(table["id"])
+        table.to_csv(path, index=False)
+    longer = {"epochs": 12, "batch_size": 16, "learning_rate": 0.02}
+    aligned = {"data": {"alignment": "alignment"}, "train": longer}
+    for mode in ("align", "train", "predict"):
+        session.play(mode, **aligned)
+    assert session.flower.failures == []
+    for run in (session.run, own_part(session)):
+        assert set(pd.read_csv(run / "predictions.csv")["id"]) == common
+    assert read_json(own_part(session) / "summary.json")["test_r2"] > 0.5  # of the right rows
 
 
 def test_other_rows_at_a_further_label_party_are_refused(session):

@@ -34,7 +34,8 @@ class Noting(Ledger):
 
 def stand_in(monkeypatch):
     """Put the stand-ins where the label party looks for Flower and for its ledger."""
-    monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
+    for room in ("session", "alignment"):
+        monkeypatch.setattr(f"vfl.server.{room}._COLLECT_S", 0.0)
     monkeypatch.setattr("vfl.server.federation.Message", Envelope)
     monkeypatch.setattr("vfl.server.session.Ledger", Noting)
 

@@ -89,7 +89,9 @@ def init(
     tasks: Annotated[
         list[str] | None,
         typer.Option(
-            "--task", metavar="PARTY", help="A further label party, with a task of its own."
+            "--task",
+            metavar="PARTY[=COLUMN]",
+            help="A further label party, with a task of its own; the label column of its table.",
         ),
     ] = None,
     middle: Annotated[
@@ -131,12 +133,15 @@ def init(
             want="one name a party",
             fix="leave one of them out, or give the other party a name of its own",
         )
+    columns = {label_party: label} | {name: own for name, own in map(_task_of, tasks or ())}
+    further = [name for name in columns if name != label_party]
     given = (tables or [], ids or [], queries or [])
-    found = _described(*given, label, label_party, project=folder is not None)
+    found = _described(*given, columns, label_party, project=folder is not None)
     if folder is None:
         _write_party_file(found, label, party or dealer or middle or tasks)
         return
-    party = [*(party or []), *(name for name in found if name not in (label_party, *(party or [])))]
+    others = [name for name in found if name not in (*columns, *(party or []))]
+    party = [*(party or []), *others]
     if not party:
         raise ConfigError(
             "a project needs a feature party", fix="--party NAME, or --from NAME=TABLE for another"
@@ -156,7 +161,7 @@ def init(
             | _task(found.get(label_party))
             | ({"top": "linear"} if middle else {}),
             **({"middle": {"party": middle}} if middle else {}),
-            **({"tasks": [{"party": name} for name in tasks]} if tasks else {}),
+            **({"tasks": [{"party": n} | _task(found.get(n)) for n in further]} if tasks else {}),
             "federation": {
                 "superlink": superlink,
                 "stream_host": host,
@@ -170,7 +175,7 @@ def init(
     own: dict[str, dict[str, Any]] = {name: {"data": table} for name in party}
     own |= {dealer: {"role": "dealer"}} if dealer else {}
     own |= {middle: {"role": "middle"}} if middle else {}
-    own |= {name: {"data": table | {"label": "label"}} for name in tasks or ()}
+    own |= {name: {"data": table | {"label": columns[name] or "label"}} for name in further}
     for position, settings in enumerate(own.values()):
         settings["node"] = {"superlink": superlink, "api_port": api_port + position}
     own[label_party] = {"data": table | {"label": label or "label"}}
@@ -183,7 +188,7 @@ def init(
         if gaps:
             allowed = [*usual.missing_rows, "token"]
             settings["consent"] = settings.get("consent", {}) | {"missing_rows": allowed}
-        takes = {"middle": [middle]} if middle else {"label_parties": tasks} if tasks else {}
+        takes = {"middle": [middle]} if middle else {"label_parties": further} if tasks else {}
         if takes and "role" not in settings and "label" not in settings["data"]:
             settings["consent"] = settings.get("consent", {}) | takes
     files = {
@@ -193,8 +198,8 @@ def init(
     write_project(folder, experiment, files, host, {name: one.lines for name, one in found.items()})
     for name, one in found.items():
         _say_notes(name, one)
-    if label and set(experiment.parties) | {label_party} <= set(found):
-        say(f"vfl train {write_trial(folder, experiment, label)} trains in one process")
+    if label and {*experiment.parties, *columns} <= set(found):
+        say(f"vfl train {write_trial(folder, experiment, columns)} trains in one process")
     say(f"wrote {folder}; {folder / 'README.md'} has each party's command")
 
 
@@ -223,16 +228,25 @@ def _described(
     tables: list[str],
     ids: list[str],
     queries: list[str],
-    label: str,
+    labels: dict[str, str],
     label_party: str,
     project: bool,
 ) -> dict[str, _Found]:
-    """The tables by party, looked at; one without a party is called as its file."""
+    """The tables by party, looked at; one without a party is called as its file.
+
+    Args:
+        tables: as they are given.
+        ids: their columns, as they are given.
+        queries: what is asked of databases, as it is given.
+        labels: label columns by party; "" where none is given.
+        label_party: the one that leads.
+        project: whether the tables are of several parties.
+    """
     from vfl.core.errors import ConfigError
     from vfl.core.storage import database_beside, is_database
     from vfl.datasets.describe import describe, tells_label
 
-    sources = dict(_named(text, "") for text in tables)
+    label, sources = labels[label_party], dict(_named(text, "") for text in tables)
     if len(sources) < len(tables) or ("" in sources and len(tables) > 1):
         raise ConfigError("of several tables each has a party of its own", fix="--from NAME=TABLE")
     if "" in sources:
@@ -244,12 +258,14 @@ def _described(
             got=", ".join(sources),
             fix=f"--from {label_party}=TABLE, or --label-party NAME of one of them",
         )
-    if sources and not label and label_party in sources:
-        raise ConfigError("the label party's table needs its label", fix="--label COLUMN")
+    for name in labels if project or label_party in sources else ():
+        if name in sources and not labels[name]:
+            fix = "--label COLUMN" if name == label_party else f"--task {name}=COLUMN"
+            raise ConfigError("the label party's table needs its label", got=name, fix=fix)
     asked, by_hand = (dict(_named(text, "") for text in given) for given in (queries, ids))
     reports = {}
     for name, source in sources.items():
-        own_label = label if label and (name == label_party or not project) else None
+        own_label = labels.get(name) or (label if label and not project else None)
         id_column = by_hand.get(name, by_hand.get(""))
         query = asked.get(name, asked.get(""))
         reports[name] = describe(source, None, id_column, own_label, query=query)
@@ -257,7 +273,7 @@ def _described(
     beyond = [
         line
         for name, report in reports.items()
-        if label and name != label_party and label_party in reports
+        if label and name not in labels and label_party in reports
         for line in tells_label(
             (sources[label_party], reports[label_party]), (sources[name], report), name
         )
@@ -272,8 +288,10 @@ def _described(
         # What another party's columns tell of the label is the label party's to know.
         lines = report.lines() + (beyond if name == label_party else [])
         notes = [line for line in lines if line.startswith(("look at ", "note: "))]
-        data = {"source": place} | settings
-        found[name] = _Found(source, data, report.features, lines, notes, report.task)
+        data, features = {"source": place} | settings, report.features
+        if name in labels and name != label_party:  # it has a task and no column that is learned
+            data, features = {key: own for key, own in data.items() if key != "columns"}, []
+        found[name] = _Found(source, data, features, lines, notes, report.task)
     return found
 
 
@@ -281,6 +299,12 @@ def _named(text: str, otherwise: str) -> tuple[str, str]:
     """The party and the rest of ``PARTY=REST``, or of a rest alone."""
     match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
     return (match[1], match[2]) if match else (otherwise, text)
+
+
+def _task_of(text: str) -> tuple[str, str]:
+    """The party and the column of ``PARTY=COLUMN``, or of a party alone."""
+    name, _, column = text.partition("=")
+    return name, column
 
 
 def _party_of(source: str) -> str:

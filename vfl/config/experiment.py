@@ -503,8 +503,6 @@ class Experiment(Settings):
                 )
             if task.column is None and self.is_table:
                 raise ValueError(f"'{task.party}' of [[tasks]] needs the column that it learns")
-        if self.data.alignment is not None:
-            raise ValueError("data.alignment holds rows of one label party, and [[tasks]] has more")
         check_task_terms(names[1:], self.secure, self.train, middle=self.middle is not None)
         for name in ("compare", "grid", "value"):
             if getattr(self, name) is not None:

@@ -145,13 +145,13 @@ def write_project(
     return label
 
 
-def write_trial(folder: Path, experiment: Experiment, label_column: str) -> Path:
+def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]) -> Path:
     """Write an experiment in which one process plays every party of a project; its file.
 
     Args:
         folder: of a project whose parties' files name tables of this machine.
         experiment: the project's.
-        label_column: of the label party's table.
+        columns: label column of each label party's table.
     """
     sources = {
         name: f"{'label' if name == experiment.label.party else name}/party.toml"
@@ -161,7 +161,10 @@ def write_trial(folder: Path, experiment: Experiment, label_column: str) -> Path
     content["data"] = {"source": "label/party.toml"} | {
         name: content["data"][name] for name in ("validation", "test", "id_rules", "missing_rows")
     }
-    content["label"]["column"] = label_column
+    content["label"]["column"] = columns[experiment.label.party]
+    for task in content.get("tasks", ()):
+        name = task["party"]
+        task |= {"column": columns[name], "source": f"{name}/party.toml"}
     for name, source in sources.items():
         content["parties"][name]["source"] = source
     head = "# Every party of this project in one process, with the tables their own files name.\n\n"

@@ -315,8 +315,10 @@ class AlignTerms(Terms):
 
     @classmethod
     def asked(cls, experiment: Experiment, run: str) -> AlignTerms:
-        """The public part of an experiment that an alignment needs."""
-        parties = {name: PartyTerms(width=1, bottom="linear") for name in experiment.parties}
+        """The public part of an experiment that an alignment needs; label parties are alike."""
+        further = (task.party for task in experiment.tasks or ())
+        everybody = [*experiment.parties, *further]
+        parties = {name: PartyTerms(width=1, bottom="linear") for name in everybody}
         data, align = experiment.data, experiment.align
         return cls(
             run=run,
