@@ -248,5 +248,5 @@ def test_missing_packages_are_named(run, monkeypatch):
 
 def test_a_party_that_is_not_there(run):
     folder, _ = run
-    with pytest.raises(RunFolderError, match="missing"):
+    with pytest.raises(RunFolderError, match="are not in this run"):
         export_half(folder, "clinik", "torch", None)
