@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.verdicts import LAWS, shares
 from vfl.experiments import estimate, paired_difference
 from vfl.experiments.statistics import (
     ONE_SIDED,
@@ -14,10 +15,13 @@ from vfl.experiments.statistics import (
     chance_below,
     equivalence,
     holm,
+    joined_gains,
+    judge,
     leaking,
     over_victims,
     protected,
     rivals_of,
+    steady_interval,
 )
 
 DRAW = np.random.default_rng(0)
@@ -267,3 +271,60 @@ def test_only_repeats_that_both_have_are_paired():
 def test_one_repeat_has_no_interval_and_none_has_no_mean():
     assert estimate([0.5]).half_width is None
     assert estimate([]) is None
+
+
+RUNS = 800
+#: What 800 runs err by at most where the truth is 5 % (three standard errors).
+_ALLOWED = 0.05 + 3 * (0.05 * 0.95 / RUNS) ** 0.5
+
+
+@pytest.mark.parametrize("victims", [3, 5, 10])
+@pytest.mark.parametrize("law", ["normal", "skewed", "skewed to the left", "two-point, half leak"])
+def test_a_verdict_errs_no_more_than_stated(law, victims):
+    """At the margin nothing is "no easier"; at 0 nothing is "easier"; the interval holds both."""
+    at, none = (shares(LAWS[law], victims, mean, 1.0, RUNS) for mean in (1.0, 0.0))
+    assert at["no easier"] <= _ALLOWED
+    assert none["easier"] <= _ALLOWED
+    if law != "two-point, half leak":
+        assert 1 - at["covered"] <= _ALLOWED
+
+
+def test_label_free_victims_come_out_as_no_easier():
+    assert shares(LAWS["normal"], 5, 0.0, 0.3, RUNS)["no easier"] >= 0.8
+    assert shares(LAWS["normal"], 5, 3.0, 0.5, RUNS)["easier"] >= 0.8
+
+
+def test_victims_that_agree_and_few_victims_do_not_decide_by_themselves():
+    assert judge([0.0] * 5).verdict == "no easier"
+    assert judge([0.0] * 4).verdict == "undecided"
+    assert judge([0.009] * 5).verdict != "no easier"
+    assert judge([0.5]).verdict == "undecided"
+    assert judge([0.5, 0.5, 0.5]).verdict == "easier"
+    assert judge([0.015, 0.016, 0.0155]).verdict == "undecided"
+
+
+def test_as_many_more_victims_as_said_decide():
+    gains = [0.008, -0.012, 0.006, -0.008, 0.004]
+    found = judge(gains)
+    assert found.verdict == "undecided"
+    assert f"{found.more} more victims" in found.sentence
+    spread = np.std(gains, ddof=1)
+    later = np.array([-1, 1] * 50)[: found.victims + found.more]
+    more = np.mean(gains) + spread * (later - later.mean()) / later.std(ddof=1)
+    assert judge(more.tolist()).verdict == "no easier"
+    assert judge(more.tolist()[:5]).verdict == "undecided"
+
+
+def test_the_share_of_victims_that_none_of_those_trained_shows():
+    assert judge([0.0] * 5).unseen == pytest.approx(stats.beta.ppf(0.95, 1, 5))
+
+
+def test_gains_are_of_the_same_victims():
+    joined = {(0, 0): 0.7, (0, 1): 0.9, (1, 0): 0.5}
+    assert joined_gains(joined, {(0, 0): 0.6, (0, 1): 0.6}) == pytest.approx([0.2])
+
+
+def test_the_steady_interval_is_students_at_a_smaller_error():
+    low, high = steady_interval(SCORES.tolist())
+    test = stats.ttest_1samp(SCORES, 0).confidence_interval(0.991)
+    assert (low, high) == pytest.approx((test.low, test.high))

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
@@ -225,3 +225,139 @@ def repeats_to_decide(found: Estimate, at_most: int = 1000) -> int | None:
         if _quantile(count) * spread / math.sqrt(count) < abs(found.mean):
             return count
     return None
+
+
+Judged = Literal["no easier", "easier", "undecided"]
+#: Of one end of `steady_interval`: Student's quantile at this error errs by 5 % or less where
+#: victims are exponential, 3 to 10 of them (`python -m benchmarks.verdicts`).
+_SKEWED = 0.0045
+_MISSED = 0.05
+#: Fewer victims can be alike by chance, in more than 5 % of runs, where half of all are not.
+_FEWEST = 5
+_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the model adds to an attacker who holds the inputs anyway.
+
+    Attributes:
+        verdict: "no easier": the gain is below the margin; "easier": it is above 0. Each is wrong
+            in at most 5 % of runs of normal and of exponential victims, and of two-point victims
+            as far as `unseen` tells. Otherwise "undecided".
+        gain: of inputs and cut over inputs alone, mean over victims.
+        low, high: ends of `steady_interval`.
+        margin: the gain that counts as none.
+        victims: how many were trained.
+        more: further victims that would decide, if they are as those seen; None if decided.
+    """
+
+    verdict: Judged
+    gain: float
+    low: float
+    high: float
+    margin: float
+    victims: int
+    more: int | None
+
+    @property
+    def unseen(self) -> float:
+        """Share of victims that may be different without one of them among those trained (95 %).
+
+        1 - 0.05^(1 / n), the exact bound of none among n (Clopper and Pearson 1934). No rule sees
+        a leak of a smaller share of victims: a sample without one is as without any leak.
+        """
+        return float(1 - _MISSED ** (1 / self.victims))
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with its margin."""
+        if self.verdict == "no easier":
+            points = _points(self.margin)
+            return f"no easier to infer than without the model (margin {points})"
+        if self.verdict == "easier":
+            return f"easier to infer by {_points(self.gain)} ({_points(self.low)} or more)"
+        return f"undecided: {self.more} more victims would decide (margin {_points(self.margin)})"
+
+
+def judge(gains: Sequence[float], margin: float = 0.01) -> Judgement:
+    """Test what the model adds to an attacker who holds the inputs, for non-inferiority.
+
+    The upper end of `steady_interval` at the margin or less, of five victims or more: "no easier".
+    Its lower end above 0: "easier". Of fewer victims each gain has to be above
+    margin (0.05^(-1 / n) - 1) too: if the cut costs an attacker no more than the margin, a gain
+    with mean 0 is above that in all n with a chance of 5 % at most (Markov's inequality).
+
+    Args:
+        gains: of each victim, the same measure of the attacker with inputs and cut less that of
+            the same attacker with inputs alone (`joined_gains`), as shares.
+        margin: the gain that counts as none.
+
+    Raises:
+        ValueError: without a victim.
+
+    >>> judge([0.001, -0.002, 0.0, 0.002, -0.001]).sentence
+    'no easier to infer than without the model (margin 1.0 points)'
+    >>> judge([0.2, 0.21, 0.19, 0.2, 0.22]).verdict
+    'easier'
+    """
+    if not gains:
+        raise ValueError("a verdict needs a victim")
+    count, mean = len(gains), statistics.fmean(gains)
+    spread = math.inf if count == 1 else max(statistics.stdev(gains), margin / 4)
+    low, high = _ends(mean, spread, count)
+    verdict = _judged(mean, spread, count, margin)
+    least = margin * (_MISSED ** (-1 / count) - 1)
+    if count < _FEWEST and min(gains) < least:
+        verdict = "undecided"
+    more = None
+    if verdict == "undecided":
+        likely = margin if count == 1 else spread
+        later = range(max(count + 1, _FEWEST), _MOST)
+        decided = (n for n in later if _judged(mean, likely, n, margin) != "undecided")
+        more = next(decided, _MOST) - count
+    return Judgement(verdict, mean, low, high, margin, count, more)
+
+
+def joined_gains(joined: Values, alone: Values) -> list[float]:
+    """Of each victim, what the attacker with inputs and cut is above the one with inputs alone."""
+    ours, reference = by_victim(joined), by_victim(alone)
+    return [ours[one] - reference[one] for one in ours if one in reference]
+
+
+def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[float, float]:
+    """A two-sided 95 % interval of the mean that holds for skewed victims too.
+
+    Student's covers 88 % of exponential victims, five of them, for their deviation is small
+    whenever their mean is. Here each end errs by 5 % at most for them, and for normal ones by
+    0.45 %; of two-point ones see `Judgement.unseen`.
+
+    Args:
+        values: of each victim.
+        resolution: the deviation is not taken for smaller; values that agree say little of it.
+
+    >>> low, high = steady_interval([0.70, 0.72, 0.74])
+    >>> f"{low:.2f} to {high:.2f}"
+    '0.60 to 0.84'
+    """
+    count = len(values)
+    spread = math.inf if count == 1 else max(statistics.stdev(values), resolution)
+    return _ends(statistics.fmean(values), spread, count)
+
+
+def _ends(mean: float, spread: float, count: int) -> tuple[float, float]:
+    if math.isinf(spread):
+        return -math.inf, math.inf
+    half = -float(stdtrit(count - 1, _SKEWED)) * spread / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def _judged(mean: float, spread: float, count: int, margin: float) -> Judged:
+    low, high = _ends(mean, spread, count)
+    if high <= margin and count >= _FEWEST:
+        return "no easier"
+    return "easier" if low > 0 else "undecided"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f} points"
