@@ -1,6 +1,6 @@
 """How often the rule of `vfl.experiments.statistics.judge` errs, by simulation.
 
-    python -m benchmarks.verdicts [runs]
+    python -m benchmarks.verdicts --runs 4000
 
 Victims are drawn with a gain of exactly the margin (a wrong "no easier"), of exactly 0 (a wrong
 "easier", and what label-free bottoms are), from three laws: normal, exponential in either direction
@@ -10,7 +10,7 @@ in points, the margin is 1; each is the worst over deviations of 0.3 to 3.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -47,8 +47,11 @@ def shares(law: Law, victims: int, mean: float, spread: float, runs: int) -> dic
     return found | {"covered": float(((ends[:, 0] <= mean) & (mean <= ends[:, 1])).mean())}
 
 
-def main(runs: int) -> None:
+def main() -> None:
     """Print a line for each law and number of victims."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=4000, help="runs of each line")
+    runs = parser.parse_args().runs
     print("| law | victims | wrong no easier | wrong easier | covered |")
     print("| --- | --- | --- | --- | --- |")
     for name, law in LAWS.items():
@@ -69,4 +72,4 @@ def main(runs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4000)
+    main()
