@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -24,6 +23,7 @@ from vfl.core.version import VERSION
 from vfl.experiments.cells import FAILURE, Cell, GridFolder
 from vfl.experiments.training import DataCache
 from vfl.experiments.workers import rows_of, run_cell
+from vfl.transport.probe import round_trip_s
 
 if TYPE_CHECKING:
     from vfl.datasets import PartyData
@@ -36,7 +36,6 @@ _ENVIRONMENT = {
 }
 #: How often a cell is tried whose worker died.
 _TRIES = 3
-_ANSWER_S = 5.0
 
 #: Files below a grid's folder, by their path there.
 Files = Mapping[str, bytes]
@@ -63,10 +62,11 @@ class RayCluster:
         self.ray, self._resources = ray, {"num_cpus": cpus, "num_gpus": gpus}
         options = {"runtime_env": {"env_vars": _ENVIRONMENT}, "log_to_driver": False}
         try:
-            _require_listener(address)
+            if address != "auto":
+                round_trip_s(address)  # where nothing answers, Ray ends the process that asks
             if not ray.is_initialized():
                 ray.init(address, logging_level="ERROR", **options)
-        except (OSError, ValueError, RuntimeError):
+        except (LostPeerError, OSError, ValueError, RuntimeError):
             raise UserError(
                 "no Ray cluster answers", got=address, fix="ray start --head, and its address"
             ) from None
@@ -104,17 +104,6 @@ class RayCluster:
         if self._kept[0] is not data:
             self._kept = data, self.ray.put(data)
         return self._kept[1]
-
-
-def _require_listener(address: str) -> None:
-    """Ask at the address first: where nothing answers, Ray ends the process that asks.
-
-    Raises:
-        OSError, ValueError: nothing answers, or it is no address.
-    """
-    if address != "auto":
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
 
 
 class RayWorker:
