@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +25,8 @@ from vfl.cli import (
     training,
 )
 from vfl.cli.output import progress_line
-from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
+from vfl.core.errors import ConfigError, VFLError, file_mistake, redacted_output, redacted_traceback
+from vfl.core.registry import PLUGINS, load_plugin
 from vfl.core.version import VERSION
 
 app = typer.Typer(
@@ -93,8 +96,33 @@ def _options(
             "--version", is_eager=True, callback=_print_version, help="Print the version of vfl."
         ),
     ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="Load codecs, defenses, attacks or models of your own; anywhere in a command.",
+        ),
+    ] = None,
 ) -> None:
-    """Options of vfl itself."""
+    """Options of vfl itself; `main` takes plug-ins off the command before it is read."""
+
+
+def _load_plugins() -> None:
+    """Load the files that the command or the process that started this one names."""
+    rest: list[str] = []
+    files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
+    words = iter(sys.argv[1:])
+    for word in words:
+        option, equals, file = word.partition("=")
+        if option != "--plugin":
+            rest.append(word)
+        elif path := file if equals else next(words, ""):
+            files.append(path)
+        else:
+            raise ConfigError("--plugin needs a file", want="--plugin FILE.py")
+    sys.argv[1:] = rest
+    for path in files:
+        load_plugin(Path(path))
 
 
 def main() -> None:
@@ -107,6 +135,7 @@ def main() -> None:
     try:
         with redacted_output():
             try:
+                _load_plugins()
                 app(prog_name="vfl")
             finally:
                 progress_line.end()

@@ -12,6 +12,7 @@ import typer
 
 from vfl.cli.output import Device, Download, Json, Run, Set, emit, say
 from vfl.core.errors import ConfigError, UserError, record_lines
+from vfl.core.registry import plugin_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -324,7 +325,7 @@ def _study(
     target = out or Path("runs") / experiment.name
     say(f"{len(cells)} cells in {target}")
     words = (word for one in overrides for word in ("-s", one))
-    command = shlex.join(["vfl", kind, str(path), *words])
+    command = shlex.join(["vfl", kind, str(path), *words, *plugin_words()])
     found = run_study(study, target, command, cells, jobs, device, _say_cell, ray)
     if json and kind == "grid":
         emit(found.content)

@@ -10,13 +10,18 @@ it is called from Python too.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import math
+import os
 import re
+import sys
+import traceback
 import typing
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vfl.core.errors import (
@@ -25,6 +30,7 @@ from vfl.core.errors import (
     SpecError,
     UnknownNameError,
     UnknownOptionError,
+    UserError,
     nearest,
 )
 
@@ -67,6 +73,50 @@ def parts(spec: str) -> list[str]:
     ['layer_norm', 'noise:sigma=1e+2']
     """
     return re.split(r"\+(?=\s*[A-Za-z_])", spec)
+
+
+#: Files of plug-ins that this process loaded; the processes that it starts load them as well.
+PLUGINS = "VFL_PLUGINS"
+
+
+def load_plugin(path: Path) -> None:
+    """Run a file that registers members, as `--plugin` does.
+
+    Raises:
+        UserError: there is no such file, a module of that name is loaded, or it does not run.
+    """
+    path, name = path.resolve(), path.stem
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is not None and Path(file).resolve() == path:
+        return
+    if name in sys.modules or not path.is_file():
+        raise UserError(
+            "no plug-in can be loaded from there", got=str(path),
+            want="a Python file with a name that no loaded module has",
+        )  # fmt: skip
+    sys.path.append(str(path.parent))  # what it imports from beside it
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            "a plug-in does not run", where=f"{last.filename}:{last.lineno}",
+            got=type(error).__name__,
+        ) from error  # fmt: skip
+    known = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
+    if str(path) not in known:
+        os.environ[PLUGINS] = os.pathsep.join([*known, str(path)])
+
+
+def plugin_words() -> list[str]:
+    """The options that load the same plug-ins in another command."""
+    files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
+    return [word for file in files for word in ("--plugin", file)]
 
 
 class Registry(Generic[Member]):

@@ -1,0 +1,66 @@
+"""`--plugin FILE`: a member of one's own in one file, without a package."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from vfl.attacks import ATTACKS
+from vfl.core.registry import PLUGINS
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_attack.py"
+TINY = """
+name = "tiny"
+data.rows = 400
+label = { top = "linear" }
+train = { epochs = 1 }
+parties.client = { width = 8, bottom = "mlp:hidden=none" }
+[grid]
+attacks = ["mahalanobis"]
+baselines = ["scratch"]
+leaks = [2]
+draws = 1
+seeds = [0]
+pictures = 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    monkeypatch.setattr(ATTACKS, "_members", dict(ATTACKS._members))
+    monkeypatch.setenv(PLUGINS, "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name in ("outside_attack", "broken", "json"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("words", [("--plugin", EXAMPLE), (f"--plugin={EXAMPLE}",)])
+def test_its_members_are_listed_wherever_the_option_stands(vfl, words):
+    assert "mahalanobis" not in vfl("list", "attacks").out
+    assert "mahalanobis:shrink=0.01" in vfl("list", *words, "attacks").out
+
+
+def test_processes_that_a_command_starts_have_them_too(vfl, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    done = vfl("grid", "tiny.toml", "--plugin", EXAMPLE, "--jobs", "2", "--json")
+    assert done.code == 0, done.err
+    assert {row["attack"] for row in json.loads(done.out)} == {"mahalanobis"}
+    command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
+    assert command.endswith(f"--plugin {EXAMPLE}")
+
+
+def test_what_cannot_be_loaded(vfl, tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "json.py").write_text("")
+    broken = vfl("list", "attacks", "--plugin", "broken.py")
+    assert broken.code == 2
+    assert "a plug-in does not run" in broken.err
+    assert "broken.py:1" in broken.err
+    assert "ModuleNotFoundError" in broken.err
+    assert "no plug-in can be loaded" in vfl("list", "--plugin", "json.py", "attacks").err
+    assert "no plug-in can be loaded" in vfl("list", "--plugin", "nowhere.py", "attacks").err
+    assert "--plugin needs a file" in vfl("list", "attacks", "--plugin").err
