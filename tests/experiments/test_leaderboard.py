@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from vfl.experiments.attack_results import access_table
 from vfl.experiments.leaderboard import by_baseline, fitting_measure, leaderboard
 from vfl.experiments.scores import Row
 
@@ -179,6 +180,19 @@ def test_each_measure_has_a_leaderboard_and_a_utility_of_its_own():
     assert leaderboard(table, 0.5)[0].utility.mean == pytest.approx(0.95)
     (place,) = leaderboard(table, 0.5, "auc")
     assert (place.utility.mean, place.worst.value.mean) == (pytest.approx(0.8), pytest.approx(0.9))
+
+
+def test_each_attacker_has_what_those_before_it_have():
+    table = [replace(one, access="cut") for one in rows({5: 0.7})]
+    table += [replace(one, access="gradients") for one in rows({5: 0.9}, attack="norm")]
+    table += [replace(one, access="gradients") for one in rows({5: 0.65}, "good", "norm")]
+    found = access_table(table, 0.5, "accuracy")
+    assert found.head == ["defense", "cuts alone", "and gradients"]
+    lines = {line[0]: line[1:] for line in found.rows}
+    assert lines["none"][0].startswith("+10.0")
+    assert lines["none"][1].startswith("+30.0")
+    assert lines["good"][0] == ""  # nobody attacked it by its cuts alone
+    assert access_table(table[:3], 0.5, "accuracy") is None
 
 
 def test_other_measures_are_no_part_of_it():

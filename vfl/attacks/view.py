@@ -26,6 +26,8 @@ Who = Literal["feature party", "label party", "outsider"]
 Phase = Literal["training", "inference"]
 Behaviour = Literal["semi-honest", "malicious"]
 TrainedBy = Literal["owner", "split"]
+#: How near an attacker stands to the model; each has what those before it have.
+Access = Literal["cut", "bottom", "gradients", "active"]
 
 
 class Grant(StrEnum):
@@ -54,6 +56,8 @@ class Grant(StrEnum):
 
 #: What travels in the training phase only.
 IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
+#: What only who holds a bottom has.
+_AT_THE_BOTTOM = frozenset({Grant.BOTTOM, Grant.INPUTS, Grant.SNAPSHOTS})
 #: What is public, and what anybody has who colludes.
 _PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
 _BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS, Grant.QUERIES}
@@ -112,6 +116,15 @@ class ThreatModel:
     def counterfactual(self) -> frozenset[Grant]:
         """The grants that no party of this kind would have."""
         return self.grants - OBTAINABLE[self.who]
+
+    @property
+    def access(self) -> Access:
+        """How near to the model it stands, from the cuts alone to tampering with the training."""
+        if self.behaviour == "malicious":
+            return "active"
+        if self.grants & IN_TRAINING:
+            return "gradients"
+        return "bottom" if self.grants & _AT_THE_BOTTOM else "cut"
 
     def sentence(self) -> str:
         """Who the attacker was and what it held, in one sentence."""

@@ -16,6 +16,7 @@ from vfl.core.text import csv_text
 from vfl.experiments.cells import HONEST, GridFolder, failure_of, grid_settings_of
 from vfl.experiments.leaderboard import (
     LeaderboardEntry,
+    Standing,
     fitting_measure,
     in_measure,
     label_measure,
@@ -116,6 +117,7 @@ def rows_of(
                     baselines=own,
                     threat=one.threat,
                     seconds=one.seconds,
+                    access=one.access,
                 )
             )
     return found
@@ -201,6 +203,8 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
     tables = []
     if entries:
         tables = [board_table(entries, settings.margin, measure), standings_table(entries)]
+        if (access := access_table(rows, settings.margin, measure)) is not None:
+            tables.append(access)
     if others := [row for row in rows if label_measure(row) is None]:
         tables.append(others_table(others))
     records = [asdict(row) | {"no_model": row.no_model} for row in rows]
@@ -269,6 +273,42 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
         for one in entry.standings
     ]
     return Table(head, lines, words=4)
+
+
+def access_table(rows: Sequence[Row], margin: float, measure: LabelMeasure) -> Table | None:
+    """One line a defense, one column an attacker: the worst of all that it can run.
+
+    None where all attackers stand equally near.
+    """
+    near = [name for name in ACCESS if any(row.access == name for row in rows)]
+    boards = {
+        name: leaderboard([row for row in rows if row.access in near[: place + 1]], margin, measure)
+        for place, name in enumerate(near)
+    }
+    if len(near) < 2:
+        return None
+    found = {name: {one.defense: one.worst for one in entries} for name, entries in boards.items()}
+    defenses = dict.fromkeys(one.defense for entries in boards.values() for one in entries)
+    lines = [
+        [defense, *(_reached(found[name].get(defense)) for name in near)] for defense in defenses
+    ]
+    return Table(["defense", *(ACCESS[name] for name in near)], lines)
+
+
+#: Attackers by how near to the model they stand, in words; each has what those before it have.
+ACCESS = {
+    "cut": "cuts alone",
+    "bottom": "with a bottom",
+    "gradients": "and gradients",
+    "active": "and tampering",
+}
+
+
+def _reached(one: Standing | None) -> str:
+    if one is None:
+        return ""
+    leaked = f", k = {one.k}" if one.k else ""
+    return f"{estimate_text(one.advantage, '+', '')}, {one.verdict} ({one.attack}{leaked})"
 
 
 def others_table(rows: Sequence[Row]) -> Table:

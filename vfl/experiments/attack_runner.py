@@ -123,7 +123,7 @@ def detected(adversary: str, settings: GridSettings) -> ScoreRecord:
     about = {"adversary": adversary, "known": settings.known}
     return ScoreRecord(
         key=key_of(about), attack=adversary, bottom=OUTCOME, k=0, draw=0, measure=FOUND,
-        value=1.0, guess=0.0, threat=threat.sentence(), seconds=0.0,
+        value=1.0, guess=0.0, threat=threat.sentence(), seconds=0.0, access=threat.access,
     )  # fmt: skip
 
 
@@ -291,6 +291,9 @@ class AttackRunner:
         if self._gallery is not None and found.true is not None and found.found is not None:
             keep_pictures(self._gallery, key, found.true, found.found)
         first, *others = found.scores
+        threat = found.threat
+        if self._adversary != HONEST:
+            threat = replace(threat, behaviour="malicious")
         return ScoreRecord(
             key=key,
             attack=job.attack,
@@ -300,9 +303,10 @@ class AttackRunner:
             measure=first.measure,
             value=first.value,
             guess=first.guess,
-            threat=self._sentence(found.threat),
+            threat=self._sentence(threat),
             seconds=round(seconds, 4),
             also=[(one.measure, one.value, one.guess) for one in others],
+            access=threat.access,
         )
 
     def _result(self, job: AttackJob) -> tuple[AttackResult, float]:
@@ -324,8 +328,7 @@ class AttackRunner:
     def _sentence(self, threat: ThreatModel) -> str:
         if self._adversary == HONEST:
             return threat.sentence()
-        sentence = replace(threat, behaviour="malicious").sentence()
-        return f"{sentence} While the victim trained it was {self._adversary}."
+        return f"{threat.sentence()} While the victim trained it was {self._adversary}."
 
     def _case(self, job: AttackJob, scenario: Scenario) -> Case:
         leak = job.k, job.draw

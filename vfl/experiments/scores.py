@@ -166,6 +166,7 @@ class ScoreRecord:
         threat: who the attacker was and what it held, in one sentence.
         seconds: it took.
         also: further measures, each with value and guess.
+        access: how near to the model the attacker stood; see `vfl.attacks.view.Access`.
     """
 
     key: str
@@ -179,6 +180,7 @@ class ScoreRecord:
     threat: str
     seconds: float
     also: Sequence[tuple[str, float, float]] = ()
+    access: str = ""
 
     @property
     def job(self) -> AttackJob:
@@ -202,8 +204,8 @@ class Row:
 
     Attributes:
         defense: of the victim.
-        attack, k, draw, measure, value, guess, threat, seconds: see `Scored`; an adversary's spec
-            where the row is about what that itself reached.
+        attack, k, draw, measure, value, guess, threat, access, seconds: see `ScoreRecord`; an
+            adversary's spec where the row is about what that itself reached.
         adversary: the victim was trained against; "none" is an honest training.
         seed: of the victim.
         scratch: what the leaked rows are worth without the victim; for clusters, the inputs.
@@ -226,6 +228,7 @@ class Row:
     threat: str
     seconds: float
     test_auc: float | None = None
+    access: str = ""
 
     @property
     def no_model(self) -> float | None:
@@ -313,6 +316,7 @@ def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
 def _record(record: Any, path: Path) -> ScoreRecord:
     if isinstance(record, dict):
         record.setdefault("also", [])  # written before attacks had several measures
+        record.setdefault("access", "")
     if not isinstance(record, dict) or set(record) != {field.name for field in fields(ScoreRecord)}:
         raise RunFolderError("a score is damaged", where=str(path))
     also = tuple((str(name), float(value), float(guess)) for name, value, guess in record["also"])

@@ -15,6 +15,7 @@ from vfl.config.grid import LabelMeasure
 from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json
 from vfl.experiments.attack_results import (
+    access_table,
     board_table,
     measure_words,
     missing,
@@ -266,6 +267,7 @@ def attack_page(folder: GridFolder) -> dict[str, Any]:
             "board": _board(entries, settings, measure),
             "standing": entries,
             "standings": standings_table(entries),
+            "access": access_table(rows, settings.margin, measure),
             "tradeoffs": list(tradeoffs(entries, labels, measure)),
             "advantages": [*advantages(entries), *attack_advantages(labels, entries)],
         }
