@@ -73,7 +73,6 @@ def write_party(session, name, consent=CONSENT, more=""):
 @pytest.fixture
 def session(tmp_path, monkeypatch):
     stand_in(monkeypatch)
-    monkeypatch.setattr("vfl.server.alignment._COLLECT_S", 0.0)
     played = PlayedSession(tmp_path, Flower(PARTIES, tells=True), CONTENT)
     played.owned = write_tables(tmp_path)
     for name in (*PARTIES, "lender"):
@@ -345,8 +344,8 @@ def test_places_that_no_session_has_are_refused(lie):
                 return None
             if isinstance(step, Send) and step.to == "bank" and len(step.payload) == 8:
                 last = 1
-                if lie == "counts":
-                    step = Send("bank", np.array([6, 4], "<u4").tobytes())
+                if lie == "counts":  # of rows that everybody has, more than the bank has
+                    step = Send("bank", np.array([6, 5], "<u4").tobytes())
             elif isinstance(step, Send) and step.to == "bank" and last:
                 wrong = {"twice": slots % 3, "beyond": slots + 9, "short": slots[:3]}
                 if lie != "counts":
