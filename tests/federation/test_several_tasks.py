@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from real_deployment import Deployment, results
-from served import asked_of_deployment, predicted
+from served import asked_of_deployment, predicted, same
 from sklearn.datasets import load_breast_cancer
 from taken_project import FEATURES, alone, writer
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from real_deployment import Deployment, results
-from served import asked_of_deployment, predicted
+from served import asked_of_deployment, predicted, same
 from taken_project import FEATURES, MARK, alone, writer
 
 from vfl.core.storage import read_json
