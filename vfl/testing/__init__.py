@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
     from vfl.testing.link import LinkContract
+    from vfl.testing.writer import RunWriterContract
 
 _HOMES = {
     "AdversaryContract": "vfl.testing.adversary",
@@ -26,6 +27,7 @@ _HOMES = {
     "GradientAttackContract": "vfl.testing.attack",
     "InputAttackContract": "vfl.testing.attack",
     "LinkContract": "vfl.testing.link",
+    "RunWriterContract": "vfl.testing.writer",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "GradientAttackContract",
     "InputAttackContract",
     "LinkContract",
+    "RunWriterContract",
 ]
 
 
