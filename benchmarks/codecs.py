@@ -40,6 +40,7 @@ PAIRS = (
 ROWS, BATCHES, ROUNDS = 256, 48, 96
 #: Codecs, the same for every width; `k` is filled in.
 SPECS = (
+    "none",
     "topk:k={k},values=8",
     "randtopk:k={k},values=8",
     "topk:k={k},values=4,packer=range",
@@ -47,6 +48,8 @@ SPECS = (
     "sign",
     "quantise:values=8",
     "quantise:values=2,packer=range",
+    "quantise:values=4,packer=range",
+    "relu:values=4",
     "relu:values=4,packer=bitmap",
 )
 BASE = "torch.topk"

@@ -81,7 +81,7 @@ def test_many_frames_come_near_the_bound_of_what_is_learned():
     measured = measure_codec(make("rate:bits=3"), cut, width=8)
     frames = -(-20_000 // 256)
     around = frames * (HEADER_BYTES + 1)  # a header and a history byte
-    assert 1 < (measured.wire_bytes - around) / measured.entropy_bound_bytes < 1.02
+    assert 1 < (measured.wire_bytes - around) / measured.entropy_bound_bytes < 1.025
 
 
 def test_the_error_is_that_of_the_values():

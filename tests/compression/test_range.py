@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from vfl.compression import StepContext, make
-from vfl.compression.coding.layouts import first_index_counts
-from vfl.compression.coding.range_coder import AdaptiveCounts, Coded
-from vfl.core.errors import BadOptionError, CorruptFrameError, TruncatedFrameError, WidthError
+from vfl.compression.coding.layouts import first_index_counts, new_layout
+from vfl.compression.coding.range_coder import AdaptiveCounts, Shares, encode
+from vfl.core import compiled
+from vfl.core.errors import (
+    BadOptionError,
+    CheckpointError,
+    CorruptFrameError,
+    TruncatedFrameError,
+    WidthError,
+)
 from vfl.core.seeds import generator
 
 SPECS = [
@@ -112,10 +119,59 @@ def test_a_query_teaches_nothing(spec):
 def test_counts_forget_by_halves():
     counts = AdaptiveCounts(np.array([[1, 0, 5]]), weight=20_000)
     for step, symbol in enumerate([0, 0, 0, 2]):
-        counts.record(step, Coded(np.array([0]), np.array([symbol])))
-        counts.commit(step)
+        counts.count(step, counts.cells(np.array([0]), np.array([symbol])))
     # 1, 20 001, 40 001, 60 001 of 60 006 forget to 30 001 and 3, then 2 gets 20 000.
-    assert np.diff(counts.cumulative).tolist() == [[30_001, 0, 20_003]]
+    assert counts.state_dict()["counts"].tolist() == [[30_001, 0, 20_003]]
+
+
+@pytest.mark.parametrize("contexts", [1, 2000])
+def test_counts_of_few_of_many_contexts_are_those_of_all(contexts):
+    counts = AdaptiveCounts(np.full((contexts, 3), 4), weight=2)
+    expected = np.full((contexts, 3), 4)
+    for step in range(3):
+        which, symbols = np.array([0, contexts - 1, 0]), np.array([step, 1, 2])
+        np.add.at(expected, (which, symbols), 2)
+        counts.count(step, counts.cells(which, symbols))
+    assert counts.state_dict()["counts"].tolist() == expected.tolist()
+    shares = np.diff(counts.table.astype(int), axis=1)
+    assert (shares.sum(axis=1) == 2**16).all()
+    assert np.abs(shares / 2**16 - expected / expected.sum(axis=1, keepdims=True)).max() < 1e-4
+
+
+def test_counts_of_the_coder_of_before_are_refused():
+    """Its checkpoints, and its frames: untaught ends began with tag 0."""
+    codec = make("quantise:values=3,packer=range")
+    payload = bytes(codec.encode(cut_of(0), training(0)).payload)
+    state = {**codec.state_dict(), "history": torch.tensor(0)}
+    with pytest.raises(CheckpointError, match="another range coder"):
+        make("quantise:values=3,packer=range").load_state_dict(state)
+    with pytest.raises(CorruptFrameError, match="other counts"):
+        codec.decode(b"\0" + payload[1:], 40, WIDTH, training(0))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 256])
+@pytest.mark.parametrize("loops", [False, True])
+def test_several_states_and_only_as_many_as_the_encoder_takes(monkeypatch, rows, loops):
+    monkeypatch.setattr(compiled, "COMPILED", loops)
+    layout = new_layout("range", 60, None, 8)
+    rng = np.random.default_rng(rows)
+    none, codes = np.zeros((rows, 0), int), rng.integers(0, 256, (rows, 60), np.uint8)
+    body = layout.pack(none, codes)
+    assert len(body) <= layout.limit_bytes(rows)
+    assert layout.unpack(memoryview(body), rows)[1].tolist() == codes.tolist()
+    assert body[0] & 15 == {1: 0, 3: 0, 64: 2, 256: 4}[rows]
+    cells = layout._cells(none, codes)[0]
+    other = encode(Shares(layout._codes.table.reshape(-1), cells), 2 if rows < 64 else 1)
+    with pytest.raises(CorruptFrameError, match="no such states"):
+        layout.unpack(memoryview(other), rows)
+    for place in {0, 1, len(body) // 2, len(body) - 1}:
+        broken = bytearray(body)
+        broken[place] ^= 4
+        try:
+            changed = layout.unpack(memoryview(broken), rows)[1]
+        except CorruptFrameError:
+            continue
+        assert layout.pack(none, changed) == bytes(broken)
 
 
 @pytest.mark.parametrize(("width", "k"), [(5, 1), (6, 3), (7, 7)])

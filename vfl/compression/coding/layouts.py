@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vfl.compression.coding.bits import (
@@ -32,11 +33,13 @@ from vfl.compression.coding.bits import (
 )
 from vfl.compression.coding.range_coder import (
     AdaptiveCounts,
-    Coded,
+    Cells,
     Reader,
     Shares,
+    decode_columns,
     encode,
     next_symbol,
+    state_count,
     symbols_limit_bytes,
 )
 from vfl.core.compiled import compiled, native
@@ -46,6 +49,10 @@ from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 COUNTS_LIMIT = 2**21
 #: What a symbol adds to its count, and what a code's count starts with.
 _WEIGHT, _FIRST_COUNT = 24, 4
+#: Of each so many rows one says about how much all take.
+_SAMPLED = 16
+#: What waits for its commit, by the names that checkpoints have for it.
+_CODED = "waiting-indices", "waiting-codes"
 
 
 def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout:
@@ -182,6 +189,7 @@ class Range(Layout):
         self._codes = AdaptiveCounts(np.full((contexts, 2**code_bits), _FIRST_COUNT), _WEIGHT)
         #: By the names that checkpoints have for them.
         self._sides = {"": self._codes}
+        self._waiting: dict[int, tuple[Indices, Codes]] = {}
         if k is not None:
             if k * width * width > COUNTS_LIMIT:
                 raise WidthError(
@@ -201,55 +209,87 @@ class Range(Layout):
         return symbols_limit_bytes(rows * (self._index_count + self.k))
 
     def pack(self, indices: Indices, codes: Codes) -> bytes:
-        sides = [counts.shares(coded) for counts, coded in self._coded(indices, codes)]
-        rows = [np.concatenate(both, axis=1).reshape(-1) for both in zip(*sides, strict=True)]
-        return encode(Shares(*rows))
+        cells = self._cells(indices, codes)
+        if not self._index_count:
+            return encode(Shares(self._codes.table.reshape(-1), cells[0]), self._states(codes))
+        tables = (counts.table.reshape(-1) for counts in self._sides.values())
+        ends = [
+            np.stack([table[each], table[each + 1]], axis=-1)
+            for table, each in zip(tables, cells, strict=True)
+        ]
+        table = np.concatenate(ends, axis=1).reshape(-1)
+        return encode(Shares(table, np.arange(0, len(table), 2, dtype=np.int32)))
 
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
-        reader = Reader(body)
-        found = np.zeros((rows, self._index_count + self.k), np.int64)
-        index_table, code_table = (
-            next(iter(self._sides.values())).cumulative,
-            self._codes.cumulative,
-        )
-        tables = native(index_table.reshape(-1)), native(code_table.reshape(-1))
-        sizes = len(code_table), self.width, self._index_count, self.k
-        if not _decode(reader.raw, reader.state, tables, native(found.reshape(-1)), sizes):
-            raise CorruptFrameError("a range-coded payload names no symbol")
+        indices = np.zeros((rows, self._index_count), np.int64)
+        codes = np.zeros((rows, self.k), np.uint8)
+        if self._index_count:
+            reader = Reader(body)
+            tables = [counts.table.reshape(-1) for counts in self._sides.values()]
+            parts = [reader.words, reader.states, reader.taken, indices, codes, *tables]
+            if not _decode(self.width, *(native(part) for part in parts)):
+                raise CorruptFrameError("a range-coded payload names no symbol")
+        else:
+            reader = Reader(body, most=max(1, rows))
+            decode_columns(reader, self._codes.table, codes)
+            if len(reader.states) != self._states(codes):
+                raise CorruptFrameError("a range-coded payload has no such states")
         reader.finish()
-        return found[:, : self._index_count], found[:, self._index_count :]
+        return indices, codes
 
     def record(self, step: int, indices: Indices, codes: Codes) -> None:
-        for counts, coded in self._coded(indices, codes):
-            counts.record(step, Coded(*(each.reshape(-1) for each in coded)))
+        self._waiting[step] = indices, codes
 
     def commit(self, step: int) -> None:
-        for counts in self._sides.values():
-            counts.commit(step)
+        if (coded := self._waiting.pop(step, None)) is not None:
+            for counts, cells in zip(self._sides.values(), self._cells(*coded), strict=True):
+                counts.count(step, cells.reshape(-1))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {
+        state = {
             prefix + name: value
             for prefix, counts in self._sides.items()
             for name, value in counts.state_dict().items()
         }
+        for step, coded in self._waiting.items():
+            for name, each in zip(_CODED, coded, strict=True):
+                state[f"{name}-{step}"] = torch.tensor(each)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         for prefix, counts in self._sides.items():
             own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             counts.load_state_dict(own)
+        steps = [int(name.rpartition("-")[2]) for name in state if name.startswith(_CODED[0])]
+        self._waiting = {
+            step: (
+                state[f"{_CODED[0]}-{step}"].numpy().copy(),
+                state[f"{_CODED[1]}-{step}"].numpy().copy(),
+            )
+            for step in steps
+        }
 
-    def _coded(self, indices: Indices, codes: Codes) -> list[tuple[AdaptiveCounts, Coded]]:
-        """The symbols of each side, axes (rows, symbols)."""
-        numbers = codes.astype(np.int64)
+    def _cells(self, indices: Indices, codes: Codes) -> list[Cells]:
+        """Where the symbols of each side stand in its table.
+
+        Of axes (rows, symbols) with indices; in one line, column by column, without.
+        """
         if not self._index_count:
-            units = np.broadcast_to(np.arange(self.width), codes.shape)
-            return [(self._codes, Coded(units, numbers))]
+            columns = np.ascontiguousarray(codes.T)
+            return [self._codes.cells(np.arange(self.width)[:, None], columns).reshape(-1)]
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before
-        coded = Coded(contexts, indices), Coded(np.zeros_like(numbers), numbers)
-        return list(zip(self._sides.values(), coded, strict=True))
+        return [
+            self._sides["places-"].cells(contexts, indices),
+            self._codes.cells(np.zeros((), np.int64), codes),
+        ]
+
+    def _states(self, codes: Codes) -> int:
+        """States for the codes of a cut."""
+        sample = codes[::_SAMPLED]
+        bits = self._codes.bits(self._codes.cells(np.arange(self.width), sample))
+        return state_count(bits * len(codes) // max(1, len(sample)), len(codes))
 
 
 @lru_cache(maxsize=16)
@@ -271,24 +311,27 @@ def first_index_counts(width: int, k: int) -> np.ndarray:
 
 
 @compiled
-def _decode(raw: Any, state: Any, tables: Any, out: Any, sizes: Any) -> bool:
-    """Fill `out`, for each row its indices and then its codes; False where no symbol fits."""
-    indices, codes = tables
-    contexts, width, index_count, code_count = sizes
-    at, choices = 0, len(codes) // contexts - 1
-    while at < len(out):
+def _decode(
+    width: int,
+    words: Any,
+    states: Any,
+    taken: Any,
+    indices: Any,
+    codes: Any,
+    index_table: Any,
+    code_table: Any,
+) -> bool:
+    """Fill a row's indices and then its codes, row by row; False where no symbol fits."""
+    rows, k = codes.shape
+    choices = len(code_table) - 1
+    for row in range(rows):
         before = -1
-        for j in range(index_count):
+        for j in range(k):
             first = (j * width + before + 1) * (width + 1)
-            before = next_symbol(raw, state, indices, first, width)
+            before = next_symbol(words, states, taken, index_table, first, width)
             if before < 0:
                 return False
-            out[at + j] = before
-        at += index_count
-        for j in range(code_count):
-            found = next_symbol(raw, state, codes, (j % contexts) * (choices + 1), choices)
-            if found < 0:
-                return False
-            out[at + j] = found
-        at += code_count
+            indices[row, j] = before
+        for j in range(k):
+            codes[row, j] = next_symbol(words, states, taken, code_table, 0, choices)
     return True

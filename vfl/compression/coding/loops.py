@@ -314,29 +314,55 @@ _SIGN, _LARGEST = 0x8000, 0x7F7F
 
 
 @compiled
-def quantise(values: Any, bits: int, ends: Any, codes: Any) -> None:
+def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
     """Find the ends of each group, and the codes of its values between them.
 
     Args:
-        values: float32, finite, axes (groups, values), at least one of each group.
-        bits: bits of a code.
+        values: float32, finite, axes (groups, values).
+        outer: the least value of each group and minus the largest, float32, axes (groups, 2).
+        bits: bits of a code, at most 8.
         ends: bfloat16 as uint16, axes (groups, 2); filled.
-        codes: int64, axes as `values`; filled.
+        codes: uint8, axes as `values`; filled.
     """
     cells = np.empty(2, np.float32)
-    raw = cells.view(np.uint32)
+    raw, top = cells.view(np.uint32), 2.0**bits - 1
     for group in range(len(values)):
-        low = high = values[group, 0]
-        for value in values[group]:
-            low, high = min(low, value), max(high, value)
-        cells[0], cells[1] = low + np.float32(0), -(high + np.float32(0))
+        cells[0], cells[1] = outer[group, 0], outer[group, 1]
         ends[group, 0], ends[group, 1] = _below(raw[0]), _below(raw[1]) ^ _SIGN
         raw[0], raw[1] = np.uint32(ends[group, 0]) << 16, np.uint32(ends[group, 1]) << 16
         start, span = np.float64(cells[0]), np.float64(cells[1]) - np.float64(cells[0])
         step = (span if span > 0 else 1.0) / 2.0**bits
-        for i in range(values.shape[1]):
-            code = max((values[group, i] - start) / step, 0.0)
-            codes[group, i] = np.int64(min(code, 2.0**bits - 1))
+        own, found = values[group], codes[group]
+        for i in range(len(own)):
+            code = max((np.float64(own[i]) - start) / step, 0.0)
+            found[i] = np.int32(min(code, top))
+
+
+@compiled
+def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
+    """The codes of values of at least 0: ceil(value top / upper), between 0 and top.
+
+    Args:
+        values: float32, finite, axes (groups, values).
+        upper: above 0, float64, one for each group.
+        top: the largest code, at most 255.
+        codes: uint8, axes as `values`; filled.
+    """
+    for group in range(len(values)):
+        own, found = values[group], codes[group]
+        for i in range(len(own)):
+            share = np.ceil(np.float64(own[i]) * top / upper[group])
+            found[i] = np.int32(min(max(share, 0.0), top))
+
+
+@compiled
+def unrectify(codes: Any, step: Any, least: Any, values: Any) -> None:
+    """Read back what `rectify` wrote: code step, at least `least`, and 0 for code 0."""
+    for group in range(len(codes)):
+        own, found = codes[group], values[group]
+        for i in range(len(own)):
+            value = max(np.float32(np.float64(own[i]) * step[group]), least)
+            found[i] = value if own[i] > 0 else np.float32(0)
 
 
 @compiled
@@ -360,8 +386,9 @@ def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
         step = (np.float64(cells[1]) - start) / 2.0**bits
         if step < 0:
             return False
-        for i in range(values.shape[1]):
-            values[group, i] = np.float32(start + (codes[group, i] + 0.5) * step)
+        own, found = codes[group], values[group]
+        for i in range(len(own)):
+            found[i] = np.float32(start + (np.float64(own[i]) + 0.5) * step)
     return True
 
 

@@ -122,20 +122,30 @@ class RectifiedValues(ValueCode):
         self._top = 2**bits - 1
 
     def encode(self, values: Values, groups: int) -> Coded:
-        grouped = values if groups == len(values) else values.reshape(1, -1)
+        grouped = _in_groups(values, groups)
         ends = bfloat16_above(np.maximum(grouped.max(axis=1), np.float32(0)))[:, None] & ~_SIGN
         upper = from_bfloat16(ends).astype(np.float64)
-        shares = values * np.float64(self._top) / np.where(upper > 0, upper, 1.0)
-        codes = np.clip(np.ceil(shares), 0, self._top).astype(np.int64)
-        return Coded(ends.astype("<u2").tobytes(), codes)
+        upper = np.where(upper > 0, upper, 1.0)
+        codes = np.empty(grouped.shape, np.uint8)
+        if compiled.COMPILED:
+            loops.rectify(grouped, upper[:, 0], float(self._top), codes)
+        else:
+            codes[:] = np.clip(np.ceil(grouped * np.float64(self._top) / upper), 0, self._top)
+        return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
 
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
         ends = np.frombuffer(scale, "<u2").reshape(groups, 1)
         if (ends > LARGEST_BFLOAT16).any():
             raise CorruptFrameError("a payload's largest value is negative or not finite")
-        upper = from_bfloat16(ends).astype(np.float64)
-        values = (codes * (upper / self._top)).astype(np.float32)
-        return np.where(codes > 0, np.maximum(values, _SMALLEST), np.float32(0))
+        step = from_bfloat16(ends).astype(np.float64) / self._top
+        grouped = _in_groups(codes, groups)
+        if compiled.COMPILED:
+            values = np.empty(grouped.shape, np.float32)
+            loops.unrectify(grouped, step[:, 0], _SMALLEST, values)
+        else:
+            values = np.maximum((grouped * step).astype(np.float32), _SMALLEST)
+            values[grouped == 0] = 0
+        return values.reshape(codes.shape)
 
 
 class RectifiedFloats(Float32Values):
@@ -186,15 +196,16 @@ class AffineValues(ValueCode):
 
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = _in_groups(values, groups)
+        outer = np.empty((groups, 2), np.float32)
+        grouped.min(axis=1, out=outer[:, 0])
+        grouped.max(axis=1, out=outer[:, 1])
+        outer += 0  # leaves one zero of the two
+        outer[:, 1] *= -1
+        codes: np.ndarray
         if compiled.COMPILED:
-            ends, codes = np.empty((groups, 2), np.uint16), np.empty(grouped.shape, np.int64)
-            loops.quantise(grouped, self.bits, ends, codes)
+            ends, codes = np.empty((groups, 2), np.uint16), np.empty(grouped.shape, np.uint8)
+            loops.quantise(grouped, outer, self.bits, ends, codes)
         else:
-            outer = np.empty((groups, 2), np.float32)
-            grouped.min(axis=1, out=outer[:, 0])
-            grouped.max(axis=1, out=outer[:, 1])
-            outer += 0  # leaves one zero of the two
-            outer[:, 1] *= -1
             ends = bfloat16_below(outer) ^ _UPPER_SIGN
             codes = quantise(grouped, *_ends(ends), self.bits)
         return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
