@@ -4,57 +4,32 @@ Meanwhile a party's processes are killed: an alignment ends with the party's nam
 goes on without it until it is back.
 """
 
-import sys
 import time
-import warnings
 
 import pandas as pd
 import pytest
-from dealt_project import free_ports
+from initialised import initialise
 from organisations import write_organisations
 from real_deployment import Deployment
 from served import Client, predicted, same
 
 from vfl.core.storage import read_json
-from vfl.federation.project import LabelFolder
-
-with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from vfl.cli import main
 
 pytestmark = pytest.mark.net
 
 OTHERS = ("bank", "shop")
 
 
-def written(folder, monkeypatch, rows, overlap):
-    _, label = write_organisations(folder, "bank-marketing", rows, overlap=overlap)
+@pytest.fixture
+def federation(tmp_path, data_root):
+    _, label = write_organisations(tmp_path, "bank-marketing", 1500, overlap=0.8)
+    words = ["--label-party", "lender", "--label", label, "--gaps", "--serve"]
+    for name in ("lender.csv", "bank.csv", "shop.parquet"):
+        words += ["--from", f"{name.partition('.')[0]}={tmp_path / name}"]
 
     def write(project, settings):
-        given = []
-        for name in ("lender.csv", "bank.csv", "shop.parquet"):
-            given += ["--from", f"{name.partition('.')[0]}={folder / name}"]
-        words = ["vfl", "init", str(project), *given, "--label-party", "lender", "--label", label]
-        monkeypatch.setattr(sys, "argv", [*words, "--gaps", "--serve"])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
-        port, stream, *nodes = free_ports(2 + len(OTHERS))
-        app = project / "label" / "app" / "experiment.toml"
-        text = app.read_text().replace(":8000", f":{port}").replace("= 8001", f"= {stream}")
-        app.write_text(text.replace("join_timeout_s = 60.0", "join_timeout_s = 90.0"))
-        for number, party in enumerate(OTHERS):
-            file = project / party / "party.toml"
-            text = file.read_text().replace(":8000", f":{port}")
-            file.write_text(text.replace(f"= {9094 + number}", f"= {nodes[number]}"))
-        return LabelFolder.find(project)
+        return initialise(project, OTHERS, *words)
 
-    return write
-
-
-@pytest.fixture
-def federation(tmp_path, data_root, monkeypatch):
-    write = written(tmp_path, monkeypatch, 1500, 0.8)
     started = Deployment(tmp_path / "project", sides=OTHERS, write=write)
     try:
         yield started.start()

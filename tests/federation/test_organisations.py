@@ -5,24 +5,17 @@ No file is edited but for the ports, which tests may not share. Then parties are
 
 import os
 import signal
-import sys
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
-from dealt_project import free_ports
+from initialised import initialise
 from organisations import write_organisations
 from real_deployment import Deployment
 
 from vfl.config import read_party_file
 from vfl.core.storage import read_json
 from vfl.datasets.alignment.positions import last_version
-from vfl.federation.project import LabelFolder
-
-with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from vfl.cli import main
 
 pytestmark = pytest.mark.net
 
@@ -39,7 +32,7 @@ TABLES = {
 MARK = "zq-{party}-{number}"
 
 
-def written(folder, monkeypatch, name, rows, overlap):
+def written(folder, name, rows, overlap):
     """Three marked tables, and the arguments that make a project of them."""
     _, label = write_organisations(folder, name, rows, overlap=overlap)
     draw = np.random.default_rng(1)
@@ -60,33 +53,18 @@ def written(folder, monkeypatch, name, rows, overlap):
     tables = [f"{LENDER}={folder / 'lender.csv'}", f"bank={folder / 'bank.csv'}"]
     tables.append(f"shop={folder / 'shop.parquet'}")
 
-    def write(project, settings):
-        given = [part for table in tables for part in ("--from", table)]
-        words = ["vfl", "init", str(project), *given, "--label-party", LENDER, "--label", label]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
-        port, stream, *nodes = free_ports(2 + len(OTHERS))
-        app = project / "label" / "app" / "experiment.toml"
-        text = app.read_text().replace(":8000", f":{port}").replace("= 8001", f"= {stream}")
-        app.write_text(text.replace("join_timeout_s = 60.0", "join_timeout_s = 90.0"))
-        for number, party in enumerate(OTHERS):
-            file = project / party / "party.toml"
-            text = file.read_text().replace(":8000", f":{port}")
-            file.write_text(text.replace(f"= {9094 + number}", f"= {nodes[number]}"))
-        return LabelFolder.find(project)
-
-    return write
+    given = [part for table in tables for part in ("--from", table)]
+    words = [*given, "--label-party", LENDER, "--label", label]
+    return lambda project, settings: initialise(project, OTHERS, *words)
 
 
 @pytest.fixture
-def organisations(tmp_path, data_root, monkeypatch):
+def organisations(tmp_path, data_root):
     """Starts a federation over a real table."""
     started = []
 
     def start(name, rows, overlap, folder="project"):
-        write = written(tmp_path, monkeypatch, name, rows, overlap)
+        write = written(tmp_path, name, rows, overlap)
         started.append(Deployment(tmp_path / folder, sides=OTHERS, write=write))
         return started[-1].start()
 
