@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-net build bench clean
+.PHONY: demo test test-net docs build bench clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/vfl demo
@@ -15,6 +15,10 @@ test: $(VENV)/.development
 
 test-net: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test -m net
+
+# The site, in dist/site: its reference is written from the code, and a warning is an error.
+docs: $(VENV)/.development
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d dist/.trees docs dist/site
 
 # What is given away: the wheel, what it was built beside, and whether that is known to be flawed.
 build: $(VENV)/.development

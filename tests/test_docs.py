@@ -57,7 +57,7 @@ def test_the_sample_of_the_page_on_lines(tmp_path, capsys):
 
 
 def test_the_sample_of_the_readme(tmp_path, capsys):
-    sample, _ = blocks(ROOT / "README.md", "python")
+    (sample,) = blocks(ROOT / "README.md", "python")
     assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
     (tmp_path / "sample.py").write_text(sample)
     runpy.run_path(str(tmp_path / "sample.py"))
@@ -67,8 +67,8 @@ def test_the_sample_of_the_readme(tmp_path, capsys):
     assert ratio.endswith("times fewer bytes than float32")
 
 
-def test_the_regression_of_the_readme(tmp_path, capsys):
-    _, sample = blocks(ROOT / "README.md", "python")
+def test_the_regression_of_the_how_to_page(tmp_path, capsys):
+    (sample,) = blocks(ROOT / "docs" / "howto.md", "python")
     assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
     (tmp_path / "sample.py").write_text(sample)
     runpy.run_path(str(tmp_path / "sample.py"))

@@ -157,6 +157,7 @@ class LabelSettings(Settings):
     Attributes:
         party: its name; if it is one of `parties` too, it has columns of its own.
         column: the label column of its table.
+        task: whether labels are classes or numbers.
         top: the top model, as a spec.
         class_weight: "balanced" lets every class count as much as any other in the training loss,
             however rare; how rare each is stays at the label party.
@@ -387,6 +388,10 @@ class Experiment(Settings):
     """A whole experiment; every default is written out in the run folder's config.toml.
 
     Attributes:
+        name: of the experiment, and the beginning of its runs' names.
+        seed: what everybody may know is drawn from it: splits and the order of the rows.
+        codec, defense: specs of what compresses cuts and gradients, and of what protects them.
+        merge: the label party's top reads the cuts side by side ("concat") or their sum.
         secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
             sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either,
             with "permuted" none has any weight.

@@ -19,6 +19,8 @@ class HorizontalSettings(Settings):
     """Who trains, how, and what is promised to whom.
 
     Attributes:
+        name: of the study, and the beginning of its runs' names.
+        seed: what everybody may know is drawn from it.
         source: a data set by name, whose training rows the clients of a simulation share evenly.
         rows: use only the first rows of it.
         classes: the labels of the parties' own tables, in one order for all; only in a project.

@@ -164,6 +164,7 @@ class PartyFile(Settings):
     """Everything one party says about itself.
 
     Attributes:
+        party: its name, as the experiment has it.
         role: "dealer" has no data and deals what shared first layers of others need; "middle" has
             none and computes between the bottoms of others and the label party's head.
         data: its table; only the role "data" has one.

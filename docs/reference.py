@@ -1,0 +1,329 @@
+"""The pages of the reference, written from the code, so that they cannot say anything else."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+
+    from vfl.cli import app
+    from vfl.cli.reference import _registries as registries
+from vfl.config import Experiment, PartyFile
+from vfl.config.horizontal import HorizontalSettings
+from vfl.config.llm_file import LlmFile
+from vfl.core.errors import codes, page_of, title_of
+
+#: Files of settings: the title of each, its model, and what it is.
+FILES: Mapping[str, tuple[type[BaseModel], str]] = {
+    "EXPERIMENT.toml": (
+        Experiment,
+        "What all parties agree on; `vfl check` and `vfl train` read it.",
+    ),
+    "party.toml": (PartyFile, "What belongs to one party, and what it consents to."),
+    "horizontal.toml": (HorizontalSettings, "Clients that hold rows: `vfl horizontal`."),
+    "llm.toml": (LlmFile, "A party of a language model that is asked privately: `vfl llm`."),
+}
+#: What the Python page describes, by module.
+PYTHON: Mapping[str, tuple[str, ...]] = {
+    "vfl.estimators": ("VFLClassifier", "VFLRegressor"),
+    "vfl.training.split": ("SplitModule",),
+    "vfl.session.trace": ("read", "Recording"),
+    "vfl.mpc": ("private",),
+    "vfl.compression.base": ("Codec",),
+    "vfl.defenses.base": ("Defense",),
+    "vfl.attacks.base": ("Attack",),
+    "vfl.attacks.view": ("View",),
+    "vfl.attacks.active.base": ("Adversary",),
+    "vfl.testing": (
+        "CodecContract",
+        "DefenseContract",
+        "AttackContract",
+        "GradientAttackContract",
+        "InputAttackContract",
+        "AdversaryContract",
+        "LinkContract",
+    ),
+}
+#: What scikit-learn adds to a class, with references to pages of its own.
+_ROUTING = "set_fit_request, set_partial_fit_request, set_score_request"
+_ITEM = re.compile(r" {4}(\w[\w, ]*): (.*)")
+
+
+def write(folder: Path) -> None:
+    """Write every page; one that says what it said is not touched, nor built again."""
+    folder.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        path = folder / f"{name}.md"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its name."""
+    return {
+        "settings": settings_page(),
+        "commands": commands_page(),
+        "errors": errors_page(),
+        "plugins": plugins_page(),
+        "python": python_page(),
+    }
+
+
+def settings_page() -> str:
+    """Every setting of every file with its type, default and meaning."""
+    lines = ["# Settings", "", "A default that reads `-` means that the setting must be given.", ""]
+    for name, (model, what) in FILES.items():
+        lines += [f"## {name}", "", what, ""]
+        for path, table in tables_of(model):
+            if path:
+                lines += [f"### [{path}] of {name}", ""]
+            rows = list(rows_of(table))
+            if rows:
+                lines += ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
+                lines += [f"| {' | '.join(row)} |" for row in rows]
+                lines.append("")
+    return "\n".join(lines)
+
+
+def tables_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """A model and the tables below it, with their dotted names."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        below = model_in(field.annotation)
+        if below is not None:
+            many = "NAME" if "dict" in str(field.annotation).lower() else ""
+            yield from tables_of(below, ".".join(filter(None, (path, name, many))))
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, one or many of it."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return annotation
+    for part in typing.get_args(annotation):
+        if (found := model_in(part)) is not None:
+            return found
+    return None
+
+
+def rows_of(model: type[BaseModel]) -> Iterator[list[str]]:
+    """Name, type, default and meaning of the settings that are no tables."""
+    meanings = meanings_of(model)
+    for name, field in model.model_fields.items():
+        if model_in(field.annotation) is not None:
+            continue
+        default = field.get_default(call_default_factory=True)
+        shown = "-" if default is PydanticUndefined else written(default)
+        bounds = ", ".join(str(one) for one in field.metadata if not callable(one))
+        kind = typed(field.annotation) + (f" ({plain(bounds)})" if limits(bounds) else "")
+        yield [f"`{name}`", cell(kind), cell(shown), cell(meanings.get(name, ""))]
+
+
+def limits(bounds: str) -> bool:
+    """Whether metadata of pydantic is a bound that a reader understands."""
+    return bool(re.fullmatch(r"((Ge|Gt|Le|Lt)\(\w+=[^)]*\)(, )?)+", bounds))
+
+
+def plain(bounds: str) -> str:
+    """Bounds as mathematics has them.
+
+    >>> plain("Ge(ge=0), Lt(lt=5)")
+    '>= 0, < 5'
+    """
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return re.sub(r"\w+\((\w+)=([^)]*)\)", lambda m: f"{signs[m[1]]} {m[2]}", bounds)
+
+
+def meanings_of(model: type) -> dict[str, str]:
+    """What the `Attributes` of a class's docstring, and of those above it, say of each name."""
+    found: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        text = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
+        names: list[str] = []
+        for line in text.splitlines():
+            if line and not line.startswith(" "):
+                break
+            if start := _ITEM.fullmatch(line):
+                names = [name.strip() for name in start[1].split(",")]
+                found |= dict.fromkeys(names, start[2].strip())
+            elif line.strip():
+                for name in names:
+                    found[name] += f" {line.strip()}"
+    return found
+
+
+def typed(annotation: Any) -> str:
+    """A type as a user of TOML reads it."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(written(one) for one in parts)
+    if origin is typing.Annotated:
+        return typed(parts[0])
+    if origin in (tuple, list):
+        return f"list of {typed(parts[0])}"
+    if origin in (dict, Mapping):
+        return f"table of {typed(parts[1])}"
+    if parts:
+        return " or ".join(typed(one) for one in parts if one is not type(None))
+    names = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def written(value: Any) -> str:
+    """A value as TOML has it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list | tuple | frozenset | set):
+        return f"[{', '.join(map(written, value))}]"
+    return str(value)
+
+
+def cell(text: str) -> str:
+    """Text that is one cell of a table of Markdown."""
+    return escaped(" ".join(text.split())).replace("|", "\\|").replace("\\\\|", "\\|")
+
+
+def escaped(text: str) -> str:
+    r"""Text outside of code of which nothing is taken for a mark of Markdown.
+
+    >>> escaped("a * of `b * c`")
+    'a \\* of `b * c`'
+    """
+    return re.sub(r"([*_<\[\]])(?=(?:[^`]*`[^`]*`)*[^`]*$)", r"\\\1", text)
+
+
+def commands_page() -> str:
+    """Every command with its arguments and options."""
+    lines = [
+        "# Commands",
+        "",
+        "Exit codes: 0 done, 1 a bug of vfl, 2 your files or arguments, 3 another party or the "
+        "network, 130 interrupted, 143 told to end.",
+        "",
+    ]
+    for name, command in commands():
+        lines += [f"## {name}", "", *_paragraphs(command.help or ""), ""]
+        rows = []
+        for one in command.params:
+            if one.name in ("install_completion", "show_completion") or getattr(one, "hidden", 0):
+                continue
+            if one.param_type_name == "argument":
+                shown, told = one.make_metavar(context(command)), getattr(one, "help", "") or ""
+            else:
+                shown, told = ", ".join(one.opts), one.help or ""
+            default = one.default if not callable(one.default) else None
+            known = default not in (None, False, (), [], "") and "Sentinel" not in repr(default)
+            rows.append(f"| `{shown}` | {cell(told)} | {f'`{default}`' if known else ''} |")
+        if rows:
+            lines += [
+                "| argument or option | meaning | default |",
+                "| --- | --- | --- |",
+                *rows,
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command that `vfl --help` shows, with its full name."""
+
+    def below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+        if command.hidden:
+            return
+        if hasattr(command, "commands"):
+            for own, one in command.commands.items():
+                yield from below(f"{name} {own}", one)
+        else:
+            yield name, command
+
+    yield from below("vfl", typer.main.get_command(app))
+
+
+def context(command: Any) -> Any:
+    """What click wants to know to write a metavar."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import click
+
+    return click.Context(command)
+
+
+def errors_page() -> str:
+    """The page of every code, as `vfl explain` shows it."""
+    lines = ["# Error codes", "", "`vfl explain CODE` shows the same in the terminal.", ""]
+    for code in codes():
+        head, _, rest = page_of(code).partition("\n")
+        assert head == f"# {code}: {title_of(code)}", code
+        lines += [f"## {code}: {title_of(code)}", re.sub(r"^## ", "### ", rest, flags=re.M), ""]
+    return "\n".join(lines)
+
+
+def plugins_page() -> str:
+    """Every registered name of every family: its options, and how its docstring begins."""
+    lines = [
+        "# Codecs, defenses, attacks and models",
+        "",
+        "A spec is a name and options: `randtopk:k=4,alpha=0.1`. `vfl list` shows the same names.",
+        "",
+    ]
+    for family, registry in registries().items():
+        lines += [f"## {family}", ""]
+        for name in registry.names():
+            text = inspect.getdoc(registry.member(name)) or ""
+            first = text.split("\n\n")
+            told = first[:2] if len(first) > 1 and not _is_section(first[1]) else first[:1]
+            options = [
+                f"`{key}`"
+                if option.default in (option.empty, None)
+                else f"`{key}={option.default}`"
+                for key, option in registry.options(name).items()
+            ]
+            also = [alias for alias, of in registry.aliases.items() if of == name]
+            lines += [f"### {name}", "", *_paragraphs("\n\n".join(told)), ""]
+            if options:
+                lines += [f"Options: {', '.join(options)}.", ""]
+            if also:
+                lines += [f"Also called: {', '.join(f'`{one}`' for one in also)}.", ""]
+    return "\n".join(lines)
+
+
+def _is_section(text: str) -> bool:
+    return text.lstrip().startswith((">>>", "Args:", "Attributes:", "Raises:", "Returns:"))
+
+
+def _paragraphs(text: str) -> Iterable[str]:
+    """Docstring text as Markdown: one line a paragraph, nothing of it taken for a mark."""
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        yield escaped(" ".join(paragraph.split()).replace("``", "`"))
+        yield ""
+
+
+def python_page() -> str:
+    """Directives for Sphinx, which reads the docstrings."""
+    lines = ["# Python", ""]
+    for module, names in PYTHON.items():
+        lines += [f"## {module}", "", "```{eval-rst}", f".. currentmodule:: {module}", ""]
+        for name in names:
+            kind = "class" if inspect.isclass(_member(module, name)) else "function"
+            below = ["   :members:", f"   :exclude-members: {_ROUTING}"] if kind == "class" else []
+            lines += [f".. auto{kind}:: {name}", *below, ""]
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def _member(module: str, name: str) -> Any:
+    return getattr(__import__(module, fromlist=[name]), name)

@@ -1,0 +1,238 @@
+"""The site: its reference comes from the code, its links lead somewhere, its formats are true."""
+
+import doctest
+import io
+import re
+import struct
+import sys
+import warnings
+import zlib
+from collections import deque
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vfl.config import Experiment, PartyFile, run_folder
+from vfl.core.errors import codes
+from vfl.core.frame import Frame, Kind, pack_header, to_bytes
+from vfl.core.ledger import Traffic
+
+with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.cli.reference import _registries
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: What a newcomer asks, and where the answer is.
+QUESTIONS = {
+    "a table of my own, with categories and dates": "howto.md#a-table-with-categories-and-dates",
+    "early stopping": "howto.md#early-stopping",
+    "GPU": "howto.md#a-gpu",
+    "load weights elsewhere": "howto.md#weights-elsewhere",
+    "notebook": "howto.md#a-notebook",
+    "install elsewhere": "howto.md#installation-elsewhere",
+    "serve": "serving.md#serving-predictions",
+    "attack": "tutorial_attack.md#attack-it",
+    "who sees what": "security.md#who-sees-what",
+    "which defense": "defenses.md#losses-and-models",
+}
+CLICKS = 2
+
+
+@pytest.fixture(scope="module")
+def reference():
+    sys.path.insert(0, str(DOCS))
+    try:
+        import reference
+
+        yield reference
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+@pytest.fixture(scope="module")
+def site(reference):
+    """The text of every page of the site by its name, as written and as generated."""
+    pages = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    return pages | {f"reference/{name}.md": text for name, text in reference.pages().items()}
+
+
+def slugs(text):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found, seen = set(), {}
+    for line in BLOCK.sub("", text).splitlines():
+        if head := re.fullmatch(r"#+ (.*)", line):
+            plain = re.sub(r"[^\w\- ]", "", head[1].strip().lower()).replace(" ", "-")
+            count = seen[plain] = seen.get(plain, -1) + 1
+            found.add(f"{plain}-{count}" if count else plain)
+    return found
+
+
+def links(text, page):
+    """The pages of the site, with anchors, that a page leads to."""
+    tree = [
+        f"{name}.md" for body in TREE.findall(text) for name in re.findall(r"^\w.*", body, re.M)
+    ]
+    for target in [*LINK.findall(BLOCK.sub("", text)), *tree]:
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            whole = page if not name else str((Path(page).parent / name).as_posix())
+            yield whole, anchor
+
+
+def test_every_link_leads_to_a_heading(site):
+    broken = [
+        f"{page}: {name}#{anchor}"
+        for page, text in [*site.items(), ("../README.md", (ROOT / "README.md").read_text())]
+        for name, anchor in links(text, page)
+        for known in [site.get(name.removeprefix("../docs/"))]
+        if anchor and (known is None or anchor not in slugs(known))
+    ]
+    assert broken == []
+
+
+def test_every_page_is_in_the_navigation_once(site):
+    tree = [
+        name for body in TREE.findall(site["index.md"]) for name in re.findall(r"^\w.*", body, re.M)
+    ]
+    assert sorted(f"{name}.md" for name in tree) == sorted(set(site) - {"index.md"})
+    captions = re.findall(r":caption: (.*)", site["index.md"])
+    assert captions == ["Tutorials", "How to", "Reference", "Explanation", "Results"]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_newcomers_question_is_answered_within_two_clicks(site, question):
+    page, _, anchor = QUESTIONS[question].partition("#")
+    assert anchor in slugs(site[page])
+    clicks, ahead = {("index.md", ""): 0}, deque([("index.md", "")])
+    while ahead:
+        here = ahead.popleft()
+        for target in links(site[here[0]], here[0]):
+            if target[0] in site and target not in clicks:
+                clicks[target] = clicks[here] + 1
+                ahead.append(target)
+    assert clicks.get((page, anchor), CLICKS + 1) <= CLICKS
+
+
+def test_every_setting_has_a_type_and_a_meaning(reference):
+    shown = reference.settings_page()
+    for model, _ in reference.FILES.values():
+        for path, table in reference.tables_of(model):
+            for name, kind, default, meaning in reference.rows_of(table):
+                assert kind, f"{path}.{name}"
+                assert default, f"{path}.{name}"
+                assert meaning, f"{path}.{name} has no meaning in {table.__name__}'s docstring"
+                assert f"| {name} | {kind} | {default} | {meaning} |" in shown
+    paths = {path for path, _ in reference.tables_of(Experiment)}
+    assert {"data", "parties.NAME", "label", "train", "federation", "trace"} <= paths
+    assert {"data", "consent", "node"} <= {path for path, _ in reference.tables_of(PartyFile)}
+
+
+def test_the_examples_of_the_generator(reference):
+    assert doctest.testmod(reference).failed == 0
+
+
+def test_a_default_is_the_models(reference):
+    rows = {row[0]: row for row in reference.rows_of(type(Experiment(parties={"a": {}}).train))}
+    fields = type(Experiment(parties={"a": {}}).train).model_fields
+    assert rows["`learning_rate`"][2] == str(fields["learning_rate"].default)
+    assert rows["`batch_size`"][2] == str(fields["batch_size"].default)
+
+
+def test_every_command_code_and_plugin_is_in_the_reference(site, reference):
+    heads = {name: re.findall(r"^#+ (.*)", text, re.M) for name, text in site.items()}
+    names = [name for name, _ in reference.commands()]
+    assert {"vfl train", "vfl llm demo", "vfl list"} <= set(names)
+    assert set(names) <= set(heads["reference/commands.md"])
+    told = " ".join(heads["reference/errors.md"])
+    assert [code for code in codes() if f"{code}: " not in told] == []
+    for family, registry in _registries().items():
+        assert set(registry.names()) <= set(heads["reference/plugins.md"]), family
+
+
+def table_below(heading):
+    """The rows of the first table below a heading of the page on formats."""
+    text = (DOCS / "formats.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    table = re.search(r"(^\|.*\n)+", text, re.M)[0].splitlines()
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table[2:]]
+
+
+#: How types of the page are read without vfl.
+STRUCT = {"u8": "B", "u16": "H", "u32": "I"}
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00\x80\x3f" * 7])
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_frame_is_read_by_the_page_alone(payload, checked):
+    """As a reader in another language would: the page's table, `struct` and nothing of ours."""
+    frame = Frame(Kind.GRAD, 70_001, payload, 513)
+    raw = to_bytes(frame) if checked else pack_header(frame, payload_checked=False) + payload
+    found = {}
+    for offset, size, kind, field, _ in table_below("The frame"):
+        assert struct.calcsize(f"<{STRUCT[kind]}") == int(size)
+        (found[field],) = struct.unpack_from(f"<{STRUCT[kind]}", raw, int(offset))
+    assert len(raw) == 16 + found["body_bytes"]
+    assert found["version"] == 0x51
+    assert (found["branch"], found["step"]) == (513, 70_001)
+    covered = raw[:12] + (raw[16:] if checked else b"")
+    assert found["crc32"] == zlib.crc32(covered)
+    text = (DOCS / "formats.md").read_text(encoding="utf-8")
+    kinds = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", text, re.M))
+    assert kinds == {str(int(kind)): kind.name for kind in Kind}
+    assert kinds[str(found["kind"])] == "GRAD"
+
+
+def test_the_arrays_of_a_trace_are_those_of_the_page():
+    from vfl.session.schedule import Exchange
+    from vfl.session.trace.store import SentFrame, pack
+
+    text = (DOCS / "formats.md").read_text(encoding="utf-8").partition("Arrays of `frames-N")[2]
+    told = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.M))
+    rows = np.array([4, 2])
+    exchange = Exchange(3, "train", 1, rows, last=True)
+    known, _ = pack([SentFrame(exchange, "bank", Kind.CUT, True, b"1234")])
+    kinds = {"int64": "int64", "uint8": "u8", "bool": "bool"}
+    with np.load(io.BytesIO(known), allow_pickle=False) as file:
+        assert {name: kinds.get(str(file[name].dtype), "text") for name in file.files} == told
+
+
+def test_the_files_of_a_run_are_those_of_the_page():
+    told = {row[0]: row[2] for row in table_below("The run folder")}
+    stated = re.findall(r"^(\w[\w.]*/?)(?:NAME/)? {2,}", run_folder.__doc__, re.M)
+    assert {name.replace("parties/", "parties/NAME/") for name in stated} == set(told)
+    columns = re.findall(r"\w+", told["traffic.csv"].partition(":")[2])
+    assert columns == [one.name for one in fields(Traffic)]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
+    if find_spec("sphinx") is None or find_spec("furo") is None or find_spec("myst_parser") is None:
+        pytest.skip("the site needs vfl[docs]")
+    import subprocess
+
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    done = subprocess.run(
+        [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "site")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 30
+    fetched = re.compile(r"<(?:script|img|iframe|source)[^>]*src=\"(?:https?:)?//")
+    linked = re.compile(r"<link[^>]*href=\"(?:https?:)?//")
+    sheets = re.compile(r"url\(['\"]?(?:https?:)?//|@import")
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not fetched.search(text), page.name
+        assert not linked.search(text), page.name
+    for sheet in (tmp_path / "site" / "_static").rglob("*.css"):
+        assert not sheets.search(sheet.read_text(encoding="utf-8")), sheet.name
