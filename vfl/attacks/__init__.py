@@ -32,15 +32,18 @@ ATTACKS: Registry[Attack] = Registry(
     kind="attack",
     contract=Attack,  # type: ignore[type-abstract]
     members={
-        "fine_tuning": "vfl.attacks.labels.fine_tuning:FineTuning",
+        "fine_tuning": "vfl.attacks.labels.classifiers:FineTuning",
         "logistic": "vfl.attacks.labels.classifiers:Logistic",
         "svm": "vfl.attacks.labels.classifiers:SVM",
         "nearest_mean": "vfl.attacks.labels.classifiers:NearestMean",
         "knn": "vfl.attacks.labels.classifiers:KNN",
+        "ridge": "vfl.attacks.labels.classifiers:Ridge",
+        "trees": "vfl.attacks.labels.classifiers:Trees",
+        "mlp": "vfl.attacks.labels.classifiers:MLP",
         "label_propagation": "vfl.attacks.labels.propagation:LabelPropagation",
         "joined_propagation": "vfl.attacks.labels.propagation:JoinedPropagation",
-        "self_training": "vfl.attacks.labels.self_training:SelfTraining",
-        "teacher_student": "vfl.attacks.labels.teacher_student:TeacherStudent",
+        "self_training": "vfl.attacks.labels.classifiers:SelfTraining",
+        "teacher_student": "vfl.attacks.labels.classifiers:TeacherStudent",
         "unfreeze": "vfl.attacks.labels.fine_tuning:Unfreeze",
         "model_completion": "vfl.attacks.labels.model_completion:ModelCompletion",
         "kmeans": "vfl.attacks.labels.clusters:KMeans",
@@ -76,6 +79,7 @@ ATTACKS: Registry[Attack] = Registry(
         "input_rate": "input_learning_rate",
         "model_rate": "model_learning_rate",
     },
+    option_aliases={"of": "at"},
 )
 
 

@@ -121,6 +121,7 @@ def fit(
     draw: torch.Generator,
     keep_norms: bool = False,
     batch: int = 0,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> nn.Module:
     """The module after so many Adam steps on the cross-entropy (Kingma and Ba 2015).
 
@@ -133,6 +134,7 @@ def fit(
         draw: dropout draws from here.
         keep_norms: batch normalisation uses and keeps the statistics it has.
         batch: rows of a step, drawn with replacement; all rows where there are no more, or if 0.
+        loss: of logits and labels, instead of the cross-entropy.
     """
     training(module, keep_norms)
     optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate)
@@ -143,8 +145,8 @@ def fit(
                 drawn = torch.randint(len(inputs), (batch,))
                 some, truth = inputs[drawn], labels[drawn]
             optimizer.zero_grad()
-            loss = F.cross_entropy(module(some), truth)
-            loss.backward()  # type: ignore[no-untyped-call]
+            error = (loss or F.cross_entropy)(module(some), truth)
+            error.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return module.eval()
 
@@ -238,7 +240,7 @@ def _maps(layer: nn.Module) -> bool:
     return weight is not None and weight.dim() > 1
 
 
-Layer = Literal["cut", "bottom", "learned", "before", "inputs"]
+Layer = Literal["cut", "bottom", "learned", "before", "inputs", "outputs", "gradients"]
 #: What each layer asks of a view.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
@@ -246,6 +248,8 @@ LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "learned": frozenset({Grant.INPUTS, Grant.BOTTOM}),
     "before": frozenset({Grant.INPUTS, Grant.BOTTOM}),
     "inputs": frozenset({Grant.INPUTS}),
+    "outputs": frozenset({Grant.OUTPUTS}),
+    "gradients": frozenset({Grant.GRADIENTS}),
 }
 _ROWS = 4096  # of one forward pass
 
@@ -285,18 +289,38 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
             can leave out; "learned": of an `anchored` bottom the part that labels moved, apart from
             the components that anybody computes from inputs, and of another one the same as
             "bottom"; "before": what the bottom's last layer with weights is given (thesis
-            4.4.3); "inputs": the columns.
+            4.4.3); "inputs": the columns; "outputs": what the network answered; "gradients": the
+            mean gradient of every epoch, side by side, of rows that were trained on.
     """
     if layer == "cut":
         return seen.cuts.flatten(1)
     if layer == "inputs":
         return seen.inputs.flatten(1)
+    if layer == "outputs":
+        return seen.outputs
+    if layer == "gradients":
+        return _gradients(view, seen)
     if layer == "bottom":
         return through(view.bottom(), seen.inputs).flatten(1)
     if layer == "learned":
         return through(learned_part(view.bottom()), seen.inputs).flatten(1)
     kept = seen.before
     return before_last(view.bottom(), seen.inputs) if kept is None else kept
+
+
+def _gradients(view: View, seen: GrantedRows) -> Tensor:
+    """Each row's mean gradient in every epoch, axes (rows, epochs x width); 0 where it had none."""
+    exchanges = view.exchanges
+    first = view.targets.rows if seen.leaked else 0
+    epochs = sorted({one.epoch for one in exchanges})
+    width = exchanges[0].gradients.shape[1]
+    total = torch.zeros(len(epochs), first + seen.rows, width)
+    count = torch.zeros(len(epochs), first + seen.rows, 1)
+    for one in exchanges:
+        own, at = one.rows < first + seen.rows, epochs.index(one.epoch)
+        total[at].index_add_(0, one.rows[own], one.gradients[own])
+        count[at].index_add_(0, one.rows[own], torch.ones(int(own.sum()), 1))
+    return (total / count.clamp_min(1))[:, first:].transpose(0, 1).flatten(1)
 
 
 def learned_part(bottom: nn.Module) -> nn.Module:
@@ -343,7 +367,9 @@ def untrained(view: View, draw: torch.Generator) -> nn.Module:
 
 
 Scale = Callable[[Tensor], Tensor]
-Scaler = Literal["none", "standard", "whiten", "cosine"]
+Scaler = Literal["none", "standard", "whiten", "shrink", "zca", "cosine", "batch", "rank"]
+_SHRINKAGE = 0.1
+_FEWEST = 32  # rows whose own mean and deviation mean anything
 
 
 def scale_by(kind: Scaler, reference: Tensor) -> Scale:
@@ -351,7 +377,10 @@ def scale_by(kind: Scaler, reference: Tensor) -> Scale:
 
     Args:
         kind: "standard": mean 0 and variance 1 of each feature; "whiten": of each principal
-            component; "cosine": every row on the unit sphere, after centring.
+            component; "shrink": that, with a tenth of the mean variance added to each; "zca": as
+            "shrink", turned back to the features; "cosine": every row on the unit sphere, after
+            centring; "batch": as "standard", by the rows' own mean and deviation where they are
+            32 or more; "rank": each feature by its rank, as a quantile of the normal law.
         reference: the rows it is fitted on.
 
     Raises:
@@ -366,17 +395,39 @@ def scale_by(kind: Scaler, reference: Tensor) -> Scale:
         return lambda rows: (rows - mean) / spread
     if kind == "cosine":
         return lambda rows: torch.nn.functional.normalize(rows - mean, dim=1)
-    turned = _whitening(reference)
+    if kind == "batch":
+        return lambda rows: scale_by("standard", rows if len(rows) >= _FEWEST else reference)(rows)
+    if kind == "rank":
+        ordered = reference.sort(0).values.T.contiguous()
+        return lambda rows: _normal_scores(ordered, rows)
+    turned = _whitening(reference, kind)
     return lambda rows: (rows - mean) @ turned
 
 
-def _whitening(reference: Tensor) -> Tensor:
+def _whitening(reference: Tensor, kind: Scaler) -> Tensor:
     """Maps centred rows to uncorrelated features of variance 1; axes (features, components)."""
     _, variance, directions = principal(reference)
     variance = variance * len(reference) / max(1, len(reference) - 1)
     kept = variance > 1e-12 * variance[0]
-    turned: Tensor = (directions[:, kept] / variance[kept].sqrt()).float()
-    return turned
+    directions, variance = directions[:, kept], variance[kept]
+    if kind != "whiten":
+        variance = variance + _SHRINKAGE * variance.mean()
+    turned: Tensor = directions / variance.sqrt()
+    return (turned @ directions.T if kind == "zca" else turned).float()
+
+
+def _normal_scores(ordered: Tensor, rows: Tensor) -> Tensor:
+    """Quantiles of the normal law at each value's place among the reference's, ties in the middle.
+
+    Args:
+        ordered: the reference's values of each feature, ascending, axes (features, rows).
+        rows: axes (rows, features).
+    """
+    values = rows.T.contiguous()
+    places = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)
+    share = (places + 1) / (2 * ordered.shape[1] + 2)
+    scores: Tensor = torch.special.ndtri(share.double())
+    return scores.T.float()
 
 
 def _safe(spread: Tensor) -> Tensor:

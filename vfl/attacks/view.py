@@ -294,7 +294,7 @@ class GrantedRows:
     def __init__(self, view: View, evidence: Evidence, leaked: bool = False) -> None:
         self._view = view
         self._evidence = evidence
-        self._leaked = leaked
+        self.leaked = leaked
 
     @property
     def rows(self) -> int:
@@ -304,7 +304,7 @@ class GrantedRows:
     @property
     def inputs(self) -> Tensor:
         """The columns, float32, axes (rows, ...)."""
-        leaked = (Grant.LEAKED_INPUTS,) if self._leaked else ()
+        leaked = (Grant.LEAKED_INPUTS,) if self.leaked else ()
         return self._view.opened(self._evidence.inputs, *leaked, Grant.INPUTS)
 
     @property
@@ -320,7 +320,7 @@ class GrantedRows:
     @property
     def labels(self) -> Tensor:
         """The classes (of leaked rows, or an attribute's), int64, axes (rows,)."""
-        leaked = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES) if self._leaked else ()
+        leaked = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES) if self.leaked else ()
         return self._view.opened(self._evidence.labels, *leaked, Grant.LABELS)
 
     @property
@@ -401,6 +401,11 @@ class View:
     def unlabelled(self) -> GrantedRows:
         """Further rows, which may be the targets themselves."""
         return GrantedRows(self, self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"]))
+
+    def asking(self) -> View:
+        """The same attacker with its unlabelled rows as the targets."""
+        held = self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"])
+        return self.instead(targets=held)
 
     @property
     def exchanges(self) -> Sequence[RecordedExchange]:

@@ -129,6 +129,7 @@ class Registry(Generic[Member]):
         group: entry-point group of outside packages ("vfl.codecs").
         aliases: a name under which a member was published -> its name here.
         former_options: an option's name in an earlier version -> its name; accepted with a warning.
+        option_aliases: another word for an option -> its name.
     """
 
     def __init__(
@@ -139,10 +140,12 @@ class Registry(Generic[Member]):
         group: str,
         aliases: Mapping[str, str] | None = None,
         former_options: Mapping[str, str] | None = None,
+        option_aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.kind = kind
         self.aliases = dict(aliases or {})
         self._former_options = dict(former_options or {})
+        self._option_aliases = dict(option_aliases or {})
         self.contract = contract
         self.group = group
         self._members: dict[str, str | type[Member]] = dict(members)
@@ -217,6 +220,8 @@ class Registry(Generic[Member]):
         return self.member(name)(**values)
 
     def _todays_option(self, key: str, known: Mapping[str, Any]) -> str:
+        if key not in known and (other := self._option_aliases.get(key)) in known:
+            return str(other)
         new = self._former_options.get(key, key)
         if key in known or new not in known:
             return key

@@ -1,59 +1,21 @@
-"""Classifiers of a few leaked rows, on features that rows without labels may scale."""
+"""Learners of composed attacks: classifiers of a few leaked rows."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot
 
-from vfl.attacks.base import EmbeddingAttack, Layer, Scale, Scaler, scale_by
-from vfl.attacks.view import Grant, View
+from vfl.attacks.base import fit, key_of, require_at_least, through
+from vfl.attacks.labels.composed import Composed, Predict, Task
+from vfl.attacks.labels.mixmatch import fit_mixmatch
+from vfl.attacks.view import Grant
 from vfl.core.registry import require_choice, require_range
-
-#: From rows of axes (rows, features) to scores of axes (rows, classes).
-Predict = Callable[[Tensor], Tensor]
-
-
-class Classifier(EmbeddingAttack):
-    """Learns from the leaked rows and classifies the targets.
-
-    Args:
-        scaler: see `scale_by`; all but "none" are fitted on the unlabelled rows.
-        at: the layer it reads.
-
-    Raises:
-        BadOptionError: no such scaler or layer.
-    """
-
-    uses: ClassVar[frozenset[Grant]] = frozenset({Grant.LEAKED})
-
-    def __init__(self, scaler: Scaler, at: Layer) -> None:
-        super().__init__(at)
-        require_choice("scaler", scaler, get_args(Scaler))
-        self.scaler: Scaler = scaler
-        if scaler != "none":
-            self.needs |= {Grant.UNLABELLED}
-
-    @abstractmethod
-    def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Predict:
-        """Fit the leaked rows, of axes (rows, features), scaled already."""
-
-    def run(self, view: View, draw: torch.Generator) -> Tensor:
-        scale = self.scale(view)
-        leaked = view.leaked
-        predict = self.learn(scale(self.rows(view, leaked)), leaked.labels, view.classes)
-        return predict(scale(self.rows(view, view.targets)))
-
-    def scale(self, view: View) -> Scale:
-        """The scaling, fitted on the unlabelled rows if it has anything to fit."""
-        if self.scaler == "none":
-            return lambda rows: rows
-        return scale_by(self.scaler, self.rows(view, view.unlabelled))
+from vfl.core.seeds import scoped
 
 
 def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor:
@@ -75,56 +37,62 @@ def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor
 Measure = Literal["cosine", "euclid"]
 
 
-class NearestMean(Classifier):
+class NearestMean(Composed):
     """Gives each target the class whose mean over the leaked rows is nearest.
 
     Source: Snell et al. 2017 (prototypes), without training.
 
     Args:
         measure: "cosine" compares directions, "euclid" places.
-        scaler: see `scale_by`.
-        at: the layer it reads.
+        options: of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: no such measure.
     """
 
-    def __init__(
-        self, measure: Measure = "cosine", scaler: Scaler = "none", at: Layer = "cut"
-    ) -> None:
+    def __init__(self, measure: Measure = "cosine", **options: Any) -> None:
         require_choice("measure", measure, get_args(Measure))
-        super().__init__(scaler, at)
+        super().__init__(**self.defaults | options)
         self.measure: Measure = measure
 
-    def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Predict:
-        means = torch.zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
-        means /= labels.bincount(minlength=classes).clamp_min(1)[:, None]
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        counts = torch.ones(len(rows)) if weights is None else weights
+        means = torch.zeros(classes, rows.shape[1]).index_add_(0, labels, counts[:, None] * rows)
+        total = torch.zeros(classes).index_add_(0, labels, counts)
+        means /= torch.where(total > 0, total, 1.0)[:, None]
         if self.measure == "euclid":
             return lambda some: -torch.cdist(some, means)
         return lambda some: normalize(some, dim=1) @ normalize(means, dim=1).T
 
 
-class KNN(Classifier):
+class KNN(Composed):
     """Lets the nearest leaked rows vote, each with the inverse of its distance.
 
     Source: Dudani 1976 (votes weighted by distance).
 
     Args:
         neighbours: how many vote, at most; with fewer leaked rows all of them do.
-        scaler: see `scale_by`; "cosine" compares directions.
-        at: the layer it reads.
+        options: of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: no neighbour at all.
     """
 
-    def __init__(self, neighbours: int = 5, scaler: Scaler = "none", at: Layer = "cut") -> None:
+    def __init__(self, neighbours: int = 5, **options: Any) -> None:
         require_range("neighbours", neighbours, 1)
-        super().__init__(scaler, at)
+        super().__init__(**self.defaults | options)
         self.neighbours = neighbours
 
-    def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Predict:
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
         votes = one_hot(labels, classes).float()
+        if weights is not None:
+            votes = votes * weights[:, None]
 
         def predict(some: Tensor) -> Tensor:
             distance, near = torch.cdist(some, rows).topk(
@@ -136,23 +104,22 @@ class KNN(Classifier):
         return predict
 
 
-class Penalised(Classifier):
+class Penalised(Composed):
     """A classifier that weighs its errors against a squared penalty.
 
     Args:
-        scaler: see `scale_by`.
-        strength: weight of the errors (C of scikit-learn).
-        at: the layer it reads.
+        strength: weight of the errors (C of scikit-learn); the inverse of the penalty's.
+        options: of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
     """
 
-    def __init__(
-        self, scaler: Scaler = "standard", strength: float = 1.0, at: Layer = "cut"
-    ) -> None:
+    defaults: ClassVar[dict[str, Any]] = {"scaler": "standard"}
+
+    def __init__(self, strength: float = 1.0, **options: Any) -> None:
         require_range("strength", strength, 1e-9)
-        super().__init__(scaler, at)
+        super().__init__(**self.defaults | options)
         self.strength = strength
 
 
@@ -163,16 +130,25 @@ class Logistic(Penalised):
     stands against fine-tuning and falls here.
 
     Args:
-        scaler: see `scale_by`.
-        strength: inverse weight of the squared penalty (C of scikit-learn).
-        at: the layer it reads.
+        held_back: strength while it learns from a teacher; small, for its errors are many.
+        options: `strength`, and those of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
     """
 
-    def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Predict:
-        return fit_logistic(rows, labels, classes, self.strength)
+    def __init__(self, held_back: float = 0.01, **options: Any) -> None:
+        require_range("held_back", held_back, 1e-9)
+        super().__init__(**options)
+        self.held_back = held_back
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        taught = task is not None and task.taught
+        strength = self.held_back if taught else self.strength
+        return fit_logistic(rows, labels, classes, strength, weights)
 
 
 def fit_logistic(
@@ -204,20 +180,232 @@ class SVM(Penalised):
     Source: Cortes and Vapnik 1995; several classes one against one.
 
     Args:
-        scaler: see `scale_by`.
-        strength: weight of the errors (C of scikit-learn).
-        at: the layer it reads.
+        options: `strength`, and those of all composed attacks; see `Composed`.
+    """
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        from sklearn.svm import SVC
+
+        # Nothing in it is random, but without a seed it asks numpy's global generator for one.
+        model = SVC(C=self.strength, kernel="rbf", gamma="scale", random_state=0)
+        model.fit(rows.numpy(), labels.numpy(), None if weights is None else weights.numpy())
+        return lambda some: as_scores(
+            model.decision_function(some.numpy()), model.classes_, classes
+        )
+
+
+class Ridge(Penalised):
+    """Fits one-hot labels by kernel ridge regression, with the kernel of `SVM`.
+
+    Source: Saunders et al. 1998; (K + W^-1 / strength)^-1 Y, W the weights of the rows.
+
+    Args:
+        options: `strength`, and those of all composed attacks; see `Composed`.
+    """
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        gamma = 1 / (rows.shape[1] * rows.var(unbiased=False).clamp_min(1e-12))
+        counts = torch.ones(len(rows)) if weights is None else weights
+
+        def kernel(some: Tensor) -> Tensor:
+            return torch.exp(-gamma * torch.cdist(some, rows).square())
+
+        penalty = torch.diag(1 / (self.strength * counts))
+        wanted = one_hot(labels, classes).float() - labels.bincount(minlength=classes) / len(labels)
+        solved = torch.linalg.solve((kernel(rows) + penalty).double(), wanted.double()).float()
+        return lambda some: kernel(some) @ solved
+
+
+class Trees(Composed):
+    """Fits the leaked rows by boosted trees on histograms.
+
+    Source: Friedman 2001; Ke et al. 2017.
+
+    Args:
+        steps: trees of each class.
+        options: of all composed attacks; see `Composed`.
+
+    Raises:
+        BadOptionError: no tree at all.
+    """
+
+    def __init__(self, steps: int = 50, **options: Any) -> None:
+        require_range("steps", steps, 1)
+        super().__init__(**self.defaults | options)
+        self.steps = steps
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        least = max(1, min(20, len(rows) // (4 * classes)))
+        model = HistGradientBoostingClassifier(
+            max_iter=self.steps, min_samples_leaf=least, early_stopping=False, random_state=0
+        )
+        model.fit(rows.numpy(), labels.numpy(), None if weights is None else weights.numpy())
+        return lambda some: as_scores(
+            np.log(model.predict_proba(some.numpy()).clip(1e-12)), model.classes_, classes
+        )
+
+
+Loss = Literal["cross_entropy", "robust"]
+_QUALITY = 0.7  # q of the robust loss
+_HIDDEN = 256
+
+
+class MLP(Composed):
+    """Trains a network of one hidden layer on the leaked rows.
+
+    Args:
+        steps: Adam steps.
+        learning_rate: their learning rate.
+        batch: rows of a step, drawn with replacement; 0 takes all.
+        recipe: a network of the top's architecture instead; a linear one starts at the class means.
+        loss: "robust": (1 - p^q) / q of the label's probability p, q = 0.7, which wrong labels
+            pull less than the cross-entropy (Zhang and Sabuncu 2018).
+        options: of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
     """
 
-    def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Predict:
-        from sklearn.svm import SVC
+    defaults: ClassVar[dict[str, Any]] = {"scaler": "standard"}
 
-        # Nothing in it is random, but without a seed it asks numpy's global generator for one.
-        model = SVC(C=self.strength, kernel="rbf", gamma="scale", random_state=0)
-        model.fit(rows.numpy(), labels.numpy())
-        return lambda some: as_scores(
-            model.decision_function(some.numpy()), model.classes_, classes
-        )
+    def __init__(
+        self,
+        steps: int = 300,
+        learning_rate: float = 1e-3,
+        batch: int = 256,
+        recipe: bool = False,
+        loss: Loss = "cross_entropy",
+        **options: Any,
+    ) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate, batch=batch)
+        require_choice("loss", loss, get_args(Loss))
+        super().__init__(**self.defaults | options)
+        self.steps, self.learning_rate, self.batch = steps, learning_rate, batch
+        self.recipe, self.loss = recipe, loss
+        if recipe:
+            self.needs |= {Grant.TOP_RECIPE}
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        assert task is not None
+        with scoped(key_of(task.draw)):
+            network = self._network(task, rows.shape[1], classes)
+        if isinstance(network, nn.Linear) and not task.taught and weights is None:
+            start_at_means(network, rows, labels)
+        if weights is not None:
+            twice = weights > 1
+            rows, labels = torch.cat([rows, rows[twice]]), torch.cat([labels, labels[twice]])
+        if self.unlabelled == "mixmatch":
+            further = task.further()
+            fit_mixmatch(network, rows, labels, further, classes, self.steps, self.learning_rate,
+                         task.draw)  # fmt: skip
+        else:
+            loss = robust_loss if self.loss == "robust" else None
+            fit(network, rows, labels, self.steps, self.learning_rate, task.draw,
+                batch=self.batch, loss=loss)  # fmt: skip
+        return lambda some: through(network, some)
+
+    def _network(self, task: Task, width: int, classes: int) -> nn.Module:
+        if self.recipe:
+            return task.view.new_top(width)
+        return nn.Sequential(nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, classes))
+
+
+def robust_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean of (1 - p^q) / q, p of each row's label; the cross-entropy for q to 0."""
+    own = logits.log_softmax(1).gather(1, labels[:, None])
+    return ((1 - (_QUALITY * own).exp()) / _QUALITY).mean()
+
+
+def start_at_means(top: nn.Linear, known: Tensor, labels: Tensor) -> None:
+    """Set a linear top's weights to the mean features of each class, and its biases to zero."""
+    with torch.no_grad():
+        for code in range(top.out_features):
+            top.weight[code] = known[labels == code].mean(0)
+        top.bias.zero_()
+
+
+class FineTuning(MLP):
+    """Freezes the bottom and trains a top on the leaked rows.
+
+    A linear top starts with the class means of the leaked features as its weights, others as drawn.
+
+    Source: thesis section 4.4.1; Fu et al. 2022 (model completion).
+
+    Args:
+        steps: full-batch Adam steps.
+        learning_rate: their learning rate.
+        options: of `MLP` and of all composed attacks; see `Composed`.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {"scaler": "none"}
+
+    def __init__(
+        self, steps: int = 200, learning_rate: float = 0.01, batch: int = 0, recipe: bool = True,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(steps, learning_rate, batch, recipe, **options)
+
+
+class SelfTraining(Logistic):
+    """Logistic regression on the leaked rows, then again with its most confident guesses.
+
+    A defense that makes a few labels worth little leaves the classes apart, and unlabelled rows
+    show where they are. A leaked row counts twice as much as a guessed one.
+
+    Args:
+        options: of `Logistic`; `scaler=whiten` undoes what hides classes where the variance is low.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = Logistic.defaults | {"unlabelled": "self_training"}
+
+
+Student = Literal["linear", "top"]
+
+
+class TeacherStudent(Logistic):
+    """Teaches a student on the bottom's features what a teacher guesses from the inputs alone.
+
+    The teacher errs, but not in the way the bottom arranges its rows: where the victim's own top
+    can tell classes apart, the student learns the classes and not the errors.
+
+    Args:
+        student: "linear": a logistic regression, held back at first and then self-trained; "top":
+            a network of the top's architecture, for cuts that no line divides into classes.
+        options: of `Logistic`.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = SelfTraining.defaults | {"teacher": "propagation"}
+
+    def __init__(self, student: Student = "linear", **options: Any) -> None:
+        require_choice("student", student, get_args(Student))
+        super().__init__(**options)
+        self._network = MLP(recipe=True) if student == "top" else None
+        if self._network is not None:
+            self.needs |= self._network.needs - {Grant.CUTS}
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        student = super().learn if self._network is None else self._network.learn
+        return student(rows, labels, classes, weights, task)

@@ -1,58 +1,14 @@
-"""Fine-tuning on a few leaked labels: of a top of the known architecture, or of both models."""
+"""Fine-tuning of both models on a few leaked labels; of the top alone: `classifiers`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from vfl.attacks.base import Attack, EmbeddingAttack, Layer, fit, key_of, require_at_least, through
+from vfl.attacks.base import Attack, fit, key_of, require_at_least, through
+from vfl.attacks.labels.classifiers import start_at_means
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
-
-
-class FineTuning(EmbeddingAttack):
-    """Freezes the bottom and trains a top on the leaked rows.
-
-    A linear top starts with the class means of the leaked features as its weights, others as drawn.
-
-    Source: thesis section 4.4.1; Fu et al. 2022 (model completion).
-
-    Args:
-        steps: full-batch Adam steps.
-        learning_rate: their learning rate.
-        at: the layer it reads.
-
-    Raises:
-        BadOptionError: an option out of range.
-    """
-
-    uses = frozenset({Grant.LEAKED, Grant.TOP_RECIPE})
-
-    def __init__(self, steps: int = 200, learning_rate: float = 0.01, at: Layer = "cut") -> None:
-        require_at_least(0, steps=steps, learning_rate=learning_rate)
-        super().__init__(at)
-        self.steps = steps
-        self.learning_rate = learning_rate
-
-    def run(self, view: View, draw: torch.Generator) -> Tensor:
-        leaked = view.leaked
-        known = self.rows(view, leaked)
-        with scoped(key_of(draw)):
-            top = view.new_top(known.shape[1])
-        if isinstance(top, nn.Linear):
-            start_at_means(top, known, leaked.labels)
-        fit(top, known, leaked.labels, self.steps, self.learning_rate, draw)
-        with torch.no_grad():
-            scores: Tensor = top(self.rows(view, view.targets))
-        return scores
-
-
-def start_at_means(top: nn.Linear, known: Tensor, labels: Tensor) -> None:
-    """Set a linear top's weights to the mean features of each class, and its biases to zero."""
-    with torch.no_grad():
-        for code in range(top.out_features):
-            top.weight[code] = known[labels == code].mean(0)
-        top.bias.zero_()
 
 
 class Unfreeze(Attack):

@@ -1,10 +1,9 @@
-"""Label propagation over a graph of nearest rows, by one layer or by a layer and the inputs."""
+"""Label propagation over a graph of nearest rows."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,16 +12,16 @@ from scipy.sparse.linalg import cg
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from vfl.attacks.base import EmbeddingAttack, Layer, Scale, Scaler, features, scale_by
-from vfl.attacks.view import Grant, GrantedRows, View
-from vfl.core.registry import require_choice, require_range
-from vfl.defenses.components import principal
+from vfl.attacks.labels.composed import Composed, Predict, Task
+from vfl.attacks.view import Grant
+from vfl.core.registry import require_range
 
 _Found = tuple[np.ndarray, np.ndarray]
 
 #: What attacks on one layer have in common: the nearest of rows that are the same for every leak.
 _KEPT: dict[tuple[bytes, int, int], _Found] = {}
 _KEPT_MOST = 24
+_LEAST = 1e-12  # of a score, before its logarithm
 
 
 def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr_array:
@@ -91,56 +90,14 @@ def _among(rows: np.ndarray, count: int, of: np.ndarray | None = None) -> _Found
     return found
 
 
-class LabelPropagation(EmbeddingAttack):
-    """Spreads the leaked labels over a graph of leaked, unlabelled and target rows.
-
-    It needs no classifier, only that neighbours share a class: with ``at=inputs`` it is the
-    strongest reference without the bottom.
-
-    Source: Zhou et al. 2004 (local and global consistency), its closed form.
-
-    Args:
-        neighbours: of each row in the graph.
-        spread: how much a row believes its neighbours, 0 to below 1 (alpha).
-        scaler: see `scale_by`; fitted on the unlabelled rows.
-        at: the layer it reads.
-
-    Raises:
-        BadOptionError: an option out of range.
-    """
-
-    uses = frozenset({Grant.LEAKED, Grant.UNLABELLED})
-
-    def __init__(
-        self,
-        neighbours: int = 10,
-        spread: float = 0.99,
-        scaler: Scaler = "none",
-        at: Layer = "cut",
-    ) -> None:
-        require_range("neighbours", neighbours, 1)
-        require_range("spread", spread, 0, 0.9999)
-        super().__init__(at)
-        require_choice("scaler", scaler, get_args(Scaler))
-        self.neighbours = neighbours
-        self.spread = spread
-        self.scaler: Scaler = scaler
-
-    def run(self, view: View, draw: torch.Generator) -> Tensor:
-        features_of = self.feature_map(view)
-        known, further, targets = map(features_of, (view.leaked, view.unlabelled, view.targets))
-        groups = [known, targets] if torch.equal(further, targets) else [known, further, targets]
-        labels, classes = view.leaked.labels, view.classes
-        found = propagate(torch.cat(groups), labels, classes, self.neighbours, self.spread)
-        return found[-len(targets) :]
-
-    def feature_map(self, view: View) -> Callable[[GrantedRows], Tensor]:
-        """What tells the features of a group of rows among which neighbours are looked for."""
-        scale = scale_by(self.scaler, self.rows(view, view.unlabelled))
-        return lambda seen: scale(self.rows(view, seen))
-
-
-def propagate(rows: Tensor, labels: Tensor, classes: int, neighbours: int, spread: float) -> Tensor:
+def propagate(
+    rows: Tensor,
+    labels: Tensor,
+    classes: int,
+    neighbours: int,
+    spread: float,
+    weights: Tensor | None = None,
+) -> Tensor:
     """(I - spread S)^-1 Y over the graph S of all rows; float32, axes (rows, classes).
 
     Args:
@@ -149,71 +106,78 @@ def propagate(rows: Tensor, labels: Tensor, classes: int, neighbours: int, sprea
         classes: how many there are.
         neighbours: of each row in the graph.
         spread: 0 to below 1.
+        weights: how much each known label counts; None counts all alike.
     """
     graph = neighbour_graph(rows, neighbours, len(labels))
     system = sparse.eye_array(len(rows)) - spread * graph
     start = np.zeros((len(rows), classes))
     start[: len(labels)] = one_hot(labels, classes).numpy()
+    if weights is not None:
+        start[: len(labels)] *= weights.numpy()[:, None]
     found = [cg(system, column, rtol=1e-6, maxiter=500)[0] for column in start.T]
     return torch.from_numpy(np.stack(found, axis=1)).float()
 
 
-class JoinedPropagation(LabelPropagation):
-    """Spreads the leaked labels over neighbours by inputs and a layer at once.
+class LabelPropagation(Composed):
+    """Spreads the leaked labels over a graph of leaked, unlabelled and target rows.
 
-    Inputs alone give what anybody gets who has them. A layer that is read worse than those may
-    still tell apart what they do not.
+    It needs no classifier, only that neighbours share a class: with ``at=inputs`` it is the
+    strongest reference without the bottom. With ``at=cut+inputs`` neighbours are near by both.
+
+    Source: Zhou et al. 2004 (local and global consistency), its closed form.
 
     Args:
         neighbours: of each row in the graph.
-        spread: how much a row believes its neighbours, 0 to below 1.
-        scaler: of the layer; see `scale_by`.
-        at: the layer beside the inputs.
-        share: of the layer in a mean squared distance, 0 to 1.
-        components: of the inputs; 0 takes inputs as they are.
+        spread: how much a row believes its neighbours, 0 to below 1 (alpha).
+        options: of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
     """
 
-    uses = frozenset({Grant.LEAKED, Grant.UNLABELLED, Grant.INPUTS})
+    uses = frozenset({Grant.LEAKED, Grant.UNLABELLED})
 
-    def __init__(
-        self,
-        neighbours: int = 10,
-        spread: float = 0.99,
-        scaler: Scaler = "whiten",
-        at: Layer = "cut",
-        share: float = 0.2,
-        components: int = 32,
-    ) -> None:
+    def __init__(self, neighbours: int = 10, spread: float = 0.99, **options: Any) -> None:
+        require_range("neighbours", neighbours, 1)
+        require_range("spread", spread, 0, 0.9999)
+        super().__init__(**self.defaults | options)
+        self.neighbours = neighbours
+        self.spread = spread
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        further = rows[:0] if task is None else task.further()
+
+        def predict(some: Tensor) -> Tensor:
+            groups = [rows, some] if torch.equal(further, some) else [rows, further, some]
+            found = propagate(
+                torch.cat(groups), labels, classes, self.neighbours, self.spread, weights
+            )[-len(some) :].clamp_min(_LEAST)
+            return (found / found.sum(1, keepdim=True)).log()
+
+        return predict
+
+
+class JoinedPropagation(LabelPropagation):
+    """`LabelPropagation` over neighbours by inputs and a layer at once.
+
+    Inputs alone give what anybody gets who has them. A layer that is read worse than those may
+    still tell apart what they do not.
+
+    Args:
+        at: the layer beside the inputs.
+        share: of it in a mean squared distance, 0 to 1 (`mix` of `Composed`).
+        options: of `LabelPropagation`.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {"scaler": "whiten"}
+
+    def __init__(self, at: str = "cut", share: float = 0.2, **options: Any) -> None:
         require_range("share", share, 0, 1)
-        require_range("components", components, 0)
-        super().__init__(neighbours, spread, scaler, at)
-        self.share = share
-        self.components = components
-
-    def feature_map(self, view: View) -> Callable[[GrantedRows], Tensor]:
-        layer, turn = super().feature_map(view), self._turn(view)
-        further = view.unlabelled
-        alike = alike_by(layer(further)), alike_by(turn(features(view, further, "inputs")))
-
-        def read(seen: GrantedRows) -> Tensor:
-            looks = alike[0](layer(seen)), alike[1](turn(features(view, seen, "inputs")))
-            return torch.cat([self.share**0.5 * looks[0], (1 - self.share) ** 0.5 * looks[1]], 1)
-
-        return read
-
-    def _turn(self, view: View) -> Scale:
-        if not self.components:
-            return lambda rows: rows
-        _, _, directions = principal(features(view, view.unlabelled, "inputs"))
-        kept = directions[:, : self.components].float()
-        return lambda rows: rows @ kept
-
-
-def alike_by(reference: Tensor) -> Scale:
-    """Centres rows and divides them by one number, so that the reference's mean square is 1."""
-    mean = reference.mean(0)
-    length = (reference - mean).square().sum(1).mean().sqrt().clamp_min(1e-12)
-    return lambda rows: (rows - mean) / length
+        both: dict[str, Any] = {"at": f"{at}+inputs", "mix": share}
+        super().__init__(**both | options)

@@ -1,0 +1,328 @@
+"""Label-inference attacks of five parts: layers, scaling, learner, unlabelled rows, teacher.
+
+A member of this family is a learner with defaults of its own; every other part is an option of all
+of them, so that `label_propagation:at=cut+inputs,scaler=whiten` needs no class of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.base import LAYER_NEEDS, Attack, Layer, Scale, Scaler, features, scale_by
+from vfl.attacks.labels.self_training import leaked_of_each, most_confident, taught_rows
+from vfl.attacks.view import Grant, View
+from vfl.core.errors import BadOptionError
+from vfl.core.registry import require_choice, require_range
+from vfl.defenses.components import principal
+
+#: From rows of axes (rows, features) to scores of axes (rows, classes).
+Predict = Callable[[Tensor], Tensor]
+Unlabelled = Literal["none", "self_training", "co_training", "mixmatch"]
+#: Teachers that have a name, by their specs.
+TEACHERS = {"propagation": "label_propagation:at=inputs", "scratch": "scratch"}
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Layers of three groups of rows, and the labels of the first.
+
+    Attributes:
+        known, further, targets: of leaked, unlabelled and attacked rows, by layer, axes (rows,
+            features). The unlabelled ones are read when they are asked for.
+        labels: of the leaked rows, int64.
+        classes: how many there are.
+    """
+
+    known: Mapping[Layer, Tensor]
+    further: Callable[[Layer], Tensor]
+    targets: Mapping[Layer, Tensor]
+    labels: Tensor
+    classes: int
+
+    @classmethod
+    def of(cls, view: View, layers: Sequence[Layer]) -> Seen:
+        """What a view grants of some layers."""
+        leaked, targets = view.leaked, view.targets
+        kept: dict[Layer, Tensor] = {}
+
+        def further(layer: Layer) -> Tensor:
+            if layer not in kept:
+                kept[layer] = features(view, view.unlabelled, layer)
+            return kept[layer]
+
+        known = {layer: features(view, leaked, layer) for layer in layers}
+        asked = {layer: features(view, targets, layer) for layer in layers}
+        return cls(known, further, asked, leaked.labels, view.classes)
+
+    def hiding(self, hidden: Tensor, some: Tensor) -> Seen:
+        """A smaller problem whose answer the attacker knows: labels of leaked rows are hidden.
+
+        Args:
+            hidden: which of the leaked rows, bool; they become the targets, and unlabelled rows.
+            some: positions of the unlabelled rows that are taken.
+        """
+        known = {layer: rows[~hidden] for layer, rows in self.known.items()}
+        targets = {layer: rows[hidden] for layer, rows in self.known.items()}
+
+        def further(layer: Layer) -> Tensor:
+            return torch.cat([targets[layer], self.further(layer)[some]])
+
+        return Seen(known, further, targets, self.labels[~hidden], self.classes)
+
+    def asking(self) -> Seen:
+        """The same with the unlabelled rows as targets."""
+        return replace(self, targets={layer: self.further(layer) for layer in self.known})
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a learner is given besides leaked rows.
+
+    Attributes:
+        view: for architectures.
+        draw: everything random comes from here.
+        further: gives the unlabelled rows, scaled.
+        taught: whether a teacher labelled most rows, wrongly at times.
+    """
+
+    view: View
+    draw: torch.Generator
+    further: Callable[[], Tensor]
+    taught: bool = False
+
+
+class Composed(Attack):
+    """An attack on labels that is put together from five parts.
+
+    Layers of the victim are read and scaled; a learner fits the leaked rows, or what a teacher says
+    of the unlabelled ones; it is taught its own surest guesses, or those of a second one that reads
+    other layers (co-training, Blum and Mitchell 1998).
+
+    Attributes:
+        defaults: of the options below, where a member has others.
+
+    Args:
+        at: the layer, or several joined by +; see `features`. Beside others, inputs are their
+            first principal components, and every layer is brought to one mean square.
+        scaler: see `scale_by`; of inputs beside others nothing is scaled.
+        unlabelled: "self_training": with the surest guesses as labels; "co_training": two learners,
+            of the first layer and of the others, with each other's; "mixmatch" (of networks).
+        teacher: an attack whose guesses about the unlabelled rows are learned first, as a spec with
+            / for the commas: "propagation" spreads labels over inputs, "scratch" trains anew.
+        rounds: of self-training or co-training.
+        share: of the rows guessed to be of a class, those that are taught.
+        every: of which each such one is taken.
+        mix: share of the other layers in a mean squared distance, where inputs stand beside them.
+        components: of inputs beside other layers; 0 takes inputs as they are.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    uses: ClassVar[frozenset[Grant]] = frozenset({Grant.LEAKED})
+    defaults: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        at: str = "cut",
+        scaler: Scaler = "none",
+        unlabelled: Unlabelled = "none",
+        teacher: str = "none",
+        rounds: int = 4,
+        share: float = 0.5,
+        every: int = 4,
+        mix: float = 0.2,
+        components: int = 32,
+    ) -> None:
+        require_choice("scaler", scaler, get_args(Scaler))
+        require_choice("unlabelled", unlabelled, get_args(Unlabelled))
+        require_range("rounds", rounds, 0)
+        require_range("every", every, 1)
+        for option, number in (("share", share), ("mix", mix)):
+            require_range(option, number, 0, 1)
+        require_range("components", components, 0)
+        self.layers: list[Layer] = layers_of(at)
+        if unlabelled == "co_training" and len(self.layers) < 2:
+            raise BadOptionError(
+                "co-training wants two layers", where="option 'at'", got=at, want="cut+inputs"
+            )
+        self.scaler: Scaler = scaler
+        self.unlabelled: Unlabelled = unlabelled
+        self.teacher = _teacher(teacher)
+        self.rounds, self.share, self.every = rounds, share, every
+        self.mix, self.components = mix, components
+        self.needs = self.uses.union(*(LAYER_NEEDS[one] for one in self.layers))
+        if scaler != "none" or unlabelled != "none" or len(self.layers) > 1:
+            self.needs |= {Grant.UNLABELLED}
+        if self.teacher is not None:
+            self.needs |= self.teacher.needs | {Grant.UNLABELLED}
+
+    def __init_subclass__(cls) -> None:
+        """What a member takes: its own options, then those of all with its defaults."""
+        super().__init_subclass__()
+        found: dict[str, inspect.Parameter] = {}
+        for one in cls.__mro__:
+            if "__init__" in vars(one) and issubclass(one, Composed):
+                listed = inspect.signature(vars(one)["__init__"], eval_str=True).parameters
+                own = list(listed.values())[1:]
+                found |= {p.name: p for p in own if p.kind is not p.VAR_KEYWORD} | found
+        defaults = {name: cls.defaults.get(name, p.default) for name, p in found.items()}
+        listed_all = [
+            p.replace(default=defaults[name], kind=p.KEYWORD_ONLY) for name, p in found.items()
+        ]
+        cls.__signature__ = inspect.Signature(listed_all)  # type: ignore[attr-defined]
+
+    @abstractmethod
+    def learn(
+        self,
+        rows: Tensor,
+        labels: Tensor,
+        classes: int,
+        weights: Tensor | None = None,
+        task: Task | None = None,
+    ) -> Predict:
+        """Fit rows with labels.
+
+        Args:
+            rows: axes (rows, features), scaled.
+            labels: int64, axes (rows,).
+            classes: how many there are.
+            weights: how much each row counts, 1 or 2; None counts all alike.
+            task: what else there is; None in tests.
+        """
+
+    @property
+    def all_layers(self) -> list[Layer]:
+        """Those that it reads, its teacher's too."""
+        taught = self.teacher.all_layers if isinstance(self.teacher, Composed) else []
+        return list(dict.fromkeys([*self.layers, *taught]))
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        return self.answer(Seen.of(view, self.all_layers), view, draw)
+
+    def answer(self, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
+        """Scores of the targets, axes (targets, classes), by layers that were read already.
+
+        Args:
+            seen: `all_layers` at least.
+            view: for architectures, and for teachers of other families.
+            draw: everything random comes from here.
+        """
+        looks = [self.layers]
+        if self.unlabelled == "co_training":
+            looks = [self.layers[:1], self.layers[1:]]
+        scales = [self._scale(seen, layers) for layers in looks]
+
+        def further(number: int) -> Tensor:
+            found = {layer: seen.further(layer) for layer in looks[number]}
+            return scales[number](found)
+
+        known = [scale(seen.known) for scale in scales]
+        tasks = [
+            Task(view, draw, lambda number=number: further(number))  # type: ignore[misc]
+            for number in range(len(looks))
+        ]
+        if self.teacher is None:
+            found = [
+                self.learn(rows, seen.labels, seen.classes, None, task)
+                for rows, task in zip(known, tasks, strict=True)
+            ]
+        else:
+            scores = _taught(self.teacher, seen, view, draw)
+            found = []
+            for number, task in enumerate(tasks):
+                sure = most_confident(scores, self.share, leaked_of_each(seen.labels, seen.classes))
+                rows = torch.cat([known[number], task.further()[sure]])
+                labels = torch.cat([seen.labels, scores[sure].argmax(1)])
+                counts = torch.ones(len(rows))
+                task = replace(task, taught=True)
+                found.append(self.learn(rows, labels, seen.classes, counts, task))
+        for _ in range(self.rounds if self.unlabelled in ("self_training", "co_training") else 0):
+            guesses = [one(task.further()) for one, task in zip(found, tasks, strict=True)]
+            for number, task in enumerate(tasks):
+                rows, labels, counts = taught_rows(
+                    known[number], seen.labels, task.further(), guesses[number - 1],
+                    0.5 if self.teacher is not None else self.share, self.every,
+                )  # fmt: skip
+                found[number] = self.learn(rows, labels, seen.classes, counts, task)
+        answers = [one(scale(seen.targets)) for one, scale in zip(found, scales, strict=True)]
+        if len(answers) == 1:
+            return answers[0]
+        return torch.stack([one.log_softmax(1) for one in answers]).sum(0)
+
+    def _scale(self, seen: Seen, layers: Sequence[Layer]) -> Callable[[Any], Tensor]:
+        """From rows by layer to what the learner is given."""
+        if len(layers) == 1:
+            (only,) = layers
+            scale: Scale = lambda rows: rows  # noqa: E731
+            if self.scaler != "none":
+                scale = scale_by(self.scaler, seen.further(only))
+            return lambda found: scale(found[only])
+        parts = []
+        for layer in layers:
+            rows = seen.further(layer)
+            turn = self._turn(rows) if layer == "inputs" else scale_by(self.scaler, rows)
+            weight = 1.0
+            if "inputs" in layers:
+                weight = 1 - self.mix if layer == "inputs" else self.mix / (len(layers) - 1)
+            parts.append((layer, turn, alike_by(turn(rows)), weight**0.5))
+        return lambda found: torch.cat(
+            [weight * alike(turn(found[layer])) for layer, turn, alike, weight in parts], 1
+        )
+
+    def _turn(self, inputs: Tensor) -> Scale:
+        if not self.components:
+            return lambda rows: rows
+        _, _, directions = principal(inputs)
+        kept = directions[:, : self.components].float()
+        return lambda rows: rows @ kept
+
+
+def layers_of(at: str) -> list[Layer]:
+    """The layers that + joins, each once.
+
+    >>> layers_of("cut+inputs")
+    ['cut', 'inputs']
+    """
+    found: Any = re.split(r"\+", at)
+    for one in found:
+        require_choice("at", one, tuple(LAYER_NEEDS))
+    return list(dict.fromkeys(found))
+
+
+def alike_by(reference: Tensor) -> Scale:
+    """Centres rows and divides them by one number, so that the reference's mean square is 1."""
+    mean = reference.mean(0)
+    length = (reference - mean).square().sum(1).mean().sqrt().clamp_min(1e-12)
+    return lambda rows: (rows - mean) / length
+
+
+def _teacher(spec: str) -> Attack | None:
+    from vfl.attacks import make  # which lists this family's members
+
+    if spec == "none":
+        return None
+    made = make(TEACHERS.get(spec, spec).replace("/", ","))
+    if made.goal != "labels":
+        raise BadOptionError(
+            "a teacher gives scores of the classes",
+            where="option 'teacher'",
+            got=spec,
+            want=f"an attack on labels, such as {', '.join(TEACHERS)}",
+        )
+    return made
+
+
+def _taught(teacher: Attack, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
+    """A teacher's scores of the unlabelled rows."""
+    if isinstance(teacher, Composed):
+        return teacher.answer(seen.asking(), view, draw)
+    return teacher.run(view.only(teacher.needs | {Grant.UNLABELLED}).asking(), draw)

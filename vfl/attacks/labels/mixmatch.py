@@ -1,0 +1,102 @@
+"""MixMatch (Berthelot et al. 2019): training on labelled, unlabelled and mixed rows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.attacks.base import key_of, training
+from vfl.core.seeds import scoped
+
+_BATCH, _TEMPERATURE, _ALPHA, _WEIGHT = 64, 0.8, 0.75, 50.0
+
+
+def fit_mixmatch(
+    network: nn.Module,
+    known: Tensor,
+    labels: Tensor,
+    further: Tensor,
+    classes: int,
+    steps: int,
+    learning_rate: float,
+    draw: torch.Generator,
+    *,
+    batch: int = _BATCH,
+    temperature: float = _TEMPERATURE,
+    alpha: float = _ALPHA,
+    weight: float = _WEIGHT,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """All steps of MixMatch; batch normalisation keeps its statistics.
+
+    As in Fu et al. 2022 a guessed label is the model's sharpened answer to the row itself: columns
+    of a party have no augmentation that is known to leave the class as it is.
+
+    Args:
+        network: gives logits; it is trained in place, and left in evaluation mode.
+        known: leaked rows.
+        labels: their classes.
+        further: rows without labels.
+        classes: how many there are.
+        steps: of Adam.
+        learning_rate: its learning rate.
+        draw: everything random comes from here.
+        batch: leaked rows, and as many unlabelled ones, in a step, drawn with replacement.
+        temperature: below 1 makes guessed labels surer: they are raised to the power of its
+            inverse (eq 7).
+        alpha: of the Beta law that rows are mixed by (eq 8).
+        weight: of the unlabelled rows' loss in the end; it grows evenly from 0.
+        optimizer: another one than Adam over all weights.
+    """
+    if optimizer is None:
+        optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
+    training(network, keep_norms=True)
+    shares = F.one_hot(labels, classes).float()
+    with scoped(key_of(draw)):
+        for step in range(steps):
+            own = torch.randint(len(known), (batch,))
+            some = further[torch.randint(len(further), (batch,))]
+            with torch.no_grad():
+                guesses = F.softmax(network(some) / temperature, dim=1)
+            inputs, wanted = mixed(
+                torch.cat([known[own], some]), torch.cat([shares[own], guesses]), alpha
+            )
+            grown = weight * step / steps
+            optimizer.zero_grad()
+            loss = mixmatch_loss(network(inputs), wanted, batch, grown)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    network.eval()
+
+
+def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Each row mixed with another, its own share being the larger (eq 8-11).
+
+    Args:
+        inputs: axes (rows, ...).
+        wanted: class shares, axes (rows, classes).
+        alpha: of the Beta law of the share, drawn from torch's generator as the other rows are.
+    """
+    share = float(torch.distributions.Beta(alpha, alpha).sample())
+    share = max(share, 1 - share)
+    other = torch.randperm(len(inputs))
+    return torch.lerp(inputs[other], inputs, share), torch.lerp(wanted[other], wanted, share)
+
+
+def mixmatch_loss(logits: Tensor, wanted: Tensor, labelled: int, weight: float) -> Tensor:
+    """Cross-entropy of the labelled rows and squared error of the others (eq 2-5).
+
+    Args:
+        logits: axes (rows, classes).
+        wanted: class shares, alike.
+        labelled: how many rows, the first ones, have labels.
+        weight: of the others.
+
+    >>> logits, wanted = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> round(mixmatch_loss(logits, wanted, 1, 2.0).item(), 4)  # log 2 + 2 x 0.25
+    1.1931
+    """
+    known = F.cross_entropy(logits[:labelled], wanted[:labelled])
+    believed = logits[labelled:].softmax(1)
+    return known + weight * F.mse_loss(believed, wanted[labelled:])
