@@ -24,6 +24,9 @@ from vfl.models.language import DecoderFront
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
 SPECS = [
+    "adaptive:candidates=9",
+    "adaptive:at=cut+before+inputs,candidates=12",
+    "adaptive:at=inputs,candidates=5",
     "fine_tuning",
     "fine_tuning:at=before",
     "fine_tuning:at=inputs",

@@ -32,6 +32,7 @@ ATTACKS: Registry[Attack] = Registry(
     kind="attack",
     contract=Attack,  # type: ignore[type-abstract]
     members={
+        "adaptive": "vfl.attacks.labels.adaptive:Adaptive",
         "fine_tuning": "vfl.attacks.labels.classifiers:FineTuning",
         "logistic": "vfl.attacks.labels.classifiers:Logistic",
         "svm": "vfl.attacks.labels.classifiers:SVM",

@@ -1,0 +1,307 @@
+"""An attacker that tries compositions on labels it holds back from itself, and votes with the best.
+
+Successive halving (Jamieson and Talwalkar 2016): every candidate is tried on one fold of the leaked
+rows and a sample of the unlabelled ones, the better third on the next fold, and so on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.base import LAYER_NEEDS, Attack, key_of
+from vfl.attacks.labels.composed import Composed, Seen, layers_of
+from vfl.attacks.view import Grant, View
+from vfl.core.registry import require, require_range
+
+_FOLDS = 3
+_SAMPLE = 1500  # unlabelled rows of a trial
+_VOTES = 3
+_UNKNOWN = 0.8  # how sure a vote is taken for, where nothing could be held back
+_SEARCH = 0.6  # share of the budget that the first rung may take
+_KEPT = 3  # one candidate in so many goes on
+_MARGIN = 1.3  # of an expected cost
+_SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
+_LEARNERS = (
+    "label_propagation", "label_propagation:neighbours=5", "label_propagation:neighbours=20",
+    "label_propagation:spread=0.9", "logistic", "logistic:strength=0.1", "nearest_mean", "knn",
+    "svm", "svm:strength=10", "ridge", "mlp", "mlp:loss=robust", "trees",
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Trial:
+    """One composition that was tried.
+
+    Attributes:
+        spec: of it.
+        right: for each leaked row that was held back from it, whether it was right.
+        guesses: about the sample of unlabelled rows.
+        seconds: of processor time, all folds.
+        folds: how many it was tried on.
+        agreement: share of its guesses that others make too, mean over them.
+    """
+
+    spec: str
+    right: list[bool] = field(default_factory=list)
+    guesses: Tensor | None = None
+    seconds: float = 0.0
+    folds: int = 0
+    agreement: float = 0.0
+
+    @property
+    def validation(self) -> float:
+        """Share of the held back rows that it got right; 0 where none could be held back."""
+        return sum(self.right) / len(self.right) if self.right else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a search found.
+
+    Attributes:
+        best: specs of those that voted, the best first.
+        seconds: processor time of it all.
+        trials: what was tried, the best first.
+    """
+
+    best: Sequence[str]
+    seconds: float
+    trials: Sequence[Trial]
+
+
+class Adaptive(Attack):
+    """Searches the compositions of some layers, and lets the three best vote.
+
+    It holds labels back from the candidates to compare them. One label a class leaves none to hold
+    back: then those win whose guesses about unlabelled rows most others share. With `at=inputs` it
+    is the same attacker without the model.
+
+    Attributes:
+        report: of the last run.
+
+    Args:
+        at: the layers it may read, joined by +; see `features`.
+        budget_s: seconds of processor time that it takes at most; one composition, the cheapest of
+            those that were tried, answers in any case.
+        candidates: so many compositions instead, whatever time that takes: the same guesses each
+            time; 0 goes by the budget.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(self, at: str = "cut+inputs", budget_s: float = 60.0, candidates: int = 0) -> None:
+        require_range("candidates", candidates, 0)
+        require_range("budget_s", budget_s, 0)
+        require("budget_s", budget_s, "more than 0", budget_s > 0 or candidates > 0)
+        self.layers = layers_of(at)
+        self.needs = frozenset({Grant.LEAKED, Grant.UNLABELLED}).union(
+            *(LAYER_NEEDS[one] for one in self.layers)
+        )
+        self.budget_s, self.candidates = budget_s, candidates
+        self.report: Report | None = None
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        search = _Search(self, view, draw)
+        trials = search.trials()
+        found, voted = search.vote(trials)
+        self.report = Report(voted, search.spent, trials)
+        return found
+
+
+class _Search:
+    """One search; every trial draws anew from one number, so that its order changes nothing."""
+
+    def __init__(self, attack: Adaptive, view: View, draw: torch.Generator) -> None:
+        self._started = time.process_time()
+        self._budget = None if attack.candidates else attack.budget_s
+        self._most = attack.candidates
+        self._view, self._key = view, key_of(draw)
+        self._layers = attack.layers
+        self._seen = Seen.of(view, attack.layers)
+        self._rows = view.unlabelled.rows
+        drawn = torch.randperm(self._rows, generator=draw)
+        self._sample = drawn[:_SAMPLE]
+        self._folds = _folds(self._seen.labels, self._seen.classes, draw)
+        self._draw = draw
+
+    @property
+    def spent(self) -> float:
+        """Seconds of processor time so far."""
+        return time.process_time() - self._started
+
+    def trials(self) -> list[Trial]:
+        """What was tried, the best first."""
+        points = compositions(self._layers, self._draw)
+        if self._budget is None:
+            points = islice(points, self._most)
+        tried: list[Trial] = []
+        for spec in points:
+            if self._budget is not None and tried:
+                likely = max(one.seconds for one in tried)
+                cheapest = min(self._cost(one) for one in tried)
+                if self.spent + likely > self._budget * _SEARCH or (
+                    self.spent + likely + 2 * cheapest > self._budget
+                ):
+                    break
+            tried.append(Trial(spec))
+            self._try(tried[-1], 0)
+        going = tried
+        for fold in range(1, len(self._folds)):
+            going = _ranked(going)[: max(_VOTES, len(going) // _KEPT)]
+            for one in going:
+                once, rest = one.seconds / fold, 2 * min(self._cost(each) for each in going)
+                if self._budget is not None and self.spent + 2 * once + rest > self._budget:
+                    break
+                self._try(one, fold)
+        return _ranked(going) + [one for one in _ranked(tried) if one not in going]
+
+    def vote(self, trials: Sequence[Trial]) -> tuple[Tensor, list[str]]:
+        """Log shares of the classes by the best that the budget allows, and their specs."""
+        shares: list[Tensor] = []
+        voted: list[str] = []
+        for one in trials:
+            late = self._budget is not None and self.spent + self._cost(one) > self._budget
+            if not late and len(voted) < _VOTES:
+                shares.append(self._answered(one))
+                voted.append(one.spec)
+        if not voted:  # a budget that nothing fits into
+            cheapest = min(trials, key=self._cost)
+            shares, voted = [self._answered(cheapest)], [cheapest.spec]
+        return torch.stack(shares).mean(0).clamp_min(1e-12).log(), voted
+
+    def _answered(self, trial: Trial) -> Tensor:
+        """Shares of the classes, of all targets."""
+        scores = self._made(trial.spec).answer(self._seen, self._view, self._fresh())
+        return calibrated(scores, trial.validation if trial.right else _UNKNOWN)
+
+    def _try(self, trial: Trial, fold: int) -> None:
+        started = time.process_time()
+        hidden = torch.zeros(len(self._seen.labels), dtype=torch.bool)
+        if self._folds:
+            hidden = self._folds[fold]
+        seen = self._seen.hiding(hidden, self._sample)
+        scores = self._made(trial.spec).answer(seen, self._view, self._fresh())
+        guesses, held = scores.argmax(1), int(hidden.sum())
+        trial.right += (guesses[:held] == self._seen.labels[hidden]).tolist()
+        trial.guesses = guesses[held:]
+        trial.seconds += time.process_time() - started
+        trial.folds += 1
+
+    def _made(self, spec: str) -> Composed:
+        from vfl.attacks import make  # which lists this attack
+
+        made = make(spec)
+        assert isinstance(made, Composed)
+        return made
+
+    def _fresh(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self._key % 2**63)
+
+    def _cost(self, trial: Trial) -> float:
+        """What all rows take at most, going by what a sample took."""
+        grown = max(1.0, self._rows / max(1, len(self._sample)))
+        growth = 2 if "propagation" in trial.spec else 1
+        return _MARGIN * trial.seconds / trial.folds * grown**growth
+
+
+def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:
+    """Compositions of some layers, each once: those that won before first, then drawn at random."""
+    given: set[str] = set()
+    for spec in [*_first(layers), *(_drawn(layers, draw) for _ in range(5000))]:
+        if spec not in given:
+            given.add(spec)
+            yield spec
+
+
+def _first(layers: Sequence[str]) -> Iterator[str]:
+    models, whole = [one for one in layers if one != "inputs"], "+".join(layers)
+    for layer in (whole, *models) if len(layers) > 1 else layers:
+        yield f"logistic:at={layer}"
+        yield f"label_propagation:at={layer},scaler=whiten"
+        yield f"label_propagation:at={layer}"
+        yield f"logistic:at={layer},scaler=whiten,unlabelled=self_training,rounds=6"
+    if len(layers) > 1:
+        yield f"logistic:at={whole},unlabelled=co_training"
+    if "inputs" in layers:
+        teacher = "label_propagation:at=inputs"
+        yield teacher
+        for layer in models or layers:
+            yield f"mlp:at={layer},scaler=whiten,teacher={teacher}"
+            yield f"logistic:at={layer},teacher={teacher},unlabelled=self_training"
+
+
+def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
+    def one(among: Sequence[str]) -> str:
+        return among[int(torch.randint(len(among), (), generator=draw))]
+
+    joined = "+".join(sorted({one(layers) for _ in range(len(layers) + 1)}))
+    learner = one(_LEARNERS)
+    name, _, options = learner.partition(":")
+    chosen = [f"at={joined}", *([options] if options else []), f"scaler={one(_SCALERS)}"]
+    if "+" in joined and "inputs" in joined:
+        chosen.append(f"mix={one(('0.1', '0.2', '0.35', '0.5', '0.8'))}")
+    if name not in ("trees", "ridge", "svm"):  # which take long to learn from thousands
+        uses = ["none", "none", "self_training"]
+        uses += ["co_training"] if "+" in joined else []
+        uses += ["mixmatch"] if name == "mlp" else []
+        chosen.append(f"unlabelled={one(uses)}")
+    if name in ("logistic", "mlp", "nearest_mean") and "mixmatch" not in chosen[-1]:
+        scaled = f"label_propagation:at={one(layers)}/scaler={one(_SCALERS)}"
+        chosen.append(f"teacher={one(('none', scaled))}")
+    return f"{name}:{','.join(chosen)}"
+
+
+def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
+    """Which leaked rows are held back, a part of every class a time; none if a class has but one.
+
+    Classes of which nothing leaked are nobody's to hold back.
+    """
+    counts = labels.bincount(minlength=classes)
+    number = min(_FOLDS, int(counts[counts > 0].min()))
+    if number < 2:
+        return []
+    place = torch.zeros(len(labels), dtype=torch.int64)
+    for code in range(classes):
+        own = (labels == code).nonzero()[:, 0]
+        place[own[torch.randperm(len(own), generator=draw)]] = torch.arange(len(own)) % number
+    return [place == fold for fold in range(number)]
+
+
+def _ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """By what they got right, then by how many guesses they share with others."""
+    guesses = [one.guesses for one in trials if one.guesses is not None]
+    for one in trials:
+        assert one.guesses is not None
+        same = [float(torch.eq(one.guesses, other).double().mean()) for other in guesses]
+        one.agreement = sum(same) / max(1, len(same))
+    return sorted(trials, key=lambda one: (-one.validation, -one.agreement))
+
+
+def calibrated(scores: Tensor, share: float) -> Tensor:
+    """Shares of the classes that are as sure, on average, as guesses were right.
+
+    softmax(s z), z the scores less their mean over their deviation, with s by bisection so that the
+    mean of the largest share is `share` (Guo et al. 2017, temperature scaling).
+
+    Args:
+        scores: axes (rows, classes).
+        share: of guesses that were right.
+
+    >>> round(float(calibrated(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 0.9).max()), 2)
+    0.9
+    """
+    share = min(max(share, 1.05 / scores.shape[1]), 0.99)
+    z = (scores - scores.mean(1, keepdim=True)) / scores.std().clamp_min(1e-12)
+    low, high = 0.0, 1e4
+    for _ in range(60):
+        middle = (low + high) / 2
+        sure = float((middle * z).softmax(1).max(1).values.mean())
+        low, high = (middle, high) if sure < share else (low, middle)
+    return (high * z).softmax(1)
