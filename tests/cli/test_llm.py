@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from llm_parties import small_model
 
+from vfl.cli.llm import _pick
 from vfl.config.llm_file import read_llm_file
 from vfl.models.decoder_folder import load_decoder, save_decoder
 from vfl.serving.llm_text import BytePairs, read_tokenizer
@@ -61,6 +63,32 @@ def test_a_mistake_is_told(vfl, model, monkeypatch, tmp_path, words, said):
     done = vfl("llm", *words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--top-k", "3"), "--top-k would change nothing"),
+        (("--top-p", "0.5", "--seed", "1"), "--top-p, --seed would change nothing"),
+        (("--temperature", "-1"), "temperature"),
+        (("--temperature", "1", "--top-p", "2"), "top_p"),
+    ],
+)
+def test_options_of_drawing_are_checked_before_anybody_is_asked(vfl, model, words, said):
+    assert vfl("llm", "init", "project", "--model", model).code == 0
+    done = vfl("llm", "ask", "project/user", "a film", *words)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+def test_tokens_are_drawn_as_the_options_say():
+    scores = torch.tensor([0.1, 3.0, 2.9, -5.0])
+    assert _pick(0.0, 0, 1.0, None)(scores) == 1
+    drawn = [_pick(1.0, 2, 1.0, seed)(scores) for seed in range(40)]
+    assert set(drawn) == {1, 2}
+    assert drawn == [_pick(1.0, 2, 1.0, seed)(scores) for seed in range(40)]
+    fresh = {_pick(5.0, 0, 1.0, None)(scores) for _ in range(60)}
+    assert len(fresh) > 1  # another seed each time
 
 
 @pytest.mark.parametrize("damage", ["config", "weights", "shape"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import time
 from contextlib import ExitStack
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vfl.cli.output import Json, duration, emit, progress_line, say
+from vfl.core.errors import ConfigError
 from vfl.core.ledger import size
 
 if TYPE_CHECKING:
     from vfl.config.llm_file import LlmFile
+    from vfl.mpc.private_decoder import Pick
     from vfl.serving.llm import Reply, User
 
 llm = typer.Typer(
@@ -125,18 +128,30 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The text.")],
     max_tokens: MaxTokens = 16,
     stop: Stop = None,
+    temperature: Annotated[
+        float, typer.Option(help="Draw tokens, the best more often below 1; 0 takes the best.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw among so many best; 0 is all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw among the fewest best of this probability together.")
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the draws; a fresh one unless it is given.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ask as the user; the answer appears token by token.
 
-    Uses material that was dealt for a question of this length, or has it dealt now.
+    Uses material that was dealt for a question of this length, or has it dealt now. How tokens are
+    chosen stays with the user.
     """
     from vfl.core.seeds import use_one_thread
 
     use_one_thread()
+    pick = _pick(temperature, top_k, top_p, seed)
     with ExitStack() as held:
         user = _user(held, _file(folder, "user"))
-        reply, text = _asked(user, question, max_tokens, stop or [], quiet=json)
+        reply, text = _asked(user, question, max_tokens, stop or [], pick, quiet=json)
     if json:
         emit({"tokens": reply.tokens, "text": text, "phases": reply.phases})
     else:
@@ -188,7 +203,9 @@ def demo(
         say("starting the model owner and the dealer (TLS, identity keys)")
         start_standing(folder, held)
         user = _user(held, read_llm_file(folder / "user"))
-        reply, text = _asked(user, question, max_tokens, stop or [], quiet=json)
+        reply, text = _asked(
+            user, question, max_tokens, stop or [], _pick(0.0, 0, 1.0, None), quiet=json
+        )
     prompt = read_tokenizer(model).encode(question)
     same = plain.generate(prompt, len(reply.tokens))
     if json:
@@ -224,8 +241,28 @@ def _user(held: ExitStack, file: LlmFile) -> User:
     return user
 
 
+def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pick:
+    """How the user chooses a token.
+
+    Raises:
+        ConfigError: options of drawing where the best token is taken.
+        BadOptionError: a number that is out of range.
+    """
+    from vfl.mpc.private_decoder import Sampling, greedy
+
+    if temperature:
+        return Sampling(temperature, top_k, top_p, secrets.randbits(31) if seed is None else seed)
+    given = {"--top-k": top_k != 0, "--top-p": top_p != 1.0, "--seed": seed is not None}
+    if lost := [name for name, is_there in given.items() if is_there]:
+        raise ConfigError(
+            f"{', '.join(lost)} would change nothing: the best token is taken",
+            want="--temperature above 0, such as --temperature 0.8",
+        )
+    return greedy
+
+
 def _asked(
-    user: User, question: str, max_tokens: int, stop: list[str], *, quiet: bool
+    user: User, question: str, max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
 ) -> tuple[Reply, str]:
     """Ask, and print the answer as it comes."""
     from vfl.serving.llm_text import Streamed, read_tokenizer
@@ -243,7 +280,7 @@ def _asked(
             progress_line.tell(partial(_progress, streamed.count, max_tokens, began))
         return ended
 
-    reply = user.ask(prompt, max_tokens, told=told)
+    reply = user.ask(prompt, max_tokens, pick, told)
     progress_line.end()
     if not quiet:
         print(flush=True)

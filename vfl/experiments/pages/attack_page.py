@@ -32,6 +32,7 @@ from vfl.experiments.leaderboard import (
     LeaderboardEntry,
     by_attack,
     fitting_measure,
+    in_measure,
     label_measure,
     leaderboard,
     leaked,
@@ -246,7 +247,7 @@ def attack_page(folder: GridFolder) -> dict[str, Any]:
     labels = [row for row in rows if label_measure(row) == measure]
     shown: dict[str, Any] = {
         "glance": of_grid(rows, settings, _costs(folder)),
-        "count": f"{len(rows)} attacks",
+        "count": f"{len(in_measure(rows, measure))} attacks",
         "sentence": _sentence(settings),
         "notes": [
             *missing(folder),
