@@ -36,7 +36,7 @@ def test_on_a_machine_without_a_network():
     except FileNotFoundError:
         pytest.skip("there is no unshare here")
     done = subprocess.run(command, env=os.environ | {"VFL_TEST_NO_NETWORK": "1"},
-                          capture_output=True, text=True, timeout=500)  # fmt: skip
+                          capture_output=True, text=True, timeout=560)  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "FAILED" not in done.stdout
 
@@ -63,7 +63,11 @@ CONTENT = {
 def cluster(tmp_path_factory):
     """The address of two nodes on this machine, one CPU each, on the loopback alone."""
     folder = tmp_path_factory.mktemp("ray")
-    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",  # on a busy machine
+        "OMP_NUM_THREADS": "1",
+    }
     program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     common = ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000",
               "--disable-usage-stats"]  # fmt: skip
@@ -79,7 +83,7 @@ def cluster(tmp_path_factory):
 
     short = f"/tmp/vfl-ray-{os.getpid()}"  # a socket's path has to be short
     head = start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={short}")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while not (found := re.search(r"--address='([0-9.:]+)'", head.read_text())):
         assert time.monotonic() < end, head.read_text()
         time.sleep(0.2)
