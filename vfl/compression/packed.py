@@ -13,12 +13,19 @@ from torch import Tensor
 from vfl.compression.base import INFERENCE, Codec, Counts, Decoded, Encoded, StepContext, Symbols
 from vfl.compression.coding.bits import Indices, Layout
 from vfl.compression.coding.layouts import new_layout
-from vfl.compression.coding.values import GradientCode, ValueCode, Values
+from vfl.compression.coding.values import (
+    AgreedScale,
+    Coded,
+    GradientCode,
+    ValueCode,
+    Values,
+    all_finite,
+)
 from vfl.core.errors import BadOptionError, CorruptFrameError, NonFiniteError, TruncatedFrameError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
-Scale = Literal["batch", "row"]
+Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
 
 
@@ -42,7 +49,7 @@ class PackedCodec(Codec):
     Args:
         code: spells the values.
         packer: name of the layout, one of `packers`; "range" learns.
-        scale: ``batch`` or ``row``, what shares a scale in training; a query has one a row.
+        scale: ``batch``, ``row`` or ``agreed``, see `DenseCodec`.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
         kept: values of a row that travel; None for all.
 
@@ -72,6 +79,7 @@ class PackedCodec(Codec):
         self.packer = packer
         self._code = code
         self._per_row = scale == "row"
+        self._agreed = AgreedScale() if scale == "agreed" and code.scale_bytes else None
         self._grad = GradientCode(grad)
         self._kept = kept
         self._layout: Layout | None = None
@@ -92,54 +100,63 @@ class PackedCodec(Codec):
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         layout = self.layout(cut.shape[1])
         indices, values, saved = self.choose(cut, context)
-        scale, codes = self._code.encode(values, self.groups(len(cut), context))
-        payload = layout.tag + scale + layout.pack(indices, codes)
+        scale, codes = self.coded(values, context)
+        payload = self._tag(layout) + scale + layout.pack(indices, codes)
         if context.training:
-            layout.record(context.step, indices, codes)
+            self._record(context.step, layout, scale, indices, codes)
         return Encoded(payload, saved)
 
     def decode(
         self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Decoded:
         layout, groups = self.layout(width), self.groups(rows, context)
-        view, head = memoryview(payload), len(layout.tag)
+        view, tag = memoryview(payload), self._tag(layout)
+        head = len(tag)
         body = head + groups * self._code.scale_bytes
         if len(view) < body:
             raise TruncatedFrameError(
                 "a payload ends inside its scales", got=f"{len(view)} bytes", want=f"{body} or more"
             )
-        if view[:head] != layout.tag:
+        if view[:head] != tag:
             raise CorruptFrameError(
-                "a range-coded payload was made with other counts",
+                "a payload was made with other counts, or between other ends",
                 fix="start the session again from its last checkpoint",
             )
         indices, codes = layout.unpack(view[body:], rows)
-        values = self._code.decode(view[head:body], codes, groups)
+        scale = self._known(rows, context) or view[head:body]
+        values = self._code.decode(scale, codes, groups or min(rows, 1))
         if context.training:
-            layout.record(context.step, indices, codes)
+            self._record(context.step, layout, bytes(scale), indices, codes)
         return self.place(indices, values, width)
 
     def payload_limit(self, rows: int, width: int) -> int:
         layout = self.layout(width)
-        cut_bytes = len(layout.tag) + rows * self._code.scale_bytes + layout.limit_bytes(rows)
+        cut_bytes = (
+            len(self._tag(layout)) + rows * self._code.scale_bytes + layout.limit_bytes(rows)
+        )
         return max(cut_bytes, self._grad.payload_bytes(rows, rows * layout.k))
 
     @property
     def learns(self) -> bool:
-        return self.packer == "range"
+        return self.packer == "range" or self._agreed is not None
 
     def commit(self, step: int) -> None:
+        if self._agreed is not None:
+            self._agreed.commit(step)
         if self._layout is not None:
             self._layout.commit(step)
 
     def state_dict(self) -> Mapping[str, Tensor]:
+        scale = {} if self._agreed is None else self._agreed.state_dict()
         if self._layout is None or not (state := self._layout.state_dict()):
-            return {}
-        return {"width": torch.tensor(self._width), **state}
+            return scale
+        return {"width": torch.tensor(self._width), **state, **scale}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if "width" in state:
             self.layout(int(state["width"])).load_state_dict(state)
+        if self._agreed is not None and "scale-history" in state:
+            self._agreed.load_state_dict(state)
 
     def layout(self, width: int) -> Layout:
         """The layout for a cut of this width; made once, for it may learn.
@@ -152,9 +169,32 @@ class PackedCodec(Codec):
             self._width = width
         return self._layout
 
+    def coded(self, values: Values, context: StepContext) -> Coded:
+        """The scale that travels, and a code for each value; axes (rows, k)."""
+        if known := self._known(len(values), context):
+            return Coded(b"", self._code.encode_within(values, known))
+        return self._code.encode(values, self.groups(len(values), context))
+
     def groups(self, rows: int, context: StepContext) -> int:
         """Scales that travel: one a row, or one for a batch that is not empty."""
+        if self._known(rows, context):
+            return 0
         return rows if self._per_row or not context.training else min(rows, 1)
+
+    def _known(self, rows: int, context: StepContext) -> bytes:
+        """The scale of a query that both ends know; empty where one has to travel."""
+        return b"" if self._agreed is None or context.training or not rows else self._agreed.scale
+
+    def _tag(self, layout: Layout) -> bytes:
+        """What ends that have learned otherwise are found out by."""
+        return layout.tag + (b"" if self._agreed is None else self._agreed.tag)
+
+    def _record(
+        self, step: int, layout: Layout, scale: bytes, indices: Indices, codes: np.ndarray
+    ) -> None:
+        layout.record(step, indices, codes)
+        if self._agreed is not None:
+            self._agreed.record(step, scale)
 
 
 class DenseCodec(PackedCodec):
@@ -165,7 +205,9 @@ class DenseCodec(PackedCodec):
         packer: ``dense`` (the same bits for each), ``bitmap`` (a bit for each and more for those
             that are not zero), ``enumerative`` (for each row one number that says which are not
             zero, and theirs) or ``range`` (adaptive; codes of at most 8 bits).
-        scale: ``batch`` or ``row``, what shares a scale in training; a query has one a row.
+        scale: ``batch`` or ``row``, what shares a scale in training, and a query has one a row; or
+            ``agreed``, that of a batch in training, and none in a query, whose values lie between
+            running means of the ends of training or are clipped.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
         rectified: no value is negative and zeros stay zero, so that gradients travel for the
             others only: behind a rectifier those of zeros are zero anyway.
@@ -180,8 +222,7 @@ class DenseCodec(PackedCodec):
         self._rectified = rectified
 
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
-        # Ends are NaN where any value is, and are found ten times as fast as each is asked.
-        if cut.numel() and not torch.isfinite(torch.stack(torch.aminmax(cut))).all():
+        if not all_finite(cut):
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
         indices, values = np.zeros((len(cut), 0), np.int64), cut.contiguous().numpy()
         return Chosen(indices, values, values > 0 if self._rectified else None)
@@ -190,8 +231,8 @@ class DenseCodec(PackedCodec):
         return Decoded(torch.from_numpy(values), values > 0 if self._rectified else None)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
-        _, codes = self._code.encode(cut.contiguous().numpy(), self.groups(len(cut), context))
-        counts: Counts = "by unit" if self.learns else "none"
+        _, codes = self.coded(cut.contiguous().numpy(), context)
+        counts: Counts = "by unit" if self.packer == "range" else "none"
         choices = 2**self._code.bits
         if self._rectified:  # code 0 says that nothing is there
             return Symbols(codes > 0, codes[codes > 0] - 1, choices - 1, counts)

@@ -47,8 +47,8 @@ class SparseCodec(PackedCodec):
         values: ``fp32``, ``bf16``, or the bits of a value from 1 to 8.
         packer: ``enumerative`` (fewest bits of a fixed number), ``index`` (each index by itself),
             ``bitmap`` (a bit for every index) or ``range`` (adaptive; needs values of 1 to 8 bits).
-        scale: ``batch`` or ``row``, what shares the ends of b-bit values in training; a query
-            always has one a row.
+        scale: ``batch`` (one pair of ends a training batch), ``row`` or ``agreed``; see
+            `vfl.compression.packed.DenseCodec`.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
 
     Raises:
@@ -90,8 +90,8 @@ class SparseCodec(PackedCodec):
         indices, values, _ = self.choose(cut, context)
         kept = np.zeros(cut.shape, np.bool_)
         np.put_along_axis(kept, indices, True, axis=1)
-        _, codes = self._code.encode(values, self.groups(len(cut), context))
-        counts: Counts = "pooled" if self.learns else "none"
+        _, codes = self.coded(values, context)
+        counts: Counts = "pooled" if self.packer == "range" else "none"
         return Symbols(kept, codes.reshape(-1), 2**self._code.bits, counts)
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:

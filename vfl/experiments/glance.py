@@ -194,7 +194,8 @@ def _labels_of(rows: Sequence[Row]) -> _Part:
     if not entries:
         card = Card("Labels", NOT_MEASURED, "vfl attack RUN")
         return _Part(card, "labels were not attacked")
-    worst, attacks = entries[0].worst, len({row.attacker for row in rows})
+    worst = entries[0].worst
+    attacks = len({row.attacker for row in rows if label_measure(row) == measure})
     value = f"{_above(worst)} points"
     card = Card("Labels, above no model", value, f"{worst.attack}; one victim decides nothing")
     short = f"the best attack on labels is {value} of {MEASURES[measure]} beside no model"

@@ -11,7 +11,9 @@ indices travel (`GradientCode`).
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -70,6 +72,10 @@ class ValueCode(ABC):
     def encode(self, values: Values, groups: int) -> Coded:
         """Codes of values of axes (rows, k); `groups` is the number of rows, or 1 for the batch."""
 
+    def encode_within(self, values: Values, scale: bytes) -> np.ndarray:
+        """Codes of values between ends that are known already; what lies outside is clipped."""
+        return self.encode(values, 1).codes
+
     @abstractmethod
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
         """The values of codes of axes (rows, k); float32.
@@ -124,6 +130,13 @@ class RectifiedValues(ValueCode):
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = _in_groups(values, groups)
         ends = bfloat16_above(np.maximum(grouped.max(axis=1), np.float32(0)))[:, None] & ~_SIGN
+        return Coded(ends.astype("<u2").tobytes(), self._below(grouped, ends).reshape(values.shape))
+
+    def encode_within(self, values: Values, scale: bytes) -> np.ndarray:
+        ends = np.frombuffer(scale, "<u2").astype(np.uint16).reshape(1, 1)
+        return self._below(_in_groups(values, 1), ends).reshape(values.shape)
+
+    def _below(self, grouped: Values, ends: np.ndarray) -> np.ndarray:
         upper = from_bfloat16(ends).astype(np.float64)
         upper = np.where(upper > 0, upper, 1.0)
         codes = np.empty(grouped.shape, np.uint8)
@@ -131,7 +144,7 @@ class RectifiedValues(ValueCode):
             loops.rectify(grouped, upper[:, 0], float(self._top), codes)
         else:
             codes[:] = np.clip(np.ceil(grouped * np.float64(self._top) / upper), 0, self._top)
-        return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
+        return codes
 
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
         ends = np.frombuffer(scale, "<u2").reshape(groups, 1)
@@ -201,14 +214,25 @@ class AffineValues(ValueCode):
         grouped.max(axis=1, out=outer[:, 1])
         outer += 0  # leaves one zero of the two
         outer[:, 1] *= -1
+        ends, codes = self._between(grouped, outer)
+        return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
+
+    def encode_within(self, values: Values, scale: bytes) -> np.ndarray:
+        low, high = from_bfloat16(np.frombuffer(scale, "<u2"))
+        clipped = _in_groups(np.clip(values, low, high), 1)
+        codes = self._between(clipped, np.array([[low, -high]], np.float32))[1]
+        return codes.reshape(values.shape)
+
+    def _between(self, grouped: Values, outer: Values) -> tuple[np.ndarray, np.ndarray]:
+        """Ends and codes, from the least value of each group and minus the largest."""
         codes: np.ndarray
         if compiled.COMPILED:
-            ends, codes = np.empty((groups, 2), np.uint16), np.empty(grouped.shape, np.uint8)
+            ends, codes = np.empty(outer.shape, np.uint16), np.empty(grouped.shape, np.uint8)
             loops.quantise(grouped, outer, self.bits, ends, codes)
         else:
             ends = bfloat16_below(outer) ^ _UPPER_SIGN
             codes = quantise(grouped, *_ends(ends), self.bits)
-        return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
+        return ends, codes
 
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
         ends = np.frombuffer(scale, "<u2").astype(np.uint16).reshape(groups, 2)
@@ -252,6 +276,67 @@ def dequantise(
     span = np.subtract(high, low, dtype=np.float64)
     middles = np.float64(low) + (codes + 0.5) * (span / 2.0**bits)
     return middles.astype(np.float32)
+
+
+class AgreedScale:
+    """Ends for values of predictions: running means of those that went with training frames.
+
+    Both ends of a link count a frame at its commit, so that predictions need no scale of their own
+    and no row depends on who shares its batch.
+
+    Attributes:
+        scale: as a `ValueCode` reads it; empty before the first commit.
+    """
+
+    #: What a frame adds to the means.
+    _RATE = 0.1
+
+    def __init__(self) -> None:
+        self.scale = b""
+        self._means = np.zeros(0)
+        self._history = 0
+        self._waiting: dict[int, bytes] = {}
+
+    @property
+    def tag(self) -> bytes:
+        """One byte that differs, 255 times in 256, where the means differ."""
+        return bytes([self._history & 0xFF])
+
+    def record(self, step: int, scale: Payload) -> None:
+        """Keep a training frame's scale until the step is committed."""
+        self._waiting[step] = bytes(scale)
+
+    def commit(self, step: int) -> None:
+        """Count the scale of a step; that of a batch without rows is none."""
+        if not (scale := self._waiting.pop(step, b"")):
+            return
+        ends = from_bfloat16(np.frombuffer(scale, "<u2")).astype(np.float64)
+        if self.scale:
+            ends = (1 - self._RATE) * self._means + self._RATE * ends
+        self._set(ends, zlib.crc32(scale, self._history))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Means, history, and what waits for its commit."""
+        state = {
+            "scale-means": torch.from_numpy(self._means.copy()),
+            "scale-history": torch.tensor(self._history),
+        }
+        for step, scale in self._waiting.items():
+            state[f"scale-step-{step}"] = torch.tensor(list(scale), dtype=torch.uint8)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+        self._set(state["scale-means"].numpy().copy(), int(state["scale-history"]))
+        self._waiting = {
+            int(name.removeprefix("scale-step-")): bytes(scale.tolist())
+            for name, scale in state.items()
+            if name.startswith("scale-step-")
+        }
+
+    def _set(self, means: npt.NDArray[np.float64], history: int) -> None:
+        self._means, self._history = means, history
+        self.scale = nearest_bfloat16(means.astype(np.float32)).astype("<u2").tobytes()
 
 
 def value_code(values: str) -> ValueCode:
@@ -333,13 +418,13 @@ class GradientCode:
         Raises:
             NonFiniteError: a gradient is NaN or Inf.
         """
-        if not torch.isfinite(grad).all():
+        if not all_finite(grad):
             raise NonFiniteError("a gradient holds NaN or Inf", fix="lower the learning rate")
         values = grad.contiguous().numpy()
-        marked = np.ones(values.shape, np.bool_) if mask is None else mask
         if self._float_bytes:
-            flat = values[marked]
+            flat = values if mask is None else values[mask]
             return flat.tobytes() if self.bits == 32 else nearest_bfloat16(flat).tobytes()
+        marked = np.ones(values.shape, np.bool_) if mask is None else mask
         sizes = np.abs(np.where(marked, values, 0)).max(axis=1, initial=0)
         ends = bfloat16_above(sizes / self._top)
         scale = from_bfloat16(ends).astype(np.float64)[:, None]
@@ -356,9 +441,13 @@ class GradientCode:
         marked = np.ones((rows, width), np.bool_) if mask is None else mask
         count = int(np.count_nonzero(marked))
         require_bytes(payload, self.payload_bytes(rows, count), rows)
-        found = np.zeros((rows, width), np.float32)
-        found[marked] = self._read(memoryview(payload), count, marked)
-        if not np.isfinite(found).all():
+        read = self._read(memoryview(payload), count, marked)
+        if mask is None:
+            found = read.astype(np.float32).reshape(rows, width)
+        else:
+            found = np.zeros((rows, width), np.float32)
+            found[marked] = read
+        if not all_finite(torch.from_numpy(found)):
             raise CorruptFrameError("a payload holds gradients that are not finite")
         return found
 
@@ -376,6 +465,11 @@ class GradientCode:
         with np.errstate(over="ignore"):  # what is not finite is refused next
             values: Values = (codes * scale[np.nonzero(marked)[0]]).astype(np.float32)
         return values
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or Inf: both ends are NaN where any value is, and quickly found."""
+    return not values.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 
 def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
