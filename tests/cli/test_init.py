@@ -97,14 +97,15 @@ def test_a_third_party_takes_cuts_of_who_consents(vfl, tmp_path, option):
 def test_tables_of_two_label_parties_become_a_project(vfl, tmp_path):
     """Its trial aligns all four and trains both tasks in one process, with no edited file."""
     draw, rows = np.random.default_rng(0), 300
-    ids = [f"{row:05}" for row in range(rows)]
+    ids = np.array([f"{10**21 + row}" for row in range(rows)])  # one number in float64
     cells = {name: draw.normal(size=(rows, 2)) for name in ("bank", "shop")}
     tables = {name: {"a": own[:, 0], "b": own[:, 1]} for name, own in cells.items()}
     tables["clinic"] = {"ill": np.where(cells["bank"][:, 0] > 0, "yes", "no")}
     tables["insurer"] = {"cost": 7000 + 100 * cells["shop"][:, 0], "town": ["A", "B"] * (rows // 2)}
     given = []
     for name, columns in tables.items():
-        own = pd.DataFrame({"id": ids, **columns}).sample(frac=0.9, random_state=len(name))
+        written = [f"{one}.0" for one in ids] if name == "insurer" else ids
+        own = pd.DataFrame({"id": written, **columns}).sample(frac=0.9, random_state=len(name))
         own.to_csv(tmp_path / f"{name}.csv", index=False)
         given += ["--from", f"{name}={tmp_path / name}.csv"]
     named = ("--label-party", "clinic", "--label", "ill", "--task")
@@ -118,6 +119,7 @@ def test_tables_of_two_label_parties_become_a_project(vfl, tmp_path):
     check_project(experiment)
     assert experiment.feature_parties == ["bank", "shop"]
     assert (experiment.tasks[0].task, experiment.data.alignment) == ("regression", "alignment")
+    assert experiment.data.id_rules == "decimal+zeros"
     insurer = read_party_file(folder / "insurer/party.toml")
     assert (insurer.data.label, insurer.data.columns) == ("cost", None)
     aligned = vfl("align", folder / "trial.toml", "-s", "align.protocol=server_aided")

@@ -215,3 +215,23 @@ def test_a_file_with_nothing_in_it_says_so(tmp_path, text, said):
     with pytest.raises(DataError, match=said) as caught:
         describe(tmp_path / "t.csv")
     assert "again" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("write", "id_type", "whole"),
+    [
+        (lambda row: f"{10**17 + row}", "number", True),
+        (lambda row: f"{10**17 + row}.0", "text", True),
+        (lambda row: f"{2**63 + row}", "text", True),
+        (lambda row: f"{10**21 + row}", "text", True),
+        (lambda row: f"{10**21 + row}x", "text", False),
+    ],
+)
+def test_ids_that_float64_cannot_tell_apart_are_read_letter_by_letter(
+    tmp_path, write, id_type, whole
+):
+    frame = pd.DataFrame({"id": [write(row) for row in range(60)], "a": np.arange(60) / 7})
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    report = describe(tmp_path / "table.csv")
+    assert (report.id, report.form.id_type, report.whole_ids) == ("id", id_type, whole)
+    assert report.features == ["a"]

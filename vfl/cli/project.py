@@ -214,6 +214,7 @@ class _Found:
         lines: the table of columns.
         notes: those of its lines that ask for a look.
         task: what the label is for.
+        whole_ids: whether every id is a whole number.
     """
 
     source: str
@@ -222,6 +223,7 @@ class _Found:
     lines: list[str]
     notes: list[str]
     task: str | None
+    whole_ids: bool
 
 
 def _described(
@@ -291,7 +293,8 @@ def _described(
         data, features = {"source": place} | settings, report.features
         if name in labels and name != label_party:  # it has a task and no column that is learned
             data, features = {key: own for key, own in data.items() if key != "columns"}, []
-        found[name] = _Found(source, data, features, lines, notes, report.task)
+        about = report.task, report.whole_ids
+        found[name] = _Found(source, data, features, lines, notes, *about)
     return found
 
 
@@ -321,7 +324,7 @@ def _alignment_of(found: dict[str, _Found]) -> dict[str, str]:
     """How rows of tables that were looked at are found together: `vfl align` comes first."""
     if not found:
         return {}
-    numbers = all(one.data.get("id_type") == "number" for one in found.values())
+    numbers = all(one.whole_ids for one in found.values())
     return {"alignment": "alignment"} | ({"id_rules": "decimal+zeros"} if numbers else {})
 
 

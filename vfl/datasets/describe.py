@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 import numpy as np
 import pandas as pd
 
-from vfl.core.errors import DataError
+from vfl.core.errors import DataError, MisalignedError
 from vfl.core.storage import is_database
 from vfl.datasets.alignment.join import align
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
@@ -55,7 +55,7 @@ _DATES = ("%Y-%m-%d", "%d.%m.%Y", _DAY_FIRST, _MONTH_FIRST, "%Y/%m/%d", _DIGITS,
 _MOST = 1000  # different cells that are counted
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 _COMMA = re.compile(r"[-+]?\d+,\d+")
-_WHOLE = re.compile(r"\d{1,18}(\.0*)?")
+_WHOLE, _SHORT = re.compile(r"\d+(\.0*)?"), re.compile(r"\d{1,18}(\.0*)?")
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
     re.IGNORECASE,
@@ -109,6 +109,7 @@ class TableReport:
         label: the label column, if there is one.
         task: what the label is for.
         notes: about the table as a whole.
+        whole_ids: whether every id is a whole number, of any length.
     """
 
     rows: int
@@ -118,6 +119,7 @@ class TableReport:
     label: str | None = None
     task: str | None = None
     notes: tuple[str, ...] = ()
+    whole_ids: bool = False
 
     @property
     def features(self) -> list[str]:
@@ -187,16 +189,21 @@ def describe(
             fix="write the table again, or look at the query",
         )
     facts = {name: _facts(table, name, form) for name in table.columns}
+    if found_out and (long := [name for name, fact in facts.items() if fact.long]):
+        texts = read_table(source, form, long, columns=long)  # as numbers some would be one
+        read = {name: _facts(texts, name, form) for name in long}
+        facts |= {name: replace(own, long=True) for name, own in read.items() if own.unique}
     ids = id_column or _id_of(facts, len(table), label)
+    whole = facts[ids].whole_numbers
     if found_out:
-        whole = facts[ids].whole_numbers
+        short = whole and not facts[ids].long
         dates = {name: fact.written for name, fact in facts.items() if fact.written}
-        form = replace(form, id_type="number" if whole else "text", dates=dates)
+        form = replace(form, id_type="number" if short else "text", dates=dates)
     truth = _truth(table, label, facts, task, len(table)) if label is not None else None
     columns = tuple(_report(table, fact, ids, label, truth, form.bins) for fact in facts.values())
     notes = () if truth is None else truth.notes
     return TableReport(
-        len(table), columns, form, ids, label, None if truth is None else truth.task, notes
+        len(table), columns, form, ids, label, None if truth is None else truth.task, notes, whole
     )
 
 
@@ -290,6 +297,7 @@ class _Facts:
     whole_numbers: bool
     written: str | None = None
     either: bool = False  # whether days and months cannot be told apart
+    long: bool = False  # whether whole numbers are beyond what id_type = "number" reads exactly
 
     @property
     def share_missing(self) -> float:
@@ -300,7 +308,7 @@ def _facts(table: Table, name: str, form: TableFormat) -> _Facts:
     rows = missing = 0
     known, hashes, unique, whole = np.empty(0, np.uint64), list[np.ndarray](), True, True
     kinds, written = set[str](), list(_DATES)
-    many = False
+    many = long = False
     for block in column_blocks(table, name):
         rows += len(block)
         present = block.dropna()
@@ -315,6 +323,7 @@ def _facts(table: Table, name: str, form: TableFormat) -> _Facts:
             fractions = bool((numbers != np.round(numbers)).any())
             whole, unique = whole and not fractions, unique and not fractions
             exact = pd.api.types.is_integer_dtype(present.dtype)  # beyond what float64 tells apart
+            long = long or (whole and float(np.abs(numbers).max()) >= 2.0 ** (63 if exact else 53))
             own = pd.util.hash_array(present.to_numpy(dtype=np.int64) if exact else numbers)
             in_range = whole and numbers.min() >= 19000101 and numbers.max() <= 21001231
             written = [one for one in written if one == _DIGITS and in_range]
@@ -324,6 +333,7 @@ def _facts(table: Table, name: str, form: TableFormat) -> _Facts:
             repeated = len(texts) < len(present)
             unique = unique and not repeated
             whole = whole and all(_WHOLE.fullmatch(text) for text in texts)
+            long = long or (whole and not all(_SHORT.fullmatch(text) for text in texts))
             own = pd.util.hash_array(texts, categorize=False)
         if texts is not None:
             written = [one for one in written if _reads(texts, one)]
@@ -349,6 +359,7 @@ def _facts(table: Table, name: str, form: TableFormat) -> _Facts:
         whole,
         None if kind_found == "date" else dates,
         dates == _DAY_FIRST and _MONTH_FIRST in written,
+        long,
     )
 
 
@@ -487,7 +498,11 @@ def _report(
     if fact.either:
         notes.append("days and months cannot be told apart; [data.dates] says which is which")
     if fact.name == ids:
-        how = "compared as numbers" if fact.whole_numbers else "compared letter by letter"
+        how = (
+            "compared as numbers"
+            if fact.whole_numbers and not fact.long
+            else "compared letter by letter"
+        )
         kind, becomes, inputs = "id", f"the row's id, {how}", 0
         if not fact.unique:
             notes.append("ids are missing or there twice")
@@ -562,10 +577,16 @@ def tells_label(
     """
     (source, own), (others, report) = labelled, other
     assert own.label is not None, "a label is there"
-    tables = {_LABELLED: read_table(source, own.form), party: read_table(others, report.form)}
-    names = {_LABELLED: str(own.id), party: str(report.id)}
+    tables, names = dict[str, Table](), {_LABELLED: own.id, party: report.id}
+    for name, its, table in ((_LABELLED, own, source), (party, report, others)):
+        tables[name] = read_table(table, its.form, [its.id] * its.form.text_ids)
     alike = own.form.id_type == report.form.id_type
-    frames = align(tables, names, own.form.id_type if alike else "text").frames
+    try:
+        frames = align(tables, names, own.form.id_type if alike else "text").frames
+    except MisalignedError:
+        if own.whole_ids and report.whole_ids and "text" in (own.form.id_type, report.form.id_type):
+            return []  # long ones that are written differently; an alignment has rules for them
+        raise
     labels = frames[_LABELLED]
     facts = {own.label: _facts(labels, own.label, own.form)}
     truth = _truth(labels, own.label, facts, own.task, len(labels))
