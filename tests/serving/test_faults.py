@@ -138,7 +138,7 @@ class Disk:
                 file.write(bytes(4096))
 
     def free(self):
-        self._filling.unlink()
+        self._filling.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -180,6 +180,46 @@ def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(session, 
     assert StorageError.code in codes
     notes = (session.run / "notes.txt").read_text().splitlines()
     assert sum("serving goes on" in line for line in notes) <= 2  # not one an attempt
+
+
+@pytest.mark.parametrize("disk", ["lender"], indirect=True)
+def test_a_label_party_whose_disk_is_full_goes_on_answering(session, disk, monkeypatch):
+    """Nor does a party that goes away meanwhile, and comes back, end the service."""
+    dying, real = threading.Event(), ServedParty.answer
+
+    def answer(self):
+        if dying.is_set() and self._feature.name == "shop":
+            dying.clear()
+            raise SystemExit
+        return real(self)
+
+    monkeypatch.setattr(ServedParty, "answer", answer)
+    session.play("train")
+    session.play("predict")
+    expected = predicted(session.run)
+    serving = start(session, 10.0)
+    client = serving.client
+    try:
+        client.wait_ready()
+        said = session.run / "notes.txt"
+        said.write_text(said.read_text().ljust(4095) + "\n")  # whose page has no room either
+        disk.fill()
+        with pytest.raises(OSError, match="No space"):
+            (disk.folder / "more").write_bytes(b"0")
+        assert same(answer_of(client, IDS[0]), expected[IDS[0]])
+        dying.set()
+        client.predict(IDS[1])
+        client.wait_ready()
+        for each in IDS[2:5]:
+            assert same(answer_of(client, each), expected[each])
+        assert "vfl_sessions_lost_total 1" in client.ask("/metrics")[1]
+        disk.free()
+        assert same(answer_of(client, IDS[6]), expected[IDS[6]])
+    finally:
+        disk.free()
+        serving.stop()
+    (entry,) = own_ledger(session.flower.files["lender"]).entries()
+    assert entry.spent["serve"].rows in (5, 6)  # the one that was asked when it died may be there
 
 
 @pytest.mark.parametrize("disk", ["shop", "lender"], indirect=True)

@@ -439,11 +439,12 @@ def _conclude(
 
 
 def _told(folder: RunFolder) -> Callable[[str], None]:
-    """Says a line in the log and in a run's folder."""
+    """Says a line in the log and in a run's folder, whose disk may be full: that ends nothing."""
 
     def say(line: str) -> None:
         _say(line)
-        folder.note(line)
+        with suppress(StorageError):
+            folder.note(line)
 
     return say
 
