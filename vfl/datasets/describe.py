@@ -189,11 +189,12 @@ def describe(
             fix="write the table again, or look at the query",
         )
     facts = {name: _facts(table, name, form) for name in table.columns}
+    letters = dict[str, _Facts]()  # of what would lose digits as numbers
     if found_out and (long := [name for name, fact in facts.items() if fact.long]):
-        texts = read_table(source, form, long, columns=long)  # as numbers some would be one
-        read = {name: _facts(texts, name, form) for name in long}
-        facts |= {name: replace(own, long=True) for name, own in read.items() if own.unique}
-    ids = id_column or _id_of(facts, len(table), label)
+        texts = read_table(source, form, long, columns=long)
+        letters = {name: replace(_facts(texts, name, form), long=True) for name in long}
+    ids = id_column or _id_of(facts | letters, len(table), label)
+    facts[ids] = letters.get(ids, facts[ids])
     whole = facts[ids].whole_numbers
     if found_out:
         short = whole and not facts[ids].long

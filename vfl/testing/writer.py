@@ -100,7 +100,7 @@ class RunWriterContract(Contract):
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         assert done.returncode == 0, done.stderr
-        return Path(done.stdout.split()[-1])
+        return Path(done.stdout.splitlines()[-1])
 
 
 def _run(path: Path) -> RunFolder:
