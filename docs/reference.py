@@ -36,6 +36,8 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = {
 }
 #: What the Python page describes, by module.
 PYTHON: Mapping[str, tuple[str, ...]] = {
+    "vfl.experiments.notebook": ("train", "compare", "grid", "value", "Run"),
+    "vfl.experiments.study": ("Results",),
     "vfl.estimators": ("VFLClassifier", "VFLRegressor"),
     "vfl.training.split": ("SplitModule",),
     "vfl.session.trace": ("read", "Recording"),

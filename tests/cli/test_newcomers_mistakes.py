@@ -1,5 +1,6 @@
 """The mistakes newcomers make, in one table: each message names the cause and the cure."""
 
+import json
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 from vfl import VFLClassifier, VFLRegressor
+from vfl.cli import training
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, UserError
@@ -225,3 +227,15 @@ def test_a_port_in_use_is_named_by_whoever_wanted_it(tmp_path):
     assert passed_on.value.where == f"127.0.0.1:{port}"
     assert "Address already in use" in str(passed_on.value.got)
     assert "choose another port" in str(passed_on.value.fix)
+
+
+def test_a_prediction_of_training_rows_says_so(vfl, monkeypatch, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "predictions.csv").write_text("id,trained,prediction\n1,yes,a\n2,no,b\n3,yes,a\n")
+    monkeypatch.setattr(training, "_ask", lambda *arguments: folder)
+    (folder / "run.json").write_text("{}")
+    said = vfl("predict", "run").out
+    assert "2 of them were training rows, marked in the column 'trained'" in said
+    assert "name a table of new rows as data.predict in each party.toml" in said
+    assert json.loads(vfl("predict", "run", "--json").out)["trained"] == 2

@@ -85,8 +85,9 @@ class Serving:
 def predicted(folder):
     """What `vfl predict` wrote: prediction and probabilities by id, as they stand in the file."""
     with (folder / "predictions.csv").open(newline="") as file:
-        _, *rows = csv.reader(file)
-    return {row[0]: (row[1], [np.float32(cell) for cell in row[2:]]) for row in rows}
+        head, *rows = csv.reader(file)
+    shown = [at for at, name in enumerate(head) if name.startswith("probability_")]
+    return {row[0]: (row[1], [np.float32(row[at]) for at in shown]) for row in rows}
 
 
 def same(answer, expected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,20 +112,27 @@ def predict(run: Run, device: Device = "cpu", json: Json = False) -> None:
     party names in its own `data.predict`. RUN is the folder that `vfl train` printed.
     """
     table = _ask(run, "predict", device) / "predictions.csv"
-    with table.open() as lines:
-        rows = sum(1 for _ in lines) - 1
+    with table.open(newline="") as file:
+        flags = [row.get("trained") for row in csv.DictReader(file)]
+    rows, trained = len(flags), flags.count("yes")
     unfamiliar = _unfamiliar(run)
     if json:
         emit(
             {
                 "predictions": str(table),
                 "rows": rows,
+                **({"trained": trained} if trained else {}),
                 "run": str(run),
                 "unfamiliar": unfamiliar,
             }
         )
         return
     print(f"{rows} rows in {table}")
+    if trained:
+        print(
+            f"{trained} of them were training rows, marked in the column 'trained': their answers "
+            "flatter the model; name a table of new rows as data.predict in each party.toml"
+        )
     for party, columns in unfamiliar.items():
         for column, counts in columns.items():
             told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items())

@@ -49,6 +49,8 @@ class PartyData:
             own, and everybody's at the label party. Empty where all have all. Inputs of a row that
             a party lacks are not numbers, so that nothing learns from them unnoticed.
         unaligned: inputs of the party's own rows that no session has, axes (other rows, ...).
+        trained: which rows a prediction asks for that were training rows, bool, axes (rows,); None
+            where the rows are others than those of the training.
     """
 
     name: str
@@ -63,6 +65,7 @@ class PartyData:
     unfamiliar: Counts = field(default_factory=dict)
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
     unaligned: Tensor | None = None
+    trained: np.ndarray | None = None
 
     @property
     def complete(self) -> np.ndarray | None:

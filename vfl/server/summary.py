@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
@@ -169,16 +170,21 @@ def prediction_table(
         data: the label party's rows, whose ids name the rows.
         outputs: axes (rows, classes), or (rows, 1) for a regression.
         classes: what the outputs stand for; None for a regression.
+
+    Returns:
+        Where the rows may be those of the training, a column `trained` says which it learned from.
     """
     rows = data.split.test
     table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})
     if classes is None:
         table["prediction"] = outputs[:, 0].numpy()
-        return table
-    probabilities = torch.softmax(outputs, dim=1)
-    table["prediction"] = [classes[index] for index in probabilities.argmax(dim=1).tolist()]
-    for index, name in enumerate(classes):
-        table[f"probability_{name}"] = probabilities[:, index].numpy()
+    else:
+        probabilities = torch.softmax(outputs, dim=1)
+        table["prediction"] = [classes[index] for index in probabilities.argmax(dim=1).tolist()]
+        for index, name in enumerate(classes):
+            table[f"probability_{name}"] = probabilities[:, index].numpy()
+    if data.trained is not None:
+        table["trained"] = np.where(data.trained[rows], "yes", "no")
     return table
 
 

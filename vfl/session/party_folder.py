@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vfl import defenses
@@ -30,10 +31,12 @@ from vfl.core.storage import (
 from vfl.datasets import (
     Encoder,
     PartyData,
+    Split,
     TableFormat,
     load_for_prediction,
     load_own,
     read_encoder,
+    split_rows,
 )
 from vfl.datasets.alignment.positions import Alignment
 from vfl.session import secure
@@ -311,7 +314,11 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             form = replace(form, query=own.predict_query or own.query)
             given = _own_alignment(party, terms)
             source = party.predict_path
-            return load_for_prediction(party.party, source, own.id, encoder, form, given)
+            data = load_for_prediction(party.party, source, own.id, encoder, form, given)
+            if terms.mode == "predict" and not party.predicts_others:
+                counts = own_folder(party, terms).card()["data"]["rows"]
+                return replace(data, trained=_trained(terms, given, data.rows, counts))
+            return data
         return load_own(
             party.party,
             party.source_path,
@@ -327,6 +334,22 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             alignment=_own_alignment(party, terms),
             unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
         )
+
+
+def _trained(
+    terms: Terms, given: Alignment | None, rows: int, counts: Mapping[str, int]
+) -> np.ndarray | None:
+    """Which rows of the training's table it learned from; None if the table has others now."""
+
+    def split(rows: int) -> Split:
+        return split_rows(rows, terms.seed, terms.validation, terms.test)
+
+    learned = (split(rows) if given is None else given.split(split)).train
+    if rows != sum(counts.values()) or len(learned) != counts["train"]:
+        return None
+    found = np.zeros(rows, dtype=bool)
+    found[learned] = True
+    return found
 
 
 def _own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
