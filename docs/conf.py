@@ -16,6 +16,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["results/*.csv"]
 myst_heading_anchors = 4  # as GitHub names them, so that links work there too
 highlight_language = "none"
+smartquotes = False  # what is shown is copied
 html_theme = "furo"  # its fonts are the reader's own: nothing is fetched when a page is read
 html_title = f"vfl {VERSION}"
 html_copy_source = False
