@@ -143,13 +143,10 @@ class _Search:
             points = islice(points, self._most)
         tried: list[Trial] = []
         for spec in points:
-            if self._budget is not None and tried:
-                likely = max(one.seconds for one in tried)
-                cheapest = min(self._cost(one) for one in tried)
-                if self.spent + likely > self._budget * _SEARCH or (
-                    self.spent + likely + 2 * cheapest > self._budget
-                ):
-                    break
+            if self._budget is not None and self.spent > _SEARCH * self._budget:
+                break
+            if self._budget is not None and tried and not self._fits(spec, tried):
+                continue
             tried.append(Trial(spec))
             self._try(tried[-1], 0)
         going = tried
@@ -161,6 +158,14 @@ class _Search:
                     break
                 self._try(one, fold)
         return _ranked(going) + [one for one in _ranked(tried) if one not in going]
+
+    def _fits(self, spec: str, tried: Sequence[Trial]) -> bool:
+        """Whether a trial leaves time to vote, by those of its learner, or of all if it is new."""
+        assert self._budget is not None
+        alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
+        likely = max(one.seconds for one in alike or tried)
+        left = self._budget - self.spent - min(self._cost(one) for one in tried)
+        return _MARGIN * likely < left
 
     def vote(self, trials: Sequence[Trial]) -> tuple[Tensor, list[str]]:
         """Log shares of the classes by the best that the budget allows, and their specs."""
@@ -209,6 +214,12 @@ class _Search:
         grown = max(1.0, self._rows / max(1, len(self._sample)))
         growth = 2 if "propagation" in trial.spec else 1
         return _MARGIN * trial.seconds / trial.folds * grown**growth
+
+
+def _learner(spec: str) -> tuple[str, bool]:
+    """What a trial's cost follows from: its learner, and whether that learns once only."""
+    once = "unlabelled=" not in spec or "unlabelled=none" in spec
+    return spec.partition(":")[0], once and "teacher=" not in spec
 
 
 def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:

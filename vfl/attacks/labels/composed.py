@@ -66,16 +66,16 @@ class Seen:
         """A smaller problem whose answer the attacker knows: labels of leaked rows are hidden.
 
         Args:
-            hidden: which of the leaked rows, bool; they become the targets, and unlabelled rows.
-            some: positions of the unlabelled rows that are taken.
+            hidden: which of the leaked rows, bool.
+            some: positions of unlabelled rows. Those and the hidden ones, which stand first, are
+                both the targets and the unlabelled rows.
         """
         known = {layer: rows[~hidden] for layer, rows in self.known.items()}
-        targets = {layer: rows[hidden] for layer, rows in self.known.items()}
-
-        def further(layer: Layer) -> Tensor:
-            return torch.cat([targets[layer], self.further(layer)[some]])
-
-        return Seen(known, further, targets, self.labels[~hidden], self.classes)
+        asked = {
+            layer: torch.cat([rows[hidden], self.further(layer)[some]])
+            for layer, rows in self.known.items()
+        }
+        return Seen(known, asked.__getitem__, asked, self.labels[~hidden], self.classes)
 
     def asking(self) -> Seen:
         """The same with the unlabelled rows as targets."""

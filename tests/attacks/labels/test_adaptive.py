@@ -1,0 +1,118 @@
+"""The search for compositions: what it may see, what it may cost, and what it finds."""
+
+import time
+
+import pytest
+import torch
+
+from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, ThreatModel, View
+from vfl.attacks.labels.adaptive import _folds, calibrated, compositions
+from vfl.attacks.scoring import Case, attempt
+from vfl.attacks.view import IN_TRAINING
+from vfl.core.seeds import generator
+
+CLASSES, ROWS = 4, 900
+
+
+def case(leaked=20):
+    """Classes stand where the cut varies least; inputs say little of them."""
+    draw = generator(0, "adaptive")
+    labels = torch.arange(ROWS) % CLASSES
+    inputs = 0.8 * torch.eye(CLASSES, 6)[labels] + torch.randn(ROWS, 6, generator=draw)
+    cuts = (
+        torch.cat(
+            [
+                100 * torch.randn(ROWS, 8, generator=draw),
+                5 * torch.eye(CLASSES)[labels] + torch.randn(ROWS, CLASSES, generator=draw),
+            ],
+            1,
+        )
+        @ torch.linalg.qr(torch.randn(12, 12, generator=draw))[0]
+    )
+    rest = Evidence(inputs[leaked:], cuts[leaked:])
+    threat = ThreatModel("feature party", "inference", frozenset(Grant) - IN_TRAINING)
+    held = Holdings(
+        targets=rest,
+        leaked=Evidence(inputs[:leaked], cuts[:leaked], labels[:leaked]),
+        unlabelled=rest,
+    )
+    return Case(View(threat, CLASSES, held), labels[leaked:])
+
+
+def test_it_finds_the_scaling_that_a_defense_asks_for():
+    attack = ATTACKS.make("adaptive:candidates=8")
+    found = attempt(case(), attack, generator(0)).value
+    plain = attempt(case(), ATTACKS.make("logistic:scaler=cosine"), generator(0)).value
+    assert found > 0.95 > plain + 0.2
+    assert any(scaler in attack.report.best[0] for scaler in ("whiten", "shrink", "zca"))
+
+
+def test_the_report_tells_what_was_tried_the_best_first():
+    attack = ATTACKS.make("adaptive:candidates=12")
+    attack.run(case().view, generator(0))
+    trials = attack.report.trials
+    assert len(trials) == 12
+    assert len({one.spec for one in trials}) == 12
+    assert attack.report.best == [one.spec for one in trials[:3]]
+    # 12, then a third of them, then the three that vote.
+    assert sorted(one.folds for one in trials) == [1] * 8 + [2] + [3] * 3
+    assert all(len(one.right) == (20 if one.folds == 3 else len(one.right)) for one in trials)
+
+
+def test_a_budget_in_candidates_gives_the_same_guess_each_time():
+    one, two = (
+        ATTACKS.make("adaptive:candidates=8").run(case().view, generator(0)) for _ in range(2)
+    )
+    assert torch.equal(one, two)
+
+
+def test_it_costs_no_more_than_its_budget():
+    budget = 3.0
+    attack = ATTACKS.make(f"adaptive:budget_s={budget}")
+    started = time.process_time()
+    attack.run(case().view, generator(0))
+    assert time.process_time() - started <= budget
+    assert attack.report.seconds <= budget
+    assert len(attack.report.trials) > 1
+
+
+def test_one_label_a_class_leaves_nothing_to_hold_back():
+    attack = ATTACKS.make("adaptive:candidates=8")
+    found = attempt(case(leaked=CLASSES), attack, generator(0)).value
+    assert all(not one.right for one in attack.report.trials)
+    assert [one.agreement for one in attack.report.trials] == sorted(
+        (one.agreement for one in attack.report.trials), reverse=True
+    )
+    assert found > 0.3
+
+
+def test_every_leaked_row_is_held_back_once():
+    labels = torch.tensor([0] * 7 + [2] * 4)
+    folds = _folds(labels, 3, generator(0))
+    assert torch.stack(folds).sum(0).tolist() == [1] * 11
+    assert all(set(labels[~fold].tolist()) == {0, 2} for fold in folds)
+    assert _folds(torch.tensor([0, 0, 1]), 2, generator(0)) == []
+
+
+def test_each_composition_is_given_once_and_can_be_made():
+    specs = [
+        spec
+        for spec, _ in zip(compositions(["cut", "inputs"], generator(0)), range(300), strict=False)
+    ]
+    assert len(set(specs)) == 300
+    attacks = [ATTACKS.make(spec) for spec in specs]
+    assert all(
+        one.needs <= {Grant.CUTS, Grant.INPUTS, Grant.LEAKED, Grant.UNLABELLED} for one in attacks
+    )
+    alone = [
+        spec for spec, _ in zip(compositions(["inputs"], generator(0)), range(100), strict=False)
+    ]
+    assert all(Grant.CUTS not in ATTACKS.make(spec).needs for spec in alone)
+
+
+def test_shares_are_as_sure_as_guesses_were_right():
+    scores = torch.randn(200, 5, generator=generator(0))
+    for share in (0.4, 0.7, 0.95):
+        found = calibrated(scores, share)
+        assert found.max(1).values.mean().item() == pytest.approx(share, abs=1e-3)
+        assert torch.equal(found.argmax(1), scores.argmax(1))
