@@ -104,6 +104,11 @@ class Run:
     bytes_online: int | None
     max_error: float
 
+    @property
+    def end_to_end_ms(self) -> float:
+        """With what was dealt ahead, as other systems' clocks have it that deal within them."""
+        return self.milliseconds + self.offline_ms
+
 
 def peers(spec: str) -> list[System]:
     """The systems of a peer, from its name and the interpreter that has it installed.
@@ -248,8 +253,10 @@ class MpcRow:
         workload: of `benchmarks.mpc_workloads.WORKLOADS`.
         system: "thesis", "fast", "holders", "spu-semi2k", "spu-aby3" or "crypten".
         network: "loopback", "tun", "proxy" or "model".
-        milliseconds: median over the turns; without compute where lines are computed.
-        fastest_ms: the fastest turn.
+        end_to_end_ms: median over the turns, with what is dealt ahead of each; without compute
+            where lines are computed.
+        milliseconds: the same online, without what is dealt ahead; of other systems both are alike.
+        fastest_ms: the fastest turn online.
         cpu_ms: median user and system time of all parties; None where lines are computed.
         bytes_online: sent by all parties. Of ours, with headers of frames; of other systems all
             that their interfaces count, headers of packets included, or None on the loopback.
@@ -262,13 +269,16 @@ class MpcRow:
         matmul_ms: a holder's ring products alone; None over a line, for functions, and for other
             systems.
         limit_ratio, matmul_ratio: milliseconds to those; None where nothing is to be compared.
-        rival_ratio: how many times as long the fastest other system took; None without one.
+        rival_ratio: how many times as long the fastest other system took, end to end; None without
+            one.
+        online_ratio: the same to the online time alone, though others deal within their clock.
         fresh: inputs were opened within the turn.
     """
 
     workload: str
     system: str
     network: str
+    end_to_end_ms: float
     milliseconds: float
     fastest_ms: float
     cpu_ms: float | None
@@ -283,6 +293,7 @@ class MpcRow:
     limit_ratio: float | None
     matmul_ratio: float | None
     rival_ratio: float | None
+    online_ratio: float | None
     fresh: bool
 
 
@@ -411,6 +422,7 @@ def _rows(
                 workload=workload.name,
                 system=system,
                 network=kind,
+                end_to_end_ms=median(turn.end_to_end_ms for turn in turns),
                 milliseconds=typical,
                 fastest_ms=min(turn.milliseconds for turn in turns),
                 cpu_ms=None if kind == "model" else median(turn.cpu_ms for turn in turns),
@@ -424,7 +436,8 @@ def _rows(
                 matmul_ms=matmul,
                 limit_ratio=typical / limit if limit else None,
                 matmul_ratio=typical / matmul if matmul else None,
-                rival_ratio=_rival_ratio(taken, models, system),
+                rival_ratio=_rival_ratio(taken, models, system, lambda turn: turn.end_to_end_ms),
+                online_ratio=_rival_ratio(taken, models, system, lambda turn: turn.milliseconds),
                 fresh=fresh,
             )
         )
@@ -444,36 +457,38 @@ def _turn_of(model: Modelled) -> Run:
     )
 
 
-def _rival_ratio(taken: _Turns, models: _Models, system: str) -> float | None:
+def _rival_ratio(
+    taken: _Turns, models: _Models, system: str, clock: Callable[[Run], float]
+) -> float | None:
     """The fastest rival of each turn over the system itself, median over the turns."""
     rivals = [turns for name, turns in taken.items() if name not in models]
     if system not in models or not rivals:
         return None
-    best = [
-        min(turn.milliseconds for turn in turn_of_all) for turn_of_all in zip(*rivals, strict=True)
-    ]
-    own = [turn.milliseconds for turn in taken[system]]
+    best = [min(turn.end_to_end_ms for turn in of_all) for of_all in zip(*rivals, strict=True)]
+    own = [clock(turn) for turn in taken[system]]
     return float(median(rival / ours for rival, ours in zip(best, own, strict=True)))
 
 
 def format_mpc(rows: Sequence[MpcRow]) -> str:
     """One line a row; "-" where nothing was counted or there is nothing to compare with."""
     head = (
-        f"{'workload':<23}{'system':<11}{'network':<9}{'ms':>9}{'fastest':>9}{'CPU':>8}{'online':>11}"
+        f"{'workload':<23}{'system':<11}{'network':<9}{'whole ms':>9}{'rival':>7}{'online ms':>10}"
+        f"{'rival':>7}{'fastest':>9}{'CPU':>8}{'online':>11}"
         f"{'offline':>10}{'setup':>10}{'hops':>5}{'error':>9}{'limit ms':>9}{'ratio':>6}"
-        f"{'matmul':>8}{'ratio':>7}{'rival':>7}"
+        f"{'matmul':>8}{'ratio':>7}"
     )
     return "\n".join([head, *(_line(row) for row in rows)])
 
 
 def _line(row: MpcRow) -> str:
     return (
-        f"{row.workload:<23}{row.system:<11}{row.network:<9}{row.milliseconds:>9.1f}"
+        f"{row.workload:<23}{row.system:<11}{row.network:<9}{row.end_to_end_ms:>9.1f}"
+        f"{_figure(row.rival_ratio, 1):>7}{row.milliseconds:>10.1f}"
+        f"{_figure(row.online_ratio, 1):>7}"
         f"{row.fastest_ms:>9.1f}{_figure(row.cpu_ms, 1):>8}{_count(row.bytes_online):>11}"
         f"{_count(row.bytes_offline):>10}{_count(row.bytes_setup):>10}{_count(row.hops):>5}{row.max_error:>9.1e}"
         f"{_figure(row.limit_ms, 1):>9}{_figure(row.limit_ratio, 2):>6}"
         f"{_figure(row.matmul_ms, 2):>8}{_figure(row.matmul_ratio, 1):>7}"
-        f"{_figure(row.rival_ratio, 1):>7}"
     )
 
 

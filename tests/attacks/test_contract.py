@@ -290,19 +290,35 @@ class TestPictures(Few, InputAttackContract):
 
 
 class TestAttribute(AttackContract):
-    specs = ("attribute",)
+    specs = (
+        "attribute",
+        "attribute:of=adaptive:at=cut/candidates=6",
+        "attribute:of=label_propagation:at=cut+inputs/mix=0.95",
+    )
 
     def case(self, leaking, grants):
         draw = generator(0, "attribute", int(leaking))
         values = torch.arange(self.rows) % self.classes
         means = 4 * leaking * torch.eye(self.classes, self.width)[values]
         cuts = means + torch.randn(self.rows, self.width, generator=draw)
+        own = torch.randn(self.rows, 3, generator=draw)
         view = View(
             ThreatModel("label party", "inference", grants),
             self.classes,
-            Holdings(Evidence(cuts=cuts[60:]), Evidence(cuts=cuts[:60], labels=values[:60])),
+            Holdings(
+                Evidence(own[60:], cuts[60:]), Evidence(own[:60], cuts[:60], labels=values[:60])
+            ),
         )
         return Case(view, values[60:])
+
+    def test_own_columns_that_say_nothing_are_the_guess(self):
+        attack = ATTACKS.make("attribute:of=logistic:at=inputs")
+        self.require_guess(self._attempt(attack, leaking=True))
+
+    @pytest.mark.parametrize("of", ["kmeans", "unfreeze", "logistic:at=bottom"])
+    def test_what_a_label_party_does_not_hold_is_refused(self, of):
+        with pytest.raises(BadOptionError, match="option 'of'"):
+            ATTACKS.make(f"attribute:of={of}")
 
 
 class TestTexts(Few, AttackContract):

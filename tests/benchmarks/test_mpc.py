@@ -147,14 +147,17 @@ def test_the_fastest_rival_of_each_turn_is_compared(monkeypatch):
             pass
 
         def take(self, task):
-            return Run(told[task.system].pop(0), 0.5, 0.0, 1, 2, 3, 1e-6)
+            dealt = 6.0 if task.system == "fast" else 0.0
+            return Run(told[task.system].pop(0), 0.5, dealt, 1, 2, 3, 1e-6)
 
     monkeypatch.setattr(mpc, "RunningSystem", Scripted)
     monkeypatch.setattr(mpc, "_WARM_S", 0.0)
     rivals = [System("spu-semi2k", 2), System("crypten", 2)]
     rows = bench_mpc(["gelu-1k"], ["fast"], turns=3, peers=rivals)
     assert [row.milliseconds for row in rows] == [4, 40, 50]
-    assert rows[0].rival_ratio == pytest.approx(8)  # of 20, 7.5 and 8
+    assert rows[0].online_ratio == pytest.approx(8)  # of 20, 7.5 and 8
+    assert [row.end_to_end_ms for row in rows] == [10, 40, 50]
+    assert rows[0].rival_ratio == pytest.approx(40 / 11)  # of 40 / 8, 30 / 10 and 40 / 11
     assert [row.cpu_ms for row in rows] == [0.5] * 3
     assert (rows[1].rival_ratio, rows[1].hops, rows[0].hops) == (None, None, 2)
     assert {row.network for row in rows} == {"loopback"}

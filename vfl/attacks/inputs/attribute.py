@@ -1,55 +1,60 @@
-"""A hidden attribute of rows, read from their cuts."""
+"""A hidden attribute of rows, read from their cuts by any composed attack."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vfl.attacks.base import Attack, fit, key_of, require_at_least, scale_by
-from vfl.attacks.view import Grant, View
-from vfl.core.seeds import scoped
+from vfl.attacks.base import Attack
+from vfl.attacks.view import Evidence, Grant, GrantedRows, Holdings, View
+from vfl.core.errors import BadOptionError
 
-_HIDDEN = 64
+#: What the attack on labels is given, of what this one holds.
+_INSTEAD = frozenset({Grant.LEAKED, Grant.UNLABELLED})
+_READS = frozenset({Grant.CUTS, Grant.INPUTS})
 
 
 class Attribute(Attack):
     """Learns an attribute the task never asked for, from the cuts of a few rows that leaked it.
 
-    The classes of its case are the attribute's values. Rows of one value are no business of the
-    task's, yet cuts tell of them.
+    The classes of its case are the attribute's values, and whatever attack infers labels of those
+    few rows infers them: `attribute:of=adaptive:at=cut/candidates=20` searches compositions. The
+    rows it asks about are its unlabelled ones. Rows of one value are no business of the task's, yet
+    cuts tell of them. With ``of=logistic:at=inputs`` it guesses from the label party's own columns.
 
     Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes".
 
     Args:
-        steps: full-batch Adam steps.
-        learning_rate: their learning rate.
+        of: the attack on labels, a spec with / for the commas.
 
     Raises:
-        BadOptionError: an option out of range.
+        SpecError: no such attack.
+        BadOptionError: it asks for more than cuts, columns and leaked rows.
     """
 
-    needs = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
+    def __init__(self, of: str = "mlp:steps=200/learning_rate=0.01/batch=0") -> None:
+        from vfl.attacks import make  # which lists this attack
 
-    def __init__(self, steps: int = 200, learning_rate: float = 0.01) -> None:
-        require_at_least(0, steps=steps, learning_rate=learning_rate)
-        self.steps = steps
-        self.learning_rate = learning_rate
+        self.inner = make(of.replace("/", ","))
+        if self.inner.goal != "labels" or not self.inner.needs <= _READS | _INSTEAD:
+            raise BadOptionError(
+                "whoever looks for an attribute holds cuts, own columns and a few leaked rows",
+                where="option 'of'",
+                got=of,
+                want="an attack on labels that reads cut or inputs, such as logistic",
+            )
+        self.needs = self.inner.needs - _INSTEAD | {Grant.LEAKED_ATTRIBUTES}
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        cuts = view.targets.cuts
-        scale = scale_by("standard", cuts)
-        with scoped(key_of(draw)):
-            network = nn.Sequential(
-                nn.Linear(cuts.shape[1], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, view.classes)
-            )
-        fit(
-            network,
-            scale(view.leaked.cuts),
-            view.leaked.labels,
-            self.steps,
-            self.learning_rate,
-            draw,
-        )
-        with torch.no_grad():
-            scores: Tensor = network(scale(cuts))
-        return scores
+        read = self.inner.needs & _READS
+
+        def held(seen: GrantedRows, labels: Tensor | None = None) -> Evidence:
+            inputs = seen.inputs if Grant.INPUTS in read else None
+            return Evidence(inputs, seen.cuts if Grant.CUTS in read else None, labels)
+
+        targets = held(view.targets)
+        holdings = Holdings(targets, held(view.leaked, view.leaked.labels), targets)
+        threat = replace(view.threat, grants=self.inner.needs, colluding=())
+        return self.inner.run(View(threat, view.classes, holdings), draw)
