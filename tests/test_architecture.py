@@ -16,7 +16,7 @@ FLOORS = {
     1: "config compression datasets models privacy transport",
     2: "defenses horizontal session",
     3: "attacks clients mpc server",
-    4: "federation training",
+    4: "federation tensors training",
     5: "estimators experiments serving",
     6: "cli testing __init__ __main__",
 }

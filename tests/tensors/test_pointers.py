@@ -1,0 +1,154 @@
+"""Ordinary torch code on tensors at workers, and what their owners decide."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vfl import tensors
+from vfl.core.errors import ConsentError, LostPeerError, UserError
+from vfl.tensors.base import OPERATIONS
+
+X = torch.tensor([[1.5, -2.25, 0.5], [-0.75, 3.0, 2.0]])
+
+
+def test_operations_happen_at_the_worker(workers):
+    alice, bob, _ = workers
+    x = tensors.send(X, alice)
+    found = torch.sigmoid((x @ x.T - 1)[0]) * 2 + functional.relu(x).sum()
+    assert torch.equal(found.get(), torch.sigmoid((X @ X.T - 1)[0]) * 2 + X.relu().sum())
+    assert "2x3 at alice" in repr(x)
+    moved = x.move(bob)
+    assert torch.equal((moved + moved).get(), 2 * X)
+    with pytest.raises(UserError, match="different workers"):
+        x + moved
+    with pytest.raises(UserError, match="not at the worker"):
+        x + X
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_module_learns_at_the_worker_what_it_learns_here(workers, optimizer):
+    def train(model, x, y):
+        rule = optimizer(model.parameters(), lr=0.1)
+        for _ in range(5):
+            rule.zero_grad()
+            loss = functional.mse_loss(model(x), y)
+            loss.backward()
+            rule.step()
+        return model
+
+    alice = workers[0]
+    y = torch.tensor([[1.0], [-1.0]])
+    plain = train(network(), X, y)
+    model = train(tensors.send(network(), alice), tensors.send(X, alice), tensors.send(y, alice))
+    for one, other in zip(tensors.get(model).parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_only_the_owner_decides_who_gets_a_tensor_and_what_comes_of_it(workers):
+    alice, bob, carol = workers
+    x = alice.load(X)
+    weight = tensors.send(torch.ones(3), alice).requires_grad_()
+    public = tensors.send(torch.zeros(2, 3), alice)
+    seen = public.view(6)
+    (x @ weight).sum().backward()
+    public.add_(x)
+    shared = tensors.fix_precision(x).share(alice, bob, dealer=carol)
+    for hidden in (x, x.T, x @ weight, weight.grad, public, seen, public * 2, shared, shared + 1):
+        with pytest.raises(ConsentError, match="alice does not let me"):
+            hidden.get()
+    with pytest.raises(ConsentError, match="alice does not let bob"):
+        x.move(bob)
+    assert torch.equal(weight.get(), torch.ones(3))
+    total = x.sum()
+    alice.allow(total)
+    assert total.get() == X.sum()
+    found = shared.sum()
+    alice.allow(found)
+    with pytest.raises(ConsentError, match="bob does not let me"):
+        found.get()
+    bob.allow(found)
+    assert found.get().float_precision() == X.sum()
+
+
+def test_a_tensor_goes_with_its_last_pointer(workers):
+    alice = workers[0]
+    x = tensors.send(X, alice)
+    y = x + 1
+    assert len(alice) == 2
+    del x
+    assert len(alice) == 1
+    del y
+    assert len(alice) == 0
+
+
+def test_nothing_but_operations_is_run(workers):
+    alice = workers[0]
+    x = tensors.send(X, alice)
+    for call in [
+        lambda: x.item(), lambda: x.numpy(), lambda: x.tolist(), lambda: torch.save(x, "unused"),
+        lambda: alice.run("torch.load", ("x",), {}), lambda: alice.run("tensor.item", (x,), {}),
+    ]:  # fmt: skip
+        with pytest.raises(UserError):
+            call()
+    assert not {"torch.save", "torch.load", "tensor.item", "tensor.tolist"} & set(OPERATIONS)
+
+
+def test_errors_tell_shapes_and_no_values(workers):
+    x = tensors.send(X * 1234.5, workers[0])
+    with pytest.raises(UserError, match="2x3, 2x3") as caught:
+        x @ x
+    assert caught.value.__suppress_context__
+    assert "1851" not in str(caught.value)
+
+
+def test_a_worker_that_stopped(workers):
+    x = tensors.send(X, workers[0])
+    workers[0].stop()
+    for call in (x.get, lambda: x + 1, lambda: tensors.send(X, workers[0])):
+        with pytest.raises(LostPeerError, match="alice has stopped"):
+            call()
+
+
+def test_hook_and_unhook(workers):
+    alice, bob, carol = workers
+    tensors.hook()
+    try:
+        assert torch.equal((X.send(alice) * 2).get(), 2 * X)
+        shared = X.fix_precision().share(alice, bob, dealer=carol)
+        assert torch.equal(shared.get().float_precision(), X)
+        owned = alice.load(X, ["me"]).fix_precision().share(alice, bob, dealer=carol)
+        assert torch.equal(owned.get().float_precision(), X)
+        assert torch.equal(network().send(alice).get()[0].weight, network()[0].weight)
+    finally:
+        tensors.unhook()
+    assert not hasattr(X, "send")
+
+
+def test_the_chain_takes_a_class_of_ones_own():
+    calls = []
+
+    class Counted(tensors.ChainTensor):
+        """Counts operations, and does them on its child."""
+
+        def __init__(self, child):
+            self.link(child)
+            self._shape = child.shape
+
+        @classmethod
+        def operate(cls, name, args, kwargs):
+            calls.append(name)
+            inner = [each.child if isinstance(each, Counted) else each for each in args]
+            return cls(OPERATIONS[name](*inner, **kwargs))
+
+    found = torch.relu(Counted(tensors.fix_precision(X)) * 2)
+    assert torch.equal(found.child.float_precision(), 2 * X.relu())
+    assert [call.rpartition(".")[2] for call in calls] == ["mul", "relu"]
+    assert [type(each).__name__ for each in found.chain()] == [
+        "Counted", "FixedPrecisionTensor", "Here"
+    ]  # fmt: skip

@@ -1,0 +1,187 @@
+"""The chain: a torch tensor at the head, and below it what it stands for.
+
+A `ChainTensor` is a torch tensor without content. torch hands every operation on it to
+`__torch_function__`, which calls `ChainTensor.operate` of its class; what stands for the values is
+its `child`. A link of your own is one class with `operate`; see docs/tensors.md.
+
+Operations have names, as `torch.add`, `functional.linear` and `tensor.add_`. `OPERATIONS` is all
+that may be asked of a worker: none of them shows a value, or gives back anything but tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vfl.core.errors import UserError
+
+_NAMES = """
+add sub rsub mul div neg pow square sqrt exp log abs sign clamp matmul mm bmm
+relu sigmoid tanh softmax log_softmax linear conv2d avg_pool2d
+mean sum cumsum argmax argmin lt le gt ge eq ne where cat stack
+mse_loss l1_loss cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits
+zeros_like ones_like clone addcmul addcdiv lerp
+__rsub__ __radd__ __rmul__ __rtruediv__ __rpow__ __rmatmul__ __pow__
+add_ sub_ mul_ div_ zero_ addcmul_ addcdiv_ lerp_ sqrt_ copy_
+"""
+_VIEWS = """
+reshape view flatten t transpose permute squeeze unsqueeze expand detach float double long
+__getitem__
+"""
+#: Those whose result may be the same memory as their first operand.
+VIEWS = frozenset(_VIEWS.split())
+_EMPTY = torch.empty(0)
+
+
+def _operations() -> Iterator[tuple[str, Callable[..., Any]]]:
+    spaces = (("torch", torch), ("functional", functional), ("tensor", torch.Tensor))
+    for prefix, space in spaces:
+        for name in (_NAMES + _VIEWS).split():
+            if callable(operation := getattr(space, name, None)):
+                yield f"{prefix}.{name}", operation
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = dict(_operations())
+_NAME_OF: dict[Callable[..., Any], str] = {}
+for _name, _operation in OPERATIONS.items():
+    _NAME_OF.setdefault(_operation, _name)
+
+
+class ChainTensor(Tensor):
+    """A tensor whose values are elsewhere, or are something else.
+
+    Attributes:
+        child: the next link of the chain.
+        parent: the link above, if there is one and it still lives.
+        shape: the axes of what it stands for.
+    """
+
+    child: Any = None
+    #: What messages call this kind of tensor.
+    kind = "a chain tensor"
+    _shape = torch.Size()
+    _parent: Callable[[], Any] | None = None
+    _wants_grad = False
+
+    @staticmethod
+    def __new__(cls: type[ChainTensor], *args: object, **kwargs: object) -> ChainTensor:
+        """A head without content."""
+        return torch.Tensor._make_subclass(cls, _EMPTY)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What torch calls in place of an operation."""
+        name = _NAME_OF.get(func)
+        if name is not None:
+            return cls.operate(name, args, kwargs or {})
+        if func is torch.is_complex:
+            return False
+        owner = getattr(func, "__self__", None) if func.__name__ == "__get__" else func
+        cls.refuse(getattr(owner, "__name__", func.__name__))
+
+    @classmethod
+    def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operation by its name; a class of the chain says here what it does.
+
+        Raises:
+            UserError: it does nothing of the kind.
+        """
+        cls.refuse(name)
+
+    @classmethod
+    def refuse(cls, name: str) -> NoReturn:
+        """Say that there is no such operation here."""
+        raise UserError(
+            f"{cls.kind} does not support this operation",
+            got=name,
+            fix="docs/tensors.md lists the operations; call get() first if you may see the values",
+        )
+
+    def link(self, child: Any) -> None:
+        """Put a link below this one."""
+        self.child = child
+        if isinstance(child, ChainTensor | Link):
+            child._parent = weakref.ref(self)
+
+    @property
+    def parent(self) -> Any:
+        """The link above."""
+        return None if self._parent is None else self._parent()
+
+    def chain(self) -> list[Any]:
+        """This link and all below it."""
+        below = getattr(self.child, "chain", None)
+        return [self, *(below() if below else [])]
+
+    shape = property(lambda self: self._shape)
+    ndim = property(lambda self: len(self._shape))
+    device = torch.device("cpu")
+    is_leaf = property(lambda self: True)
+    is_sparse = property(lambda self: False)
+    T = property(lambda self: self.t())
+    __hash__ = torch.Tensor.__hash__
+
+    def size(self, dim: int | None = None) -> Any:
+        """Axes, or the length of one."""
+        return self._shape if dim is None else self._shape[dim]
+
+    def dim(self) -> int:
+        """How many axes."""
+        return len(self._shape)
+
+    def numel(self) -> int:
+        """How many elements."""
+        return self._shape.numel()
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __bool__(self) -> NoReturn:
+        self.refuse("bool")
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[at] for at in range(len(self)))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        self.refuse("serialisation")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.refuse("deepcopy")
+
+
+class Link:
+    """A link of the chain that is no torch tensor itself."""
+
+    _parent: Callable[[], Any] | None = None
+
+    @property
+    def parent(self) -> Any:
+        """The link above."""
+        return None if self._parent is None else self._parent()
+
+    def chain(self) -> list[Any]:
+        """This link; what it refers to is at workers."""
+        return [self]
+
+
+def axes(shape: Sequence[int]) -> str:
+    """A shape for a repr.
+
+    >>> axes((5, 3)), axes(())
+    ('5x3', 'scalar')
+    """
+    return "x".join(map(str, shape)) or "scalar"
