@@ -86,7 +86,7 @@ def test_streams_answer_as_predicted(session):
 
 
 def test_one_process_answers_as_predicted(session, tmp_path):
-    run.train(session.joined(federation=None), tmp_path / "runs", "one")
+    run.train(session.joined(), tmp_path / "runs", "one")
     path = tmp_path / "runs" / "one"
     run.predict(RunFolder.open(path))
     serving = Serving(path, lambda: serve(path, settings()))
