@@ -29,6 +29,7 @@ NAMES = (
     "secure_dpsgd",
     "serving",
     "start",
+    "tensors",
 )
 
 
