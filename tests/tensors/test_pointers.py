@@ -76,6 +76,28 @@ def test_only_the_owner_decides_who_gets_a_tensor_and_what_comes_of_it(workers):
     assert found.get().float_precision() == X.sum()
 
 
+def test_nothing_owned_gets_into_memory_that_others_read(workers):
+    alice = workers[0]
+    hidden, public = alice.load(X[0, 0]), tensors.send(torch.zeros(()), alice)
+    index = alice.load(torch.tensor([1]))
+    for call in [
+        lambda: torch.zeros(()).add_(hidden),
+        lambda: torch.add(hidden, 1, out=public),
+        lambda: torch.add(hidden, 1, out=torch.zeros(())),
+        lambda: functional.relu(public, inplace=True).add_(hidden),
+    ]:
+        with pytest.raises(UserError, match="does not support"):
+            call()
+    assert public.get() == 0
+    with pytest.raises(ConsentError):
+        tensors.send(X, alice)[index].get()
+
+
+def test_gradients_of_what_has_none(workers):
+    with pytest.raises(UserError, match="gradients"):
+        tensors.send(X, workers[0]).sum().backward()
+
+
 def test_a_tensor_goes_with_its_last_pointer(workers):
     alice = workers[0]
     x = tensors.send(X, alice)

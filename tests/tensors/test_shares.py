@@ -150,6 +150,7 @@ def test_what_is_not_supported_says_so(workers, shared):
         lambda: x / x,
         lambda: bool(x),
         lambda: x @ x,
+        lambda: x * x[:, :2],
         lambda: x + tensors.send(X, alice),
         lambda: x.float_precision(),
         lambda: x.backward(),
@@ -157,6 +158,7 @@ def test_what_is_not_supported_says_so(workers, shared):
     ]:
         with pytest.raises(UserError):
             call()
+    assert torch.equal((x * x).get().float_precision(), X * X)  # the session goes on
     with pytest.raises(BadOptionError):
         tensors.fix_precision(X).share(alice, bob, dealer=bob)
     with pytest.raises(RingRangeError) as caught:

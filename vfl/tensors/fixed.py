@@ -133,7 +133,7 @@ class FixedPrecisionTensor(ChainTensor):
     def grad(self, value: FixedPrecisionTensor | None) -> None:
         self._gradient = value
 
-    def backward(self, *_: object, **__: object) -> None:
+    def backward(self) -> None:  # type: ignore[override]
         """Gradients of a scalar, added to those of the leaves it depends on."""
         if self.numel() != 1:
             raise UserError("backward of more than one value", got=axes(self._shape), want="one")

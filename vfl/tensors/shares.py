@@ -19,10 +19,10 @@ from torch import Tensor
 from vfl.core.errors import UserError
 from vfl.core.registry import require, require_range
 from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Member
-from vfl.mpc.ring import Operation
+from vfl.mpc.ring import Operation, matmul
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
-from vfl.tensors.base import Link
+from vfl.tensors.base import Link, axes
 from vfl.tensors.workers import ME, PointerTensor, Rule, Worker, require_reader
 
 #: A linear map of ring elements, the same at every holder; and a part of a protocol.
@@ -202,6 +202,16 @@ class Shares(Ring):
 
     def product(self, other: Shares, operation: Operation) -> Shares:
         """See `Ring`; what was opened under a mask stays so for later products."""
+        if operation is matmul:
+            fits = len(self.shape) == len(other.shape) == 2 and self.shape[1] == other.shape[0]
+        else:
+            fits = _broadcast(self.shape, other.shape)
+        if not fits:  # before any party has begun
+            raise UserError(
+                "two shared tensors cannot be multiplied",
+                got=f"{axes(self.shape)} and {axes(other.shape)}",
+                fix="compare their shapes",
+            )
         operands = (self, other)
 
         def each(member: Member) -> SharedTensor:
@@ -256,7 +266,11 @@ class Shares(Ring):
         """A protocol: the dealer's part first, for it awaits nothing."""
         rules = self._rules(*others)
         parties = self.session.parties
-        dealt = each(parties.parties[-1])
+        try:
+            dealt = each(parties.parties[-1])
+        except BaseException:  # the holders would count other operations than the dealer
+            parties.close()
+            raise
         found = parties.run(each, range(len(self.pointers) - 1))
         return self.session.keep([*found, dealt], rules)
 
@@ -279,3 +293,9 @@ class Shares(Ring):
                 got=f"{self!r} and {other!r}",
                 fix="share both among the same holders, with one dealer",
             )
+
+
+def _broadcast(one: torch.Size, other: torch.Size) -> bool:
+    """Whether torch lets two shapes meet, element by element."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)

@@ -143,8 +143,15 @@ class Worker:
             UserError: it is not allowed, or an operand is elsewhere.
         """
         call = OPERATIONS.get(name)
+        short = name.rpartition(".")[2]
+        in_place = short[-1] == "_" and short[0] != "_"
         if call is None:
             PointerTensor.refuse(name)
+        # A result in memory that somebody else reads would pass by its rule.
+        if "out" in kwargs or kwargs.get("inplace"):
+            PointerTensor.refuse(f"{name} into another tensor, or in place")
+        if in_place and not isinstance(args[0], PointerTensor):
+            PointerTensor.refuse(f"{name} on a tensor that is not at the worker")
         used: list[Held] = []
         real = [self._real(each, used) if isinstance(each, _DEEP) else each for each in args]
         named = {key: self._real(value, used) for key, value in kwargs.items()} if kwargs else {}
@@ -157,17 +164,13 @@ class Worker:
                 got=", ".join(axes(each.value.shape) for each in used),
                 fix="compare the shapes and types of the operands",
             ) from None
-        short = name.rpartition(".")[2]
-        if short[-1] == "_" and short[0] != "_":
+        if in_place:
             for other in used[1:]:
                 used[0].rule.narrow(other.rule)
             return args[0]
-        if short in VIEWS:
-            rule = used[0].rule
-        else:
-            rule = Rule()
-            for each in used:
-                rule.narrow(each.rule)
+        rule = used[0].rule if short in VIEWS else Rule()
+        for each in used:
+            rule.narrow(each.rule)
         return self.keep(result, rule)
 
     def _real(self, value: Any, used: list[Held]) -> Any:
@@ -198,7 +201,16 @@ class Worker:
     def backward(self, pointer: PointerTensor) -> None:
         """Gradients of everything here that a scalar depends on; who may not read it, not them."""
         loss = self.held(pointer)
-        loss.value.backward()
+        try:
+            loss.value.backward()
+        except RuntimeError:
+            raise UserError(
+                "torch cannot follow gradients from here",
+                where=self.name,
+                got=axes(loss.value.shape),
+                want="a scalar of tensors whose gradients are wanted",
+                fix="call requires_grad_() on what is learned, and backward() on a sum or mean",
+            ) from None
         for each in self._held.values():
             if isinstance(each.value, Tensor) and each.value.requires_grad:
                 each.grad_rule.narrow(loss.rule)
@@ -256,7 +268,7 @@ class PointerTensor(ChainTensor):
             self.refuse("move of one share")
         return worker.keep(held.value.detach().clone(), Rule(held.rule.readers))
 
-    def backward(self, *_: object, **__: object) -> None:
+    def backward(self) -> None:  # type: ignore[override]
         """See `Worker.backward`."""
         self.location.backward(self)
 
