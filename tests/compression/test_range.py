@@ -159,9 +159,9 @@ def test_several_states_and_only_as_many_as_the_encoder_takes(monkeypatch, rows,
     body = layout.pack(none, codes)
     assert len(body) <= layout.limit_bytes(rows)
     assert layout.unpack(memoryview(body), rows)[1].tolist() == codes.tolist()
-    assert body[0] & 15 == {1: 0, 3: 0, 64: 2, 256: 4}[rows]
+    assert body[0] & 15 == {1: 0, 3: 0, 64: 0, 256: 4}[rows]
     cells = layout._cells(none, codes)[0]
-    other = encode(Shares(layout._codes.table.reshape(-1), cells), 2 if rows < 64 else 1)
+    other = encode(Shares(layout._codes.table.reshape(-1), cells), 2 if rows < 256 else 1)
     with pytest.raises(CorruptFrameError, match="no such states"):
         layout.unpack(memoryview(other), rows)
     for place in {0, 1, len(body) // 2, len(body) - 1}:

@@ -32,7 +32,7 @@ TOTAL_BITS, _LOW, _STATE_BYTES = 16, 1 << 20, 5
 _MASK = (1 << TOTAL_BITS) - 1
 #: A state costs 20 bits: there is one more for each so many bits of symbols.
 _BITS_A_STATE, _MOST_STATES = 4096, 256
-#: From so many states on, passes over all of them are faster than a loop of plain Python.
+#: The fewest beside one: passes over so many are faster than a loop of plain Python.
 _FEW_STATES = 8
 #: A context whose counts exceed this, which is less than 2^16, forgets half of them.
 _FORGET_ABOVE = 60_000
@@ -58,8 +58,8 @@ class Shares(NamedTuple):
 
 def state_count(bits: int, rows: int) -> int:
     """How many states code symbols of about so many bits, at most one a row: a power of two."""
-    most = max(1, min(rows, _MOST_STATES, bits // _BITS_A_STATE))
-    return 1 << (most.bit_length() - 1)
+    most = min(rows, _MOST_STATES, bits // _BITS_A_STATE)
+    return 1 if most < _FEW_STATES else 1 << (most.bit_length() - 1)
 
 
 def encode(shares: Shares, states: int = 1) -> bytes:
@@ -186,9 +186,10 @@ def decode_columns(reader: Reader, table: Table, codes: npt.NDArray[np.uint8]) -
 @compiled
 def _encode(table: Any, cells: Any, states: Any, out: Any) -> int:
     """Write words from the end of `out` forwards, last symbol first; where they start."""
-    at, turn = len(out), len(cells) % len(states)
+    at, count = len(out), len(states)
+    turn = len(cells) % count
     for i in range(len(cells) - 1, -1, -1):
-        turn = (turn if turn > 0 else len(states)) - 1
+        turn = (turn if turn > 0 else count) - 1
         start, end = int(table[cells[i]]), int(table[cells[i] + 1])
         size, state = end - start, states[turn]
         if state >= size << 20:
@@ -304,7 +305,10 @@ class AdaptiveCounts:
     def bits(self, cells: Cells) -> int:
         """About how many bits symbols take."""
         sizes = self.table.reshape(-1)[cells + 1] - self.table.reshape(-1)[cells]
-        return int((TOTAL_BITS + 1 - np.frexp(sizes)[1]).sum())
+        mantissa, exponent = np.frexp(sizes.astype(np.float64))
+        return int(
+            (TOTAL_BITS + 2 - exponent - 2 * mantissa).sum()
+        )  # exact sums of a chord of log2
 
     def count(self, step: int, cells: Cells) -> None:
         """Count what a step's frame held."""
