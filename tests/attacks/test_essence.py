@@ -6,7 +6,7 @@ from torch import nn
 
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View, make
 from vfl.attacks.base import fit, through
-from vfl.attacks.labels.model_completion import mixed
+from vfl.attacks.labels.mixmatch import mixed
 from vfl.attacks.membership.likelihood_ratio import scaled_confidence
 from vfl.attacks.scoring import accuracy, auc
 from vfl.core.seeds import generator, scoped

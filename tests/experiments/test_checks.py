@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vfl.attacks.labels.fine_tuning import FineTuning
+from vfl.attacks.labels.classifiers import FineTuning
 from vfl.config import Experiment, GridSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import NonFiniteError, SpecError, TooFewRowsError, UserError
