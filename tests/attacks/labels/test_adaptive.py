@@ -68,6 +68,7 @@ def test_a_budget_in_candidates_gives_the_same_guess_each_time():
 
 def test_it_costs_no_more_than_its_budget():
     budget = 3.0
+    ATTACKS.make("logistic").run(case().view, generator(0))  # scikit-learn is imported once
     attack = ATTACKS.make(f"adaptive:budget_s={budget}")
     started = time.process_time()
     attack.run(case().view, generator(0))
