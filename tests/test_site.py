@@ -2,6 +2,7 @@
 
 import doctest
 import io
+import posixpath
 import re
 import struct
 import sys
@@ -59,7 +60,10 @@ def reference():
 @pytest.fixture(scope="module")
 def site(reference):
     """The text of every page of the site by its name, as written and as generated."""
-    pages = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    written = [*DOCS.glob("*.md"), *DOCS.glob("results/*.md")]
+    pages = {
+        path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in written
+    }
     return pages | {f"reference/{name}.md": text for name, text in reference.pages().items()}
 
 
@@ -82,7 +86,11 @@ def links(text, page):
     for target in [*LINK.findall(BLOCK.sub("", text)), *tree]:
         if "://" not in target:
             name, _, anchor = target.partition("#")
-            whole = page if not name else str((Path(page).parent / name).as_posix())
+            whole = (
+                page
+                if not name
+                else posixpath.normpath(posixpath.join(posixpath.dirname(page), name))
+            )
             yield whole, anchor
 
 
