@@ -26,6 +26,7 @@ _UNKNOWN = 0.8  # how sure a vote is taken for, where nothing could be held back
 _SEARCH = 0.6  # share of the budget that the first rung may take
 _KEPT = 3  # one candidate in so many goes on
 _MARGIN = 1.3  # of an expected cost
+_SPENT = 0.85  # of the budget; costs are only expected
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
 _LEARNERS = (
     "label_propagation", "label_propagation:neighbours=5", "label_propagation:neighbours=20",
@@ -120,7 +121,7 @@ class _Search:
 
     def __init__(self, attack: Adaptive, view: View, draw: torch.Generator) -> None:
         self._started = time.process_time()
-        self._budget = None if attack.candidates else attack.budget_s
+        self._budget = None if attack.candidates else _SPENT * attack.budget_s
         self._most = attack.candidates
         self._view, self._key = view, key_of(draw)
         self._layers = attack.layers
