@@ -26,6 +26,7 @@ _UNKNOWN = 0.8  # how sure a vote is taken for, where nothing could be held back
 _SEARCH = 0.6  # share of the budget that the first rung may take
 _KEPT = 3  # one candidate in so many goes on
 _MARGIN = 1.3  # of an expected cost
+_NEW = 4  # how much more a learner may take that was not tried yet
 _SPENT = 0.85  # of the budget; costs are only expected
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
 _LEARNERS = (
@@ -166,7 +167,7 @@ class _Search:
         alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
         likely = max(one.seconds for one in alike or tried)
         left = self._budget - self.spent - min(self._cost(one) for one in tried)
-        return _MARGIN * likely < left
+        return (_MARGIN if alike else _NEW) * likely < left
 
     def vote(self, trials: Sequence[Trial]) -> tuple[Tensor, list[str]]:
         """Log shares of the classes by the best that the budget allows, and their specs."""
