@@ -60,7 +60,6 @@ PREDICTIONS = ("predictions.csv", "predictions-insurer.csv")
 
 def test_commands_with_one_label_party_refuse_them(vfl, run):
     refused = [
-        vfl("serve", run),
         vfl("attack", run),
         vfl("value", "m.toml"),
         vfl("compare", "m.toml", "--codec", "none"),

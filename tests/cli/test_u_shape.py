@@ -46,7 +46,6 @@ def test_halves_are_exported_where_no_middle_is_needed_and_refused_elsewhere(vfl
         assert file in vfl("export", folder, "--party", party, "--to", "torch").out
     refused = [
         vfl("export", folder, "--party", "compute", "--to", "torch"),
-        vfl("serve", folder),
         vfl("attack", folder),
         vfl("value", "u.toml"),
         vfl("compare", "u.toml", "--codec", "none"),
