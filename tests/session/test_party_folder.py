@@ -60,7 +60,7 @@ def test_another_format_is_refused_before_anything_is_read(folder, tables, terms
 
 def test_a_run_that_a_party_has_not_trained(folder):
     for read in (folder.weights, folder.encoder, folder.classes):
-        with pytest.raises(RunFolderError, match="missing"):
+        with pytest.raises(RunFolderError, match="are not in this run"):
             read()
 
 
