@@ -214,7 +214,7 @@ def commands_page() -> str:
         "# Commands",
         "",
         "Exit codes: 0 done, 1 a bug of vfl, 2 your files or arguments, 3 another party or the "
-        "network, 130 interrupted, 143 told to end.",
+        "network, 130 interrupted, 143 terminated.",
         "",
     ]
     for name, command in commands():
@@ -224,12 +224,12 @@ def commands_page() -> str:
             if one.name in ("install_completion", "show_completion") or getattr(one, "hidden", 0):
                 continue
             if one.param_type_name == "argument":
-                shown, told = one.make_metavar(context(command)), getattr(one, "help", "") or ""
+                shown, words = one.make_metavar(context(command)), getattr(one, "help", "") or ""
             else:
-                shown, told = ", ".join(one.opts), one.help or ""
+                shown, words = ", ".join(one.opts), one.help or ""
             default = one.default if not callable(one.default) else None
             known = default not in (None, False, (), [], "") and "Sentinel" not in repr(default)
-            rows.append(f"| `{shown}` | {cell(told)} | {f'`{default}`' if known else ''} |")
+            rows.append(f"| `{shown}` | {cell(words)} | {f'`{default}`' if known else ''} |")
         if rows:
             lines += [
                 "| argument or option | meaning | default |",
@@ -287,7 +287,7 @@ def plugins_page() -> str:
         for name in registry.names():
             text = inspect.getdoc(registry.member(name)) or ""
             first = text.split("\n\n")
-            told = first[:2] if len(first) > 1 and not _is_section(first[1]) else first[:1]
+            words = first[:2] if len(first) > 1 and not _is_section(first[1]) else first[:1]
             options = [
                 f"`{key}`"
                 if option.default in (option.empty, None)
@@ -295,7 +295,7 @@ def plugins_page() -> str:
                 for key, option in registry.options(name).items()
             ]
             also = [alias for alias, of in registry.aliases.items() if of == name]
-            lines += [f"### {name}", "", *_paragraphs("\n\n".join(told)), ""]
+            lines += [f"### {name}", "", *_paragraphs("\n\n".join(words)), ""]
             if options:
                 lines += [f"Options: {', '.join(options)}.", ""]
             if also:

@@ -195,6 +195,13 @@ def test_each_attacker_has_what_those_before_it_have():
     assert access_table(table[:3], 0.5, "accuracy") is None
 
 
+def test_where_no_auc_is_known_models_are_judged_by_accuracy():
+    """Test rows that lack one of many classes have none, and attacks on the others do."""
+    table = [replace(one, measure="auc") for one in rows({5: 0.7})]
+    (place,) = leaderboard(table, 0.5, "auc")
+    assert (place.judged_by, place.utility.mean) == ("accuracy", pytest.approx(0.95))
+
+
 def test_other_measures_are_no_part_of_it():
     other = row("none", "gradient_norm", 0, 0, 0.9)
     assert leaderboard([], 0.5) == []

@@ -129,7 +129,7 @@ def main() -> None:
     """Run a command.
 
     Exit codes: 0 done, 1 a bug of ours, 2 the user's files or arguments, 3 another party or the
-    network, 130 interrupted, 143 told to end.
+    network, 130 interrupted, 143 terminated.
     """
     signal.signal(signal.SIGTERM, _end)
     try:

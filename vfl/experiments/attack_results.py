@@ -21,7 +21,6 @@ from vfl.experiments.leaderboard import (
     in_measure,
     label_measure,
     leaderboard,
-    utility_measure,
 )
 from vfl.experiments.scores import (
     BASELINES,
@@ -202,7 +201,7 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
     entries = leaderboard(rows, settings.margin, measure)
     tables = []
     if entries:
-        tables = [board_table(entries, settings.margin, measure), standings_table(entries)]
+        tables = [board_table(entries, settings.margin), standings_table(entries)]
         if (access := access_table(rows, settings.margin, measure)) is not None:
             tables.append(access)
     if others := [row for row in rows if label_measure(row) is None]:
@@ -227,9 +226,9 @@ def measure_words(measure: LabelMeasure, asked: str) -> str:
     )
 
 
-def board_table(entries: Sequence[LeaderboardEntry], margin: float, measure: LabelMeasure) -> Table:
+def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
     """One line a defense, the best protected first."""
-    good = MEASURES[utility_measure(measure).removeprefix("test_")]
+    good = MEASURES[entries[0].judged_by]
     head = [
         "defense", "protected at k", f"test {good}",
         "less none", f"costs at most {margin:g} points", "worst attack", "at k", "reaches",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vfl.config import CompareSettings, GridSettings
 from vfl.config.grid import LabelMeasure
-from vfl.experiments.comparison_results import Group, score_text
+from vfl.experiments.comparison_results import LOWER_IS_BETTER, Group, score_text
 from vfl.experiments.leaderboard import (
     UNDEFENDED,
     LeaderboardEntry,
@@ -20,7 +20,6 @@ from vfl.experiments.leaderboard import (
     fitting_measure,
     label_measure,
     leaderboard,
-    utility_measure,
 )
 from vfl.experiments.scores import Row
 from vfl.experiments.statistics import over_victims, repeats_to_decide
@@ -105,7 +104,7 @@ def of_grid(rows: Sequence[Row], settings: GridSettings, costs: Sequence[Cost]) 
         return Glance(cards, f"Labels were not attacked; {columns.short}.", [columns.details])
     plain = next((one for one in entries if one.defense == UNDEFENDED), entries[0])
     best = _best(entries)
-    good = MEASURES[utility_measure(measure).removeprefix("test_")]
+    good = MEASURES[plain.judged_by]
     note = "undefended"
     if best.difference is not None:
         note += f"; {best.defense} {estimate_text(best.difference, '+', '')} points"
@@ -143,41 +142,52 @@ class Cost:
 
 
 def of_comparison(settings: CompareSettings, groups: Sequence[Group]) -> Glance:
-    """A comparison of codecs: the reference beside the smallest that is not shown to be worse."""
+    """A comparison of codecs: the reference beside the smallest that is not shown to be worse.
+
+    That is no proof of being as good: few repeats show little, and how far it may be is said.
+    """
     reference = next((one for one in groups if one.method == settings.reference), None)
     known = [one for one in groups if one.score is not None]
     if reference is None or reference.score is None or not known:
         return Glance([Card("Utility", NOT_MEASURED), Card("On the wire", NOT_MEASURED)], "")
     word = MEASURES.get(settings.measure, settings.measure.replace("_", " "))
-    small = min((one for one in known if one is reference or _as_good(one, settings)), key=_share)
+    small = min((one for one in known if one is reference or _not_worse(one, settings)), key=_share)
     cards = [
         Card(f"Test {word}", score_text(reference.score, settings.measure), reference.codec),
         Card(
-            "Smallest that is as good", f"{_share(small):.2f} %", f"of dense float32, {small.codec}"
+            "Smallest not shown to be worse",
+            f"{_share(small):.2f} %",
+            f"of dense float32, {small.codec}",
         ),
         Card("Labels", NOT_MEASURED, "vfl grid attacks these codecs"),
         Card("Columns", NOT_MEASURED, "vfl grid --attack columns"),
     ]
     if small is reference:
-        found = f"No codec that sends less than {reference.codec} is as good as it is."
+        less_sent = [one for one in known if _share(one) < _share(reference)]
+        decided = all(one.difference and one.difference.half_width for one in less_sent)
+        found = (
+            f"Every codec that sends less than {reference.codec} is worse."
+            if less_sent and decided
+            else f"One repeat shows no codec to be as good as {reference.codec}."
+            if less_sent
+            else f"No codec sends less than {reference.codec}."
+        )
     else:
         less = score_text(small.difference, settings.measure, "+")
         unit = " points" if settings.measure in SHARES else ""
         found = (
             f"{small.codec} sends {_share(small):.2f} % of dense float32 and reaches "
-            f"{score_text(small.score, settings.measure)}, {less}{unit} beside {reference.codec}, "
-            "which is within its 95 % interval."
+            f"{score_text(small.score, settings.measure)}, {less}{unit} beside {reference.codec}: "
+            "it is not shown to be worse."
         )
     return Glance(cards, found, ["What cuts and gradients give away was not measured here."])
 
 
-def _as_good(one: Group, settings: CompareSettings) -> bool:
-    """Whether the interval of its difference to the reference holds 0, or is better."""
+def _not_worse(one: Group, settings: CompareSettings) -> bool:
+    """Whether the 95 % interval of its difference to the reference reaches 0, or is better."""
     less = one.difference
     if less is None or less.half_width is None:
         return False
-    from vfl.experiments.comparison_results import LOWER_IS_BETTER
-
     return less.low <= 0 if settings.measure in LOWER_IS_BETTER else less.high >= 0
 
 
@@ -225,7 +235,7 @@ def _attack_sentence(
 def verdict_words(one: Standing) -> str:
     """A verdict as a part of a sentence."""
     if one.verdict == "protected":
-        return "no attack gains anything from the model"
+        return "no attack that was run gains anything from the model"
     if one.verdict == "leaks":
         return "the model gives labels away"
     victims = "one victim" if one.advantage.count == 1 else f"{one.advantage.count} victims"

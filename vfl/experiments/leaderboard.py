@@ -27,6 +27,8 @@ from vfl.experiments.statistics import (
 #: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
 #: "undecided": several could be true; of a single victim always.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
+#: What models are judged by.
+Utility = Literal["accuracy", "auc"]
 #: Measures of attacks on labels; one worst case is taken over all rows of the same one.
 OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)
 #: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
@@ -75,8 +77,9 @@ class LeaderboardEntry:
 
     Attributes:
         defense: its spec.
-        utility: of the victims' own answers for test rows: AUC if the attacks are ranked by a
-            measure that does not depend on how frequent the classes are, else accuracy.
+        utility: of the victims' own answers for test rows, over victims.
+        judged_by: what that is: AUC if the attacks are ranked by a measure that does not depend on
+            how frequent the classes are, and it is known; else accuracy.
         difference: of that to the undefended model's, victim by victim; None for that itself.
         affordable: whether the defense costs at most the margin (non-inferiority, one-sided at
             5 %); what is better than undefended costs nothing. None of the undefended model.
@@ -85,6 +88,7 @@ class LeaderboardEntry:
 
     defense: str
     utility: Estimate
+    judged_by: Utility
     difference: Estimate | None
     affordable: Literal["yes", "no", "undecided"] | None
     standings: Sequence[Standing]
@@ -121,9 +125,10 @@ def fitting_measure(rows: Sequence[Row], asked: LabelMeasure | Literal["auto"]) 
     return "auc" if (binary or large) and "auc" in guesses else "accuracy"
 
 
-def utility_measure(measure: LabelMeasure) -> Literal["test_accuracy", "test_auc"]:
-    """What a model is good for, beside attacks that are ranked by a measure."""
-    return "test_accuracy" if measure == "accuracy" else "test_auc"
+def _judge_of(rows: Sequence[Row], measure: LabelMeasure) -> Utility:
+    """By what models are judged beside attacks; AUC is unknown where test rows lack a class."""
+    known = all(row.test_auc is not None for row in rows if row.test_accuracy is not None)
+    return "auc" if measure != "accuracy" and known else "accuracy"
 
 
 def leaderboard(
@@ -139,10 +144,10 @@ def leaderboard(
     labels = [row for row in rows if label_measure(row) == measure]
     leaks = sorted({row.k for row in labels if row.k}) or [0]
     plain = [row for row in labels if row.defense == UNDEFENDED]
-    found = []
+    found, judge = [], _judge_of(labels, measure)
     for defense in dict.fromkeys(row.defense for row in labels):
         own = [row for row in labels if row.defense == defense]
-        found.append(_entry(defense, own, plain, leaks, margin, utility_measure(measure)))
+        found.append(_entry(defense, own, plain, leaks, margin, judge))
     return sorted(
         found, key=lambda entry: (entry.worst.verdict == "leaks", entry.worst.advantage.mean)
     )
@@ -201,17 +206,17 @@ def _entry(
     plain: Sequence[Row],
     leaks: Sequence[int],
     margin: float,
-    utility: Literal["test_accuracy", "test_auc"],
+    judge: Utility,
 ) -> LeaderboardEntry:
     chances = {k: _chance(leaked(own, k)) for k in leaks if leaked(own, k)}
     adjusted = holm(chances)
     standings = [_standing(k, leaked(own, k), leaked(plain, k), adjusted[k]) for k in chances]
-    good, undefended = _utility(own, utility), _utility(plain, utility)
+    good, undefended = _utility(own, judge), _utility(plain, judge)
     difference = None if defense == UNDEFENDED else paired_difference(good, undefended)
     whole = over_victims({(seed, 0): value for seed, value in good.items()})
     assert whole is not None
     affordable = None if difference is None else _affordable(difference, margin / 100)
-    return LeaderboardEntry(defense, whole, difference, affordable, standings)
+    return LeaderboardEntry(defense, whole, judge, difference, affordable, standings)
 
 
 def _affordable(difference: Estimate, margin: float) -> Literal["yes", "no", "undecided"]:
@@ -263,6 +268,6 @@ def _chance(rows: Sequence[Row]) -> float:
     return protected(advantages, rivals_of(best, baselines.values()))
 
 
-def _utility(rows: Iterable[Row], name: str) -> dict[int, float]:
-    honest = {row.seed: getattr(row, name) for row in rows if row.adversary == HONEST}
+def _utility(rows: Iterable[Row], judge: Utility) -> dict[int, float]:
+    honest = {row.seed: getattr(row, f"test_{judge}") for row in rows if row.adversary == HONEST}
     return {seed: value for seed, value in honest.items() if value is not None}

@@ -13,6 +13,7 @@ import importlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ class RayCluster:
             raise UserError(
                 "no Ray cluster answers", got=address, fix="ray start --head, and its address"
             ) from None
-        self._cache = DataCache()
+        self._cache, self._alone = DataCache(), threading.Lock()
         self._kept: tuple[Any, Any] = None, None
 
     @property
@@ -100,10 +101,11 @@ class RayCluster:
 
     def rows(self, folder: GridFolder, cell: Cell) -> Any:
         """A reference to every party's rows of a cell."""
-        data = self._cache.of(rows_of(folder, cell))
-        if self._kept[0] is not data:
-            self._kept = data, self.ray.put(data)
-        return self._kept[1]
+        with self._alone:  # every worker of the scheduler asks from a thread of its own
+            data = self._cache.of(rows_of(folder, cell))
+            if self._kept[0] is not data:
+                self._kept = data, self.ray.put(data)
+            return self._kept[1]
 
 
 class RayWorker:
@@ -158,27 +160,25 @@ GRID_FILES = ("grid.json", "config.toml")
 
 
 class _Remote:
-    """What runs in the cluster: a grid's folder of its own, and the cells it is given."""
+    """What runs in the cluster: cells, each in a folder that is there while it runs."""
 
     def __init__(self, grid: Files, device: str) -> None:
         from vfl.core.seeds import use_one_thread
 
         use_one_thread()
-        self._path = Path(tempfile.mkdtemp(prefix="vfl-grid-"))
-        for name, content in grid.items():
-            write_bytes(self._path / name, content)
-        self._device = device
+        self._grid, self._device = grid, device
 
     def run(self, name: str, held: Files, data: Mapping[str, PartyData]) -> tuple[str, Files]:
         """Run one cell from what its folder held; what it holds afterwards."""
-        folder = GridFolder(self._path)
-        (cell,) = [one for one in folder.cells() if one.name == name]
-        _unpacked(self._path, cell, held)
-        run_cell(cell, folder, data, self._device)
-        files = _packed(self._path, cell)
-        for path in _places(self._path, cell):
-            shutil.rmtree(path, ignore_errors=True)
-        return VERSION, files
+        with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place:
+            root = Path(place)
+            for file, content in self._grid.items():
+                write_bytes(root / file, content)
+            folder = GridFolder(root)
+            (cell,) = [one for one in folder.cells() if one.name == name]
+            _unpacked(root, cell, held)
+            run_cell(cell, folder, data, self._device)
+            return VERSION, _packed(root, cell)
 
 
 def _places(root: Path, cell: Cell) -> list[Path]:

@@ -7,6 +7,7 @@ of cells, results that are written from what the cells hold, and a page.
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,8 +202,6 @@ def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
     >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
     ['grid.draws=3', 'grid.attacks=["kmeans"]']
     """
-    import json
-
     prefix = f"{table}." if table else ""
     return [
         f"{prefix}{key}={json.dumps(value)}" for key, value in given.items() if value or value == 0

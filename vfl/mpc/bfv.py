@@ -42,7 +42,7 @@ class Keys:
             whole = np.zeros(_parts(count) * _DEGREE, np.int64)
             whole[place] = 1
             for part in whole.reshape(-1, _DEGREE):
-                found.append(library().bfv_vector(self._context, part.tolist()).serialize())
+                found.append(package().bfv_vector(self._context, part.tolist()).serialize())
         return _framed(found)
 
     def read(self, answer: bytes, rows: int) -> list[int]:
@@ -119,7 +119,7 @@ def _unframed(payload: bytes, count: int) -> list[bytes]:
 def _loaded(context: Any, part: bytes) -> Any:
     """A ciphertext of these parameters; the library checks that it is one."""
     try:
-        found = library().bfv_vector_from(context, part)
+        found = package().bfv_vector_from(context, part)
     except (ValueError, RuntimeError, IndexError, TypeError):
         raise _no_ciphertexts() from None
     if found.size() != _DEGREE or len(found.ciphertext()) != 1:
@@ -134,7 +134,7 @@ def _no_ciphertexts() -> ProtocolError:
 
 
 def _context() -> Any:
-    tenseal = library()
+    tenseal = package()
     return tenseal.context(
         tenseal.SCHEME_TYPE.BFV,
         poly_modulus_degree=_DEGREE,
@@ -144,7 +144,7 @@ def _context() -> Any:
     )
 
 
-def library() -> Any:
+def package() -> Any:
     """TenSEAL.
 
     Raises:

@@ -694,7 +694,7 @@ class Role(Peer):
         from vfl.mpc import bfv
 
         if self.offline:
-            bfv.library()  # known to be there before a question is asked
+            bfv.package()  # known to be there before a question is asked
             return [0] * rows
         channel = self.channels[P1 - self.role]
         if self.role == P0:

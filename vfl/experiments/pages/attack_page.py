@@ -30,6 +30,7 @@ from vfl.experiments.leaderboard import (
     GUESS,
     UNDEFENDED,
     LeaderboardEntry,
+    Utility,
     by_attack,
     fitting_measure,
     in_measure,
@@ -37,7 +38,6 @@ from vfl.experiments.leaderboard import (
     leaderboard,
     leaked,
     mean_of,
-    utility_measure,
 )
 from vfl.experiments.pages.charts import (
     STYLES,
@@ -112,7 +112,7 @@ def _tradeoff(
     lines = [(baseline, "best without the model")]
     if standing.baseline != GUESS:
         lines.append((guess, "guess"))
-    good = utility_measure(measure).removeprefix("test_")
+    good = entries[0].judged_by
     words = f"{MEASURES[measure]} of attacks, percent"
     return scatter_drawing(
         title,
@@ -259,13 +259,13 @@ def attack_page(folder: GridFolder) -> dict[str, Any]:
         "pictures": list(pictures(_drawn(folder, settings))),
         "reconstructed": [],
         "attackers": list(sentences(rows).items()),
-        "victims": _victims(folder, labels, measure),
+        "victims": _victims(folder, labels, entries[0].judged_by if entries else "accuracy"),
     }
     if settings.draws_rows(experiment.is_table):
         shown["reconstructed"] = list(strips(folder))
     if entries:
         shown |= {
-            "board": _board(entries, settings, measure),
+            "board": _board(entries, settings),
             "standing": entries,
             "standings": standings_table(entries),
             "access": access_table(rows, settings.margin, measure),
@@ -288,11 +288,9 @@ def _costs(folder: GridFolder) -> list[Cost]:
     return found
 
 
-def _board(
-    entries: Sequence[LeaderboardEntry], settings: GridSettings, measure: LabelMeasure
-) -> Table:
+def _board(entries: Sequence[LeaderboardEntry], settings: GridSettings) -> Table:
     """The leaderboard with the number that each defense has in the drawings."""
-    board = board_table(entries, settings.margin, measure)
+    board = board_table(entries, settings.margin)
     lines = [[f"{number} {line[0]}", *line[1:]] for number, line in enumerate(board.rows, 1)]
     return replace(board, rows=lines)
 
@@ -313,11 +311,17 @@ def _victim(cell: Cell) -> str:
     return f"{cell.victim}{against}"
 
 
-def _victims(folder: GridFolder, rows: Iterable[Row], measure: LabelMeasure) -> Table:
+def _victims(folder: GridFolder, rows: Iterable[Row], judge: Utility) -> Table:
     """One line a victim: what it cost and what was got out of it; rows of attacks on labels."""
-    good = utility_measure(measure)
-    words = MEASURES[good.removeprefix("test_")]
-    head = ["defense", "seed", words, "on the wire", "trained in", "worst attack", "reached"]
+    head = [
+        "defense",
+        "seed",
+        MEASURES[judge],
+        "on the wire",
+        "trained in",
+        "worst attack",
+        "reached",
+    ]
     mine: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
         mine.setdefault((row.defense, row.adversary, row.seed), []).append(row)
@@ -332,7 +336,7 @@ def _victims(folder: GridFolder, rows: Iterable[Row], measure: LabelMeasure) -> 
             line = [
                 _victim(cell),
                 str(cell.experiment.seed),
-                percent_text(summary.get(good)),
+                percent_text(summary.get(f"test_{judge}")),
                 bytes_text(sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())),
                 seconds_text(summary["seconds"]),
                 "" if worst is None else f"{worst.attack}, k = {worst.k}",
