@@ -16,6 +16,7 @@ import pytest
 import vfl
 from vfl.config import Experiment
 from vfl.core.errors import UserError
+from vfl.experiments import GridFolder, training
 from vfl.experiments.cells import data_digest
 from vfl.experiments.on_ray import RayCluster
 from vfl.experiments.study import plan_study, run_study
@@ -164,7 +165,12 @@ def test_what_was_begun_here_goes_on_there(cluster, here, tmp_path):
 
 
 @inside
-def test_cells_of_several_seeds_ask_for_their_own_rows_at_once(cluster, tmp_path):
+def test_cells_of_several_seeds_ask_for_their_own_rows_at_once(cluster, tmp_path, monkeypatch):
+    def slowly(experiment):
+        time.sleep(0.05)  # so that another thread asks meanwhile
+        return load_data(experiment)
+
+    monkeypatch.setattr(training, "load_data", slowly)
     experiment = Experiment.model_validate(CONTENT)
     folder = GridFolder(tmp_path / "grid")
     cells = plan_study("grid", experiment).cells
