@@ -241,7 +241,7 @@ def test_a_clip_below_rounding_is_refused():
         replace(TERMS, clip=1e-6)
 
 
-ALONE = LocalStart(steps=10, batch_size=60, learning_rate=2.0, noise=1e-6)
+ALONE = LocalStart(steps=40, batch_size=60, learning_rate=0.5, noise=1e-6)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def parts(rows):
 
 @pytest.fixture
 def models(parts):
-    """What the holders have after training alone; their batches hardly matter."""
+    """What the holders have after training alone; of fresh batches each, which matter little."""
     return [train_alone(TERMS, ALONE, own, Secret.fresh()) for own in parts]
 
 
@@ -261,10 +261,14 @@ def models(parts):
 STILL = replace(TERMS, steps=1, learning_rate=1e-6)
 
 
+def is_rather(found, this, others):
+    """Whether a model is far nearer to one than to all others; batches are drawn afresh."""
+    return 2 * (found - this).norm() < min((found - other).norm() for other in others)
+
+
 def test_a_training_begins_with_the_average_of_all_models(parts, models):
     found = train_here(STILL, parts, ALONE)
-    assert torch.allclose(found, sum(models) / 2, atol=0.15)
-    assert not torch.allclose(found, models[0], atol=0.5)
+    assert is_rather(found, sum(models) / 2, models)
 
 
 @pytest.mark.parametrize("judge_noise", [0.0, 0.01])
@@ -275,7 +279,7 @@ def test_or_with_the_best_that_nobody_is_told(parts, models, rows, judge_noise):
     terms = replace(STILL, rows=(150, 30), batch_size=90)
     mine = [parts[0], tuple(each[:30] for each in parts[1])]
     found = train_here(terms, mine, start, public)
-    assert torch.allclose(found, models[0], atol=0.3)
+    assert is_rather(found, models[0], [models[1], sum(models) / 2])
     with LocalMembers(2) as members:
         secrets = [Secret.fresh() for _ in range(3)]
         own = [*mine, None]
