@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from vfl.experiments import GridFolder
 from vfl.experiments import pages as report
-from vfl.experiments.pages.attack_page import attack_page
+from vfl.experiments.pages.attack_page import drawings_of_cuts
 
 PAGE = """{% import "macros.html" as ui %}<!doctype html><meta charset="utf-8">
 <style>{% include "style.css" %} .figures { grid-template-columns: repeat(3, 1fr); margin: 1rem }
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what vfl grid printed")
     parser.add_argument("page", type=Path)
     arguments = parser.parse_args()
-    drawings = attack_page(GridFolder(arguments.folder))["pictures"]
+    drawings = drawings_of_cuts(GridFolder(arguments.folder))
     looks = Environment(loader=FileSystemLoader(Path(report.__file__).parent), autoescape=True)
     page = looks.from_string(PAGE).render(drawings=[*drawings[::2], *drawings[1::2]])
     arguments.page.write_text(page, encoding="utf-8")

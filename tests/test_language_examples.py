@@ -13,9 +13,10 @@ import pytest
 from vfl.config import read_experiment
 from vfl.experiments import GridFolder
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.attack_results import read_rows, write_attack_results
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import check_specs
+from vfl.experiments.records import attacks_of
+from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data, session_of
 
@@ -113,8 +114,8 @@ def test_the_grid_reads_words(folder, tmp_path):
     made = GridFolder(tmp_path / "grid")
     made.write(experiment, grid_cells(experiment), "vfl grid inversion.toml")
     assert run_cells(made, made.cells()) == []
-    write_attack_results(made)
-    rows = read_rows(made)
-    assert {row.attack for row in rows} == set(short)
+    write_results(made)
+    rows = attacks_of(made)
+    assert {row.subject for row in rows} == set(short)
     assert {row.measure for row in rows} == {"token_accuracy", "whole_texts"}
     assert "token accuracy" in build_report(made.path).read_text().replace("_", " ")

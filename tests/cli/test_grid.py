@@ -40,9 +40,9 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
     assert done.code == 0
     assert "3 of 3, 100%  layer_norm seed=0" in done.err
     assert "left" in done.err
-    rows = json.loads(done.out)
+    rows = json.loads(done.out)["rows"]
     assert len(rows) == 6 * 4  # measures
-    wanted = {"defense", "attack", "k", "value", "scratch", "guess", "test_accuracy"}
+    wanted = {"training", "subject", "k", "value", "baselines", "guess", "no_model"}
     assert all(wanted <= set(row) for row in rows)
 
     command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
@@ -69,16 +69,17 @@ def test_the_quick_profile(vfl):
 
 @pytest.mark.slow
 def test_the_quick_profile_shows_what_layer_norm_does(vfl, tmp_path):
-    rows = json.loads(vfl("grid", "quick", "--out", tmp_path / "quick", "--json").out)
+    done = vfl("grid", "quick", "--out", tmp_path / "quick", "--json")
+    rows = json.loads(done.out)["rows"]
     assert len(rows) == 4 * 2 * 3 * (
         3 * 3 * 3 + 1
     )  # measures, defenses, seeds, then draws, leaks and attacks
 
     def mean(defense, attack, k, field="value"):
         found = [
-            row[field]
+            (row | row["baselines"])[field]
             for row in rows
-            if (row["defense"], row["attack"], row["k"]) == (defense, attack, k)
+            if (row["training"], row["subject"], row["k"]) == (defense, attack, k)
             and row["measure"] in ("accuracy", "matched_accuracy")
         ]
         return sum(found) / len(found)
@@ -109,8 +110,8 @@ def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
     assert [one["measure"] for one in others] == [
         "matched_balanced_accuracy", "matched_auc", "matched_average_precision",
     ]  # fmt: skip
-    assert (row["attack"], row["k"], row["measure"]) == ("kmeans:starts=1", 0, "matched_accuracy")
-    assert row["scratch"] == row["baselines"]["raw"]
+    assert (row["subject"], row["k"], row["measure"]) == ("kmeans:starts=1", 0, "matched_accuracy")
+    assert row["baselines"]["scratch"] == row["baselines"]["raw"]
     assert "fine_tuning:steps=9" in (run / "report.html").read_text()  # of the call before
 
 

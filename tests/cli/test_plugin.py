@@ -48,7 +48,7 @@ def test_processes_that_a_command_starts_have_them_too(vfl, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     done = vfl("grid", "tiny.toml", "--plugin", EXAMPLE, "--jobs", "2", "--json")
     assert done.code == 0, done.err
-    assert {row["attack"] for row in json.loads(done.out)} == {"mahalanobis"}
+    assert {row["subject"] for row in json.loads(done.out)["rows"]} == {"mahalanobis"}
     command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
     assert command.endswith(f"--plugin {EXAMPLE}")
 

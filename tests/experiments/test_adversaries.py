@@ -10,9 +10,10 @@ from vfl.core.errors import ConfigError, HijackError, UserError
 from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, attack_runner, training
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.attack_results import read_rows, write_attack_results
-from vfl.experiments.leaderboard import in_measure, leaderboard
+from vfl.experiments.leaderboard import in_measure, leaderboard, utility_of
 from vfl.experiments.pages import build_report
+from vfl.experiments.records import attacks_of, records_of
+from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import run_cells
 from vfl.training import local
 from vfl.training.run import train as train_once
@@ -50,7 +51,7 @@ def done(path, experiment):
 
 
 def timeless(folder):
-    return [vars(row) | {"seconds": None} for row in read_rows(folder)]
+    return [vars(row) | {"seconds": None} for row in attacks_of(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +62,15 @@ def whole(tmp_path_factory):
 def found(folder, adversary, attack, measure=None):
     (row,) = [
         row
-        for row in in_measure(read_rows(folder), "accuracy")
-        if (row.adversary, row.attack) == (adversary, attack) and measure in (None, row.measure)
+        for row in in_measure(attacks_of(folder), "accuracy")
+        if (row.adversary, row.subject) == (adversary, attack) and measure in (None, row.measure)
     ]
     return row
+
+
+def accuracy(folder, adversary):
+    """Of the victim's own answers; None if a party stopped its training."""
+    return utility_of(records_of(folder.path), "accuracy", "none", adversary).get("0")
 
 
 def test_each_defense_is_trained_once_against_each(whole):
@@ -87,7 +93,7 @@ def test_an_adversary_that_the_grid_knows_less_of_is_another_cell():
 
 
 def test_who_tampered_attacks_and_nobody_else(whole):
-    tried = {(row.adversary, row.attack) for row in read_rows(whole)}
+    tried = {(row.adversary, row.subject) for row in attacks_of(whole)}
     assert tried == {
         ("none", "logistic"), ("none", "inversion:steps=5"), ("none", BACKDOOR), ("none", NOISE),
         (EAGER, "logistic"), (BACKDOOR, "logistic"), (BACKDOOR, BACKDOOR),
@@ -109,35 +115,43 @@ def test_a_trigger_is_answered_with_its_class_at_the_same_accuracy(whole):
     assert tampering.measure == honest.measure == "backdoor"
     assert tampering.value > honest.value + 0.3
     assert tampering.guess < 0.1
-    assert tampering.test_accuracy > honest.test_accuracy - 0.1
+    assert accuracy(whole, BACKDOOR) > accuracy(whole, "none") - 0.1
 
 
 def test_noise_spoils_the_network(whole):
     honest, tampering = (found(whole, one, NOISE) for one in ("none", NOISE))
-    assert honest.value == pytest.approx(1 - honest.test_accuracy)
+    assert honest.value == pytest.approx(1 - accuracy(whole, "none"))
     assert tampering.value > honest.value + 0.3
     assert tampering.guess > 0.8
 
 
 def test_a_bent_bottom_is_decoded_beside_the_mean_picture(whole):
-    measures = {row.measure: row for row in read_rows(whole) if row.attack == row.adversary == BENT}
+    measures = {
+        row.measure: row for row in attacks_of(whole) if row.subject == row.adversary == BENT
+    }
     assert set(measures) == {"mse", "psnr", "ssim"}
     assert measures["mse"].guess == found(whole, "none", "inversion:steps=5", "mse").guess
 
 
 def test_the_leaderboard_takes_the_worst_case_over_adversaries_too(whole):
-    rows = read_rows(whole)
-    (place,) = leaderboard(rows, 0.5)
+    rows = attacks_of(whole)
+    (place,) = leaderboard(list(records_of(whole.path)), 0.5)
     attackers = {row.attacker for row in rows if row.measure == "accuracy"}
     assert place.worst.attack in attackers
     best = max(row.value for row in rows if row.measure == "accuracy" and row.k)
     assert place.worst.value.mean == best
-    assert place.utility.mean == found(whole, "none", "logistic").test_accuracy
+    assert place.utility.mean == accuracy(whole, "none")
 
 
 def test_the_table_and_the_page_name_them(whole):
-    table, records = write_attack_results(whole)
-    assert {record["adversary"] for record in records} == {"none", EAGER, BACKDOOR, NOISE, BENT}
+    table, content = write_results(whole)
+    assert {record["adversary"] for record in content["rows"]} == {
+        "none",
+        EAGER,
+        BACKDOOR,
+        NOISE,
+        BENT,
+    }
     assert f"| {BACKDOOR} | {BACKDOOR}" in table
     page = build_report(whole.path).read_text()
     assert f"none against {NOISE}" in page
@@ -201,11 +215,12 @@ def test_who_is_found_out_is_told_and_not_trained_again(tmp_path, monkeypatch):
     )
     folder = done(tmp_path / "grid", tampered(adversaries=BENT, attacks="logistic"))
     row = found(folder, BENT, BENT)
-    assert (row.measure, row.value, row.test_accuracy) == ("found_out", 1.0, None)
+    assert (row.measure, row.value) == ("found_out", 1.0)
+    assert accuracy(folder, BENT) is None
     monkeypatch.setattr(training, "train", None)
     done(folder.path, tampered(adversaries=BENT, attacks="logistic"))
     assert found(folder, BENT, BENT) == row
-    assert "found out" in write_attack_results(folder)[0]
+    assert "found out" in write_results(folder)[0]
     build_report(folder.path)
 
 

@@ -8,9 +8,9 @@ from vfl.config import Experiment
 from vfl.core.seeds import generator
 from vfl.experiments import GridFolder
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.attack_results import read_rows
 from vfl.experiments.attack_runner import AttackRunner
 from vfl.experiments.leaderboard import in_measure, leaderboard
+from vfl.experiments.records import attacks_of, records_of
 from vfl.experiments.scenarios import INFERENCE_TIME
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data
@@ -43,17 +43,17 @@ def folder(tmp_path_factory):
 
 
 def test_each_has_all_baselines_and_counts(folder):
-    rows = {row.attack: row for row in in_measure(read_rows(folder), "accuracy")}
+    rows = {row.subject: row for row in in_measure(attacks_of(folder), "accuracy")}
     assert all(set(row.baselines) == {"scratch", "raw", "pca"} for row in rows.values())
-    (place,) = leaderboard(list(rows.values()), 0.5)
+    (place,) = leaderboard(list(records_of(folder.path)), 0.5)
     best = max(rows.values(), key=lambda row: row.value)
-    assert place.worst.attack == best.attack
+    assert place.worst.attack == best.subject
     # A label-free bottom is the same after every epoch, so who averages has the same baselines.
     assert rows[KEPT].baselines == rows["nearest_mean"].baselines
     assert rows[POOLED].baselines != rows["nearest_mean"].baselines
-    scratch = {row.attack: row.scratch for row in rows.values()}
+    scratch = {row.subject: row.baselines.get("scratch") for row in rows.values()}
     assert scratch[POOLED] != scratch["nearest_mean"]
-    assert place.worst.over_scratch.mean == pytest.approx(best.value - scratch[best.attack])
+    assert place.worst.over_scratch.mean == pytest.approx(best.value - scratch[best.subject])
 
 
 def test_who_pools_is_set_against_all_their_inputs_together(folder):
@@ -71,6 +71,6 @@ def test_who_pools_is_set_against_all_their_inputs_together(folder):
     held = case.view.with_cuts({"targets": both[test], "leaked": both[places]})
     guesses = NearestMean().run(held, generator(0, "attack", 0)).argmax(1)
     wanted = float((guesses == case.labels).float().mean())
-    rows = in_measure(read_rows(folder), "accuracy")
-    (row,) = [row for row in rows if row.attack == POOLED]
+    rows = in_measure(attacks_of(folder), "accuracy")
+    (row,) = [row for row in rows if row.subject == POOLED]
     assert row.baselines["raw"] == pytest.approx(wanted)

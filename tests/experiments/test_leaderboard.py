@@ -3,31 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from made_records import attacked, utility
 
-from vfl.experiments.attack_results import access_table
-from vfl.experiments.leaderboard import by_baseline, fitting_measure, leaderboard
-from vfl.experiments.scores import Row
+from vfl.experiments import leaderboard as room
+from vfl.experiments.attack_tables import access_table
+from vfl.experiments.leaderboard import by_baseline, fitting_measure
 
 NOISE = (-0.002, 0.0, 0.002)
 
 
-def row(defense, attack, k, seed, value, *, accuracy=0.95, scratch=0.6, draw=0, **baselines):
-    return Row(
-        defense=defense,
-        attack=attack,
-        adversary="none",
-        k=k,
-        seed=seed,
-        draw=draw,
-        measure="accuracy" if k else "matched_accuracy",
-        value=value + NOISE[seed],
-        scratch=scratch,
-        guess=0.1,
-        test_accuracy=accuracy + NOISE[seed],
-        baselines={"scratch": scratch + NOISE[seed] / 2} | baselines,
-        threat="",
-        seconds=0.1,
-    )
+def row(defense, attack, k, seed, value, *, scratch=0.6, **baselines):
+    measure = "accuracy" if k else "matched_accuracy"
+    known = {"scratch": scratch + NOISE[seed] / 2} | baselines
+    return attacked(defense, attack, k, seed, value + NOISE[seed], measure=measure, baselines=known)
 
 
 def rows(values, defense="none", attack="logistic", **options):
@@ -37,6 +25,19 @@ def rows(values, defense="none", attack="logistic", **options):
         for k, value in values.items()
         for seed in range(3)
     ]
+
+
+def with_utility(table, **accuracy):
+    """The rows, and how good their victims are."""
+    victims = dict.fromkeys((one.training, int(one.repeat)) for one in table)
+    return table + [
+        utility(training, seed, accuracy.get(training, 0.95) + NOISE[seed])
+        for training, seed in victims
+    ]
+
+
+def leaderboard(table, margin, measure="accuracy", **accuracy):
+    return room.leaderboard(with_utility(table, **accuracy), margin, measure)
 
 
 def verdicts(table, margin=0.5):
@@ -77,7 +78,7 @@ def test_clusters_count_at_every_number_of_leaked_labels():
 
 def test_an_attack_below_the_highest_can_be_the_one_that_leaks():
     """The highest varies too much to say anything; the next one is surely above its baseline."""
-    wild = [replace(one, value=one.value + (one.seed - 1) / 2) for one in rows({5: 0.72})]
+    wild = [replace(one, value=one.value + (int(one.repeat) - 1) / 2) for one in rows({5: 0.72})]
     (place,) = leaderboard(wild + rows({5: 0.7}, attack="svm"), 0.5)
     (one,) = place.standings
     assert one.attack == "logistic"
@@ -88,7 +89,7 @@ def test_an_attack_below_the_highest_can_be_the_one_that_leaks():
 def test_the_highest_of_many_attacks_is_above_what_they_are_worth():
     """An interval that ends just above the baseline is a leak of one attack, not of one in ten."""
     close = rows({5: 0.6052})
-    many = [replace(one, attack=f"svm:strength={name}") for one in close for name in range(9)]
+    many = [replace(one, subject=f"svm:strength={name}") for one in close for name in range(9)]
     assert verdicts(close)["none"] == ["leaks"]
     assert verdicts(close + many)["none"] == ["inconclusive"]
 
@@ -110,7 +111,7 @@ def test_what_a_baseline_is_called():
 
 
 def test_nothing_is_decided_by_one_victim():
-    table = [one for one in rows({5: 0.9}) + rows({5: 0.1}, "good") if one.seed == 0]
+    table = [one for one in rows({5: 0.9}) + rows({5: 0.1}, "good") if one.repeat == "0"]
     assert verdicts(table) == {"good": ["undecided"], "none": ["undecided"]}
 
 
@@ -137,11 +138,13 @@ def test_protection_is_adjusted_for_the_number_of_leaks():
     [(0.99, "yes"), (0.951, "yes"), (0.9455, "undecided"), (0.9405, "no")],
 )
 def test_what_a_defense_costs_beside_the_margin(accuracy, affordable):
-    table = rows({5: 0.9}) + [
-        row("other", "logistic", 5, seed, 0.9, accuracy=accuracy + shift)
+    table = rows({5: 0.9}) + rows({5: 0.9}, "other")
+    good = [utility("none", seed, 0.95 + NOISE[seed]) for seed in range(3)]
+    good += [
+        utility("other", seed, accuracy + shift)
         for seed, shift in enumerate((0.0005, -0.0005, 0.0))
     ]
-    ranked = {place.defense: place for place in leaderboard(table, 0.5)}
+    ranked = {place.defense: place for place in room.leaderboard(table + good, 0.5)}
     assert ranked["none"].difference is None
     assert ranked["other"].difference.mean == pytest.approx(accuracy - 0.95)
     assert ranked["other"].affordable == affordable
@@ -150,7 +153,7 @@ def test_what_a_defense_costs_beside_the_margin(accuracy, affordable):
 def test_an_attack_without_baselines_stands_beside_the_guess_and_those_of_others():
     """Of training rows nothing is known without the training; the guess always is."""
     table = rows({5: 0.7}) + rows({5: 0.9}, attack="gradient_similarity")
-    alone = [replace(one, baselines={}) for one in table if one.attack == "gradient_similarity"]
+    alone = [replace(one, baselines={}) for one in table if one.subject == "gradient_similarity"]
     (place,) = leaderboard(table[:3] + alone, 0.5)
     assert (place.worst.attack, place.worst.baseline) == ("gradient_similarity", "scratch")
     (place,) = leaderboard(alone, 0.5)
@@ -176,7 +179,8 @@ def test_the_measure_follows_the_labels(classes, largest, asked, expected):
 
 def test_each_measure_has_a_leaderboard_and_a_utility_of_its_own():
     table = rows({5: 0.7})
-    table += [replace(one, measure="auc", value=0.9, test_auc=0.8) for one in table]
+    table += [replace(one, measure="auc", value=0.9) for one in table]
+    table += [utility("none", seed, 0.8, measure="auc") for seed in range(3)]
     assert leaderboard(table, 0.5)[0].utility.mean == pytest.approx(0.95)
     (place,) = leaderboard(table, 0.5, "auc")
     assert (place.utility.mean, place.worst.value.mean) == (pytest.approx(0.8), pytest.approx(0.9))
@@ -186,13 +190,13 @@ def test_each_attacker_has_what_those_before_it_have():
     table = [replace(one, access="cut") for one in rows({5: 0.7})]
     table += [replace(one, access="gradients") for one in rows({5: 0.9}, attack="norm")]
     table += [replace(one, access="gradients") for one in rows({5: 0.65}, "good", "norm")]
-    found = access_table(table, 0.5, "accuracy")
+    found = access_table(with_utility(table), 0.5, "accuracy")
     assert found.head == ["defense", "cuts alone", "and gradients"]
     lines = {line[0]: line[1:] for line in found.rows}
     assert lines["none"][0].startswith("+10.0")
     assert lines["none"][1].startswith("+30.0")
     assert lines["good"][0] == ""  # nobody attacked it by its cuts alone
-    assert access_table(table[:3], 0.5, "accuracy") is None
+    assert access_table(with_utility(table[:3]), 0.5, "accuracy") is None
 
 
 def test_where_no_auc_is_known_models_are_judged_by_accuracy():
@@ -205,11 +209,11 @@ def test_where_no_auc_is_known_models_are_judged_by_accuracy():
 def test_other_measures_are_no_part_of_it():
     other = row("none", "gradient_norm", 0, 0, 0.9)
     assert leaderboard([], 0.5) == []
-    assert leaderboard([Row(**{**vars(other), "measure": "attribute_accuracy"})], 0.5) == []
+    assert leaderboard([replace(other, measure="attribute_accuracy")], 0.5) == []
 
 
 def test_without_training_from_scratch_nothing_is_over_it():
-    table = [Row(**{**vars(one), "baselines": {"raw": 0.5}}) for one in rows({5: 0.9})]
+    table = [replace(one, baselines={"raw": 0.5}) for one in rows({5: 0.9})]
     (place,) = leaderboard(table, 0.5)
     assert place.worst.over_scratch is None
     assert place.worst.advantage.mean == pytest.approx(0.4)
@@ -217,10 +221,8 @@ def test_without_training_from_scratch_nothing_is_over_it():
 
 def test_attacks_after_an_adversary_are_attackers_of_their_own():
     honest = rows({5: 0.7})
-    table = honest + [
-        Row(**{**vars(one), "adversary": "eager", "value": 0.9, "test_accuracy": 0.2})
-        for one in honest
-    ]
+    table = honest + [replace(one, adversary="eager", value=0.9) for one in honest]
+    table += [utility("none", seed, 0.2, adversary="eager") for seed in range(3)]
     (place,) = leaderboard(table, 0.5)
     assert place.worst.attack == "logistic after eager"
     assert place.worst.value.mean == pytest.approx(0.9)

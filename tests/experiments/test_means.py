@@ -4,18 +4,14 @@ import csv
 import io
 
 import pytest
+from made_records import attacked
 
-from vfl.experiments.attack_results import means_csv
-from vfl.experiments.scores import Row
+from vfl.experiments.results import means_csv
 
 
-def row(seed, draw, value, scratch=None, **more):
+def row(seed, draw, value, scratch=None, *, training="none", k=5):
     baselines = {} if scratch is None else {"scratch": scratch, "raw": 0.25}
-    about = {"defense": "none", "attack": "logistic", "k": 5, "measure": "accuracy"} | more
-    return Row(
-        **about, adversary="none", seed=seed, draw=draw, value=value, scratch=scratch, guess=0.1,
-        test_accuracy=0.9, baselines=baselines, threat="somebody", seconds=1.0,
-    )  # fmt: skip
+    return attacked(training, "logistic", k, seed, value, draw=draw, baselines=baselines)
 
 
 def read(rows):
@@ -25,17 +21,16 @@ def read(rows):
 def test_draws_are_averaged_before_victims():
     rows = [row(0, 0, 0.5, 0.4), row(0, 1, 0.7, 0.4), row(1, 0, 0.9, 0.5)]
     (found,) = read(rows)
-    assert (found["mean"], found["victims"]) == ("0.7500", "2")
+    assert (found["mean"], found["repeats"]) == ("0.7500", "2")
     # Victims 0.6 and 0.9: deviation 0.2121 by the root of 2, times Student's 12.706.
     assert float(found["half_width"]) == pytest.approx(12.706 * 0.15, abs=1e-3)
     assert found["over_scratch"] == "0.3000"  # 0.2 and 0.4
-    assert found["test_accuracy"] == "0.9000"
     assert (found["baseline_scratch"], found["baseline_raw"]) == ("0.4500", "0.2500")
 
 
 def test_one_line_for_each_attack_defense_k_and_measure_in_order():
-    rows = [row(0, 0, 0.5), row(0, 0, 0.5, k=10), row(0, 0, 0.5, defense="layer_norm")]
-    assert [(one["defense"], one["k"]) for one in read(rows)] == [
+    rows = [row(0, 0, 0.5), row(0, 0, 0.5, k=10), row(0, 0, 0.5, training="layer_norm")]
+    assert [(one["training"], one["k"]) for one in read(rows)] == [
         ("none", "5"), ("none", "10"), ("layer_norm", "5"),
     ]  # fmt: skip
 
@@ -53,4 +48,4 @@ def test_a_seed_without_baselines_is_left_out_of_theirs():
 
 
 def test_no_rows_give_a_head_alone():
-    assert means_csv([]).startswith("defense,adversary,attack,k,")
+    assert means_csv([]).startswith("training,adversary,evaluator,subject,k,measure,mean,")

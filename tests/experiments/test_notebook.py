@@ -39,8 +39,8 @@ def test_a_run_has_figures_tables_and_a_page(run):
 def test_attacks_are_one_call(run):
     found = run.attack("nearest_mean", "kmeans:starts=1", leaks=[2], draws=1, measure="auc")
     table = found.table
-    assert set(table.attack) == {"nearest_mean", "kmeans:starts=1"}
-    auc = table[(table.attack == "nearest_mean") & (table.measure == "auc")]
+    assert set(table.subject) == {"nearest_mean", "kmeans:starts=1"}
+    auc = table[(table.subject == "nearest_mean") & (table.measure == "auc")]
     assert float(auc.guess.iloc[0]) == 0.5 < float(auc.value.iloc[0])
     assert "| nearest_mean    | 2 | auc" in repr(found)
     assert "<table" in found._repr_html_()

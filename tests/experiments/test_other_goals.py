@@ -14,10 +14,11 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import UserError
 from vfl.experiments import GridFolder, attack_runner
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
-from vfl.experiments.attack_results import read_rows, write_attack_results
 from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.pages import build_report
 from vfl.experiments.pictures import GALLERY, kept_pictures
+from vfl.experiments.records import attacks_of
+from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import SCORES
 from vfl.training.run import train
@@ -65,8 +66,8 @@ def whole(tmp_path_factory):
 
 
 def test_every_measure_is_a_row_beside_its_guess(whole):
-    rows = read_rows(whole)
-    assert {(row.attack, row.measure) for row in rows} == {
+    rows = attacks_of(whole)
+    assert {(row.subject, row.measure) for row in rows} == {
         *((spec, measure) for spec in COLUMNS for measure in ("mse", "psnr", "ssim")),
         *(("attribute", f"attribute_{measure}") for measure in OF_LABELS),
         *((spec, f"membership_{one}") for spec in QUERIES for one in ("auc", "tpr_at_1_fpr")),
@@ -75,24 +76,24 @@ def test_every_measure_is_a_row_beside_its_guess(whole):
     assert {row.guess for row in rows if row.measure == "membership_auc"} == {0.5}
     assert all(not row.baselines for row in rows)
     for row in rows:
-        who = "outsider" if row.attack in QUERIES else "label party"
+        who = "outsider" if row.subject in QUERIES else "label party"
         assert row.threat.startswith(f"A semi-honest {who}, alone, in the inference phase")
 
 
 def test_a_few_known_rows_beat_the_mean_picture(whole):
     found = {
         row.measure: row
-        for row in read_rows(whole)
-        if (row.defense, row.attack) == ("none", "inversion:steps=100")
+        for row in attacks_of(whole)
+        if (row.training, row.subject) == ("none", "inversion:steps=100")
     }
     assert found["mse"].value < found["mse"].guess
     assert found["psnr"].value > found["psnr"].guess
 
 
 def test_all_three_stand_in_table_and_page(whole):
-    table, records = write_attack_results(whole)
+    table, content = write_results(whole)
     assert "tpr at 1 fpr" in table
-    json.dumps(records)
+    json.dumps(content["rows"])
     page = build_report(whole.path).read_text()
     assert page.count('src="data:image/png;base64,') == 2 * 4 * 3 * 8
     assert "img-src data:" in page
@@ -125,7 +126,7 @@ def test_rows_of_a_party_s_own_table_are_drawn_only_if_it_is_said(said, drawn):
 def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
     shutil.copytree(whole.path, tmp_path / "grid")
     folder, tried = GridFolder(tmp_path / "grid"), []
-    before = [vars(row) | {"seconds": None} for row in read_rows(folder)]
+    before = [vars(row) | {"seconds": None} for row in attacks_of(folder)]
     path = next(folder.path.rglob(f"{GALLERY}/*.json"))
     content = path.read_bytes()
     path.unlink()
@@ -134,17 +135,17 @@ def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
     assert run_cells(folder, folder.cells()) == []
     assert len(tried) == 1
     assert path.read_bytes() == content
-    assert [vars(row) | {"seconds": None} for row in read_rows(folder)] == before
+    assert [vars(row) | {"seconds": None} for row in attacks_of(folder)] == before
 
 
 def test_a_torn_line_of_several_measures_is_done_again(whole, tmp_path):
     shutil.copytree(whole.path, tmp_path / "grid")
     folder = GridFolder(tmp_path / "grid")
-    before = [vars(row) | {"seconds": None} for row in read_rows(folder)]
+    before = [vars(row) | {"seconds": None} for row in attacks_of(folder)]
     for path in folder.path.rglob(SCORES):
         path.write_bytes(path.read_bytes()[:-20])
     assert run_cells(folder, folder.cells()) == []
-    assert [vars(row) | {"seconds": None} for row in read_rows(folder)] == before
+    assert [vars(row) | {"seconds": None} for row in attacks_of(folder)] == before
 
 
 def test_one_run_is_asked_who_was_a_member(tmp_path):
@@ -173,6 +174,6 @@ def test_a_label_party_with_columns_generates_the_others(tmp_path):
         parties={"client": {"width": 8}, "label": {"width": 8}},
         grid={"attacks": "generative:steps=5", "defenses": "none"},
     )
-    rows = read_rows(done(tmp_path / "grid", own))
+    rows = attacks_of(done(tmp_path / "grid", own))
     assert {row.measure for row in rows} == {"mse", "psnr", "ssim"}
     assert "counterfactually the victim's bottom" in rows[0].threat

@@ -5,7 +5,7 @@ import pytest
 from vfl.config import Experiment, TraceSettings
 from vfl.experiments import GridFolder, training
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.attack_results import read_rows
+from vfl.experiments.records import attacks_of
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import train as train_once
 
@@ -29,7 +29,7 @@ def started(path, *attacks):
 
 
 def timeless(folder):
-    return [vars(row) | {"seconds": None} for row in read_rows(folder)]
+    return [vars(row) | {"seconds": None} for row in attacks_of(folder)]
 
 
 @pytest.fixture
@@ -75,5 +75,5 @@ def test_scores_survive_a_training_that_was_interrupted_while_it_was_recorded(tm
     queries = TraceSettings(phases=("validation", "test"))
     assert trainings == [OF_TRAINING, queries, queries]  # what is scored is not recorded again
     assert first in timeless(folder)
-    assert {row["attack"] for row in timeless(folder)} == set(more)
+    assert {row["subject"] for row in timeless(folder)} == set(more)
     assert not list((path / "aside").iterdir())

@@ -16,9 +16,10 @@ from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, training
 from vfl.experiments import cells as identity
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
-from vfl.experiments.attack_results import read_rows, write_attack_results
 from vfl.experiments.attack_runner import AttackRunner
 from vfl.experiments.leaderboard import in_measure, leaderboard
+from vfl.experiments.records import attacks_of, records_of
+from vfl.experiments.results import write_results
 from vfl.experiments.scenarios import (
     COLLUSION,
     INFERENCE_TIME,
@@ -126,10 +127,10 @@ def test_the_page_names_every_grant_of_every_scenario_and_what_it_reads():
 
 def test_a_training_row_stands_beside_no_baseline_of_test_rows(tmp_path):
     asked = {"attacks": ["gradient_similarity", "nearest_mean"], "baselines": ["scratch"]}
-    rows = {row.attack: row for row in read_rows(done(tmp_path / "grid", recorded(**asked)))}
+    rows = {row.subject: row for row in attacks_of(done(tmp_path / "grid", recorded(**asked)))}
     assert set(rows["nearest_mean"].baselines) == {"scratch"}
     assert rows["gradient_similarity"].baselines == {}
-    assert rows["gradient_similarity"].scratch is None
+    assert rows["gradient_similarity"].baselines.get("scratch") is None
 
 
 def test_only_what_is_needed_is_recorded():
@@ -146,8 +147,8 @@ def test_only_what_is_needed_is_recorded():
 
 def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     folder = done(tmp_path / "grid", recorded())
-    found = in_measure(read_rows(folder), "accuracy")
-    rows = {row.attack: row for row in reversed(found)}  # the first measure of each
+    found = in_measure(attacks_of(folder), "accuracy")
+    rows = {row.subject: row for row in reversed(found)}  # the first measure of each
     assert rows["gradient_similarity"].value > 0.9
     assert "in the training phase" in rows["gradient_similarity"].threat
     assert rows["inversion:steps=5"].measure == "mse"
@@ -155,10 +156,10 @@ def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     assert rows["gradient_similarity"].baselines == {}
     assert set(rows["kmeans:starts=1"].baselines) == {"scratch", "raw"}
     assert not list(folder.path.rglob("trace"))
-    (place,) = leaderboard(list(rows.values()), 0.5)
+    (place,) = leaderboard(list(records_of(folder.path)), 0.5)
     assert place.worst.attack == "gradient_similarity"  # though nothing is set against it
     assert place.worst.baseline in ("scratch", "guess", "kmeans:starts=1 on raw")
-    table, _ = write_attack_results(folder)
+    table, _ = write_results(folder)
     assert "gradient_similarity" in table
 
 
@@ -168,8 +169,8 @@ def test_scores_are_of_the_rarer_class(tmp_path):
     specs += ["averaging:of=principal,over=snapshots"]
     about = {"data": {"source": "breast_cancer", "rows": 300}}
     two = CONTENT | about | {"grid": CONTENT["grid"] | {"attacks": specs}}
-    rows = read_rows(done(tmp_path / "grid", Experiment.model_validate(two)))
-    values = {(row.attack, row.measure): row.value for row in rows}
+    rows = attacks_of(done(tmp_path / "grid", Experiment.model_validate(two)))
+    values = {(row.subject, row.measure): row.value for row in rows}
     assert set(values) == {(spec, one) for spec in specs for one in ("auc", "tpr_at_1_fpr")}
     for spec in specs[:1] + specs[2:]:
         assert values[spec, "auc"] > 0.9, spec
@@ -177,7 +178,7 @@ def test_scores_are_of_the_rarer_class(tmp_path):
 
 def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypatch):
     folder = done(tmp_path / "grid", recorded(attacks="kmeans:starts=1"))
-    before = in_measure(read_rows(folder), "accuracy")
+    before = in_measure(attacks_of(folder), "accuracy")
     (victim,) = [cell for cell in folder.cells() if cell.victim == "none"]
     weights = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
     trained = []
@@ -189,8 +190,8 @@ def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypa
     monkeypatch.setattr(training, "train", noted)
     done(folder.path, recorded(attacks=["kmeans:starts=1", "surrogate"]))
     assert trained == [("train",)]
-    rows = in_measure(read_rows(folder), "accuracy")
-    assert [row for row in rows if row.attack == "kmeans:starts=1"] == before
+    rows = in_measure(attacks_of(folder), "accuracy")
+    assert [row for row in rows if row.subject == "kmeans:starts=1"] == before
     assert len(rows) == 2
     again = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
     assert again == weights
@@ -227,7 +228,7 @@ def test_a_run_is_attacked_by_what_it_recorded(tmp_path):
     train_once(heard, tmp_path, "heard")
     found = attack_finished_run(RunFolder.open(tmp_path / "heard"), settings)
     (row,) = in_measure(found, "accuracy")
-    assert row.attack == "surrogate"
+    assert row.subject == "surrogate"
     assert row.measure == "matched_accuracy"
     both = recorded(attacks=["surrogate", "kmeans", "inversion:steps=5"]).grid
     with pytest.raises(RunFolderError, match=": inversion:steps=5 would read") as refused:
@@ -252,7 +253,7 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
         "averaging:of=attribute": "the cuts of every epoch",
     }
     folder = done(tmp_path / "grid", together(attacks=list(specs)))
-    threats = {row.attack: row.threat for row in read_rows(folder)}
+    threats = {row.subject: row.threat for row in attacks_of(folder)}
     assert list(threats) == list(specs)
     assert all(specs[attack] in told for attack, told in threats.items())
     assert not list(folder.path.rglob("trace"))
@@ -261,12 +262,12 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
 def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp_path):
     sums = {"secure": "sum", "merge": "sum"}
     specs = ["subtraction:of=inversion:steps=5", "pooled:of=kmeans:starts=1"]
-    first, *_, last = read_rows(
+    first, *_, last = attacks_of(
         done(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
     )
     assert first.measure == "mse"
     assert first.threat.startswith("A semi-honest label party, together with shop, in the")
-    assert (last.attack, last.measure) == ("membership", "membership_tpr_at_1_fpr")
+    assert (last.subject, last.measure) == ("membership", "membership_tpr_at_1_fpr")
     assert last.threat.startswith("A semi-honest outsider")  # who sees predictions and no cut
     for spec in ("averaging", "averaging:of=inversion", "inversion", "attribute"):
         with pytest.raises(ExposedCutError, match=f"{spec} reads recorded frames: a trace is of"):

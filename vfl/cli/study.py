@@ -192,14 +192,12 @@ def attack(
     Attacks on gradients need a run that was trained with -s trace.phases=train, and those on
     columns one with -s 'trace.phases=["validation", "test"]'.
     """
-    from dataclasses import asdict
-
     from vfl.config import GridSettings
     from vfl.config.run_folder import RunFolder
     from vfl.config.toml import check, override
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.attack_grid import attack_finished_run
-    from vfl.experiments.attack_results import sentences, summary_table
+    from vfl.experiments.attack_tables import sentences, summary_table
     from vfl.experiments.pages import build_report, glance
     from vfl.experiments.study import overrides_of
 
@@ -212,7 +210,7 @@ def attack(
     results += [f"{attack:<28} {sentence}" for attack, sentence in sentences(rows).items()]
     page = build_report(run)
     if json:
-        emit([asdict(row) | {"no_model": row.no_model} for row in rows])
+        emit([row.as_json() for row in rows])
     else:
         _print_results(glance(run).sentence, "\n".join(results), page)
 
@@ -327,9 +325,7 @@ def _study(
     words = (word for one in overrides for word in ("-s", one))
     command = shlex.join(["vfl", kind, str(path), *words, *plugin_words()])
     found = run_study(study, target, command, cells, jobs, device, _say_cell, ray)
-    if json and kind == "grid":
-        emit(found.content)
-    elif json:
+    if json:
         emit(found.content | {"report": str(found.page), "sentence": found.sentence})
     else:
         _print_results(found.sentence, found.text, found.page)

@@ -17,31 +17,25 @@ from vfl.experiments.cells import (
     is_grid,
     settings_of,
 )
-from vfl.experiments.comparison_results import (
-    Group,
-    Measured,
-    Result,
-    grouped,
-    read_results,
-    write_results,
-)
+from vfl.experiments.lines import Line, lines_of
+from vfl.experiments.records import Record, records_of
+from vfl.experiments.results import write_results
 from vfl.experiments.statistics import Estimate, estimate, paired_difference
 
 __all__ = [
     "Cell",
     "Estimate",
     "GridFolder",
-    "Group",
-    "Measured",
-    "Result",
+    "Line",
+    "Record",
     "chosen",
     "estimate",
     "failure_of",
-    "grouped",
     "is_done",
     "is_grid",
+    "lines_of",
     "paired_difference",
-    "read_results",
+    "records_of",
     "settings_of",
     "write_results",
 ]

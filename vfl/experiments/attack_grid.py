@@ -24,7 +24,6 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import HijackError, RunFolderError
 from vfl.core.storage import read_json, stamp, write_bytes, write_json
 from vfl.datasets import PartyData
-from vfl.experiments.attack_results import read_run_rows
 from vfl.experiments.attack_runner import (
     AttackRunner,
     detected,
@@ -42,6 +41,7 @@ from vfl.experiments.cells import (
 )
 from vfl.experiments.checks import check_attacks, check_attacks_fit
 from vfl.experiments.pictures import GALLERY, pictures_of
+from vfl.experiments.records import Record, attacks_on_run
 from vfl.experiments.scenarios import (
     attacker_of,
     is_recorded,
@@ -57,7 +57,6 @@ from vfl.experiments.scores import (
     SCORES,
     AttackJob,
     AttackPlan,
-    Row,
     ScoreRecord,
     ScoresFile,
     read_scores,
@@ -253,7 +252,7 @@ def _cell(
 
 def attack_finished_run(
     folder: RunFolder, settings: GridSettings, say: Callable[[str], None] = lambda line: None
-) -> list[Row]:
+) -> list[Record]:
     """Attack a run and its baselines; what has a score already is not run again.
 
     The run's page keeps what earlier calls with the same rows reached.
@@ -264,7 +263,7 @@ def attack_finished_run(
         say: gets a line about what is being done.
 
     Returns:
-        The rows of these attacks and leaks.
+        The records of these attacks and leaks.
 
     Raises:
         RunFolderError: the run has not ended, or was trained in a federation, where weights stay
@@ -288,5 +287,5 @@ def attack_finished_run(
     runner, file = AttackRunner.of_run(folder, data, settings), ScoresFile(folder.path)
     scores = list(runner.run(jobs, file))
     write_scores(path, setting, [*runner.known(earlier, file), *scores])
-    rows = read_run_rows(folder.path, settings.baselines)
-    return [row for row in rows if AttackJob(row.attack, row.k, row.draw) in jobs]
+    rows = attacks_on_run(folder.path, settings.baselines)
+    return [row for row in rows if AttackJob(row.subject, row.k, row.draw) in jobs]

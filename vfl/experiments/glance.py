@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from vfl.config import CompareSettings, GridSettings
 from vfl.config.grid import LabelMeasure
-from vfl.experiments.comparison_results import LOWER_IS_BETTER, Group, score_text
+from vfl.experiments.cells import HONEST
 from vfl.experiments.leaderboard import (
     UNDEFENDED,
     LeaderboardEntry,
@@ -21,7 +22,9 @@ from vfl.experiments.leaderboard import (
     label_measure,
     leaderboard,
 )
-from vfl.experiments.scores import Row
+from vfl.experiments.lines import Line
+from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
+from vfl.experiments.results import score_text
 from vfl.experiments.statistics import over_victims, repeats_to_decide
 from vfl.experiments.tables import (
     MEASURES,
@@ -68,7 +71,7 @@ class _Part:
     details: str = ""
 
 
-def of_run(utility: Card, traffic: Card, promises: str, rows: Sequence[Row]) -> Glance:
+def of_run(utility: Card, traffic: Card, promises: str, rows: Sequence[Record]) -> Glance:
     """A run, and what attacks on it reached.
 
     Args:
@@ -87,20 +90,19 @@ def of_run(utility: Card, traffic: Card, promises: str, rows: Sequence[Row]) -> 
     return Glance(cards, sentence, list(filter(None, (labels.details, columns.details))))
 
 
-def of_grid(rows: Sequence[Row], settings: GridSettings, costs: Sequence[Cost]) -> Glance:
+def of_grid(rows: Sequence[Record], settings: GridSettings) -> Glance:
     """A grid of attacks: the undefended model beside the best protected one that costs little.
 
     Args:
         rows: of all victims.
         settings: of the grid.
-        costs: of the undefended victims.
     """
     measure = fitting_measure(rows, settings.measure)
     entries = leaderboard(rows, settings.margin, measure)
-    columns = _columns_of([row for row in rows if row.defense == UNDEFENDED])
+    columns = _columns_of([row for row in rows if row.training == UNDEFENDED])
     if not entries:
         unknown = Card("Labels", NOT_MEASURED, "no attack on labels")
-        cards = [Card("Utility", NOT_MEASURED), _cost_card(costs), unknown, columns.card]
+        cards = [Card("Utility", NOT_MEASURED), _cost_card(rows), unknown, columns.card]
         return Glance(cards, f"Labels were not attacked; {columns.short}.", [columns.details])
     plain = next((one for one in entries if one.defense == UNDEFENDED), entries[0])
     best = _best(entries)
@@ -110,7 +112,7 @@ def of_grid(rows: Sequence[Row], settings: GridSettings, costs: Sequence[Cost]) 
         note += f"; {best.defense} {estimate_text(best.difference, '+', '')} points"
     cards = [
         Card(f"Test {good}", estimate_text(plain.utility), note),
-        _cost_card(costs),
+        _cost_card(rows),
         Card(
             "Labels, above no model",
             f"{estimate_text(plain.worst.advantage, '+', '')} points",
@@ -133,71 +135,66 @@ def of_grid(rows: Sequence[Row], settings: GridSettings, costs: Sequence[Cost]) 
     return Glance(cards, f"{sentence}; {columns.short}.", list(filter(None, details)))
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a training took: bytes of both directions, and seconds."""
-
-    sent: int
-    seconds: float
-
-
-def of_comparison(settings: CompareSettings, groups: Sequence[Group]) -> Glance:
+def of_comparison(settings: CompareSettings, lines: Sequence[Line]) -> Glance:
     """A comparison of codecs: the reference beside the smallest that is not shown to be worse.
 
     That is no proof of being as good: few repeats show little, and how far it may be is said.
     """
-    reference = next((one for one in groups if one.method == settings.reference), None)
-    known = [one for one in groups if one.score is not None]
-    if reference is None or reference.score is None or not known:
+    measure = settings.measure
+    reference = next((one for one in lines if one.about["method"] == settings.reference), None)
+    known = [one for one in lines if one.values(measure)]
+    if reference is None or reference not in known:
         return Glance([Card("Utility", NOT_MEASURED), Card("On the wire", NOT_MEASURED)], "")
-    word = MEASURES.get(settings.measure, settings.measure.replace("_", " "))
+    word = MEASURES.get(measure, measure.replace("_", " "))
+    name = reference.about["codec"]
     small = min((one for one in known if one is reference or _not_worse(one, settings)), key=_share)
     cards = [
-        Card(f"Test {word}", score_text(reference.score, settings.measure), reference.codec),
+        Card(f"Test {word}", score_text(reference.over(measure), measure), name),
         Card(
             "Smallest not shown to be worse",
             f"{_share(small):.2f} %",
-            f"of dense float32, {small.codec}",
+            f"of dense float32, {small.about['codec']}",
         ),
         Card("Labels", NOT_MEASURED, "vfl grid attacks these codecs"),
         Card("Columns", NOT_MEASURED, "vfl grid --attack columns"),
     ]
     if small is reference:
         less_sent = [one for one in known if _share(one) < _share(reference)]
-        decided = all(one.difference and one.difference.half_width for one in less_sent)
+        differences = [one.difference(measure) for one in less_sent]
+        decided = all(one is not None and one.half_width for one in differences)
         found = (
-            f"Every codec that sends less than {reference.codec} is worse."
+            f"Every codec that sends less than {name} is worse."
             if less_sent and decided
-            else f"One repeat shows no codec to be as good as {reference.codec}."
+            else f"One repeat shows no codec to be as good as {name}."
             if less_sent
-            else f"No codec sends less than {reference.codec}."
+            else f"No codec sends less than {name}."
         )
     else:
-        less = score_text(small.difference, settings.measure, "+")
-        unit = " points" if settings.measure in SHARES else ""
+        less = score_text(small.difference(measure), measure, "+")
+        unit = " points" if measure in SHARES else ""
         found = (
-            f"{small.codec} sends {_share(small):.2f} % of dense float32 and reaches "
-            f"{score_text(small.score, settings.measure)}, {less}{unit} beside {reference.codec}: "
+            f"{small.about['codec']} sends {_share(small):.2f} % of dense float32 and reaches "
+            f"{score_text(small.over(measure), measure)}, {less}{unit} beside {name}: "
             "it is not shown to be worse."
         )
     return Glance(cards, found, ["What cuts and gradients give away was not measured here."])
 
 
-def _not_worse(one: Group, settings: CompareSettings) -> bool:
+def _not_worse(one: Line, settings: CompareSettings) -> bool:
     """Whether the 95 % interval of its difference to the reference reaches 0, or is better."""
-    less = one.difference
+    less = one.difference(settings.measure)
     if less is None or less.half_width is None:
         return False
     return less.low <= 0 if settings.measure in LOWER_IS_BETTER else less.high >= 0
 
 
-def _share(group: Group) -> float:
+def _share(line: Line) -> float:
     """Percent of dense float32 in both directions."""
-    ratios = [group.mean(lambda one: one.forward_ratio), group.mean(lambda one: one.backward_ratio)]
+    ratios = [line.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
     return 50 * sum(ratio or 0.0 for ratio in ratios)
 
 
-def _labels_of(rows: Sequence[Row]) -> _Part:
+def _labels_of(rows: Sequence[Record]) -> _Part:
     """The attack on labels that is furthest above what is known without the model."""
     measure = fitting_measure(rows, "auto")
     entries = leaderboard(rows, 0.5, measure)
@@ -283,9 +280,9 @@ def _assumes(settings: GridSettings) -> str:
     )
 
 
-def _columns_of(rows: Sequence[Row]) -> _Part:
+def _columns_of(rows: Sequence[Record]) -> _Part:
     """The attack on columns that is nearest to them, beside the guess."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[Record]] = {}
     for row in rows:
         if row.measure in ("mse", "token_accuracy", "attribute_auc"):
             found.setdefault(f"{row.attacker}\t{row.measure}", []).append(row)
@@ -293,7 +290,7 @@ def _columns_of(rows: Sequence[Row]) -> _Part:
         card = Card("Columns", NOT_MEASURED, "vfl attack RUN --attack columns")
         return _Part(card, "columns were not attacked")
 
-    def gain(own: Sequence[Row]) -> float:
+    def gain(own: Sequence[Record]) -> float:
         """Share of the guess's error that is gone, or points above the guess."""
         value, guess = _mean(own, "value"), _mean(own, "guess")
         return 1 - value / guess if own[0].measure == "mse" and guess else value - guess
@@ -323,17 +320,24 @@ def _columns_of(rows: Sequence[Row]) -> _Part:
     return _Part(card, f"the best attack on columns finds {word} with {card.value}", words)
 
 
-def _mean(rows: Sequence[Row], name: str) -> float:
-    found = over_victims({(row.seed, row.draw): getattr(row, name) for row in rows})
+def _mean(rows: Sequence[Record], name: str) -> float:
+    found = over_victims({(row.repeat, row.draw): getattr(row, name) for row in rows})
     assert found is not None
     return found.mean
 
 
-def _cost_card(costs: Sequence[Cost]) -> Card:
-    if not costs:
+def _cost_card(records: Sequence[Record]) -> Card:
+    """What an undefended training took, mean over its seeds."""
+    plain = [
+        one
+        for one in records
+        if (one.subject, one.training, one.adversary) == (TRAINING, UNDEFENDED, HONEST)
+    ]
+    sent, took = ([one.value for one in plain if one.measure == name] for name in _TOOK)
+    if not sent:
         return Card("On the wire", NOT_MEASURED)
-    sent = sum(one.sent for one in costs) / len(costs)
-    seconds = sum(one.seconds for one in costs) / len(costs)
-    return Card(
-        "On the wire", bytes_text(sent), f"a training, undefended; in {seconds_text(seconds)}"
-    )
+    words = f"a training, undefended; in {seconds_text(fmean(took))}"
+    return Card("On the wire", bytes_text(fmean(sent)), words)
+
+
+_TOOK = ("bytes", "seconds")

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from vfl.config.grid import LabelMeasure
 from vfl.experiments.cells import HONEST
-from vfl.experiments.scores import SCRATCH, Row, scratch_of
+from vfl.experiments.records import TEST, Record
+from vfl.experiments.scores import SCRATCH, scratch_of
 from vfl.experiments.statistics import (
     ONE_SIDED,
     Estimate,
@@ -99,93 +100,126 @@ class LeaderboardEntry:
         return max(self.standings, key=lambda one: (one.verdict == "leaks", one.advantage.mean))
 
 
-def label_measure(row: Row) -> str | None:
-    """The measure of an attack on labels, clusters too; None of one on anything else."""
-    measure = row.measure.removeprefix("matched_")
-    return measure if measure in OF_LABELS else None
+def label_measure(one: Record) -> str | None:
+    """The measure of an attack on labels, clusters too; None of anything else."""
+    measure = one.measure.removeprefix("matched_")
+    return measure if one.evaluator == "attack" and measure in OF_LABELS else None
 
 
-def in_measure(rows: Iterable[Row], measure: LabelMeasure) -> list[Row]:
-    """Rows of attacks on labels by one measure, and of all other attacks."""
-    return [row for row in rows if label_measure(row) in (None, measure)]
+def in_measure(records: Iterable[Record], measure: LabelMeasure) -> list[Record]:
+    """Records of attacks on labels by one measure, and of all other attacks."""
+    attacks = (one for one in records if one.evaluator == "attack")
+    return [one for one in attacks if label_measure(one) in (None, measure)]
 
 
-def fitting_measure(rows: Sequence[Row], asked: LabelMeasure | Literal["auto"]) -> LabelMeasure:
+def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"]) -> LabelMeasure:
     """The measure that attacks on labels are ranked by.
 
     Args:
-        rows: of a grid; the guesses beside them tell how many classes there are, and the largest.
+        rows: of a run or a grid; the guesses beside attacks tell how many classes there are, and
+            the largest.
         asked: "auto" is AUC where there are two classes or one is large, else accuracy.
     """
     if asked != "auto":
         return asked
-    guesses = {name: row.guess for row in rows if (name := label_measure(row))}
+    found = ((label_measure(one), one.guess) for one in rows)
+    guesses = {name: guess for name, guess in found if name and guess is not None}
     binary = guesses.get("balanced_accuracy", 0) >= 0.5
     large = guesses.get("accuracy", 0) > IMBALANCED
     return "auc" if (binary or large) and "auc" in guesses else "accuracy"
 
 
-def _judge_of(rows: Sequence[Row], measure: LabelMeasure) -> Utility:
+def utility_of(
+    records: Iterable[Record], measure: str, training: str, adversary: str = HONEST
+) -> dict[str, float]:
+    """How good a victim's own answers for test rows are, by seed; none if a party stopped it."""
+    return {
+        one.repeat: one.value
+        for one in records
+        if (one.subject, one.measure) == (TEST, measure)
+        and (one.training, one.adversary) == (training, adversary)
+    }
+
+
+def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
     """By what models are judged beside attacks; AUC is unknown where test rows lack a class."""
-    known = all(row.test_auc is not None for row in rows if row.test_accuracy is not None)
-    return "auc" if measure != "accuracy" and known else "accuracy"
+    cells = {
+        name: {one.cell for one in records if (one.subject, one.measure) == (TEST, name)}
+        for name in ("accuracy", "auc")
+    }
+    return "auc" if measure != "accuracy" and cells["accuracy"] <= cells["auc"] else "accuracy"
 
 
 def leaderboard(
-    rows: Sequence[Row], margin: float, measure: LabelMeasure = "accuracy"
+    records: Sequence[Record], margin: float, measure: LabelMeasure = "accuracy"
 ) -> list[LeaderboardEntry]:
     """Every defense that was attacked, the best protected first.
 
     Args:
-        rows: of a grid.
+        records: of a grid, or of a run.
         margin: points of utility that a defense may cost.
         measure: of attacks on labels; see `fitting_measure`.
     """
-    labels = [row for row in rows if label_measure(row) == measure]
-    leaks = sorted({row.k for row in labels if row.k}) or [0]
-    plain = [row for row in labels if row.defense == UNDEFENDED]
-    found, judge = [], _judge_of(labels, measure)
-    for defense in dict.fromkeys(row.defense for row in labels):
-        own = [row for row in labels if row.defense == defense]
-        found.append(_entry(defense, own, plain, leaks, margin, judge))
+    labels = [one for one in records if label_measure(one) == measure]
+    leaks = sorted({one.k for one in labels if one.k}) or [0]
+    plain = [one for one in labels if one.training == UNDEFENDED]
+    found, judge = [], _judge_of(records, measure)
+    undefended = utility_of(records, judge, UNDEFENDED)
+    for defense in dict.fromkeys(one.training for one in labels):
+        own = [one for one in labels if one.training == defense]
+        good = utility_of(records, judge, defense)
+        whole = over_victims({(seed, 0): value for seed, value in good.items()})
+        assert whole is not None, "a victim that was attacked had ended"
+        difference = None if defense == UNDEFENDED else paired_difference(good, undefended)
+        found.append(
+            LeaderboardEntry(
+                defense,
+                whole,
+                judge,
+                difference,
+                None if difference is None else _affordable(difference, margin / 100),
+                _standings(own, plain, leaks),
+            )
+        )
     return sorted(
         found, key=lambda entry: (entry.worst.verdict == "leaks", entry.worst.advantage.mean)
     )
 
 
-def leaked(rows: Iterable[Row], k: int) -> list[Row]:
+def leaked(rows: Iterable[Record], k: int) -> list[Record]:
     """The rows of attacks that k leaked labels allow: those with k, and those that use none."""
     return [row for row in rows if row.k in (0, k)]
 
 
-def by_attack(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
+def by_attack(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
     """Values by attack and what went before it, each by victim and draw."""
-    found: dict[str, dict[tuple[int, int], float]] = {}
+    found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
-        found.setdefault(row.attacker, {})[row.seed, row.draw] = row.value
+        found.setdefault(row.attacker, {})[row.repeat, row.draw] = row.value
     return found
 
 
-def by_baseline(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
+def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
     """Values of the baselines and of the guess, by what they are called, by victim and draw."""
-    found: dict[str, dict[tuple[int, int], float]] = {}
+    found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
-        found.setdefault(GUESS, {})[row.seed, row.draw] = row.guess
+        assert row.guess is not None, "an attack has one"
+        found.setdefault(GUESS, {})[row.repeat, row.draw] = row.guess
         for name, value in row.baselines.items():
-            found.setdefault(_called(row, name), {})[row.seed, row.draw] = value
+            found.setdefault(_called(row, name), {})[row.repeat, row.draw] = value
     return found
 
 
-def _called(row: Row, name: str) -> str:
+def _called(row: Record, name: str) -> str:
     """What a baseline of an attack is called.
 
     Training from scratch is the same beside all attacks, but for that of parties who pool. Where no
     labels leak it is the attack itself on the inputs.
     """
     if name in SCRATCH and row.k > 0:
-        spec = scratch_of(row.attack, name)
+        spec = scratch_of(row.subject, name)
         return name if spec == SCRATCH[name] else spec
-    return f"{row.attack} on {'raw' if name == 'scratch' else name}"
+    return f"{row.subject} on {'raw' if name == 'scratch' else name}"
 
 
 def highest(found: ByAttack) -> str:
@@ -200,23 +234,12 @@ def mean_of(values: Values) -> float:
     return estimate.mean
 
 
-def _entry(
-    defense: str,
-    own: Sequence[Row],
-    plain: Sequence[Row],
-    leaks: Sequence[int],
-    margin: float,
-    judge: Utility,
-) -> LeaderboardEntry:
+def _standings(
+    own: Sequence[Record], plain: Sequence[Record], leaks: Sequence[int]
+) -> list[Standing]:
     chances = {k: _chance(leaked(own, k)) for k in leaks if leaked(own, k)}
     adjusted = holm(chances)
-    standings = [_standing(k, leaked(own, k), leaked(plain, k), adjusted[k]) for k in chances]
-    good, undefended = _utility(own, judge), _utility(plain, judge)
-    difference = None if defense == UNDEFENDED else paired_difference(good, undefended)
-    whole = over_victims({(seed, 0): value for seed, value in good.items()})
-    assert whole is not None
-    affordable = None if difference is None else _affordable(difference, margin / 100)
-    return LeaderboardEntry(defense, whole, judge, difference, affordable, standings)
+    return [_standing(k, leaked(own, k), leaked(plain, k), adjusted[k]) for k in chances]
 
 
 def _affordable(difference: Estimate, margin: float) -> Literal["yes", "no", "undecided"]:
@@ -225,7 +248,7 @@ def _affordable(difference: Estimate, margin: float) -> Literal["yes", "no", "un
     return "no" if chance_below(difference, -margin) <= _ONE_IN_TWENTY else "undecided"
 
 
-def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -> Standing:
+def _standing(k: int, own: Sequence[Record], plain: Sequence[Record], chance: float) -> Standing:
     attacks, baselines = by_attack(own), by_baseline(own)
     attack, baseline = highest(attacks), highest(baselines)
     value, beside = over_victims(attacks[attack]), over_victims(baselines[baseline])
@@ -252,7 +275,7 @@ def _verdict(above: Estimate, chance: float, leaks: bool, conclusive: bool) -> V
     return "protected" if chance <= ONE_SIDED else "undecided"
 
 
-def _leaks(rows: Sequence[Row]) -> bool:
+def _leaks(rows: Sequence[Record]) -> bool:
     """Whether some attack succeeds."""
     if not rows:
         return False
@@ -261,13 +284,8 @@ def _leaks(rows: Sequence[Row]) -> bool:
     return leaking(attacks, baselines[highest(baselines)]) <= ONE_SIDED
 
 
-def _chance(rows: Sequence[Row]) -> float:
+def _chance(rows: Sequence[Record]) -> float:
     baselines = by_baseline(rows)
     best = baselines[highest(baselines)]
     advantages = [advantage(values, best) for values in by_attack(rows).values()]
     return protected(advantages, rivals_of(best, baselines.values()))
-
-
-def _utility(rows: Iterable[Row], judge: Utility) -> dict[int, float]:
-    honest = {row.seed: getattr(row, f"test_{judge}") for row in rows if row.adversary == HONEST}
-    return {seed: value for seed, value in honest.items() if value is not None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,11 @@ from vfl.config.run_folder import RunFolder, new_run_name
 from vfl.config.toml import check, override
 from vfl.core.storage import read_lines
 from vfl.experiments.attack_grid import attack_finished_run
-from vfl.experiments.attack_results import summary_table
+from vfl.experiments.attack_tables import summary_table
 from vfl.experiments.glance import Glance
 from vfl.experiments.pages import build_report, glance
+from vfl.experiments.records import COLUMNS, Record
 from vfl.experiments.scheduler import FinishedCell
-from vfl.experiments.scores import Row
 from vfl.experiments.study import (
     Kind,
     Results,
@@ -119,7 +118,7 @@ class Attacks:
         rows: a row a measure, attack, number of leaked labels and draw.
     """
 
-    def __init__(self, run: Run, rows: Sequence[Row], settings: GridSettings) -> None:
+    def __init__(self, run: Run, rows: Sequence[Record], settings: GridSettings) -> None:
         self.run, self.rows, self._settings = run, rows, settings
 
     @property
@@ -127,7 +126,7 @@ class Attacks:
         """The rows, with `no_model`, the best value without the model, beside each."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(row) | {"no_model": row.no_model} for row in self.rows])
+        return pd.DataFrame([row.row() for row in self.rows], columns=COLUMNS)
 
     def __repr__(self) -> str:
         return summary_table(self.rows, self._settings.measure).markdown()

@@ -21,7 +21,6 @@ from vfl.core.storage import (
     write_json,
     write_text,
 )
-from vfl.experiments.cells import HONEST
 
 #: The victim's own bottom, as opposed to a label-free one.
 TRAINED = "trained"
@@ -196,51 +195,6 @@ class ScoreRecord:
     def of_training(self) -> bool:
         """Whether it is about training rows, which no baseline is about."""
         return IN_TRAINING in self.threat
-
-
-@dataclass(frozen=True)
-class Row:
-    """One attack on one victim, once.
-
-    Attributes:
-        defense: of the victim.
-        attack, k, draw, measure, value, guess, threat, access, seconds: see `ScoreRecord`; an
-            adversary's spec where the row is about what that itself reached.
-        adversary: the victim was trained against; "none" is an honest training.
-        seed: of the victim.
-        scratch: what the leaked rows are worth without the victim; for clusters, the inputs.
-        baselines: by name, on the same leaked rows; `scratch` is one of them.
-        test_accuracy, test_auc: of the victim; None if a party stopped the training.
-    """
-
-    defense: str
-    attack: str
-    adversary: str
-    k: int
-    seed: int
-    draw: int
-    measure: str
-    value: float
-    scratch: float | None
-    guess: float
-    test_accuracy: float | None
-    baselines: Mapping[str, float]
-    threat: str
-    seconds: float
-    test_auc: float | None = None
-    access: str = ""
-
-    @property
-    def no_model(self) -> float | None:
-        """The best baseline: what the attacker reaches without the victim."""
-        return max(self.baselines.values(), default=None)
-
-    @property
-    def attacker(self) -> str:
-        """The attack, and the adversary that went before it."""
-        if self.adversary in (HONEST, self.attack):
-            return self.attack
-        return f"{self.attack} after {self.adversary}"
 
 
 class ScoresFile:

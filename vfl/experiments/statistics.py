@@ -96,7 +96,7 @@ def _quantile(count: int) -> float:
 
 Key = TypeVar("Key", bound=Hashable)
 #: Values by (victim, draw).
-Values = Mapping[tuple[int, int], float]
+Values = Mapping[tuple[Any, int], float]
 #: What a one-sided test may err by, so that it agrees with the end of a two-sided interval.
 ONE_SIDED = (1 - CONFIDENCE) / 2
 

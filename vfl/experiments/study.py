@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vfl.config import Experiment, Locations, ValueSettings
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.attack_results import write_attack_results
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.comparison import comparison_of, plan_lines
-from vfl.experiments.comparison_results import write_results
 from vfl.experiments.glance import Glance
 from vfl.experiments.pages import build_report, glance
 from vfl.experiments.pages.build import render
+from vfl.experiments.records import frame_of
+from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import FinishedCell, run_cells
-from vfl.experiments.tidy import frame_of, write_records
-from vfl.experiments.value import value_cells, write_value
+from vfl.experiments.value import value_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,19 +111,12 @@ def run_study(
 
 
 def write_study(folder: GridFolder, failed: Sequence[FinishedCell] = ()) -> Results:
-    """Write `table.md`, `results.csv`, `results.json` and `report.html` from what cells hold.
+    """Write tables, results and page from what cells hold; see `write_results`.
 
     Raises:
         RunFolderError: there is no grid, or a file of it is damaged.
     """
-    content: Any
-    if folder.kind == "codecs":
-        text, content = write_results(folder)
-    elif folder.kind == "attacks":
-        text, content = write_attack_results(folder)
-    else:
-        text, content = write_value(folder)
-    write_records(folder.path)
+    text, content = write_results(folder)
     build_report(folder.path)
     return Results(folder.path, text, content, failed)
 
@@ -140,7 +132,7 @@ class Results:
     """
 
     def __init__(
-        self, path: Path, text: str, content: Any, failed: Sequence[FinishedCell] = ()
+        self, path: Path, text: str, content: dict[str, Any], failed: Sequence[FinishedCell] = ()
     ) -> None:
         self.path, self.text, self.content, self.failed = path, text, content, failed
 
@@ -155,7 +147,7 @@ class Results:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each measure of each training; see `vfl.experiments.tidy.Record`."""
+        """A row for each measure of each training; see `vfl.experiments.records.Record`."""
         return frame_of(self.path)
 
     @property

@@ -6,20 +6,16 @@ place of the training, or its protection differs.
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vfl.config import Experiment, PartySettings, TraceSettings, ValueSettings
 from vfl.config.run_folder import RunFolder
-from vfl.core.ledger import Ledger, size
-from vfl.core.storage import read_json, stamp, write_json
-from vfl.experiments.cells import CODEC, Cell, GridFolder, failure_of, is_done
-from vfl.experiments.comparison_results import LOWER_IS_BETTER, score_text
-from vfl.experiments.statistics import Estimate, resampled
-from vfl.experiments.tables import SHARES, Table, left_out, write_tables
+from vfl.core.ledger import Ledger
+from vfl.core.storage import stamp, write_json
+from vfl.experiments.cells import CODEC, Cell, GridFolder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -227,150 +223,7 @@ def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> Non
     run.finish(figures | nothing_sent | {"epochs": best + 1, "seconds": 0.0}, Ledger())
 
 
-@dataclass(frozen=True)
-class Line:
-    """One way of training, over its seeds.
-
-    Attributes:
-        what: in words.
-        scores: of the test rows, by seed.
-        sent: bytes of a whole training, mean over the seeds; 0 where nothing is sent.
-        share: of dense float32, mean; None where nothing is sent.
-        ratio: test rows to training rows.
-        cells: how many there are to be.
-    """
-
-    what: str
-    scores: Mapping[str, float]
-    sent: float
-    share: float | None
-    ratio: float
-    cells: int
-
-    @property
-    def score(self) -> Estimate | None:
-        """Mean with its interval."""
-        return resampled(list(self.scores.values()), self.ratio)
-
-    def less(self, other: Line) -> Estimate | None:
-        """Mean of the differences to another line, seed by seed."""
-        both = [seed for seed in self.scores if seed in other.scores]
-        return resampled([self.scores[x] - other.scores[x] for x in both], self.ratio)
-
-
 def measure_of(experiment: Experiment) -> str:
     """The measure that is compared: what is asked for, or AUC, or the root of the mean square."""
     asked = value_settings_of(experiment).measure
     return asked or ("rmse" if experiment.label.task == "regression" else "auc")
-
-
-def value_lines(folder: GridFolder) -> tuple[list[Line], list[str]]:
-    """What is known, a line each in the order of the cells, and what is not known yet.
-
-    Raises:
-        RunFolderError: a file of a cell is damaged.
-    """
-    measure = f"test_{measure_of(folder.experiment())}"
-    found: dict[str, list[dict[str, Any]]] = {}
-    failed = missing = 0
-    cells = folder.cells()
-    for cell in cells:
-        path, about = folder.cells_path / cell.name, dict[str, Any](cell.about)
-        records = found.setdefault(about["what"], [])
-        if not is_done(path):
-            failed += failure_of(path) is not None
-            missing += failure_of(path) is None
-            continue
-        summary = RunFolder(path).summary()
-        score = summary.get(measure)
-        if score is not None and math.isfinite(score):
-            alone = about["party"] or about["what"] == CENTRAL  # a stand-in's frames, in one place
-            sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
-            share = None if alone else summary["wire_ratio"]
-            about |= {"score": score, "sent": 0 if alone else sent, "share": share}
-            records.append(about | read_json(path / CODEC))
-    lines = [
-        Line(
-            what,
-            {one["repeat"]: one["score"] for one in records},
-            _mean([one["sent"] for one in records]) or 0.0,
-            _mean([one["share"] for one in records if one["share"] is not None]),
-            _mean([one["test_rows"] / one["train_rows"] for one in records]) or 0.0,
-            sum(cell.about["what"] == what for cell in cells),
-        )
-        for what, records in found.items()
-    ]
-    return lines, left_out(len(cells), failed, missing, "trained")
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def sentences(lines: Sequence[Line], measure: str) -> list[str]:
-    """What a reader wants to know first; only what the intervals say."""
-    named = {line.what: line for line in lines if line.scores}
-    split = named.pop(SPLIT, None)
-    if split is None:
-        return []
-    sign, unit = (-1, "") if measure in LOWER_IS_BETTER else (1, "")
-    unit = " points" if measure in SHARES else unit
-    found = []
-    alone = [line for what, line in named.items() if what.endswith(" alone")]
-    for line in alone:
-        less = split.less(line)
-        if less is not None:
-            text = score_text(less, measure, "+")
-            gain = sign * less.mean - (less.half_width or math.inf)
-            verdict = "joining buys that" if gain > 0 else "no gain is shown"
-            found.append(f"split less {line.what}: {text}{unit}; {verdict}")
-    for what in (CENTRAL, f"{BOOSTING}, all columns"):
-        if what in named and (less := split.less(named[what])) is not None:
-            inside = less.half_width is not None and abs(less.mean) <= less.half_width
-            verdict = "within the interval of 0" if inside else "outside the interval of 0"
-            found.append(f"split less {what}: {score_text(less, measure, '+')}{unit}; {verdict}")
-    return found
-
-
-def value_table(lines: Sequence[Line], measure: str) -> Table:
-    """A line each: how good, how far from split, and what is sent."""
-    split = next(line for line in lines if line.what == SPLIT)
-    less = "less split" + (", points" if measure in SHARES else "")
-    head = ["training", measure.replace("_", " "), less, "bytes", "of dense", "seeds"]
-    rows = [
-        [
-            line.what,
-            score_text(line.score, measure),
-            "" if line is split else score_text(line.less(split), measure, "+"),
-            size(round(line.sent)) if line.sent else "",
-            "" if line.share is None else f"{100 * line.share:.2f} %",
-            f"{len(line.scores)} of {line.cells}",
-        ]
-        for line in lines
-    ]
-    return Table(head, rows)
-
-
-def write_value(folder: GridFolder) -> tuple[str, dict[str, Any]]:
-    """Write `results.json` and `table.md` from what the cells hold.
-
-    Returns:
-        The table in Markdown with what it says, and the content of the JSON file.
-    """
-    measure = measure_of(folder.experiment())
-    lines, missing = value_lines(folder)
-    said = sentences(lines, measure)
-    split = next(line for line in lines if line.what == SPLIT)
-    records = [
-        {
-            "training": line.what,
-            measure: asdict(found) if (found := line.score) else None,
-            "less_split": asdict(less) if (less := line.less(split)) and line != split else None,
-            "scores": dict(line.scores),
-            "bytes": line.sent,
-            "of_dense": line.share,
-        }
-        for line in lines
-    ]
-    content = {"measure": measure, "trainings": records, "sentences": said}
-    return write_tables(folder.path, content, [value_table(lines, measure)], said + missing)

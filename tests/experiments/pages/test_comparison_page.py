@@ -1,13 +1,15 @@
-"""The figures of a comparison, from groups made by hand."""
+"""The figures of a comparison, from lines made by hand."""
 
+import json
 import math
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from vfl.experiments import Group, Measured, Result, grouped
-from vfl.experiments.comparison_results import Epoch
+from vfl.core.storage import stamp, write_json
+from vfl.experiments import Line
+from vfl.experiments.lines import beside_method
 from vfl.experiments.pages.charts import powers
 from vfl.experiments.pages.comparison_page import (
     alpha_drawings,
@@ -17,43 +19,57 @@ from vfl.experiments.pages.comparison_page import (
     panels,
 )
 
-MEASURED = {
-    "score": 0.5,
-    "train_score": 0.7,
-    "train_loss": 1.0,
-    "test_loss": 1.5,
-    "formula_ratio": 0.1,
-    "forward_ratio": 0.1,
-    "backward_ratio": 0.1,
-    "frame_ratio": 0.1,
-    "bound_ratio": 0.1,
-    "encode_ms": 1.0,
-    "decode_ms": 1.0,
-    "nonzeros": 2.0,
-    "units": 4,
-    "never_sent": 1,
-    "dead_units": 0,
-    "usage": (5, 10, 0, 5),
-    "test_rows": 10,
-    "reached": (),
-    "total_bytes": 4000,
-    "seconds": 1.0,
-    "epochs": (Epoch(1, 0.25, 2.0, 1000), Epoch(2, 0.5, 1.0, 4000)),
+#: Figures of a cell by subject and measure.
+FIGURES = {
+    ("test rows", "accuracy"): 0.5,
+    ("training rows", "accuracy"): 0.7,
+    ("training", "loss"): 1.0,
+    ("training", "wire_ratio_up"): 0.1,
+    ("training", "wire_ratio_down"): 0.1,
+    ("all parties", "nonzeros"): 2.0,
+    ("all parties", "units"): 4,
+    ("all parties", "never_sent"): 1,
 }
+#: Accuracy, loss and bytes of both directions of each epoch.
+EPOCHS = ((0.25, 2.0, 1000), (0.5, 1.0, 4000))
 
 
-def result(codec, *, method=None, level="", variant="", repeat="seed=0", **changes):
-    measured = Measured(**(MEASURED | changes))
-    name = f"{variant}{codec}{repeat}"
-    return Result(name, variant, method or codec, codec, level, repeat, measured, None)
+@pytest.fixture
+def line(tmp_path):
+    """Makes a line with run folders of its repeats, each with changes of what is above."""
+
+    def make(codec, *repeats, method=None, level="", variant="", epochs=EPOCHS):
+        about = {"variant": variant, "method": method or codec, "codec": codec, "level": level}
+        runs, figures = {}, {}
+        for number, changes in enumerate(repeats or [{}]):
+            path = runs[f"seed={number}"] = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+            path.mkdir()
+            own = changes.pop("epochs", epochs)
+            (path / "metrics.jsonl").write_text(
+                "".join(
+                    f"{json.dumps(dict(zip(NAMES, (place, *one, 0), strict=True)))}\n"
+                    for place, one in enumerate(own, 1)
+                )
+            )
+            party = {"usage": [5, 10, 0, 5], "rows": 10}
+            write_json(path / "codec.json", stamp() | {"parties": {"client": party}})
+            for name, value in (FIGURES | changes).items():
+                figures.setdefault(name, {})[f"seed={number}"] = value
+        return Line(about, len(runs), runs, figures)
+
+    return make
 
 
-def groups_of(*results):
-    return grouped(results, results[0].method)
+NAMES = ("epoch", "validation_accuracy", "train_loss", "bytes_up", "bytes_down")
+SCORE = "test rows", "accuracy"
 
 
-def drawings(*results):
-    return {one.title: one for one in curves(groups_of(*results), "accuracy")}
+def beside(*lines):
+    return beside_method(lines, lines[0].about["method"])
+
+
+def drawings(*lines):
+    return {one.title: one for one in curves(beside(*lines), "accuracy")}
 
 
 def heights(drawing):
@@ -67,9 +83,9 @@ def heights(drawing):
     return [low + (y - low_y) / (high_y - low_y) * (high - low) for y in locations]
 
 
-def test_curves_are_means_over_repeats():
-    second = (Epoch(1, 0.35, 2.0, 1000), Epoch(2, 0.7, 1.0, 4000))
-    found = drawings(result("topk:k=2"), result("topk:k=2", repeat="seed=1", epochs=second))
+def test_curves_are_means_over_repeats(line):
+    second = ((0.35, 2.0, 1000), (0.7, 1.0, 4000))
+    found = drawings(line("topk:k=2", {}, {"epochs": second}))
     by_epoch = found["Accuracy by epoch"]
     assert heights(by_epoch) == pytest.approx([30, 60], abs=0.5)
     assert [words for _, words in by_epoch.legend] == ["topk:k=2"]
@@ -78,39 +94,39 @@ def test_curves_are_means_over_repeats():
     assert ticks == ["1\u00a0kB", "2\u00a0kB"]
 
 
-def test_an_epoch_counts_when_every_repeat_has_it():
-    short = result("none", repeat="seed=1", epochs=MEASURED["epochs"][:1])
-    chart = ET.fromstring(drawings(result("none"), short)["Accuracy by epoch"].chart)
+def test_an_epoch_counts_when_every_repeat_has_it(line):
+    short = line("none", {}, {"epochs": EPOCHS[:1]})
+    chart = ET.fromstring(drawings(short)["Accuracy by epoch"].chart)
     assert len(list(chart.iter("circle"))) == 1
 
 
-def test_units_in_order_of_use():
-    found = drawings(result("topk:k=2"))["How often each unit is sent"]
+def test_units_in_order_of_use(line):
+    found = drawings(line("topk:k=2"))["How often each unit is sent"]
     assert heights(found) == pytest.approx([100, 50, 50, 0], abs=0.5)
     assert [words for _, words in found.legend] == ["topk:k=2, 1 of 4 never"]
 
 
-def test_a_codec_that_sends_every_unit_is_not_drawn():
-    assert "How often each unit is sent" not in drawings(result("none", nonzeros=4.0))
+def test_a_codec_that_sends_every_unit_is_not_drawn(line):
+    whole = line("none", {("all parties", "nonzeros"): 4.0})
+    assert "How often each unit is sent" not in drawings(whole)
 
 
-def test_a_chart_a_level_with_those_that_have_none():
-    none = result("none")
+def test_a_chart_a_level_with_those_that_have_none(line):
     matched = [
-        result(f"topk:k={k}", method="topk:k=?", level=level) for k, level in ((1, "5"), (2, "10"))
+        line(f"topk:k={k}", method="topk:k=?", level=level) for k, level in ((1, "5"), (2, "10"))
     ]
-    found = panels(groups_of(none, *matched))
+    found = panels(beside(line("none"), *matched))
     assert [scene.words for scene in found] == ["at 5 %", "at 10 %"]
-    assert [[group.codec for group, _ in scene.groups] for scene in found] == [
+    assert [[one.about["codec"] for one, _ in scene.lines] for scene in found] == [
         ["none", "topk:k=1"],
         ["none", "topk:k=2"],
     ]
-    assert found[0].groups[1][1] == found[1].groups[1][1], "a method looks alike in all charts"
-    plain = [result("none", variant=variant) for variant in ("a", "b")]
-    assert [scene.words for scene in panels(groups_of(*plain))] == ["a", "b"]
+    assert found[0].lines[1][1] == found[1].lines[1][1], "a method looks alike in all charts"
+    plain = [line("none", variant=variant) for variant in ("a", "b")]
+    assert [scene.words for scene in panels(beside(*plain))] == ["a", "b"]
 
 
-def test_families_differ_in_alpha_alone():
+def test_families_differ_in_alpha_alone(line):
     codecs = [
         "topk:k=2",
         "topk:k=3",
@@ -121,27 +137,29 @@ def test_families_differ_in_alpha_alone():
         "randtopk:k=5,alpha=0.3",
         "size:k=2",
     ]
-    found = families(groups_of(*map(result, codecs)))
-    assert {one.name: {alpha: g.codec for alpha, g in one.members.items()} for one in found} == {
+    found = families(beside(*map(line, codecs)))
+    members = {
+        one.name: {alpha: own.about["codec"] for alpha, own in one.members.items()} for one in found
+    }
+    assert members == {
         "k=2": {0.0: "topk:k=2", 0.1: "randtopk:k=2", 0.3: "randtopk:k=2,alpha=0.3"},
         "k=2, values=4": {0.0: "topk:k=2,values=4", 0.3: "randtopk:k=2,values=4,alpha=0.3"},
     }
 
 
-def test_the_laws_are_two_families():
+def test_the_laws_are_two_families(line):
     laws = ("sequential", "multinomial")
     codecs = [f"randtopk:k=2,alpha={alpha},law={law}" for alpha in (0.1, 0.2) for law in laws]
-    found = families(groups_of(*map(result, codecs)))
+    found = families(beside(*map(line, codecs)))
     assert [one.name for one in found] == ["law=sequential, k=2", "law=multinomial, k=2"]
 
 
-def test_score_loss_and_gap_by_alpha():
-    cells = [
-        result(f"randtopk:k=2,alpha={alpha}", repeat=f"seed={seed}", score=score)
+def test_score_loss_and_gap_by_alpha(line):
+    found = [
+        line(f"randtopk:k=2,alpha={alpha}", {SCORE: score}, {SCORE: score})
         for alpha, score in ((0.1, 0.4), (0.3, 0.6))
-        for seed in (0, 1)
     ]
-    score, loss, gap, loss_by_epoch = alpha_drawings(groups_of(*cells), "accuracy")
+    score, loss, gap, loss_by_epoch = alpha_drawings(beside(*found), "accuracy")
     assert (score.title, loss.title, gap.title) == (
         "Accuracy by alpha",
         "Training loss by alpha",
@@ -154,18 +172,19 @@ def test_score_loss_and_gap_by_alpha():
     assert heights(gap) == pytest.approx([30, 10], abs=0.2)
     whiskers = [p for p in ET.fromstring(score.chart).iter("path") if p.get("class") == "whisker"]
     assert whiskers[0].get("d").count("M") == 2
-    assert list(alpha_drawings(groups_of(result("none")), "accuracy")) == []
+    assert list(alpha_drawings(beside(line("none")), "accuracy")) == []
 
 
-def test_an_interval_is_as_high_as_it_says():
-    cells = [
-        result(f"randtopk:k=2,alpha={alpha}", repeat=f"seed={seed}", score=score + 0.02 * seed)
-        for alpha, score in ((0.1, 0.4), (0.3, 0.6))
-        for seed in (0, 1)
-    ]
-    half = groups_of(*cells)[0].score.half_width
+def test_an_interval_is_as_high_as_it_says(line):
+    lines = beside(
+        *(
+            line(f"randtopk:k=2,alpha={alpha}", {SCORE: score}, {SCORE: score + 0.02})
+            for alpha, score in ((0.1, 0.4), (0.3, 0.6))
+        )
+    )
+    half = lines[0].over("accuracy").half_width
     assert half == pytest.approx(12.706 * math.sqrt(2) * 0.01 / math.sqrt(2), rel=1e-3)
-    drawing = next(alpha_drawings(groups_of(*cells), "accuracy"))
+    drawing = next(alpha_drawings(lines, "accuracy"))
     path = next(
         p.get("d") for p in ET.fromstring(drawing.chart).iter("path") if p.get("class") == "whisker"
     )
@@ -184,23 +203,23 @@ def test_ticks_of_an_axis_of_logarithms(low, high, expected):
     assert powers(low, high) == expected
 
 
-def test_a_group_that_is_not_trained_is_left_out():
-    cell = Result("a", "", "none", "none", "", "seed=0", None, None)
-    waiting = Group("", "none", "none", "", (cell,))
+def test_a_line_that_is_not_trained_is_left_out():
+    about = {"variant": "", "method": "none", "codec": "none", "level": ""}
+    waiting = Line(about, 1, {}, {})
     assert list(curves([waiting], "accuracy")) == []
-    assert waiting.score is None
+    assert waiting.over("accuracy") is None
 
 
-def test_nothing_that_sends_less_is_better_than_a_numbered_codec():
-    def codec(name, share, score, **changes):
-        ratios = {"forward_ratio": share, "backward_ratio": share, "score": score}
-        return result(name, **ratios | changes)
+def test_nothing_that_sends_less_is_better_than_a_numbered_codec(line):
+    def codec(name, up, score, down=None):
+        ratios = {"wire_ratio_up": up, "wire_ratio_down": down or up}
+        return line(name, {("training", key): one for key, one in ratios.items()} | {SCORE: score})
 
-    found = groups_of(
+    found = beside(
         codec("none", 1.0, 0.90),
         codec("topk:k=9", 0.04, 0.88),
         codec("size:k=3", 0.02, 0.80),
-        codec("topk:k=3", 0.02, 0.85, backward_ratio=0.01),
+        codec("topk:k=3", 0.02, 0.85, down=0.01),
         codec("topk:k=2", 0.03, 0.85),
         codec("size:k=1", 0.01, 0.20),
     )

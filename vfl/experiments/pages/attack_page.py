@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from markupsafe import Markup
 
 from vfl.config import GridSettings
 from vfl.config.grid import LabelMeasure
-from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json
-from vfl.experiments.attack_results import (
+from vfl.experiments.attack_tables import (
     access_table,
     board_table,
     measure_words,
     missing,
     others_table,
-    read_rows,
     sentences,
     standings_table,
 )
 from vfl.experiments.cells import HONEST, PICTURES, Cell, GridFolder, grid_settings_of
-from vfl.experiments.glance import Cost, of_grid
+from vfl.experiments.glance import of_grid
 from vfl.experiments.leaderboard import (
     GUESS,
-    UNDEFENDED,
     LeaderboardEntry,
     Utility,
     by_attack,
@@ -50,8 +49,10 @@ from vfl.experiments.pages.charts import (
     map_drawing,
     scatter_drawing,
 )
+from vfl.experiments.pages.sections import Content, Section, Strip
 from vfl.experiments.pictures import kept_pictures
-from vfl.experiments.scores import OF_CELL, Row, read_scores
+from vfl.experiments.records import TEST, TRAINING, Record
+from vfl.experiments.scores import OF_CELL, read_scores
 from vfl.experiments.tables import (
     MEASURES,
     Table,
@@ -71,7 +72,7 @@ def style_of(number: int) -> int:
 
 
 def tradeoffs(
-    entries: Sequence[LeaderboardEntry], rows: Sequence[Row], measure: LabelMeasure
+    entries: Sequence[LeaderboardEntry], rows: Sequence[Record], measure: LabelMeasure
 ) -> Iterator[Drawing]:
     """Utility against the worst attack at each k, then against each attack at the middle k."""
     leaks = [one.k for one in entries[0].standings]
@@ -84,7 +85,7 @@ def tradeoffs(
     for attack in dict.fromkeys(row.attacker for row in allowed):
         values = {}
         for one in entries:
-            found = by_attack(row for row in allowed if row.defense == one.defense)
+            found = by_attack(row for row in allowed if row.training == one.defense)
             if attack in found:
                 values[one.defense] = mean_of(found[attack])
         title = f"{attack} at k = {leaks[middle]}"
@@ -140,11 +141,11 @@ def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
 
 
 def attack_advantages(
-    rows: Sequence[Row], entries: Sequence[LeaderboardEntry]
+    rows: Sequence[Record], entries: Sequence[LeaderboardEntry]
 ) -> Iterator[Drawing]:
     """For each defense, every attack above the best baseline by leaked labels."""
     for entry in entries:
-        own = [row for row in rows if row.defense == entry.defense]
+        own = [row for row in rows if row.training == entry.defense]
         points: dict[str, list[tuple[float, float]]] = {}
         for x, one in enumerate(entry.standings):
             best = one.baseline_value.mean
@@ -199,20 +200,6 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
             yield map_drawing(f"t-SNE, {defense}", words, points)
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """Pictures above each other, column by column about the same row.
-
-    Attributes:
-        title, caption: as of a drawing.
-        lines: what each line of pictures is, and the pictures as PNG files in base64.
-    """
-
-    title: str
-    caption: str
-    lines: Sequence[tuple[str, Sequence[str]]]
-
-
 def strips(folder: GridFolder) -> Iterator[Strip]:
     """One for each attack on pictures and victim of which pictures were drawn.
 
@@ -232,60 +219,104 @@ def strips(folder: GridFolder) -> Iterator[Strip]:
             yield Strip(f"{one.attack}, {cell.victim}{against}", words, lines)
 
 
-def attack_page(folder: GridFolder) -> dict[str, Any]:
-    """What the template of a grid of attacks prints, from what its cells hold.
+def attack_page(folder: GridFolder, records: Sequence[Record]) -> Content:
+    """What the page of a grid of attacks says, from what its cells hold.
 
     Raises:
         RunFolderError: a file of it is damaged.
     """
     experiment = folder.experiment()
     settings = grid_settings_of(experiment)
-    rows = read_rows(folder)
-    measure = fitting_measure(rows, settings.measure)
-    entries = leaderboard(rows, settings.margin, measure)
-    others = [row for row in rows if label_measure(row) is None]
-    labels = [row for row in rows if label_measure(row) == measure]
-    shown: dict[str, Any] = {
-        "glance": of_grid(rows, settings, _costs(folder)),
-        "count": f"{len(in_measure(rows, measure))} attacks",
-        "sentence": _sentence(settings),
-        "notes": [
-            *missing(folder),
-            *([measure_words(measure, settings.measure)] if labels else []),
-        ],
-        "margin": settings.margin,
-        "board": None,
-        "others": others_table(others) if others else None,
-        "pictures": list(pictures(_drawn(folder, settings))),
-        "reconstructed": [],
-        "attackers": list(sentences(rows).items()),
-        "victims": _victims(folder, labels, entries[0].judged_by if entries else "accuracy"),
-    }
-    if settings.draws_rows(experiment.is_table):
-        shown["reconstructed"] = list(strips(folder))
-    if entries:
-        shown |= {
-            "board": _board(entries, settings),
-            "standing": entries,
-            "standings": standings_table(entries),
-            "access": access_table(rows, settings.margin, measure),
-            "tradeoffs": list(tradeoffs(entries, labels, measure)),
-            "advantages": [*advantages(entries), *attack_advantages(labels, entries)],
-        }
-    return shown
+    measure = fitting_measure(records, settings.measure)
+    attacks = [one for one in records if one.evaluator == "attack"]
+    labels = [one for one in attacks if label_measure(one) == measure]
+    entries = leaderboard(records, settings.margin, measure)
+    sections = list(_of_labels(entries, records, settings, measure))
+    if others := others_table(records):
+        sections.append(Section(title="Other goals", table=others))
+    if drawn := drawings_of_cuts(folder):
+        sections.append(Section(title="What the cut looks like", drawings=drawn))
+    if settings.draws_rows(experiment.is_table) and (found := list(strips(folder))):
+        sections.append(Section(title="Reconstructed pictures", strips=found, below=_OF_PICTURES))
+    attackers = list(sentences(attacks).items())
+    judge = entries[0].judged_by if entries else "accuracy"
+    sections += [
+        Section(title="Who attacked, and what it held", pairs=attackers),
+        Section(title="Victims", table=_victims(folder, records, labels, judge)),
+    ]
+    words = [measure_words(measure, settings.measure)] if labels else []
+    return Content(
+        of_grid(records, settings),
+        f"{len(in_measure(records, measure))} attacks",
+        _sentence(settings),
+        [*missing(folder), *words],
+        sections,
+    )
 
 
-def _costs(folder: GridFolder) -> list[Cost]:
-    """Of the undefended victims that are trained."""
-    found = []
-    for cell in folder.cells():
-        run = RunFolder(folder.cells_path / cell.name)
-        plain = (cell.victim, cell.adversary) == (UNDEFENDED, HONEST)
-        if plain and (run.path / "summary.json").exists():
-            summary = run.summary()
-            sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
-            found.append(Cost(sent, summary["seconds"]))
-    return found
+def _of_labels(
+    entries: Sequence[LeaderboardEntry],
+    records: Sequence[Record],
+    settings: GridSettings,
+    measure: LabelMeasure,
+) -> Iterator[Section]:
+    """The leaderboard and what belongs to it."""
+    title = "Leaderboard, by the worst case over attacks"
+    if not entries:
+        yield Section(title=title, below="Not measured: no victim has been attacked yet.")
+        return
+    labels = [one for one in records if label_measure(one) == measure]
+    yield Section(
+        title=title, table=_board(entries, settings), below=_OF_BOARD.format(settings.margin)
+    )
+    if access := access_table(records, settings.margin, measure):
+        yield Section(title="By what the attacker holds", table=access, below=_OF_ACCESS)
+    yield Section(
+        title="Utility against attacks",
+        drawings=list(tradeoffs(entries, labels, measure)),
+        below="Numbers are places on the leaderboard. Shaded, only where a defense is shown to "
+        "protect: no attack reaches more than without the model.",
+    )
+    yield Section(
+        title="Each defense at each number of leaked labels",
+        standings=entries,
+        below=_OF_STANDINGS,
+        folded=standings_table(entries),
+    )
+    yield Section(
+        title="Advantage by leaked labels",
+        drawings=[*advantages(entries), *attack_advantages(labels, entries)],
+    )
+
+
+_OF_BOARD = (
+    "Worst: of all attacks and numbers of leaked labels, the one furthest above what an attacker "
+    "reaches without the model, which is the guess or the best baseline; of those that are shown "
+    "to leak, if any is. After ±: half a 95 % interval of Student's over the victims, draws "
+    "averaged for each. Costs at most {} points: one-sided test at 5 %. Protected: every attack's "
+    "interval ends at or below the best baseline, adjusted over k by Holm's method, and some "
+    "attack leaks on the undefended model."
+)
+_OF_ACCESS = (
+    "Points of the worst attack above the best without the model. Each attacker has what those to "
+    "its left have: the cuts that travelled; a bottom model and its columns; the gradients of the "
+    "training; a party that tampers while the victim trains."
+)
+_OF_STANDINGS = Markup(
+    "Points of the worst attack above the best baseline. "
+    '<span class="leaks">Leaks</span>: some attack is above it, adjusted for the number of attacks '
+    'that may be the worst. <span class="protected">Protected</span>: as above. '
+    '<span class="undecided">Undecided</span>: more victims would tell. '
+    '<span class="inconclusive">Inconclusive</span>: no attack succeeds here nor on the undefended '
+    "model. Baselines are the same leaked rows without the victim: a network trained on them from "
+    "scratch, and the same attacks on bottoms that never saw a label."
+)
+_OF_PICTURES = (
+    "The first test rows of each defense's first victim, what the attack made of them, and the "
+    "mean of all test rows, which is what whoever saw nothing would say. Grey is one scale for the "
+    "whole strip. Rows are drawn because the data set is one that everybody has, or because the "
+    "experiment says reconstructions = true."
+)
 
 
 def _board(entries: Sequence[LeaderboardEntry], settings: GridSettings) -> Table:
@@ -295,14 +326,14 @@ def _board(entries: Sequence[LeaderboardEntry], settings: GridSettings) -> Table
     return replace(board, rows=lines)
 
 
-def _drawn(folder: GridFolder, settings: GridSettings) -> dict[str, dict[str, Any]]:
-    """Pictures of each defense's first victim, as far as they were drawn."""
-    found = {}
+def drawings_of_cuts(folder: GridFolder) -> list[Drawing]:
+    """Angles and maps of each defense's first victim, as far as they were measured."""
+    first, found = grid_settings_of(folder.experiment()).seeds[0], {}
     for cell in folder.cells():
         path = folder.cells_path / cell.name / PICTURES
-        if cell.experiment.seed == settings.seeds[0] and path.exists():
+        if cell.experiment.seed == first and path.exists():
             found[_victim(cell)] = read_json(path)
-    return found
+    return list(pictures(found))
 
 
 def _victim(cell: Cell) -> str:
@@ -311,8 +342,10 @@ def _victim(cell: Cell) -> str:
     return f"{cell.victim}{against}"
 
 
-def _victims(folder: GridFolder, rows: Iterable[Row], judge: Utility) -> Table:
-    """One line a victim: what it cost and what was got out of it; rows of attacks on labels."""
+def _victims(
+    folder: GridFolder, records: Sequence[Record], labels: Iterable[Record], judge: Utility
+) -> Table:
+    """One line a victim: what it cost and what was got out of it; labels are attacks on those."""
     head = [
         "defense",
         "seed",
@@ -322,27 +355,30 @@ def _victims(folder: GridFolder, rows: Iterable[Row], judge: Utility) -> Table:
         "worst attack",
         "reached",
     ]
-    mine: dict[tuple[str, str, int], list[Row]] = {}
-    for row in rows:
-        mine.setdefault((row.defense, row.adversary, row.seed), []).append(row)
+    worst: dict[str, Record] = {}
+    for one in labels:
+        if one.cell not in worst or one.value > worst[one.cell].value:
+            worst[one.cell] = one
+    figures: dict[str, dict[tuple[str, str], float]] = {}
+    for one in records:
+        if one.subject in (TEST, TRAINING):
+            figures.setdefault(one.cell, {})[one.subject, one.measure] = one.value
     lines = []
     for cell in folder.cells():
-        own = mine.get((cell.victim, cell.adversary, cell.experiment.seed), [])
-        run = RunFolder(folder.cells_path / cell.name)
-        if (run.path / "summary.json").exists():
-            summary = run.summary()
-            # No worst attack where none was after its labels.
-            worst = max(own, key=lambda row: row.value, default=None)
-            line = [
+        if (own := figures.get(cell.name)) is None:
+            continue
+        found = worst.get(cell.name)  # none where none was after its labels
+        lines.append(
+            [
                 _victim(cell),
                 str(cell.experiment.seed),
-                percent_text(summary.get(f"test_{judge}")),
-                bytes_text(sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())),
-                seconds_text(summary["seconds"]),
-                "" if worst is None else f"{worst.attack}, k = {worst.k}",
-                "" if worst is None else percent_text(worst.value),
+                percent_text(own.get((TEST, judge))),
+                bytes_text(own[TRAINING, "bytes"]),
+                seconds_text(own[TRAINING, "seconds"]),
+                "" if found is None else f"{found.subject}, k = {found.k}",
+                "" if found is None else percent_text(found.value),
             ]
-            lines.append(line)
+        )
     return Table(head, lines)
 
 

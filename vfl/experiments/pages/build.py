@@ -19,6 +19,7 @@ from vfl.experiments.pages.attack_page import attack_page
 from vfl.experiments.pages.comparison_page import comparison_page
 from vfl.experiments.pages.run_page import run_page
 from vfl.experiments.pages.value_page import value_page
+from vfl.experiments.records import records_of
 from vfl.experiments.tables import date_text
 
 #: The one script of a page, and what lets it run: nothing else does, and nothing is fetched.
@@ -101,22 +102,31 @@ def glance(run_folder: Path) -> Glance:
     return found
 
 
+#: What a study of each kind is called, and what its page says.
+_STUDIES = {
+    "attacks": ("grid", attack_page),
+    "codecs": ("comparison", comparison_page),
+    "value": ("value", value_page),
+}
+
+
 def _content(run_folder: Path) -> tuple[str, dict[str, Any]]:
     """The template of a page, and what it prints."""
     if not is_grid(run_folder):
         return "run.html", run_page(run_folder)
     folder = GridFolder(run_folder)
-    makers = {
-        "attacks": ("attack.html", attack_page),
-        "codecs": ("compare.html", comparison_page),
-        "value": ("value.html", value_page),
-    }
-    template, maker = makers[folder.kind]
-    shown = maker(folder)
-    meta = (date_text(folder.head("created")), shown["count"], f"vfl {folder.head('vfl')}")
-    return template, shown | {
+    kind, maker = _STUDIES[folder.kind]
+    page = maker(folder, list(records_of(run_folder)))
+    meta = (date_text(folder.head("created")), page.count, f"vfl {folder.head('vfl')}")
+    return "study.html", {
+        "kind": kind,
         "name": folder.experiment().name,
         "meta": " · ".join(meta),
+        "glance": page.glance,
+        "sentence": page.sentence,
+        "notes": page.notes,
+        "sections": page.sections,
+        "loads_pictures": any(section.strips for section in page.sections),
         "command": folder.head("command"),
         "config_text": (folder.path / CONFIG).read_text(encoding="utf-8").strip(),
     }

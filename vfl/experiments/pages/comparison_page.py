@@ -16,9 +16,10 @@ from markupsafe import Markup
 
 from vfl.config import CompareSettings
 from vfl.core.registry import parse
-from vfl.experiments import Estimate, GridFolder, Group, grouped, read_results, settings_of
-from vfl.experiments.comparison_results import Epoch, Measured, tables, unfinished
+from vfl.core.storage import read_json
+from vfl.experiments.cells import CODEC, GridFolder, settings_of
 from vfl.experiments.glance import of_comparison
+from vfl.experiments.lines import Line, unfinished
 from vfl.experiments.pages.charts import (
     STYLES,
     Drawing,
@@ -30,6 +31,10 @@ from vfl.experiments.pages.charts import (
     swatch,
     widened,
 )
+from vfl.experiments.pages.sections import Content, Section
+from vfl.experiments.records import ALL, TEST, TRAIN, TRAINING, Record, epochs_of, usage_of
+from vfl.experiments.results import codec_lines, codec_tables
+from vfl.experiments.statistics import Estimate, resampled
 from vfl.experiments.tables import SHARES, bytes_text, list_text
 
 #: A codec that sends this share of its units in an average row leaves none out.
@@ -38,62 +43,63 @@ _NEARLY_ALL = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The groups that stand in one chart: those of a level, and those that have none.
+    """The codecs that stand in one chart: those of a level, and those that have none.
 
     Attributes:
         words: which variant and level, for the titles.
-        groups: with a style each, the same in all charts.
+        lines: with a style each, the same in all charts.
     """
 
     words: str
-    groups: Sequence[tuple[Group, int]]
+    lines: Sequence[tuple[Line, int]]
 
     def title(self, words: str) -> str:
-        """Of a chart of these groups."""
+        """Of a chart of these codecs."""
         return f"{words}, {self.words}" if self.words else words
 
 
-def panels(groups: Sequence[Group]) -> list[Panel]:
+def panels(lines: Sequence[Line]) -> list[Panel]:
     """What belongs into one chart each, in the order of the table."""
-    methods = list(dict.fromkeys(group.method for group in groups))
+    methods = list(dict.fromkeys(line.about["method"] for line in lines))
     style = {method: 1 + (place + 1) % STYLES for place, method in enumerate(methods)}
     found = []
-    for variant in dict.fromkeys(group.variant for group in groups):
-        mine = [group for group in groups if group.variant == variant]
-        for level in list(dict.fromkeys(group.level for group in mine if group.level)) or [""]:
+    for variant in dict.fromkeys(line.about["variant"] for line in lines):
+        mine = [(line, line.about["level"]) for line in lines if line.about["variant"] == variant]
+        for level in list(dict.fromkeys(level for _, level in mine if level)) or [""]:
             words = ", ".join(filter(None, (variant, f"at {level} %" if level else "")))
-            shown = [(one, style[one.method]) for one in mine if one.level in ("", level)]
+            shown = [(one, style[one.about["method"]]) for one, own in mine if own in ("", level)]
             found.append(Panel(words, shown))
     return found
 
 
-def curves(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
+def curves(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
     """The score by epoch and by bytes, and how often units are sent, as far as there is any."""
     word, words = score_word(measure), caption(measure, "validation rows")
-    for panel in panels(groups):
+    for panel in panels(lines):
         title = panel.title(f"{word} by epoch")
-        yield from _drawn(title, words, _lines(panel, measure), "epoch", whole_x=True)
-        lines = _lines(panel, measure, over_bytes=True)
-        logarithms = [x for line in lines for x, _ in line.points] or [0.0]
+        yield from _drawn(title, words, _curves(panel, measure), "epoch", whole_x=True)
+        drawn = _curves(panel, measure, over_bytes=True)
+        logarithms = [x for line in drawn for x, _ in line.points] or [0.0]
         sizes = powers(10 ** min(logarithms), 10 ** max(logarithms))
         ticks = [(math.log10(value), bytes_text(value)) for value in sizes]
         label = "on the wire, both directions, logarithmic"
-        yield from _drawn(panel.title(f"{word} by bytes"), words, lines, label, x_ticks=ticks)
+        yield from _drawn(panel.title(f"{word} by bytes"), words, drawn, label, x_ticks=ticks)
         yield from usage(panel)
 
 
 def usage(panel: Panel) -> Iterator[Drawing]:
     """In how many test rows each unit is sent, for codecs that leave units out."""
-    shown = [
-        (group, style)
-        for group, style in panel.groups
-        if any(one.nonzeros < _NEARLY_ALL * one.units for one in group.trained)
-    ]
-    lines = [Series(one.codec, _sorted_shares(one.trained), style) for one, style in shown]
+    shown = [(line, style) for line, style in panel.lines if _leaves_out(line)]
+    drawn = [Series(one.about["codec"], _sorted_shares(one), style) for one, style in shown]
     title = panel.title("How often each unit is sent")
     words = "percent of test rows, units in order of use, mean over repeats"
-    for drawing in _drawn(title, words, lines, "unit", whole_x=True):
+    for drawing in _drawn(title, words, drawn, "unit", whole_x=True):
         yield replace(drawing, legend=[(swatch(style), _never(one)) for one, style in shown])
+
+
+def _leaves_out(line: Line) -> bool:
+    sent, units = (line.values(name, ALL) for name in ("nonzeros", "units"))
+    return any(sent[repeat] < _NEARLY_ALL * units[repeat] for repeat in sent)
 
 
 def score_word(measure: str) -> str:
@@ -112,50 +118,47 @@ def caption(measure: str, rows: str) -> str:
 
 
 def mean_by_epoch(
-    group: Group, figure: Callable[[Epoch], float | None], over_bytes: bool = False
+    line: Line, figure: str, over_bytes: bool = False, factor: float = 1.0
 ) -> list[tuple[float, float]]:
     """A figure as a mean over the repeats, for the epochs that every repeat has gone through.
 
     Args:
-        group: whose epochs.
-        figure: None where it was not measured.
+        line: whose epochs.
+        figure: of `metrics.jsonl`; an epoch of which no repeat has a finite one has no point.
         over_bytes: x is the logarithm of the mean bytes until then, instead of the epoch.
+        factor: what it is multiplied by.
     """
     points = []
-    for epochs in zip(*(one.epochs for one in group.trained), strict=False):
-        found = [value for epoch in epochs if (value := figure(epoch)) is not None]
+    for epochs in zip(*map(epochs_of, line.runs.values()), strict=False):
+        found = [one[figure] for one in epochs if math.isfinite(one.get(figure) or math.nan)]
         if found:
-            sent = statistics.fmean(epoch.total_bytes for epoch in epochs)
-            x = math.log10(sent) if over_bytes else epochs[0].epoch
-            points.append((x, statistics.fmean(found)))
+            sent = statistics.fmean(one["sent"] for one in epochs)
+            x = math.log10(sent) if over_bytes else epochs[0]["epoch"]
+            points.append((x, factor * statistics.fmean(found)))
     return points
 
 
-def _lines(panel: Panel, measure: str, over_bytes: bool = False) -> list[Series]:
-    factor = percent(measure)
-
-    def figure(epoch: Epoch) -> float | None:
-        return None if epoch.score is None else factor * epoch.score
-
+def _curves(panel: Panel, measure: str, over_bytes: bool = False) -> list[Series]:
+    figure, factor = f"validation_{measure}", percent(measure)
     return [
-        Series(one.codec, mean_by_epoch(one, figure, over_bytes), style)
-        for one, style in panel.groups
+        Series(one.about["codec"], mean_by_epoch(one, figure, over_bytes, factor), style)
+        for one, style in panel.lines
     ]
 
 
-def _sorted_shares(trained: Sequence[Measured]) -> list[tuple[float, float]]:
-    each = [
-        [100 * count / one.test_rows for count in sorted(one.usage, reverse=True)]
-        for one in trained
-    ]
+def _sorted_shares(line: Line) -> list[tuple[float, float]]:
+    each = []
+    for path in line.runs.values():
+        parties = list(read_json(path / CODEC)["parties"].values())
+        rows = parties[0]["rows"]
+        each.append([100 * count / rows for count in sorted(usage_of(parties), reverse=True)])
     return [(unit, statistics.fmean(rank)) for unit, rank in enumerate(zip(*each, strict=True), 1)]
 
 
-def _never(group: Group) -> str:
+def _never(line: Line) -> str:
     """A codec, and how many units no test row sends."""
-    never = group.mean(lambda one: one.never_sent)
-    units = group.mean(lambda one: one.units)
-    return f"{group.codec}, {never:.3g} of {units:.3g} never"
+    never, units = line.mean("never_sent", ALL), line.mean("units", ALL)
+    return f"{line.about['codec']}, {never:.3g} of {units:.3g} never"
 
 
 def _drawn(
@@ -176,22 +179,23 @@ class CodecPoint:
     """A codec with its bytes and its score.
 
     Attributes:
-        group: the codec.
+        codec: its spec.
         share: of dense float32, mean of both directions, percent.
         score: mean over the repeats, percent.
     """
 
-    group: Group
+    codec: str
     share: float
     score: float
 
 
-def frontiers(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
+def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
     """One drawing a variant, for scores that are shares; others may be better when lower."""
     if measure not in SHARES:
         return
-    for variant in dict.fromkeys(group.variant for group in groups):
-        placed = [one for group in groups if group.variant == variant for one in _placed(group)]
+    for variant in dict.fromkeys(line.about["variant"] for line in lines):
+        mine = [line for line in lines if line.about["variant"] == variant]
+        placed = [one for line in mine for one in _placed(line, measure)]
         near = [one for one in placed if one.score >= max(other.score for other in placed) - _NEAR]
         if len(near) > 1:
             yield _frontier_drawing(near, measure, variant)
@@ -206,11 +210,12 @@ def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
     return best
 
 
-def _placed(group: Group) -> Iterator[CodecPoint]:
-    forward = group.mean(lambda one: one.forward_ratio)
-    backward = group.mean(lambda one: one.backward_ratio)
-    if group.score is not None and forward is not None and backward is not None:
-        yield CodecPoint(group, 50 * (forward + backward), 100 * group.score.mean)
+def _placed(line: Line, measure: str) -> Iterator[CodecPoint]:
+    ways = [line.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
+    score = line.mean(measure)
+    if score is not None and None not in ways:
+        share = 50 * sum(way or 0.0 for way in ways)
+        yield CodecPoint(line.about["codec"], share, 100 * score)
 
 
 def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) -> Drawing:
@@ -222,7 +227,7 @@ def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) 
         for number, one in enumerate(best, 1)
     ]
     legend = [
-        (_number(number), f"{one.group.codec}: {one.score:.1f} % at {one.share:.2f} %")
+        (_number(number), f"{one.codec}: {one.score:.1f} % at {one.share:.2f} %")
         for number, one in enumerate(best, 1)
     ]
     shares = [one.share for one in placed]
@@ -263,24 +268,24 @@ class Family:
     """
 
     name: str
-    members: dict[float, Group]
+    members: dict[float, Line]
     style: int
 
 
-def families(groups: Sequence[Group]) -> list[Family]:
+def families(lines: Sequence[Line]) -> list[Family]:
     """The families with at least two of randomised top-k, or one and plain top-k."""
     from vfl.compression import CODECS  # needs torch, which a page without alpha does not
 
-    found: dict[tuple[str, ...], dict[float, Group]] = {}
-    plain: dict[tuple[str, ...], Group] = {}
-    for group in groups:
-        name, given = parse(group.codec)
+    found: dict[tuple[str, ...], dict[float, Line]] = {}
+    plain: dict[tuple[str, ...], Line] = {}
+    for line in lines:
+        name, given = parse(line.about["codec"])
         if name == _PLAIN:
-            plain[(group.variant, *_shared(given))] = group
+            plain[(line.about["variant"], *_shared(given))] = line
         elif name == _RANDOM:
             known = {key: str(one.default) for key, one in CODECS.options(name).items()} | given
-            key = (group.variant, f"law={known['law']}", *_shared(given))
-            found.setdefault(key, {})[float(known["alpha"])] = group
+            key = (line.about["variant"], f"law={known['law']}", *_shared(given))
+            found.setdefault(key, {})[float(known["alpha"])] = line
     for (variant, _, *shared), members in found.items():
         if beside := plain.get((variant, *shared)):
             members.setdefault(0.0, beside)
@@ -292,45 +297,43 @@ def families(groups: Sequence[Group]) -> list[Family]:
     ]
 
 
-def alpha_drawings(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
+def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
     """Charts over alpha, and over epochs for each; none where no codecs differ in it alone."""
-    known = [one for one in families(groups) if any(m.trained for m in one.members.values())]
+    known = [one for one in families(lines) if any(line.runs for line in one.members.values())]
     if not known:
         return
     bars = "; bars: 95 % intervals"
-    score = [_series(one, lambda group: group.score, percent(measure)) for one in known]
+    score = [_series(one, lambda line: line.over(measure), percent(measure)) for one in known]
     words = caption(measure, "test rows") + bars
     yield from _drawn(f"{score_word(measure)} by alpha", words, score, "alpha")
-    losses = [_series(one, lambda group: group.over(lambda cell: cell.train_loss)) for one in known]
+    losses = [_series(one, lambda line: line.over("loss", TRAINING)) for one in known]
     words = "with the draws of training, mean over repeats"
     yield from _drawn("Training loss by alpha", words + bars, losses, "alpha")
-    gaps = [_series(one, lambda group: group.over(gap), percent(measure)) for one in known]
+    gaps = [_series(one, lambda line: gap(line, measure), percent(measure)) for one in known]
     beside = caption(measure, "training rows less test rows, without draws") + bars
     yield from _drawn("Generalisation gap by alpha", beside, gaps, "alpha")
     for family in known:
-        lines = [
+        by_epoch = [
             Series(
-                f"alpha = {alpha:g}",
-                mean_by_epoch(group, lambda epoch: epoch.train_loss),
-                1 + (place + 1) % STYLES,
+                f"alpha = {alpha:g}", mean_by_epoch(line, "train_loss"), 1 + (place + 1) % STYLES
             )
-            for place, (alpha, group) in enumerate(sorted(family.members.items()))
+            for place, (alpha, line) in enumerate(sorted(family.members.items()))
         ]
         title = f"Training loss by epoch, {family.name}"
-        yield from _drawn(title, words, lines, "epoch", whole_x=True)
+        yield from _drawn(title, words, by_epoch, "epoch", whole_x=True)
 
 
-def gap(one: Measured) -> float | None:
-    """The score of the training rows less that of the test rows."""
-    if one.train_score is None or one.score is None:
-        return None
-    return one.train_score - one.score
+def gap(line: Line, measure: str) -> Estimate | None:
+    """The score of the training rows less that of the test rows, repeat by repeat."""
+    learned, tested = line.values(measure, TRAIN), line.values(measure, TEST)
+    both = [learned[repeat] - tested[repeat] for repeat in learned if repeat in tested]
+    return resampled(both, line.ratio)
 
 
 def _series(
-    family: Family, figure: Callable[[Group], Estimate | None], scale: float = 1.0
+    family: Family, figure: Callable[[Line], Estimate | None], scale: float = 1.0
 ) -> Series:
-    found = [(alpha, figure(group)) for alpha, group in sorted(family.members.items())]
+    found = [(alpha, figure(line)) for alpha, line in sorted(family.members.items())]
     known = [(alpha, one) for alpha, one in found if one is not None]
     whiskers = [
         (alpha, scale * one.low, scale * one.high)
@@ -346,34 +349,47 @@ def _shared(given: dict[str, str]) -> list[str]:
     return sorted(f"{key}={value}" for key, value in given.items() if key not in ("alpha", "law"))
 
 
-def comparison_page(folder: GridFolder) -> dict[str, Any]:
-    """What the template of a comparison prints, from what its cells hold.
-
-    Raises:
-        RunFolderError: a file of it is damaged.
-    """
+def comparison_page(folder: GridFolder, records: Sequence[Record]) -> Content:
+    """What the page of a comparison says, from what its cells hold."""
     settings = settings_of(folder.experiment())
-    results = read_results(folder)
-    groups = grouped(results, settings.reference)
-    quality, work = tables(settings, groups)
-    whole = sum(one.measured is not None for one in results)
-    return {
-        "glance": of_comparison(settings, groups),
-        "count": f"{whole} trainings",
-        "sentence": _sentence(settings, groups),
-        "notes": [*folder.head("notes"), *unfinished(results)],
-        "best": list(frontiers(groups, settings.measure)),
-        "quality": quality,
-        "work": work,
-        "drawings": [
-            *curves(groups, settings.measure),
-            *alpha_drawings(groups, settings.measure),
-        ],
-    }
+    measure, lines = settings.measure, codec_lines(folder, records)
+    quality, work = codec_tables(settings, lines)
+    sections = []
+    if best := list(frontiers(lines, measure)):
+        sections.append(Section(title="Best at their bytes", drawings=best))
+    drawn = [*curves(lines, measure), *alpha_drawings(lines, measure)]
+    absent = "" if drawn else "Not measured: no cell is trained yet."
+    sections += [
+        Section(title="How good, at how many bytes", table=quality, below=_OF_QUALITY, roomy=True),
+        Section(title="What it takes to send a cut", table=work, below=_OF_WORK, roomy=True),
+        Section(title="Curves", drawings=drawn, below=absent),
+    ]
+    return Content(
+        of_comparison(settings, lines),
+        f"{sum(len(line.runs) for line in lines)} trainings",
+        _sentence(settings, lines),
+        [*folder.head("notes"), *unfinished(folder)],
+        sections,
+    )
 
 
-def _sentence(settings: CompareSettings, groups: Sequence[Group]) -> str:
-    methods = len({group.method for group in groups})
+_OF_QUALITY = (
+    "Sizes are shares of dense float32. Formula: the cut as the literature counts it. Forward and "
+    "backward: the training frames that really crossed, cuts one way and gradients the other, "
+    "headers included. After ±: half a 95 % interval of Student's over the repeats; differences "
+    "are taken repeat by repeat. Bytes to a score count both directions and the validation rows "
+    "until the first epoch that reaches it; in brackets, how many repeats did where not all did."
+)
+_OF_WORK = (
+    "Measured on the cut of the test rows, in frames as large as those of training. Bound: the "
+    "least a code of this form could take for such rows. Times are those of one frame in this "
+    "process, on one thread. Values a row: those that arrive as something other than zero. Never "
+    "sent: units that arrive of no test row; dead: units that are zero in every test row."
+)
+
+
+def _sentence(settings: CompareSettings, lines: Sequence[Line]) -> str:
+    methods = len({line.about["method"] for line in lines})
     repeats = len(settings.repeats)
     times = f"{repeats} {'folds' if settings.folds else 'seeds'}" if repeats > 1 else "one seed"
     levels = list_text(tuple(f"{level:g} %" for level in settings.levels), shown=8)

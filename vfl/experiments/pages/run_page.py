@@ -19,11 +19,11 @@ from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Traffic
 from vfl.core.storage import read_bytes, read_json, read_lines
 from vfl.core.text import as_written
-from vfl.experiments.attack_results import read_run_rows, sentences, summary_table
+from vfl.experiments.attack_tables import sentences, summary_table
 from vfl.experiments.glance import Card, of_run
 from vfl.experiments.leaderboard import IMBALANCED, fitting_measure, label_measure
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
-from vfl.experiments.scores import Row
+from vfl.experiments.records import Record, attacks_on_run, records_of
 from vfl.experiments.tables import (
     MEASURES,
     NOT_MEASURED,
@@ -218,9 +218,11 @@ def run_page(folder: Path) -> dict[str, Any]:
     Raises:
         RunFolderError: there is no run, it is of another format, or a file of it is damaged.
     """
-    run, attacked = read_run(folder), read_run_rows(folder)
+    run, attacked = read_run(folder), attacks_on_run(folder)
     head, version = run.head, run.head["vfl"]
-    top = of_run(_utility(run), _sent(run), _promised(run), attacked)
+    top = of_run(
+        _utility(run), _sent(run), _promised(run), list(records_of(folder)) if attacked else []
+    )
     meta = (date_text(head["created"]), head["mode"], f"vfl {version}" if version else "")
     return {
         "name": head["name"] or folder.name,
@@ -433,7 +435,7 @@ def _who_held_what(run: Run) -> str:
     return f"{holders}; {labels}. {_MODES.get(run.head['mode'], '')}".strip()
 
 
-def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
+def _methods(run: Run, attacked: Sequence[Record]) -> list[tuple[str, str]]:
     return [
         ("Epochs", str(len(run.epochs) or NOT_MEASURED)),
         ("Steps per second", number_text(run.figure("steps_per_second"))),
@@ -471,7 +473,7 @@ def _promised(run: Run) -> str:
     return ". ".join(filter(None, texts))
 
 
-def _privacy(attacked: Sequence[Row]) -> str:
+def _privacy(attacked: Sequence[Record]) -> str:
     """The attack on labels that reached most, beside what it needs no run for."""
     measure = fitting_measure(attacked, "auto")
     labels = [row for row in attacked if label_measure(row) == measure]
@@ -481,7 +483,7 @@ def _privacy(attacked: Sequence[Row]) -> str:
     leaked = f"{worst.k} leaked labels of each class" if worst.k else "no leaked label"
     beside = f", {percent_text(worst.no_model)} without the model" if worst.baselines else ""
     return (
-        f"{worst.attack} infers labels with {MEASURES[measure]} {percent_text(worst.value)} from "
+        f"{worst.subject} infers labels with {MEASURES[measure]} {percent_text(worst.value)} from "
         f"{leaked}; the guess has {percent_text(worst.guess)}{beside}"
     )
 

@@ -13,36 +13,44 @@ import torch
 from vfl import compression
 from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json, read_lines
-from vfl.experiments import GridFolder, grouped, read_results, write_results
+from vfl.experiments import GridFolder, Line, write_results
+from vfl.experiments.cells import CODEC
+from vfl.experiments.lines import beside_method
+from vfl.experiments.records import records_of, usage_of
+from vfl.experiments.results import codec_lines
 from vfl.experiments.study import Results
 from vfl.experiments.training import unit_usage
 from vfl.training.run import load_data
 from vfl.training.run import trained as session_of_run
 
 
+def figures_of(folder):
+    """Of every cell: its run folder, and its figures by subject and measure."""
+    found = {}
+    for one in records_of(folder.path):
+        found.setdefault(one.cell, {})[one.subject, one.measure] = one.value
+    return [(folder.cells_path / cell.name, found[cell.name]) for cell in folder.cells()]
+
+
 @pytest.fixture(scope="module")
 def results(trained):
-    return read_results(trained)
+    return figures_of(trained)
 
 
 @pytest.fixture(scope="module")
-def groups(results):
-    return grouped(results, "none")
+def lines(trained):
+    return codec_lines(trained, list(records_of(trained.path)))
 
 
-def file_of(folder, result, name):
-    return folder.cells_path / result.name / name
-
-
-def test_scores_and_losses_are_those_of_the_run(trained, results):
-    for one in results:
-        summary = read_json(file_of(trained, one, "summary.json"))
-        last = list(read_lines(file_of(trained, one, "metrics.jsonl")))[-1]
-        assert one.measured.score == summary["test_accuracy"]
-        assert one.measured.train_loss == last["train_loss"]
-        assert one.measured.test_loss == summary["test_loss"]
+def test_scores_and_losses_are_those_of_the_run(results):
+    for path, found in results:
+        summary = read_json(path / "summary.json")
+        last = list(read_lines(path / "metrics.jsonl"))[-1]
+        assert found["test rows", "accuracy"] == summary["test_accuracy"]
+        assert found["training", "loss"] == last["train_loss"]
+        assert found["test rows", "loss"] == summary["test_loss"]
         sent = sum([*summary["bytes_up"].values(), *summary["bytes_down"].values()])
-        assert one.measured.total_bytes <= sent  # those of the last epoch, without the test rows
+        assert found["training", "bytes"] == sent
 
 
 def test_a_measure_of_which_less_is_better(trained, tmp_path):
@@ -50,48 +58,46 @@ def test_a_measure_of_which_less_is_better(trained, tmp_path):
     shutil.copytree(trained.path, path)
     text = (path / "config.toml").read_text()
     (path / "config.toml").write_text(text.replace('"accuracy"', '"log_loss"'))
-    for one in read_results(GridFolder(path)):
-        summary = read_json(path / "cells" / one.name / "summary.json")
-        records = list(read_lines(path / "cells" / one.name / "metrics.jsonl"))
-        assert one.measured.score == summary["test_log_loss"]
-        assert 0 < one.measured.train_score < one.measured.score
+    for run, found in figures_of(GridFolder(path)):
+        records = list(read_lines(run / "metrics.jsonl"))
+        assert 0 < found["training rows", "log_loss"] < found["test rows", "log_loss"]
         good = [each for each in records if each["validation_log_loss"] <= 2.0]
-        assert one.measured.reached[1] == (
+        assert found.get(("training", "bytes_to_2")) == (
             good[0]["bytes_up"] + good[0]["bytes_down"] if good else None
         )
 
 
-def test_ratios_are_those_of_the_ledger(trained, results):
+def test_ratios_are_those_of_the_ledger(results):
     """280 training rows in five batches, three epochs, sixteen float32 each way."""
-    for one in results:
-        text = file_of(trained, one, "traffic.csv").read_text()
-        rows = list(csv.DictReader(io.StringIO(text)))
+    for path, found in results:
+        rows = list(csv.DictReader(io.StringIO((path / "traffic.csv").read_text())))
         sent = {row["direction"]: int(row["wire_bytes"]) for row in rows if row["phase"] == "train"}
         dense_bytes = 3 * 280 * 16 * 4
-        assert one.measured.forward_ratio == pytest.approx(sent["up"] / dense_bytes)
-        assert one.measured.backward_ratio == pytest.approx(sent["down"] / dense_bytes)
-        assert one.measured.frame_ratio == pytest.approx(one.measured.forward_ratio, rel=0.02)
+        up, down = (found["training", f"wire_ratio_{way}"] for way in ("up", "down"))
+        assert (up, down) == pytest.approx((sent["up"] / dense_bytes, sent["down"] / dense_bytes))
+        assert found["all parties", "frame_ratio"] == pytest.approx(up, rel=0.02)
 
 
 def test_formula_and_bound_of_top_k(results):
-    found = results[1].measured
-    assert found.formula_ratio == pytest.approx(2 / 16 * (1 + 4 / 32))
-    assert 0 < found.bound_ratio < found.frame_ratio
+    _, found = results[1]
+    assert found["training", "formula_ratio"] == pytest.approx(2 / 16 * (1 + 4 / 32))
+    assert 0 < found["all parties", "bound_ratio"] < found["all parties", "frame_ratio"]
 
 
-def test_bytes_to_an_accuracy(trained, results):
-    for one in results:
-        records = list(read_lines(file_of(trained, one, "metrics.jsonl")))
+def test_bytes_to_an_accuracy(results):
+    for path, found in results:
+        records = list(read_lines(path / "metrics.jsonl"))
         good = [record for record in records if record["validation_accuracy"] >= 0.15]
         expected = good[0]["bytes_up"] + good[0]["bytes_down"] if good else None
-        assert one.measured.reached == (expected, None)
-    assert any(one.measured.reached[0] for one in results)
+        assert found.get(("training", "bytes_to_0.15")) == expected
+        assert ("training", "bytes_to_2") not in found
+    assert any(("training", "bytes_to_0.15") in found for _, found in results)
 
 
 def test_how_often_each_unit_is_in_the_top_k(trained, results):
     """Thesis equation (3-21), by sorting every row of the test rows' cut."""
-    cell, one = trained.cells()[1], results[1]
-    folder = RunFolder(trained.cells_path / cell.name)
+    cell, (path, found) = trained.cells()[1], results[1]
+    folder = RunFolder(path)
     data = load_data(cell.experiment)
     bottom = trained_bottom(folder, data)
     with torch.no_grad():
@@ -100,23 +106,23 @@ def test_how_often_each_unit_is_in_the_top_k(trained, results):
     kept = np.zeros(cut.shape, bool)
     np.put_along_axis(kept, order, True, axis=1)
     expected = (kept & (cut != 0)).sum(axis=0)
-    assert one.measured.usage == tuple(expected)
-    assert one.measured.never_sent == int((expected == 0).sum())
-    assert one.measured.dead_units == int((cut == 0).all(axis=0).sum())
-    assert one.measured.test_rows == len(cut) == 80
+    assert usage_of(list(read_json(path / CODEC)["parties"].values())) == expected.tolist()
+    assert found["all parties", "never_sent"] == int((expected == 0).sum())
+    assert found["all parties", "dead_units"] == int((cut == 0).all(axis=0).sum())
+    assert found["client", "rows"] == len(cut) == 80
 
 
 def test_training_rows_are_scored_without_draws(trained, results):
-    cell, one = trained.cells()[1], results[1]
+    cell, (path, found) = trained.cells()[1], results[1]
     data = load_data(cell.experiment)
-    session = session_of_run(RunFolder(trained.cells_path / cell.name), data, "evaluate")
+    session = session_of_run(RunFolder(path), data, "evaluate")
     rows = data["label"].split.train
     with torch.no_grad():
         cut = session.clients[0].end.model["bottom"].eval()(data["client"].inputs[rows])
         kept = cut * (cut >= cut.topk(2, dim=1).values[:, -1:])
         guess = session.label.model["top"].eval()(kept).argmax(dim=1)
     right = (guess == data["label"].labels[rows]).float().mean().item()
-    assert one.measured.train_score == pytest.approx(right, abs=1e-6)
+    assert found["training rows", "accuracy"] == pytest.approx(right, abs=1e-6)
 
 
 def trained_bottom(folder, data):
@@ -134,45 +140,32 @@ def test_a_zero_that_fills_up_the_k_is_not_counted():
     assert unit_usage(compression.make("topk:k=2"), cut)["usage"] == [0, 0, 2]
 
 
-def test_lines_of_the_table(results, groups):
-    none, topk = groups
-    assert (none.codec, topk.method, topk.codec, topk.level) == (
-        "none",
-        "topk:k=?",
-        "topk:k=2",
-        "20",
-    )
-    scores = [one.measured.score for one in results]
-    assert none.score.mean == pytest.approx(statistics.mean([scores[0], scores[2]]))
+def test_lines_of_the_table(results, lines):
+    none, topk = lines
+    assert none.about["codec"] == "none"
+    assert [topk.about[key] for key in ("method", "codec", "level")] == [
+        "topk:k=?", "topk:k=2", "20",
+    ]  # fmt: skip
+    scores = [found["test rows", "accuracy"] for _, found in results]
+    assert none.mean("accuracy") == pytest.approx(statistics.mean([scores[0], scores[2]]))
     paired = [scores[1] - scores[0], scores[3] - scores[2]]
-    assert topk.difference.mean == pytest.approx(statistics.mean(paired))
-    assert topk.difference.count == 2
-    assert none.difference is None
+    less = topk.difference("accuracy")
+    assert (less.mean, less.count) == (pytest.approx(statistics.mean(paired)), 2)
+    assert none.difference("accuracy") is None
 
 
-def test_a_reference_with_levels_is_that_of_the_same_level(results):
-    from dataclasses import replace
+def test_a_reference_with_levels_is_that_of_the_same_level():
+    def line(method, level):
+        return Line({"variant": "", "method": method, "codec": "", "level": level}, 1, {}, {})
 
-    moved = [
-        replace(one, method="size:k=?", level=level, codec=f"size:k={level}")
-        for one, level in zip(results, ["5", "10", "5", "10"], strict=True)
-    ]
-    both = grouped([*results, *moved], "size:k=?")
-    assert [len(group.reference) for group in both] == [0, 0, 0, 0]
-    levels = [replace(one, level="5") if one.level else one for one in results]
-    only = grouped([*levels, moved[0]], "size:k=?")
-    assert [{one.codec for one in group.reference} for group in only] == [
-        {"size:k=5"},
-        {"size:k=5"},
-        set(),
-    ]
-    five = grouped([*levels, *moved], "size:k=?")
-    assert [{one.codec for one in group.reference} for group in five] == [
-        set(),
-        {"size:k=5"},
-        set(),
-        set(),
-    ]
+    def references(*lines):
+        found = beside_method(lines, "size:k=?")
+        return [one.reference and one.reference.about["level"] for one in found]
+
+    five, ten, plain = line("size:k=?", "5"), line("size:k=?", "10"), line("none", "")
+    assert references(plain, line("topk:k=?", "20"), five, ten) == [None] * 4
+    assert references(plain, line("topk:k=?", "5"), five) == ["5", "5", None]
+    assert references(plain, line("topk:k=?", "5"), five, ten) == [None, "5", None, None]
 
 
 def test_files_of_results(trained):
@@ -193,11 +186,14 @@ def test_files_of_results(trained):
     table = Results.of(trained.path).table
     assert table.drop_duplicates("cell").codec.tolist() == ["none", "topk:k=2"] * 2
     scores = table[(table.subject == "test rows") & (table.measure == "accuracy")]
-    assert scores.value.iloc[0] == content["cells"][0]["measured"]["score"]
+    assert scores.value.mean() == pytest.approx(
+        statistics.mean(one["accuracy"]["mean"] for one in content["codecs"])
+    )
     kept = pd.read_csv(trained.path / "results.csv")
     assert kept.value.tolist() == pytest.approx(table.value.tolist())
-    reached = table[table.measure == "bytes_to_0.15"].value.tolist()
-    assert reached == [sent for one in content["cells"] if (sent := one["measured"]["reached"][0])]
+    reached = table[table.measure == "bytes_to_0.15"]
+    counts = [one["bytes_to"]["0.15"]["repeats"] for one in content["codecs"]]
+    assert len(reached) == sum(counts) > 0
     assert read_json(trained.path / "results.json")["codecs"][1]["repeats"] == 2
 
 
@@ -212,5 +208,5 @@ def test_cells_that_are_not_trained_are_told(tiny, written, tmp_path):
         "",
         "1 of 2 cells are not trained yet",
     ]
-    assert [one["failure"] for one in content["cells"]] == ["no room", None]
+    assert content["failed"] == {cell.title: "no room"}
     assert content["codecs"][0]["accuracy"] is None

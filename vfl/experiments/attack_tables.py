@@ -1,0 +1,216 @@
+"""What attacks reached, as tables: the leaderboard, by k, by what the attacker holds, others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from vfl.config.grid import LabelMeasure
+from vfl.experiments.cells import GridFolder, failure_of
+from vfl.experiments.leaderboard import (
+    LeaderboardEntry,
+    Standing,
+    fitting_measure,
+    in_measure,
+    label_measure,
+    leaderboard,
+    utility_of,
+)
+from vfl.experiments.records import Record
+from vfl.experiments.scores import OF_CELL
+from vfl.experiments.statistics import Estimate, over_victims
+from vfl.experiments.tables import MEASURES, Table, estimate_text, left_out
+
+
+def missing(folder: GridFolder) -> list[str]:
+    """What a reader of the table must know about cells that are not in it."""
+    paths = {cell.name: folder.cells_path / cell.name for cell in folder.cells()}
+    going = [path for path in paths.values() if failure_of(path) is None]
+    left = sum(not (path / OF_CELL).exists() for path in going)
+    return left_out(len(paths), len(paths) - len(going), left, "done")
+
+
+def measure_words(measure: LabelMeasure, asked: str) -> str:
+    """By what attacks on labels are ranked, and why."""
+    if asked != "auto":
+        return f"Attacks on labels are ranked by {MEASURES[measure]}, as the experiment says"
+    if measure == "accuracy":
+        return "Attacks on labels are ranked by accuracy: no class is much larger than the others"
+    return (
+        f"Attacks on labels are ranked by {MEASURES[measure]}: there are two classes or one is "
+        "large, and whoever always names that one is right often without knowing anything"
+    )
+
+
+def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
+    """One line a defense, the best protected first."""
+    good = MEASURES[entries[0].judged_by]
+    head = [
+        "defense", "protected at k", f"test {good}",
+        "less none", f"costs at most {margin:g} points", "worst attack", "at k", "reaches",
+        "guess", "best without the model", "above that",
+    ]  # fmt: skip
+    lines = []
+    for entry in entries:
+        worst = entry.worst
+        safe = [str(one.k) for one in entry.standings if one.verdict == "protected"]
+        lines.append(
+            [
+                entry.defense,
+                ", ".join(safe) or "nowhere",
+                estimate_text(entry.utility),
+                estimate_text(entry.difference, "+"),
+                entry.affordable or "",
+                worst.attack,
+                str(worst.k),
+                estimate_text(worst.value),
+                estimate_text(worst.guess),
+                estimate_text(worst.baseline_value),
+                estimate_text(worst.advantage, "+"),
+            ]
+        )
+    return Table(head, lines)
+
+
+def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
+    """One line a defense and k: the worst attack beside the best baseline."""
+    head = [
+        "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
+        "it reaches", "above that", "over scratch",
+    ]  # fmt: skip
+    lines = [
+        [
+            *(entry.defense, str(one.k), one.verdict, one.attack, estimate_text(one.value)),
+            *(estimate_text(one.guess), one.baseline, estimate_text(one.baseline_value)),
+            *(estimate_text(one.advantage, "+"), estimate_text(one.over_scratch, "+")),
+        ]
+        for entry in entries
+        for one in entry.standings
+    ]
+    return Table(head, lines, words=4)
+
+
+def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
+    """One line a defense, one column an attacker: the worst of all that it can run.
+
+    None where all attackers stand equally near.
+    """
+    near = [name for name in ACCESS if any(one.access == name for one in records)]
+    boards = {
+        name: leaderboard(_within(records, near[: place + 1]), margin, measure)
+        for place, name in enumerate(near)
+    }
+    if len(near) < 2:
+        return None
+    found = {name: {one.defense: one.worst for one in entries} for name, entries in boards.items()}
+    defenses = dict.fromkeys(one.defense for entries in boards.values() for one in entries)
+    lines = [
+        [defense, *(_reached(found[name].get(defense)) for name in near)] for defense in defenses
+    ]
+    return Table(["defense", *(ACCESS[name] for name in near)], lines)
+
+
+def _within(records: Sequence[Record], near: Sequence[str]) -> list[Record]:
+    """The records without attackers that stand nearer than these."""
+    return [one for one in records if one.evaluator != "attack" or one.access in near]
+
+
+#: Attackers by how near to the model they stand, in words; each has what those before it have.
+ACCESS = {
+    "cut": "cuts alone",
+    "bottom": "with a bottom",
+    "gradients": "and gradients",
+    "active": "and tampering",
+}
+
+
+def _reached(one: Standing | None) -> str:
+    if one is None:
+        return ""
+    leaked = f", k = {one.k}" if one.k else ""
+    return f"{estimate_text(one.advantage, '+', '')}, {one.verdict} ({one.attack}{leaked})"
+
+
+def others_table(records: Sequence[Record]) -> Table | None:
+    """Attacks whose measure is no accuracy, beside their guess; None without any."""
+    groups: dict[tuple[str, str, str, int, str], list[Record]] = {}
+    for one in records:
+        if one.evaluator == "attack" and label_measure(one) is None:
+            kind = one.training, one.adversary, one.subject, one.k, one.measure
+            groups.setdefault(kind, []).append(one)
+    head = [
+        "defense", "adversary", "attack", "k", "measure", "reaches", "guess", "test accuracy",
+    ]  # fmt: skip
+    lines = []
+    for (defense, adversary, attack, k, measure), own in groups.items():
+        values = {(one.repeat, one.draw): one.value for one in own}
+        guesses = {(one.repeat, one.draw): one.guess for one in own if one.guess is not None}
+        accuracy = utility_of(records, "accuracy", defense, adversary)
+        lines.append(
+            [
+                *(defense, adversary, attack, str(k), measure.replace("_", " ")),
+                *map(_plain, map(over_victims, (values, guesses))),
+                _plain(over_victims({(repeat, 0): one for repeat, one in accuracy.items()})),
+            ]
+        )
+    return Table(head, lines, words=2) if lines else None
+
+
+def _plain(found: Estimate | None) -> str:
+    if found is None:
+        return ""
+    half = "" if found.half_width is None else f" ± {found.half_width:.2g}"
+    return f"{found.mean:.3g}{half}"
+
+
+#: Measures that are no share of anything.
+NO_SHARES = ("mse", "psnr", "ssim")
+
+
+def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
+    """One line an attack and number of leaked labels: means over the draws.
+
+    Of attacks on labels the measure that is asked for, of others every measure.
+    """
+    head = ["attack", "k", "measure", "reaches", "from scratch", "best without the model", "guess"]
+    groups: dict[tuple[str, int, str], list[Record]] = {}
+    for row in in_measure(rows, fitting_measure(rows, asked)):
+        groups.setdefault((row.subject, row.k, row.measure), []).append(row)
+    lines = [
+        [
+            attack,
+            str(k) if k else "",
+            measure.replace("_", " "),
+            shown([row.value for row in own], measure),
+            shown([row.baselines["scratch"] for row in own if "scratch" in row.baselines], measure),
+            shown(_best(own), measure),
+            shown([row.guess for row in own if row.guess is not None], measure),
+        ]
+        for (attack, k, measure), own in groups.items()
+    ]
+    return Table(head, lines)
+
+
+def shown(values: Sequence[float], measure: str) -> str:
+    """The mean of some values, a share in percent; empty without any.
+
+    >>> shown([0.5, 0.7], "accuracy"), shown([0.123456], "mse"), shown([], "auc")
+    ('60.0 %', '0.1235', '')
+    """
+    if not values:
+        return ""
+    mean = statistics.fmean(values)
+    return f"{mean:.4g}" if measure in NO_SHARES else f"{100 * mean:.1f} %"
+
+
+def sentences(rows: Sequence[Record]) -> dict[str, str]:
+    """Who the attacker was and what it held, by attack."""
+    return {row.attacker: row.threat for row in rows}
+
+
+def _best(rows: Sequence[Record]) -> list[float]:
+    """The values of the baseline with the highest mean."""
+    names = {name for row in rows for name in row.baselines}
+    each = [[row.baselines[name] for row in rows if name in row.baselines] for name in names]
+    return max(each, key=statistics.fmean, default=[])

@@ -1,0 +1,69 @@
+"""What the page of a study is made of: one after another, each with a title and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from vfl.experiments.glance import Glance
+from vfl.experiments.leaderboard import LeaderboardEntry
+from vfl.experiments.pages.charts import Drawing
+from vfl.experiments.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Pictures above each other, column by column about the same row.
+
+    Attributes:
+        title, caption: as of a drawing.
+        lines: what each line of pictures is, and the pictures as PNG files in base64.
+    """
+
+    title: str
+    caption: str
+    lines: Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a page; what is empty is not shown.
+
+    Attributes:
+        title: its heading.
+        drawings, table, standings, strips, pairs: what it shows, in this order.
+        below: how to read it.
+        folded: a table that opens when it is asked for.
+        roomy: whether the table has few columns.
+    """
+
+    title: str
+    drawings: Sequence[Drawing] = ()
+    table: Table | None = None
+    standings: Sequence[LeaderboardEntry] = ()
+    strips: Sequence[Strip] = ()
+    pairs: Sequence[tuple[str, str]] = ()
+    below: str | Markup = ""
+    folded: Table | None = None
+    roomy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A study's page, whatever was compared.
+
+    Attributes:
+        glance: what is said first.
+        count: how much was done, in words.
+        sentence: what was done.
+        notes: what a reader must know of what is left out.
+        sections: all else.
+    """
+
+    glance: Glance
+    count: str
+    sentence: str
+    notes: Sequence[str]
+    sections: Sequence[Section]
