@@ -45,27 +45,34 @@ def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None
 
     @app.train(ACTION, mods=[NoiseMod(lambda terms: Secret.fresh())])
     def play(message: Message, context: Context) -> Message:
-        torch.set_num_threads(1)
-        name = f"of node {context.node_id}"
-        with redacted_output():
-            try:
-                terms, party = Terms(message.content), own_file(context)
-                name = party.party
-                inputs, labels = own_rows(party, terms.settings)
-                plan = check_terms(party, terms, inputs)
-                trainer = ClientTrainer(
-                    terms.settings, plan, inputs, labels, len(terms.settings.classes or ())
-                )
-                spend(party, terms, plan)
-                return answer(message, context, terms, trainer, Secret.fresh())
-            except VFLError as error:
-                print(error, flush=True)
-                failure = for_others(error, name)
-            except Exception as bug:
-                print(redacted_traceback(bug), flush=True)
-                failure = unexpected(bug, name)
-        told = ConfigRecord({"what": str(failure)})
-        return Message(RecordDict({"failure": told}), reply_to=message)
+        return take_round(message, context, own_file)  # a simulation pickles this function
+
+
+def take_round(
+    message: Message, context: Context, own_file: Callable[[Context], PartyFile]
+) -> Message:
+    """One round of one party, and its answer: its update, or why there is none."""
+    torch.set_num_threads(1)
+    name = f"of node {context.node_id}"
+    with redacted_output():
+        try:
+            terms, party = Terms(message.content), own_file(context)
+            name = party.party
+            inputs, labels = own_rows(party, terms.settings)
+            plan = check_terms(party, terms, inputs)
+            trainer = ClientTrainer(
+                terms.settings, plan, inputs, labels, len(terms.settings.classes or ())
+            )
+            spend(party, terms, plan)
+            return answer(message, context, terms, trainer, Secret.fresh())
+        except VFLError as error:
+            print(error, flush=True)
+            failure = for_others(error, name)
+        except Exception as bug:
+            print(redacted_traceback(bug), flush=True)
+            failure = unexpected(bug, name)
+    told = ConfigRecord({"what": str(failure)})
+    return Message(RecordDict({"failure": told}), reply_to=message)
 
 
 def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
