@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-net docs build bench clean
+.PHONY: demo test test-net docs build bench leaderboard clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/vfl demo
@@ -26,6 +26,10 @@ build: $(VENV)/.development
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist .
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sbom
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/audit
+
+# Which defense holds against what: hours of trainings, which go on where they were stopped.
+leaderboard: $(VENV)/.runtime
+	$(BIN)/python -m benchmarks.leaderboard
 
 bench: $(VENV)/.runtime
 	$(BIN)/python -m benchmarks.step

@@ -1,0 +1,220 @@
+"""Which defense holds against what: the reference grid of four tasks, and its page.
+
+    make leaderboard                                     # all of it, where it was left
+    python -m benchmarks.leaderboard --tasks bank_marketing --attack light --seeds 0,1,2
+    python -m benchmarks.leaderboard --plan              # time and memory; nothing is trained
+
+The tasks are `examples/leaderboard/*.toml`: two tables, pictures, a text. Every defense is trained
+as it stands in `DEFENSES`, honestly and against a feature party that tampers. What was trained and
+attacked before is not done again, so that the same command goes on after it was stopped. Tables are
+looked for in `VFL_DATA`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vfl.core.registry import parse
+from vfl.core.text import csv_text
+from vfl.core.version import VERSION
+from vfl.experiments.attack_tables import access_table, board_table
+from vfl.experiments.cells import GridFolder, failure_of, grid_settings_of
+from vfl.experiments.leaderboard import (
+    UNDEFENDED,
+    LeaderboardEntry,
+    fitting_measure,
+    leaderboard,
+)
+from vfl.experiments.records import records_of
+from vfl.experiments.scheduler import FinishedCell
+from vfl.experiments.scores import BASELINES
+from vfl.experiments.study import Results, Study, overrides_of, plan_study, run_study
+from vfl.experiments.tables import seconds_text
+from vfl.training.specs import read_checked
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "leaderboard"
+#: Where a table lies below the folder of data sets; others are known by name.
+TABLES = {
+    "bank_marketing": "bank-marketing/bank-full.csv.gz",
+    "credit_default": "credit-default/UCI_Credit_Card.csv.gz",
+}
+TASKS = ("bank_marketing", "credit_default", "fashion_mnist", "review_polarity")
+#: One strength of each; docs/defenses.md says what others do.
+DEFENSES = (
+    "label_free", "anchored", "pretrained", "potential", "anchored+potential:alpha=2,norm=no",
+    "dcor", "probe", "bottleneck", "confusion", "passport", "mixup", "nopeek", "layer_norm",
+    "label_dp:epsilon=1", "label_dp_two_stage", "tpsl", "clipped_noise", "gradient_noise",
+    "gradient_sparsification", "gradient_averaging", "split_guard", "max_norm", "marvell",
+)  # fmt: skip
+#: Tasks of more than two classes.
+MANY_CLASSES = frozenset({"fashion_mnist"})
+#: Those that know two classes and no more; and those that need rows that are no words.
+OF_TWO = frozenset({"max_norm", "marvell"})
+NOT_OF_TEXT = frozenset({"anchored", "label_free", "pretrained", "mixup", "nopeek", "passport"})
+#: Besides a pack, what reads the training itself; all but the first are about two classes.
+GRADIENTS = ("gradient_similarity", "gradient_norm", "gradient_direction")
+ADVERSARY = "malicious_optimizer"
+#: Measured: seconds of a cell on one core with a light pack, mean over all, and the most memory of
+#: a process; a heavy pack takes some twice as long on two victims of bank marketing.
+SECONDS = {
+    "bank_marketing": 7.4, "credit_default": 5.5, "fashion_mnist": 26, "review_polarity": 9.2,
+}  # fmt: skip
+HEAVIER = 2.0
+GIGABYTES = 1.1
+
+
+def defenses_of(task: str) -> list[str]:
+    """The defenses that a task can have."""
+    left_out = set(OF_TWO if task in MANY_CLASSES else ())
+    if task == "review_polarity":
+        left_out |= NOT_OF_TEXT
+    return [spec for spec in DEFENSES if not {parse(one)[0] for one in spec.split("+")} & left_out]
+
+
+def study_of(task: str, pack: str, seeds: Sequence[int]) -> Study:
+    """The grid of one task."""
+    gradients = GRADIENTS[:1] if task in MANY_CLASSES else GRADIENTS
+    given = {
+        "defenses": defenses_of(task),
+        "adversaries": ["none", ADVERSARY],
+        "attacks": [pack, *gradients],
+        "baselines": ["scratch", "raw", "pca"],
+        "leaks": [5, 20],
+        "draws": 2,
+        "seeds": list(seeds),
+        "pictures": 0,
+    }
+    overrides = overrides_of("grid", given)
+    if task in TABLES:
+        overrides.append(f"data.source={Path(os.environ['VFL_DATA']) / TABLES[task]}")
+    return plan_study("grid", *read_checked(EXAMPLES / f"{task}.toml", overrides))
+
+
+def say(ended: FinishedCell) -> None:
+    """One line a cell."""
+    state = f"failed: {ended.failure['what']}" if ended.failure else seconds_text(ended.seconds)
+    left = f"about {seconds_text(ended.left_s)} left"
+    print(f"{ended.done} of {ended.total}  {ended.cell.title}  {state}  {left}", flush=True)
+
+
+def entries_of(path: Path) -> list[LeaderboardEntry]:
+    """The leaderboard of one task."""
+    records, settings = list(records_of(path)), grid_settings_of(GridFolder(path).experiment())
+    measure = fitting_measure(records, settings.measure)
+    return leaderboard(records, settings.margin, measure)
+
+
+def summary_of(task: str, entries: Sequence[LeaderboardEntry]) -> str:
+    """Which defenses are shown to leak, and which are not, in a line."""
+    defended = [one for one in entries if one.defense != UNDEFENDED]
+    safe = [one.defense for one in defended if one.worst.verdict != "leaks"]
+    leaks = f"{len(defended) - len(safe)} of {len(defended)} defenses are shown to give labels away"
+    return f"- **{task}**: {leaks}; not shown to: {', '.join(safe) or 'none'}."
+
+
+def task_lines(path: Path, entries: Sequence[LeaderboardEntry]) -> Iterator[str]:
+    """What the page says of one task."""
+    folder, records = GridFolder(path), list(records_of(path))
+    settings = grid_settings_of(folder.experiment())
+    measure = fitting_measure(records, settings.measure)
+    results = Results.of(path)
+    yield f"\n## {folder.experiment().name}\n"
+    yield f"{results.sentence}\n"
+    if entries:
+        yield board_table(entries, settings.margin).markdown()
+    if (access := access_table(records, settings.margin, measure)) is not None:
+        yield "Points above the best without the model, by what the attacker holds:\n"
+        yield access.markdown()
+    victims = [cell for cell in folder.cells() if cell.victim != BASELINES]
+    attacked = {one.cell for one in records if one.evaluator == "attack"}
+    yield (
+        f"{len(attacked)} of {len(victims)} victims, {len(settings.seeds)} seeds, "
+        f"{settings.draws} draws; attacks: {', '.join(settings.attacks)}.\n"
+    )
+    for cell in victims:
+        if (failure := failure_of(folder.cells_path / cell.name)) is not None:
+            yield f"- {cell.title} ended early: {failure['what']}"
+
+
+def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dict[str, Any]]:
+    """The worst attack on each defense at each number of leaked labels, as shares."""
+    for entry in entries:
+        for one in entry.standings:
+            yield {
+                "task": task,
+                "defense": entry.defense,
+                "k": one.k,
+                "utility": entry.utility.mean,
+                "utility_half_width": entry.utility.half_width,
+                "attack": one.attack,
+                "reaches": one.value.mean,
+                "guess": one.guess.mean,
+                "no_model": one.baseline_value.mean,
+                "above": one.advantage.mean,
+                "above_half_width": one.advantage.half_width,
+                "victims": one.advantage.count,
+                "verdict": one.verdict,
+            }
+
+
+def page_of(paths: Sequence[Path], page: Path) -> None:
+    """Write the page, and the rows it is made of beside it."""
+    import torch
+
+    day = datetime.now(UTC).date()
+    lines = [
+        "# Leaderboard: which defense holds against what\n",
+        f"{day}, vfl {VERSION}, torch {torch.__version__}, Python {sys.version.split()[0]}; "
+        "`make leaderboard` writes this page.\n",
+        "Each task has a feature party that attacks the labels of the label party. A defense is "
+        "judged by the worst of all attacks that the attacker can run, beside the best it reaches "
+        'without the model; "protected" is a verdict about these attacks, on these rows, for '
+        "these seeds. docs/attacking.md says how verdicts are made.\n",
+    ]
+    boards = {path: entries_of(path) for path in paths}
+    lines += [summary_of(path.name, entries) for path, entries in boards.items()]
+    rows: list[dict[str, Any]] = []
+    for path, entries in boards.items():
+        lines += task_lines(path, entries)
+        rows += standings_of(path.name, entries)
+    page.write_text("\n".join(lines), encoding="utf-8")
+    if rows:
+        page.with_suffix(".csv").write_text(csv_text(list(rows[0]), rows), encoding="utf-8")
+
+
+def main() -> None:
+    """Tell time and memory, run what is left, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", default=",".join(TASKS), help="some of them, between commas")
+    parser.add_argument("--attack", choices=("light", "heavy"), default="light", help="the pack")
+    parser.add_argument("--seeds", default="0,1,2", help="one victim of each defense a seed")
+    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, a process each")
+    parser.add_argument("--out", type=Path, default=Path("runs/leaderboard"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/leaderboard.md"))
+    parser.add_argument("--plan", action="store_true", help="tell time and memory; train nothing")
+    asked = parser.parse_args()
+    tasks, seeds = asked.tasks.split(","), [int(one) for one in asked.seeds.split(",")]
+    if missing := [task for task in tasks if task in TABLES and "VFL_DATA" not in os.environ]:
+        parser.error(f"VFL_DATA says where the tables of {', '.join(missing)} lie")
+    studies = {task: study_of(task, asked.attack, seeds) for task in tasks}
+    for task, study in studies.items():
+        seconds = SECONDS[task] * len(study.cells) / asked.jobs
+        seconds *= HEAVIER if asked.attack == "heavy" else 1
+        print(f"{task}: {len(study.cells)} cells, about {seconds_text(seconds)}", flush=True)
+    print(f"about {GIGABYTES * asked.jobs:.1f} GB of memory, {asked.jobs} processes", flush=True)
+    if asked.plan:
+        return
+    for task, study in studies.items():
+        run_study(study, asked.out / task, "make leaderboard", jobs=asked.jobs, on_end=say)
+        page_of([asked.out / one for one in TASKS if (asked.out / one).exists()], asked.page)
+    print(f"{'page':<16} {asked.page}")
+
+
+if __name__ == "__main__":
+    main()
