@@ -24,10 +24,9 @@ from vfl.config.llm_file import LlmLimits, read_llm_file
 from vfl.config.toml import Settings
 from vfl.core.seeds import generator, use_one_thread
 from vfl.models.decoder import Decoder, DecoderShape
-from vfl.models.decoder_folder import load_decoder, save_decoder
+from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.serving.llm import Reply, User
-from vfl.serving.llm_demo import free_addresses, start_standing
-from vfl.serving.llm_project import write_llm_project
+from vfl.serving.llm_project import free_addresses, start_standing, write_llm_project
 
 _MB = 1e6
 
@@ -70,7 +69,8 @@ def bench_llm(
             torch.manual_seed(0)
             model = folder / "model"
             save_decoder(model, Decoder(DecoderShape(vocabulary=512, width=64, layers=2)))
-        plain, (owner, dealer) = load_decoder(model), free_addresses(2)
+        plain, (owner, dealer) = load_pretrained(model), free_addresses(2)
+        assert isinstance(plain, Decoder), "tokens are counted"
         limits = LlmLimits(max_tokens=prompt_tokens + count)
         project = folder / "project"
         write_llm_project(project, plain.shape, model, owner=owner, dealer=dealer, limits=limits)
@@ -107,7 +107,7 @@ def _measured(
                 times.append(time.monotonic())
                 return False
 
-            replies.append(user.ask(prompt, count, told=told))
+            replies.append(user.ask(prompt, count, on_token=told))
             firsts.append(times[1] - times[0])
             gaps += [after - earlier for earlier, after in pairwise(times[1:])]
         carried = (lines["owner"].sent_bytes - before) / len(prompts)

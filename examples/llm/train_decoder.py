@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vfl.models.decoder import Decoder, DecoderShape
-from vfl.models.decoder_folder import save_decoder
-from vfl.serving.llm_demo import demo_folder
+from vfl.models.pretrained import save_decoder
+from vfl.serving.llm_project import demo_folder
 from vfl.serving.llm_text import BytePairs
 
 ARCHIVE = "review-polarity/review_polarity.tar.gz"

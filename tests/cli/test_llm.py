@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from llm_parties import small_model
+from model_folders import write_model
 
 from vfl.cli.llm import _pick
 from vfl.config.llm_file import read_llm_file
-from vfl.models.decoder_folder import load_decoder, save_decoder
+from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.serving.llm_text import BytePairs, read_tokenizer
 
 TRAIN = Path(__file__).parents[2] / "examples" / "llm" / "train_decoder.py"
@@ -52,7 +53,7 @@ def test_init_writes_a_folder_a_party_for_its_owner_alone(vfl, model, tmp_path):
         (["ask", "project/owner", "text"], "this command is for another party"),
         (["serve", "project/user"], "this command is for another party"),
         (["ask", "nowhere", "text"], "there is no such file"),
-        (["init", "new", "--model", "nowhere"], "a decoder's file is missing"),
+        (["init", "new", "--model", "nowhere"], "a model's file is missing"),
         (["init", "new", "--model", "model", "--max-tokens", "0"], "max_tokens"),
         (["demo", "text"], "the model of the demo is not trained yet"),
     ],
@@ -110,7 +111,7 @@ def test_the_demo_gives_plain_torchs_tokens_and_says_what_crossed_the_wire(vfl, 
     done = vfl("llm", "demo", "a film", "--model", model, "--max-tokens", 5, "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
-    assert found["tokens"] == found["plain_tokens"] == load_decoder(model).generate(b"a film", 5)
+    assert found["tokens"] == found["plain_tokens"] == load_pretrained(model).generate(b"a film", 5)
     assert {"setup", "offline", "online"} < set(found["phases"])
     for row in found["phases"].values():
         assert {"bytes", "messages", "seconds"} < set(row)
@@ -118,6 +119,63 @@ def test_the_demo_gives_plain_torchs_tokens_and_says_what_crossed_the_wire(vfl, 
     done = vfl("llm", "demo", "a film", "--model", model, "--max-tokens", 5, "--mode", "thesis")
     assert "plain torch gives the same token in 5 of 5 places" in done.out
     assert "online" in done.out
+
+
+def write_tokenizer(folder, **options):
+    """A word is a token; of the package's own form."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra llm is not installed")
+    words = {word: place for place, word in enumerate(["?", "the", "film", "is", "good", "bad"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["gpt2", "llama"])
+def test_a_folder_in_the_hugging_face_layout_answers(vfl, tmp_path, layout):
+    write_model(tmp_path / "hf", layout)
+    write_tokenizer(tmp_path / "hf")
+    done = vfl("llm", "demo", "the film is", "--model", "hf", "--max-tokens", 4, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    wanted = load_pretrained(tmp_path / "hf").generate([1, 2, 3], 4)
+    assert found["tokens"] == found["plain_tokens"] == wanted
+
+
+@pytest.mark.slow
+def test_a_classifier_in_the_hugging_face_layout_names_the_class(vfl, tmp_path):
+    write_model(tmp_path / "hf", "bert")
+    write_tokenizer(tmp_path / "hf")
+    done = vfl("llm", "demo", "the film is bad", "--model", "hf", "--json", "--folder", "project")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["logits"] == pytest.approx(found["plain_logits"], abs=0.02)
+    assert found["text"] == max(zip(found["plain_logits"], found["labels"], strict=True))[1]
+    assert sorted(found["labels"]) == ["maybe", "no", "yes"]
+    said = vfl("llm", "ask", "project/user", "the film", "--temperature", "1").err
+    assert "--temperature would change nothing" in said
+
+
+@pytest.mark.parametrize(
+    ("layout", "lacks", "said"),
+    [
+        ("gpt2", "tokenizer.json", "tokenizer.json"),
+        ("bert", "model.safetensors", "model.safetensors"),
+        ("mamba", "", "one of vfl-decoder, gpt2, llama, bert"),
+    ],
+)
+def test_a_folder_that_cannot_be_asked_is_refused_at_the_start(vfl, tmp_path, layout, lacks, said):
+    write_model(tmp_path / "hf", layout if layout != "mamba" else "gpt2", model_type=layout)
+    for name in {"tokenizer.json", "model.safetensors"} - {lacks}:
+        with (tmp_path / "hf" / name).open("ab"):
+            pass
+    if lacks:
+        (tmp_path / "hf" / lacks).unlink(missing_ok=True)
+    for words in (["init", "project"], ["demo", "a film"]):
+        done = vfl("llm", *words, "--model", "hf")
+        assert (done.code, done.out) == (2, "")
+        assert said in done.err
+        assert "Traceback" not in done.err
 
 
 @pytest.mark.slow
@@ -132,7 +190,7 @@ def test_the_demos_model_is_trained_by_one_command(monkeypatch, tmp_path, data_r
     text = "the best film of the year"
     assert pairs.decode(pairs.encode(text)) == text
     assert len(pairs.encode(text)) < len(text) / 2
-    shape = load_decoder(tmp_path / "m").shape
+    shape = load_pretrained(tmp_path / "m").shape
     assert shape.vocabulary == 1024
     losses = [
         float(line.split()[4]) for line in capsys.readouterr().out.splitlines() if "loss" in line

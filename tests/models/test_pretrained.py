@@ -9,9 +9,14 @@ from model_folders import MODELS, write_model
 from safetensors.torch import save_file
 
 from vfl.core.errors import DataError, MissingDataError, MissingPackageError
-from vfl.models.decoder import Encoder
-from vfl.models.decoder_folder import load_decoder
-from vfl.models.pretrained import load_pretrained, load_tokenizer
+from vfl.models.decoder import Decoder, DecoderShape, Encoder
+from vfl.models.pretrained import (
+    load_pretrained,
+    load_tokenizer,
+    names_of,
+    require_tokenizer,
+    save_decoder,
+)
 from vfl.serving.llm_text import read_tokenizer
 
 TOKENS = [5, 17, 3, 60, 89, 0, 41, 8]
@@ -34,19 +39,43 @@ def test_outputs_are_those_of_the_layout(tmp_path, name, parts):
             assert model.shape.tied == (model.head.weight is model.tokens.weight)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_vfl_llm_takes_such_folders(tmp_path, name):
-    write_model(tmp_path, name)
-    one, two = load_decoder(tmp_path), load_pretrained(tmp_path)
-    assert one.shape == two.shape
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_saved_decoder_comes_back(tmp_path, tied):
+    torch.manual_seed(0)
+    model = Decoder(DecoderShape(vocabulary=90, width=32, positions="rotary", tied=tied)).eval()
+    save_decoder(tmp_path, model)
+    found = load_pretrained(tmp_path)
+    assert found.shape == model.shape
     with torch.no_grad():
-        assert torch.equal(one(torch.tensor([TOKENS])), two(torch.tensor([TOKENS])))
+        assert torch.equal(found(torch.tensor([TOKENS])), model(torch.tensor([TOKENS])))
+    assert names_of(tmp_path) == {"labels": [], "end_tokens": []}
+    require_tokenizer(tmp_path)  # a token is a byte there
 
 
-def test_vfl_llm_takes_decoders_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "labels", "ends"),
+    [
+        ({"eos_token_id": 7}, ["no", "maybe", "yes"], [7]),
+        ({"eos_token_id": [7, 9], "id2label": {"10": "z", "2": "b"}}, ["b", "z"], [7, 9]),
+        ({"eos_token_id": None, "id2label": None}, [], []),
+    ],
+)
+def test_names_of_outputs(tmp_path, settings, labels, ends):
     write_model(tmp_path, "bert")
-    with pytest.raises(DataError):
-        load_decoder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert names_of(tmp_path) == {"labels": labels, "end_tokens": ends}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": "last"}))
+    with pytest.raises(DataError, match="eos_token_id"):
+        names_of(tmp_path)
+
+
+def test_a_folder_of_another_layout_has_its_tokenizer(tmp_path):
+    write_model(tmp_path, "gpt2")
+    with pytest.raises(MissingDataError, match=r"tokenizer\.json"):
+        require_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    require_tokenizer(tmp_path)
 
 
 def test_weights_of_half_precision_are_read(tmp_path):
@@ -154,3 +183,6 @@ def test_a_tokenizer_needs_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingPackageError, match="llm"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    with pytest.raises(MissingPackageError, match="llm"):
+        read_tokenizer(tmp_path)

@@ -1,13 +1,14 @@
 """A decoder asked over TLS streams: answers, limits, what is refused, and what no wire carries."""
 
 import contextlib
-import dataclasses
 import json
 import stat
 
 import numpy as np
 import pytest
+import torch
 from llm_parties import LlmParties, small_model
+from model_folders import write_model
 
 from benchmarks.emulation import Wan
 from vfl.core.errors import (
@@ -22,7 +23,7 @@ from vfl.core.errors import (
     ReusedPadError,
 )
 from vfl.core.frame import HEADER_BYTES
-from vfl.models.decoder_folder import save_decoder
+from vfl.models.pretrained import save_decoder
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.ring import encode
@@ -60,9 +61,56 @@ def _quick(monkeypatch):
 
 def test_the_answer_is_that_of_plain_torch_and_comes_token_by_token(project):
     heard = []
-    reply = project.user().ask(PROMPT, 6, told=lambda token: heard.append(token))
+    reply = project.user().ask(PROMPT, 6, on_token=lambda token: heard.append(token))
     assert reply.tokens == heard == project.model.generate(PROMPT, 6)
     assert len(set(reply.tokens)) > 2
+
+
+def test_several_questions_are_answered_side_by_side_in_the_messages_of_one(project):
+    prompts, heard = [PROMPT, PROMPT[::-1], [5, 60, 12, 33]], []
+
+    def on_token(text, token):
+        heard.append(text)
+        return text == 1 and heard.count(1) == 2  # this one ends early
+
+    user = project.user()
+    reply = user.ask_all(prompts, 4, on_token=on_token)
+    wanted = [project.model.generate(prompt, 4) for prompt in prompts]
+    wanted[1] = wanted[1][:2]
+    assert reply.answers == wanted
+    alone = user.ask(PROMPT, 4)
+    assert alone.tokens == wanted[0]
+    assert reply.phases["online"]["messages"] == alone.phases["online"]["messages"]
+    assert user.left() == {}
+
+
+def test_questions_side_by_side_count_each(parties):
+    project = parties("owner", "dealer", limits={"max_questions": 3})
+    user = project.user()
+    assert len(user.ask_all([PROMPT, PROMPT], 1).answers) == 2
+    user.deal(len(PROMPT), 1, texts=2)
+    assert user.left() == {"4-1x2": 1}
+    with pytest.raises(PeerFailedError, match="so many questions"):
+        user.ask_all([PROMPT, PROMPT], 1)
+    assert user.ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)
+
+
+def test_a_classifier_gives_the_logits_of_plain_torch(parties, tmp_path):
+    write_model(tmp_path / "hf", "bert")
+    (tmp_path / "hf" / "tokenizer.json").write_text("{}")
+    project = parties("owner", "dealer", folder=tmp_path / "hf")
+    user = project.user()
+    assert user.classifies
+    assert list(user.terms.labels) == ["no", "maybe", "yes"]
+    reply = user.ask_all([PROMPT])
+    with torch.no_grad():
+        wanted = project.model(torch.tensor([PROMPT]))[0].tolist()
+    assert reply.answers == []
+    assert reply.logits == pytest.approx(wanted, abs=0.02)
+    with pytest.raises(DataError, match="one text at a time"):
+        user.ask_all([PROMPT, PROMPT])
+    with pytest.raises(DataError, match="context"):
+        user.ask_all([[1] * 33])
 
 
 def test_what_was_dealt_ahead_needs_no_dealer_and_is_used_once(project):
@@ -127,7 +175,7 @@ def test_a_stop_ends_the_answer_at_both_ends(project, count):
         return len(heard) == count
 
     user = project.user()
-    assert user.ask(PROMPT, 5, told=told).tokens == project.model.generate(PROMPT, count)
+    assert user.ask(PROMPT, 5, on_token=told).tokens == project.model.generate(PROMPT, count)
     assert user.ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)  # the owner goes on
 
 
@@ -157,7 +205,7 @@ def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, mode):
 def test_a_cut_within_an_answer_changes_nothing(project):
     with project.line("owner") as line:
         reply = project.user(owner=f"127.0.0.1:{line.port}").ask(
-            PROMPT, 6, told=lambda token: line.cut()
+            PROMPT, 6, on_token=lambda token: line.cut()
         )
         assert line.connections > 3
     assert reply.tokens == project.model.generate(PROMPT, 6)
@@ -182,7 +230,7 @@ def test_a_line_that_stays_cut_ends_with_who_is_at_its_end(project, peer, monkey
         user = project.user(rejoin_s=0.5, **{peer: f"127.0.0.1:{line.port}"})
         if peer == "owner":
             with pytest.raises(LostPeerError, match="the model owner cannot be reached"):
-                user.ask(PROMPT, 6, told=lambda token: line.shut())
+                user.ask(PROMPT, 6, on_token=lambda token: line.shut())
         else:
             line.shut()
             with pytest.raises(LostPeerError, match="the dealer cannot be reached"):
@@ -327,8 +375,6 @@ def test_text_and_weights_are_on_no_wire_in_no_other_folder_and_in_no_log(partie
 
 
 def test_a_decoders_own_scale_is_among_the_encodings():
-    import torch
-
     assert encode(torch.tensor([0.5]), 30, "x", 30).numpy().tobytes() in encodings([0.5])
 
 
@@ -361,10 +407,13 @@ def test_byte_pairs_come_back_as_text(tmp_path):
 
 
 def test_a_character_in_pieces_is_shown_when_it_is_whole():
+    ended = Streamed(BytePairs(), end_tokens=[0])
+    assert [ended.add(token) for token in b"a\0"] == [("a", False), ("", True)]
+    assert ended.text == "a"
     answer = Streamed(BytePairs(), ["stop", ""])
     shown = [answer.add(token) for token in "né!".encode()]
     assert [text for text, _ in shown] == ["n", "", "é", "!"]
-    assert dataclasses.astuple(llm.Reply([1], {}))[0] == [1]
+    assert llm.Reply([[1]], [], {}).tokens == [1]
     ended = [answer.add(token)[1] for token in b" stop"]
     assert ended == [False] * 4 + [True]
     assert answer.text == "né! "

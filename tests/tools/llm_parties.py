@@ -9,10 +9,9 @@ import torch
 from benchmarks.emulation import TcpProxy
 from vfl.config.llm_file import LlmLimits, read_llm_file
 from vfl.models.decoder import Decoder, DecoderShape
-from vfl.models.decoder_folder import load_decoder, save_decoder
+from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.serving.llm import Dealer, Owner, User
-from vfl.serving.llm_demo import free_addresses
-from vfl.serving.llm_project import write_llm_project
+from vfl.serving.llm_project import free_addresses, write_llm_project
 
 SMALL = DecoderShape(vocabulary=64, width=32, layers=1, heads=2, context=32, tied=False)
 
@@ -37,16 +36,18 @@ class LlmParties:
         said: what each party said, by name.
     """
 
-    def __init__(self, folder, model=None, **options):
-        self.folder = folder / "project"
-        self.model = model or small_model()
-        save_decoder(folder / "model", self.model)
+    def __init__(self, root, model=None, folder=None, **options):
+        self.folder = root / "project"
+        self.model = load_pretrained(folder) if folder else model or small_model()
+        if folder is None:
+            folder = root / "model"
+            save_decoder(folder, self.model)
         self.owner, self.dealer = free_addresses(2)
         limits = LlmLimits(**options.pop("limits", {}))
         write_llm_project(
             self.folder,
             self.model.shape,
-            folder / "model",
+            folder,
             owner=self.owner,
             dealer=self.dealer,
             limits=limits,
@@ -71,7 +72,7 @@ class LlmParties:
         for name in names:
             say, file = self.said[name].append, self.file(name, **changes)
             if name == "owner":
-                party = Owner(file, load_decoder(file.beside(file.model)), say)
+                party = Owner(file, load_pretrained(file.beside(file.model)), say)
             else:
                 party = Dealer(file, say)
             over = threading.Event()

@@ -63,7 +63,7 @@ def gpt2(source, config):
     width = config["n_embd"]
     inner = config.get("n_inner") or 4 * width
     state = {
-        "transformer.wte.weight": draw(source, 90, width) * 8,
+        "transformer.wte.weight": draw(source, config["vocab_size"], width) * 8,
         "transformer.wpe.weight": draw(source, config["n_positions"], width),
     }
     for name in ("h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"):
@@ -80,14 +80,14 @@ def gpt2(source, config):
             state[f"transformer.h.{layer}.{name}.bias"] = draw(source, outputs)
         state[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
     if config.get("tie_word_embeddings") is False:
-        state["lm_head.weight"] = draw(source, 90, width) * 3
+        state["lm_head.weight"] = draw(source, config["vocab_size"], width) * 3
     return state
 
 
 def llama(source, config):
     width, inner = config["hidden_size"], config["intermediate_size"]
     keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
-    state = {"model.embed_tokens.weight": draw(source, 90, width) * 8}
+    state = {"model.embed_tokens.weight": draw(source, config["vocab_size"], width) * 8}
     state["model.norm.weight"] = 1 + draw(source, width)
     for layer in range(2):
         name = f"model.layers.{layer}"
@@ -106,7 +106,7 @@ def llama(source, config):
             if config.get("attention_bias") and "self_attn" in part:
                 state[f"{name}.{part}.bias"] = draw(source, outputs)
     if not config.get("tie_word_embeddings"):
-        state["lm_head.weight"] = draw(source, 90, width) * 3
+        state["lm_head.weight"] = draw(source, config["vocab_size"], width) * 3
     return state
 
 
@@ -122,7 +122,7 @@ def bert(source, config):
         state[f"{name}.weight"] = 1 + draw(source, width)
         state[f"{name}.bias"] = draw(source, width)
 
-    for name, rows in (("word", 90), ("position", 32), ("token_type", 2)):
+    for name, rows in (("word", config["vocab_size"]), ("position", 32), ("token_type", 2)):
         state[f"bert.embeddings.{name}_embeddings.weight"] = draw(source, rows, width) * 8
     norm("bert.embeddings.LayerNorm")
     for layer in range(2):

@@ -1,4 +1,4 @@
-"""``vfl llm``: a language model is asked by a user whose text its owner does not see."""
+"""``vfl llm``: a language model or a classifier of texts is asked; its owner sees no text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import secrets
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from vfl.config.llm_file import LlmFile
     from vfl.mpc.private_decoder import Pick
     from vfl.serving.llm import Reply, User
+    from vfl.serving.llm_text import Streamed
 
 llm = typer.Typer(
     help="Ask a language model whose owner sees no text, and keeps its weights.",
@@ -31,7 +33,8 @@ Folder = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)]
 ModelFolder = Annotated[
-    Path | None, typer.Option("--model", help="Folder with config.json and model.safetensors.")
+    Path | None,
+    typer.Option("--model", help="Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT."),
 ]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Text that ends the answer. Repeat.")
@@ -42,7 +45,8 @@ Stop = Annotated[
 def init(
     folder: Annotated[Path, typer.Argument(metavar="PROJECT", help="A new folder.")],
     model: Annotated[
-        Path, typer.Option("--model", help="Folder with config.json and model.safetensors.")
+        Path,
+        typer.Option("--model", help="Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT."),
     ],
     owner: Annotated[
         str, typer.Option(help="Host and port of the model owner.")
@@ -64,7 +68,7 @@ def init(
     """
     from vfl.config.llm_file import LlmLimits
     from vfl.config.toml import check
-    from vfl.models.decoder_folder import load_decoder
+    from vfl.models.pretrained import load_pretrained
     from vfl.serving.llm_project import write_llm_project
 
     limits = check(
@@ -76,7 +80,7 @@ def init(
         LlmLimits,
         "the limits",
     )
-    shape = load_decoder(model).shape
+    shape = load_pretrained(model).shape
     write_llm_project(folder, shape, model, owner=owner, dealer=dealer, limits=limits, mode=mode)
     say(f"wrote {folder}: one folder each for owner, user and dealer")
     say(f"then: vfl llm serve {folder}/owner; vfl llm deal {folder}/dealer")
@@ -87,12 +91,12 @@ def init(
 def serve(folder: Folder) -> None:
     """Answer as the model owner until interrupted."""
     from vfl.core.seeds import use_one_thread
-    from vfl.models.decoder_folder import load_decoder
+    from vfl.models.pretrained import load_pretrained
     from vfl.serving.llm import Owner
 
     use_one_thread()
     file = _file(folder, "owner")
-    Owner(file, load_decoder(file.beside(file.model or "model")), say).serve()
+    Owner(file, load_pretrained(file.beside(file.model or "model")), say).serve()
 
 
 @llm.command()
@@ -101,11 +105,14 @@ def deal(
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the question.", min=1)] = 16,
     max_tokens: MaxTokens = 16,
     questions: Annotated[int, typer.Option(help="How many to deal for.", min=1)] = 1,
+    texts: Annotated[
+        int, typer.Option(help="Questions that are asked side by side each time.", min=1)
+    ] = 1,
 ) -> None:
     """Deal as the dealer until interrupted; as the user, have material dealt ahead.
 
     With the dealer's folder the options mean nothing. With the user's, questions of exactly that
-    length can be asked later without the dealer.
+    length can be asked later without the dealer. A classifier answers no tokens.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.serving.llm import Dealer
@@ -116,16 +123,20 @@ def deal(
         Dealer(file, say).serve()
     with ExitStack() as held:
         user = _user(held, file)
-        user.deal(prompt_tokens, max_tokens, questions)
+        user.deal(prompt_tokens, _answered(user, max_tokens), questions, texts)
         for kind, count in user.left().items():
-            prompt, answer = kind.split("-")
-            print(f"{count} questions of {prompt} tokens, answers of up to {answer}")
+            prompt, _, answer = kind.partition("-")
+            answer, _, beside = answer.partition("x")
+            more = f", {beside} side by side" if beside else ""
+            print(f"{count} questions of {prompt} tokens, answers of up to {answer}{more}")
 
 
 @llm.command()
 def ask(
     folder: Folder,
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The text.")],
+    questions: Annotated[
+        list[str], typer.Argument(metavar="QUESTION...", help="The text; or several.")
+    ],
     max_tokens: MaxTokens = 16,
     stop: Stop = None,
     temperature: Annotated[
@@ -140,9 +151,10 @@ def ask(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Ask as the user; the answer appears token by token.
+    """Ask as the user; the answer appears token by token, of a classifier the classes.
 
-    Uses material that was dealt for a question of this length, or has it dealt now. How tokens are
+    Uses material that was dealt for questions of this length, or has it dealt now. Several
+    questions of one length are asked side by side, in as many messages as one. How tokens are
     chosen stays with the user.
     """
     from vfl.core.seeds import use_one_thread
@@ -151,11 +163,15 @@ def ask(
     pick = _pick(temperature, top_k, top_p, seed)
     with ExitStack() as held:
         user = _user(held, _file(folder, "user"))
-        reply, text = _asked(user, question, max_tokens, stop or [], pick, quiet=json)
-    if json:
-        emit({"tokens": reply.tokens, "text": text, "phases": reply.phases})
+        if temperature and user.classifies:
+            raise ConfigError("--temperature would change nothing: a classifier has no tokens")
+        asked = _asked(user, questions, max_tokens, stop or [], pick, quiet=json)
+    if not json:
+        _show(asked)
+    elif len(questions) == 1:
+        emit(asked[0].as_json())
     else:
-        _show(reply)
+        emit({"answers": [each.as_json() for each in asked]})
 
 
 @llm.command()
@@ -175,26 +191,32 @@ def demo(
     ] = "fast",
     json: Json = False,
 ) -> None:
-    """Ask a small model on this machine, over TLS: owner, dealer and user are three processes.
+    """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
 
-    The model is one of film reviews, which examples/llm/train_decoder.py trains in minutes. Plain
-    torch answers the same question beside it, and a table says what crossed the wire.
+    Without a folder it is a small one of film reviews, which examples/llm/train_decoder.py trains
+    in minutes. Plain torch answers the same question beside it, and a table says what crossed the
+    wire.
     """
     from vfl.config.llm_file import LlmLimits, read_llm_file
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
-    from vfl.models.decoder_folder import load_decoder
-    from vfl.serving.llm_demo import demo_model, free_addresses, start_standing
-    from vfl.serving.llm_project import write_llm_project
+    from vfl.models.pretrained import load_pretrained
+    from vfl.serving.llm_project import (
+        demo_model,
+        free_addresses,
+        plain_answer,
+        start_standing,
+        write_llm_project,
+    )
     from vfl.serving.llm_text import read_tokenizer
 
     use_one_thread()
     model = demo_model(model)
     folder = folder or Path("runs") / new_run_name("llm")
-    plain = load_decoder(model)
+    plain = load_pretrained(model)
     owner, dealer = free_addresses(2)
-    tokens = len(read_tokenizer(model).encode(question)) + max_tokens
-    limits = LlmLimits(max_tokens=tokens)
+    prompt = read_tokenizer(model).encode(question)
+    limits = LlmLimits(max_tokens=len(prompt) + max_tokens)
     write_llm_project(
         folder, plain.shape, model, owner=owner, dealer=dealer, limits=limits, mode=mode
     )
@@ -203,18 +225,19 @@ def demo(
         say("starting the model owner and the dealer (TLS, identity keys)")
         start_standing(folder, held)
         user = _user(held, read_llm_file(folder / "user"))
-        reply, text = _asked(
-            user, question, max_tokens, stop or [], _pick(0.0, 0, 1.0, None), quiet=json
-        )
-    prompt = read_tokenizer(model).encode(question)
-    same = plain.generate(prompt, len(reply.tokens))
+        pick = _pick(0.0, 0, 1.0, None)
+        (asked,) = _asked(user, [question], max_tokens, stop or [], pick, quiet=json)
+    same = plain_answer(plain, prompt, len(asked.tokens))
     if json:
-        found = {"tokens": reply.tokens, "plain_tokens": same, "text": text}
-        emit(found | {"phases": reply.phases})
+        emit(asked.as_json() | {"plain_logits" if asked.logits else "plain_tokens": same})
         return
-    _show(reply)
-    equal = sum(one == other for one, other in zip(reply.tokens, same, strict=True))
-    print(f"plain torch gives the same token in {equal} of {len(same)} places")
+    _show([asked])
+    if asked.logits:
+        most = max(abs(one - other) for one, other in zip(asked.logits, same, strict=True))
+        print(f"plain torch gives the same logits, at most {most:.1e} apart")
+    else:
+        equal = sum(one == other for one, other in zip(asked.tokens, same, strict=True))
+        print(f"plain torch gives the same token in {equal} of {len(same)} places")
 
 
 def _file(folder: Path, *parties: str) -> LlmFile:
@@ -230,6 +253,11 @@ def _file(folder: Path, *parties: str) -> LlmFile:
             want=f"that of the {' or the '.join(parties)}",
         )
     return file
+
+
+def _answered(user: User, max_tokens: int) -> int:
+    """Tokens of an answer, at most."""
+    return 1 if user.classifies else max_tokens
 
 
 def _user(held: ExitStack, file: LlmFile) -> User:
@@ -261,30 +289,92 @@ def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pic
     return greedy
 
 
+@dataclass
+class _Answer:
+    """What came of one question.
+
+    Attributes:
+        question: its text.
+        text: the answer, or the name of the likeliest class.
+        tokens: of the answer.
+        logits: of a classifier, by class.
+        labels: names of the classes.
+        reply: of all questions that were asked side by side.
+    """
+
+    question: str
+    text: str
+    tokens: list[int]
+    logits: list[float]
+    labels: list[str]
+    reply: Reply
+
+    def as_json(self) -> dict[str, Any]:
+        found = {"text": self.text, "phases": self.reply.phases}
+        return found | (
+            {"labels": self.labels, "logits": self.logits}
+            if self.logits
+            else {"tokens": self.tokens}
+        )
+
+
 def _asked(
-    user: User, question: str, max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
-) -> tuple[Reply, str]:
-    """Ask, and print the answer as it comes."""
+    user: User, questions: list[str], max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
+) -> list[_Answer]:
+    """Ask, those of one length side by side; a single answer is printed as it comes."""
     from vfl.serving.llm_text import Streamed, read_tokenizer
 
     tokenizer = read_tokenizer(user.file.beside(user.file.tokenizer))
-    prompt, streamed = tokenizer.encode(question), Streamed(tokenizer, stop)
-    shown = not quiet and sys.stdout.isatty()  # where the answer is read as it grows
-    began = time.monotonic()
+    prompts = [tokenizer.encode(question) for question in questions]
+    if user.classifies:
+        return [
+            _classified(user, question, prompt)
+            for question, prompt in zip(questions, prompts, strict=True)
+        ]
+    found: dict[int, _Answer] = {}
+    for length in sorted({len(prompt) for prompt in prompts}):
+        own = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
+        streams = [Streamed(tokenizer, stop, user.terms.end_tokens) for _ in own]
+        shown = _Shown(streams, max_tokens, quiet, len(questions) == 1)
+        reply = user.ask_all([prompts[place] for place in own], max_tokens, pick, shown.add)
+        shown.end()
+        for place, stream, tokens in zip(own, streams, reply.answers, strict=True):
+            found[place] = _Answer(questions[place], stream.text, tokens, [], [], reply)
+    return [found[place] for place in range(len(questions))]
 
-    def told(token: int) -> bool:
-        new, ended = streamed.add(token)
-        if not quiet:
+
+def _classified(user: User, question: str, prompt: list[int]) -> _Answer:
+    reply = user.ask_all([prompt])
+    known = user.terms.labels
+    labels = list(known) or [f"class {number}" for number in range(len(reply.logits))]
+    best = max(range(len(labels)), key=reply.logits.__getitem__)
+    return _Answer(question, labels[best], [], reply.logits, labels, reply)
+
+
+class _Shown:
+    """Answers as they grow: of one question the text, of several how far they are."""
+
+    def __init__(self, streams: list[Streamed], most: int, quiet: bool, alone: bool) -> None:
+        self._streams, self._most = streams, most
+        self._text = alone and not quiet
+        self._progress = not (self._text and sys.stdout.isatty())
+        self._began = time.monotonic()
+
+    def add(self, text: int, token: int) -> bool:
+        """One more token of an answer; whether it ends."""
+        new, ended = self._streams[text].add(token)
+        if self._text:
             print(new, end="", flush=True)
-        if not shown:
-            progress_line.tell(partial(_progress, streamed.count, max_tokens, began))
+        if self._progress:
+            done = max(stream.count for stream in self._streams)
+            progress_line.tell(partial(_progress, done, self._most, self._began))
         return ended
 
-    reply = user.ask(prompt, max_tokens, pick, told)
-    progress_line.end()
-    if not quiet:
-        print(flush=True)
-    return reply, streamed.text
+    def end(self) -> None:
+        """Nothing more comes."""
+        progress_line.end()
+        if self._text:
+            print(flush=True)
 
 
 def _progress(done: int, total: int, began: float) -> str:
@@ -294,18 +384,30 @@ def _progress(done: int, total: int, began: float) -> str:
     return f"token {done} of {total} at most, {a_second:.1f} tokens/s, about {left} left"
 
 
-def _show(reply: Reply) -> None:
-    """What crossed the wire, phase by phase."""
+def _show(asked: list[_Answer]) -> None:
+    """Answers that are not printed yet; then what crossed the wire, phase by phase."""
+    import torch
+
+    for each in asked:
+        if each.logits:
+            chances = torch.tensor(each.logits).softmax(0).tolist()
+            likely = sorted(zip(chances, each.labels, strict=True), reverse=True)
+            print(f"{each.question}: " + ", ".join(f"{one} {chance:.3f}" for chance, one in likely))
+        elif len(asked) > 1:
+            print(f"{each.question}: {each.text}")
     when = {
         "setup": "once for the weights",
         "offline": "before the question",
         "online": "now",
         "control": "words around it",
     }
-    print(f"\n{'phase':<8} {'bytes':>10} {'messages':>9} {'seconds':>8}  when, and between whom")
-    for name, row in reply.phases.items():
-        if not row:
-            continue
-        pairs = ", ".join(f"{pair} {size(count)}" for pair, count in row["between"].items())
-        figures = f"{size(row['bytes']):>10} {row['messages']:>9.0f} {row['seconds']:>8.2f}"
-        print(f"{name:<8} {figures}  {when[name]}: {pairs}")
+    for reply in {id(each.reply): each.reply for each in asked}.values():
+        print(
+            f"\n{'phase':<8} {'bytes':>10} {'messages':>9} {'seconds':>8}  when, and between whom"
+        )
+        for name, row in reply.phases.items():
+            if not row:
+                continue
+            pairs = ", ".join(f"{pair} {size(count)}" for pair, count in row["between"].items())
+            figures = f"{size(row['bytes']):>10} {row['messages']:>9.0f} {row['seconds']:>8.2f}"
+            print(f"{name:<8} {figures}  {when[name]}: {pairs}")

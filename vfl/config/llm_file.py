@@ -26,7 +26,7 @@ class LlmLimits(Settings):
         max_questions: that are answered with one set of weights, ever: an asker may solve a layer
             by asking often.
         questions_per_hour: answered within any hour.
-        max_tokens: of one question and its answer together.
+        max_tokens: of a question and its answer together; of all that are asked side by side.
         max_dealt: questions whose material waits on the disks.
     """
 
@@ -41,13 +41,20 @@ class LlmTerms(Settings):
 
     Attributes:
         project: drawn when the project was written.
-        shape: the architecture; see `vfl.models.decoder.DecoderShape`.
+        shape: the architecture; see `vfl.models.decoder.DecoderShape`, and `EncoderShape` of a
+            classifier.
+        labels: names of a classifier's classes.
+        end_tokens: that end an answer.
         mode, shown_bytes, first_bytes: see `vfl.mpc.two_party.Form`.
         limits: what the model owner consents to.
     """
 
     project: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
     shape: dict[str, int | float | bool | str] = Field(max_length=64)
+    labels: tuple[Annotated[str, StringConstraints(max_length=200)], ...] = Field(
+        (), max_length=4096
+    )
+    end_tokens: tuple[int, ...] = Field((), max_length=64)
     mode: Literal["fast", "thesis"] = "fast"
     shown_bytes: int = 3
     first_bytes: int = 4

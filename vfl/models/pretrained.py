@@ -1,8 +1,9 @@
 """Transformers from a folder in the Hugging Face layout, and their tokenizer; no network.
 
 The folder has `config.json`, `model.safetensors` (or its parts and their index) and
-`tokenizer.json`. Three layouts are read: "gpt2" and "llama" as a `Decoder`, "bert" as an `Encoder`.
-A setting that these cannot compute is refused, and so is a weight that nothing uses.
+`tokenizer.json`. Four layouts are read: "gpt2", "llama" and "vfl-decoder" (of `save_decoder`) as a
+`Decoder`, "bert" as an `Encoder`. A setting that these cannot compute is refused, and so is a
+weight that nothing uses.
 """
 
 from __future__ import annotations
@@ -10,21 +11,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from vfl.core.errors import DataError, MissingDataError, MissingPackageError
+from vfl.core.storage import write_bytes, write_text
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_CONFIG, _WEIGHTS, _TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+#: The layout of `save_decoder`.
+OWN = "vfl-decoder"
+TOKENIZER = "tokenizer.json"
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 _MOST_JSON_BYTES = 1 << 24
 #: Functions by their names there.
@@ -63,6 +69,43 @@ def load_pretrained(folder: Path) -> Decoder | Encoder:
     return model.eval()
 
 
+def save_decoder(folder: Path, model: Decoder) -> None:
+    """Write a decoder's folder; a tied head is not written twice."""
+    state = {name: each.contiguous().clone() for name, each in model.state_dict().items()}
+    if model.shape.tied:
+        del state["head.weight"]
+    write_bytes(folder / _WEIGHTS, save(state))
+    config = {"model_type": OWN, **asdict(model.shape)}
+    write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def names_of(folder: Path) -> dict[str, list[Any]]:
+    """What a folder calls its outputs: `labels` of the classes, `end_tokens` of an answer.
+
+    Raises:
+        MissingDataError, DataError: no config.json, or one with no such numbers and names.
+    """
+    config = _json(folder / _CONFIG)
+    labels, ends = config.get("id2label") or {}, config.get("eos_token_id")
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    try:
+        ordered = [str(labels[key]) for key in sorted(labels, key=int)]
+        return {"labels": ordered, "end_tokens": [int(one) for one in ends]}
+    except (TypeError, ValueError):
+        want = "id2label of numbers to names, eos_token_id a number"
+        raise _refused(folder / _CONFIG, "other settings", want) from None
+
+
+def require_tokenizer(folder: Path) -> None:
+    """A folder of another layout than our own comes with its tokenizer.
+
+    Raises:
+        MissingDataError: this one does not.
+    """
+    if _json(folder / _CONFIG).get("model_type") != OWN and not (folder / TOKENIZER).is_file():
+        raise _missing(folder / TOKENIZER)
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """What turns text into the model's tokens and back: `encode(text).ids`, `decode(ids)`.
 
@@ -78,7 +121,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             want="tokenizers",
             fix="pip install 'vfl[llm]'",
         ) from None
-    path = folder / _TOKENIZER
+    path = folder / TOKENIZER
     if not path.is_file():
         raise _missing(path)
     try:
@@ -99,6 +142,9 @@ class _Config:
     def get(self, name: str, default: Any = None) -> Any:
         found = self._found.get(name)
         return default if found is None else found
+
+    def rest(self, *without: str) -> dict[str, Any]:
+        return {name: each for name, each in self._found.items() if name not in without}
 
     def require(self, **wanted: Any) -> None:
         for name, want in wanted.items():
@@ -141,6 +187,9 @@ class _Weights:
 
     def drop(self, name: str) -> None:
         self._found.pop(name, None)
+
+    def take_all(self) -> _State:
+        return {name: self.take(name) for name in list(self._found)}
 
     def left(self) -> list[str]:
         return sorted(name for name in self._found if not _NO_WEIGHT.search(name))
@@ -322,9 +371,12 @@ def _bert(config: _Config, weights: _Weights) -> Encoder:
     return model
 
 
-#: Layouts that are read as a `Decoder`.
-DECODERS = ("gpt2", "llama")
+def _own(config: _Config, weights: _Weights) -> Decoder:
+    return _decoder(DecoderShape(**config.rest("model_type")), weights.take_all(), weights)
+
+
 _LAYOUTS: Mapping[str, Callable[[_Config, _Weights], Decoder | Encoder]] = {
+    OWN: _own,
     "gpt2": _gpt2,
     "llama": _llama,
     "bert": _bert,
@@ -333,13 +385,14 @@ _LAYOUTS: Mapping[str, Callable[[_Config, _Weights], Decoder | Encoder]] = {
 
 def _decoder(shape: DecoderShape, state: _State, weights: _Weights) -> Decoder:
     """With the head, which is the embedding where it is tied."""
-    head = state["tokens.weight"]
-    if not shape.tied:
-        head = weights.take("lm_head.weight")
+    if shape.tied:
+        state["head.weight"] = state["tokens.weight"]
+    elif "head.weight" not in state:
+        state["head.weight"] = weights.take("lm_head.weight")
     weights.drop("lm_head.weight")
     with torch.device("meta"):
         model = Decoder(shape)
-    model.load_state_dict({**state, "head.weight": head}, assign=True)
+    model.load_state_dict(state, assign=True)
     if shape.tied:
         model.head.weight = model.tokens.weight
     return model
@@ -359,7 +412,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _missing(path: Path) -> MissingDataError:
-    want = f"{_CONFIG}, {_WEIGHTS} and {_TOKENIZER}, as Hugging Face lays them out"
+    want = f"{_CONFIG}, {_WEIGHTS} and {TOKENIZER}, as Hugging Face lays them out"
     return MissingDataError("a model's file is missing", where=str(path), want=want)
 
 

@@ -184,17 +184,6 @@ class PrivateLayers:
             start, step = start + len(step[0]), [[token] for token in tokens]
         return found
 
-    def next_token(
-        self,
-        party: Role,
-        tokens: Sequence[int],
-        start: int,
-        caches: Sequence[tuple[Growing, Growing]],
-        pick: Pick | None,
-    ) -> int | None:
-        """What follows some tokens, at P1; at others their number is all that counts."""
-        return self.next_tokens(party, [tokens], start, caches, pick)[0]
-
     def next_tokens(
         self,
         party: Role,
@@ -203,7 +192,7 @@ class PrivateLayers:
         caches: Sequence[tuple[Growing, Growing]],
         pick: Pick | None,
     ) -> list[int]:
-        """Likewise for several texts of one length, in as many messages."""
+        """What follows each of some texts of one length, at P1; elsewhere their number counts."""
         count, steps = len(texts), len(texts[0])
         tokens = torch.tensor([token for text in texts for token in text])
         x = self._embedded(party, F.one_hot(tokens, self.shape.vocabulary), start, count)

@@ -1,4 +1,4 @@
-"""A decoder asked over a network: its owner, a user and a dealer as processes of their own.
+"""A transformer asked over a network: its owner, a user and a dealer as processes of their own.
 
 The protocols are those of `vfl.mpc.two_party`. The owner (P0) and the dealer (P2) stand and listen,
 the user (P1) calls; in the offline phase each pair has a stream, in the online phase the owner and
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
+from torch import Tensor
 
 from vfl.config.llm_file import LlmFile, LlmParty, LlmTerms
 from vfl.config.toml import Settings
@@ -53,7 +54,7 @@ from vfl.core.storage import (
     write_sealed_json,
 )
 from vfl.core.version import VERSION
-from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.material import MaterialStore
 from vfl.mpc.private_decoder import Pick, PrivateLayers, greedy, layer_shapes
 from vfl.mpc.rules import P0, P1, P2
@@ -91,6 +92,9 @@ _GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
 _PARTS = ("weight", "bias", "masked", "mask")
 
+#: Called with a question's number and its next token; True ends that answer.
+OnToken = Callable[[int, int], bool]
+
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,80}$")]
 Say = Callable[[str], None]
@@ -102,8 +106,9 @@ class Talk(Settings):
     Attributes:
         version, terms: of vfl, and the digest of what was agreed.
         task: what the user wants.
-        prompt_tokens, count: of a question and its answer.
-        questions: to deal for.
+        prompt_tokens, count: of a question and its answer; a classifier's count is 1.
+        texts: questions of that length that are asked side by side.
+        questions: how many times that is dealt for.
         session: this session's name, in halves of both ends.
         setup: which sharing of the weights the sender has; "" for none.
         fresh: whether the weights are shared anew.
@@ -116,12 +121,18 @@ class Talk(Settings):
     task: Literal["deal", "ask"]
     prompt_tokens: int = Field(ge=1, lt=2**31)
     count: int = Field(ge=1, lt=2**31)
+    texts: int = Field(default=1, ge=1, lt=2**31)
     questions: int = Field(default=1, ge=0, le=4096)
     session: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
     setup: _Hex = ""
     fresh: bool = False
     names: tuple[_Name, ...] = Field(default=(), max_length=4096)
     spent: dict[str, tuple[int, int]] = Field(default={}, max_length=4)
+
+    @property
+    def kind(self) -> str:
+        """What material for it is called."""
+        return _kind(self.prompt_tokens, self.count, self.texts)
 
 
 @dataclass(slots=True)
@@ -233,12 +244,13 @@ def shape_of(terms: LlmTerms) -> DecoderShape:
     Raises:
         ConfigError: the terms name no such shape.
     """
+    kind = EncoderShape if "classes" in terms.shape else DecoderShape
     try:
-        return DecoderShape(**terms.shape)  # type: ignore[arg-type]
+        return kind(**terms.shape)  # type: ignore[arg-type]
     except (TypeError, VFLError) as problem:
-        got = problem.what if isinstance(problem, VFLError) else "a setting that no decoder has"
+        got = problem.what if isinstance(problem, VFLError) else "a setting that none has"
         raise ConfigError(
-            "the terms' shape is no decoder's", where="[terms.shape]", got=got
+            "the terms' shape is no transformer's", where="[terms.shape]", got=got
         ) from None
 
 
@@ -400,6 +412,26 @@ class Party:
             terms=self.terms.digest(), task=task, prompt_tokens=prompt_tokens, count=count, **more
         )
 
+    def require_within(self, asked: Talk) -> None:
+        """A question fits the terms and the model.
+
+        Raises:
+            ConsentError: more tokens than the owner allows.
+            DataError: more than the model's context.
+        """
+        each = asked.prompt_tokens + asked.count
+        if each > self.shape.context + 1:
+            raise DataError(
+                "a question and its answer are longer than the model's context",
+                got=f"{asked.prompt_tokens} and {asked.count} tokens",
+                want=f"{self.shape.context + 1} together",
+            )
+        if isinstance(self.shape, EncoderShape) and (asked.count, asked.texts) != (1, 1):
+            raise DataError("a classifier takes one text at a time and answers with no tokens")
+        if asked.texts * each > self.terms.limits.max_tokens:
+            what = "tokens of questions and their answers"
+            raise _refused(what, asked.texts * each, "max_tokens", self.terms.limits)
+
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
         """Sign fresh keys and check everybody else's; this party with the keys of each pair.
 
@@ -448,7 +480,7 @@ class Party:
         return PrivateLayers(self.shape, constants, found.get("positions"))
 
     def share(
-        self, role: Role, setup: str, model: Decoder | None, account: Account
+        self, role: Role, setup: str, model: Decoder | Encoder | None, account: Account
     ) -> PrivateLayers:
         """Initialisation; everything of an earlier sharing is removed afterwards."""
         account.phase, began = "setup", time.monotonic()
@@ -481,7 +513,7 @@ class Party:
 class Owner(Party):
     """The model owner: has the weights, answers, and consents to so much and no more."""
 
-    def __init__(self, file: LlmFile, model: Decoder, say: Say) -> None:
+    def __init__(self, file: LlmFile, model: Decoder | Encoder, say: Say) -> None:
         super().__init__(file, say)
         if model.shape != self.shape:
             raise ConfigError(
@@ -499,9 +531,7 @@ class Owner(Party):
         wire = wires["user"] = Wire(hub.link("user"), account, "owner and user")
         asked = wire.hear()
         self.check(asked)
-        limits, tokens = self.terms.limits, asked.prompt_tokens + asked.count
-        if tokens > min(limits.max_tokens, self.shape.context + 1):
-            raise _refused("tokens of a question and its answer", tokens, "max_tokens", limits)
+        self.require_within(asked)
         if asked.task == "deal":
             self._deal(wire, asked)
         else:
@@ -531,10 +561,7 @@ class Owner(Party):
             theirs = dealer.hear()
             fresh = not known or {known} != {theirs.setup, asked.setup}
             setup = secrets.token_hex(16) if fresh else known
-            names = tuple(
-                f"{asked.prompt_tokens}-{asked.count}-{secrets.token_hex(8)}"
-                for _ in range(asked.questions)
-            )
+            names = tuple(f"{asked.kind}-{secrets.token_hex(8)}" for _ in range(asked.questions))
             plan = plan.model_copy(update={"setup": setup, "fresh": fresh, "names": names})
             dealer.say(plan)
             wire.say(plan)
@@ -554,58 +581,56 @@ class Owner(Party):
         store = self.store(plan.setup)
         account.phase = "offline"
         for name in plan.names:
-            store.put(name, role.prepare(_program(layers, [0] * plan.prompt_tokens, plan.count)))
+            store.put(name, role.prepare(_program(layers, _blank(plan), plan.count)))
             wire.hear(Kind.DONE)  # it has its half
         dealer.hear(Kind.DONE)
         spent = {phase: row[_ELSEWHERE] for phase, row in account.spent.items()}
         wire.say(plan.model_copy(update={"spent": spent}), Kind.DONE)
-        self.say(
-            f"dealt {len(plan.names)} questions of {plan.prompt_tokens} and {plan.count} tokens"
-        )
+        self.say(f"dealt for {len(plan.names)} times {_sizes(plan)}")
 
     def _answer(self, wire: Wire, asked: Talk, account: Account) -> None:
         known = self._known()
         store = self.store(known) if known and known == asked.setup else None
-        kind = f"{asked.prompt_tokens}-{asked.count}-"
-        theirs = [name for name in asked.names if name.startswith(kind)]
+        theirs = [name for name in asked.names if name.startswith(f"{asked.kind}-")]
         both = sorted(set(theirs) & set(store.names() if store else ()))
         session = asked.session + secrets.token_hex(16)
         plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
         if not both or store is None:
             wire.say(plan)
             return
-        self._consent()
+        self._consent(asked.texts)
         wire.say(plan)
         role = self.meet({"user": wire}, session)
         material = store.take(both[0])  # marked as used from here on, whatever happens
-        tokens = {"prompt_tokens": asked.prompt_tokens, "count": asked.count}
-        append_line(self._asked, {"at": time.time(), "weights": self._digest, **tokens})
+        sizes = {name: getattr(asked, name) for name in ("prompt_tokens", "count", "texts")}
+        append_line(self._asked, {"at": time.time(), "weights": self._digest, **sizes})
         account.phase = "online"
-        program = _program(
-            self.layers(known), [0] * asked.prompt_tokens, asked.count, ends=wire.ends
-        )
+        program = _program(self.layers(known), _blank(asked), asked.count, ends=wire.ends)
         began = time.monotonic()
         with suppress(_EnoughError):
             role.answer(program, material)
         wire.hear(Kind.DONE)
         wire.say(plan, Kind.DONE)
         seconds = time.monotonic() - began
-        self.say(f"answered a question of {asked.prompt_tokens} tokens in {seconds:.1f} s")
+        self.say(f"answered {_sizes(asked)} in {seconds:.1f} s")
 
-    def _consent(self) -> None:
-        """One more question is within the limits.
+    def _consent(self, more: int) -> None:
+        """So many more questions are within the limits.
 
         Raises:
             ConsentError: it is not.
         """
         now, limits = time.time(), self.terms.limits
         lines = read_lines(self._asked) if self._asked.exists() else ()
-        before = [one for one in lines if one["weights"] == self._digest]
-        recent = sum(one["at"] > now - _HOUR_S for one in before)
-        if len(before) >= limits.max_questions:
-            raise _refused("questions", len(before) + 1, "max_questions", limits)
-        if recent >= limits.questions_per_hour:
-            raise _refused("questions within an hour", recent + 1, "questions_per_hour", limits)
+        before = [
+            (one["at"], one.get("texts", 1)) for one in lines if one["weights"] == self._digest
+        ]
+        ever = more + sum(texts for _, texts in before)
+        recent = more + sum(texts for at, texts in before if at > now - _HOUR_S)
+        if ever > limits.max_questions:
+            raise _refused("questions", ever, "max_questions", limits)
+        if recent > limits.questions_per_hour:
+            raise _refused("questions within an hour", recent, "questions_per_hour", limits)
 
 
 class Dealer(Party):
@@ -621,12 +646,11 @@ class Dealer(Party):
         user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
         theirs = user.hear()
         self.check(theirs)
-        same = ("session", "setup", "fresh", "names", "prompt_tokens", "count")
+        same = ("session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
         if any(getattr(theirs, name) != getattr(plan, name) for name in same):
             raise DisagreementError("the model owner and the user want different things dealt")
-        limits, tokens = self.terms.limits, plan.prompt_tokens + plan.count
-        if tokens > limits.max_tokens:
-            raise _refused("tokens of a question and its answer", tokens, "max_tokens", limits)
+        self.require_within(plan)
+        limits = self.terms.limits
         if len(plan.names) > limits.max_dealt:
             raise _refused("questions that are dealt", len(plan.names), "max_dealt", limits)
         role = self.meet(wires, plan.session)
@@ -635,58 +659,70 @@ class Dealer(Party):
         else:
             layers = self.layers(plan.setup)
         for _ in plan.names:
-            role.prepare(_program(layers, [0] * plan.prompt_tokens, plan.count))
+            role.prepare(_program(layers, _blank(plan), plan.count))
         owner.say(plan, Kind.DONE)
         user.hear(Kind.DONE)
-        self.say(
-            f"dealt {len(plan.names)} questions of {plan.prompt_tokens} and {plan.count} tokens"
-        )
+        self.say(f"dealt for {len(plan.names)} times {_sizes(plan)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a user has of a question.
+    """What a user has of questions that were asked side by side.
 
     Attributes:
-        tokens: the answer's.
+        answers: tokens of each; of a classifier none.
+        logits: of a classifier, a number a class.
         phases: bytes, messages and seconds of each phase, of all parties together; and the bytes
-            between each two. "setup" is once for the weights, "offline" was before this question,
-            "control" are the words around it; its seconds are the whole question's.
+            between each two. "setup" is once for the weights, "offline" was before the questions,
+            "control" are the words around them; its seconds are those of all of it.
     """
 
-    tokens: list[int]
+    answers: list[list[int]]
+    logits: list[float]
     phases: dict[str, dict[str, Any]]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the answer, where one question was asked."""
+        (tokens,) = self.answers
+        return tokens
 
 
 class User(Party):
     """Who asks: has the text, and learns the answer."""
 
-    def deal(self, prompt_tokens: int, count: int, questions: int = 1) -> None:
+    @property
+    def classifies(self) -> bool:
+        """Whether the model answers with a class and not with text."""
+        return isinstance(self.shape, EncoderShape)
+
+    def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
         """Have the dealer make material for questions of a length, before they are asked.
+
+        Args:
+            prompt_tokens: of a question.
+            count: of tokens to answer, at most; 1 of a classifier.
+            questions: how many times can be asked.
+            texts: questions that are asked side by side each time.
 
         Raises:
             ConsentError: more than the owner allows.
+            DataError: more than the model's context.
             PeerError: a party is not there, or went away.
         """
         known = str(self.setup().get("setup", ""))
         left = tuple(self.store(known).names()) if known else ()
-        account = Account()
+        account, nonce = Account(), secrets.token_hex(16)
+        sizes = {"texts": texts, "questions": questions}
+        asked = self.talk(
+            "deal", prompt_tokens, count, session=nonce, setup=known, names=left, **sizes
+        )
+        self.require_within(asked)
         with ExitStack() as streams:
             owner = self._open(streams, "owner", account)
-            nonce = secrets.token_hex(16)
-            owner.say(
-                self.talk(
-                    "deal",
-                    prompt_tokens,
-                    count,
-                    questions=questions,
-                    session=nonce,
-                    setup=known,
-                    names=left,
-                )
-            )
+            owner.say(asked)
             plan = owner.hear()
-            self._check_plan(plan, nonce, prompt_tokens, count)
+            self._check_plan(plan, asked)
             dealer = self._open(streams, "dealer", account)
             dealer.say(plan)
             role = self.meet({"owner": owner, "dealer": dealer}, plan.session)
@@ -697,7 +733,7 @@ class User(Party):
             store, account.phase = self.store(plan.setup), "offline"
             began = time.monotonic()
             for done, name in enumerate(plan.names, 1):
-                store.put(name, role.prepare(_program(layers, [0] * prompt_tokens, count)))
+                store.put(name, role.prepare(_program(layers, _blank(plan), count)))
                 owner.say(plan.model_copy(update={"names": ()}), Kind.DONE)
                 self.say(f"dealt {done} of {len(plan.names)} questions")
             dealer.say(plan.model_copy(update={"names": ()}), Kind.DONE)
@@ -708,7 +744,7 @@ class User(Party):
         if plan.fresh:
             record["spent"] = account.facts("setup", record["spent"]["seconds"])
         facts = account.facts("offline", seconds, max(1, len(plan.names)))
-        record.setdefault("kinds", {})[f"{prompt_tokens}-{count}"] = facts
+        record.setdefault("kinds", {})[asked.kind] = facts
         kept = {name: record[name] for name in ("setup", "weights", "spent", "kinds")}
         write_sealed_json(self.folder / "setup.json", kept, Seal("setup", self.name, plan.setup))
 
@@ -717,32 +753,45 @@ class User(Party):
         prompt: Sequence[int],
         count: int,
         pick: Pick = greedy,
-        told: Callable[[int], bool] = lambda token: False,
+        on_token: Callable[[int], bool] = lambda token: False,
     ) -> Reply:
-        """The answer to a question; dealt for now if nothing is left that fits.
+        """The answer to a question; see `ask_all`."""
+        return self.ask_all([prompt], count, pick, lambda text, token: on_token(token))
+
+    def ask_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int = 1,
+        pick: Pick = greedy,
+        on_token: OnToken = lambda text, token: False,
+    ) -> Reply:
+        """Answers to questions of one length, side by side; dealt for now if nothing left fits.
 
         Args:
-            prompt: token ids.
+            prompts: token ids of each; of a classifier one.
             count: of tokens to answer, at most.
             pick: strategy of decoding, on permuted scores.
-            told: told each token when it is there; True ends the answer.
+            on_token: called with a question's number and its next token; True ends that answer.
 
         Raises:
-            DataError: no token, or one the model does not have.
+            DataError: no token, one the model does not have, or more than its context.
             ConsentError: more than the owner allows.
             PeerError: a party is not there, or went away.
         """
-        if not prompt or not all(0 <= token < self.shape.vocabulary for token in prompt):
+        (length,) = {len(prompt) for prompt in prompts}
+        known = range(self.shape.vocabulary)
+        if not length or not all(token in known for prompt in prompts for token in prompt):
             raise DataError(
                 "a question has tokens of the model",
-                got=f"{len(prompt)} tokens",
+                got=f"{length} tokens",
                 want=f"at least one, each from 0 to {self.shape.vocabulary - 1}",
             )
-        reply = self._ask(prompt, count, pick, told)
+        self.require_within(self.talk("ask", length, count, texts=len(prompts)))
+        reply = self._ask(prompts, count, pick, on_token)
         if reply is None:
             self.say("nothing is dealt for a question of this length; dealing for it now")
-            self.deal(len(prompt), count)
-            reply = self._ask(prompt, count, pick, told)
+            self.deal(length, count, texts=len(prompts))
+            reply = self._ask(prompts, count, pick, on_token)
         if reply is None:
             raise ReusedPadError(
                 "the model owner has no material for this question",
@@ -761,21 +810,20 @@ class User(Party):
         return found
 
     def _ask(
-        self, prompt: Sequence[int], count: int, pick: Pick, told: Callable[[int], bool]
+        self, prompts: Sequence[Sequence[int]], count: int, pick: Pick, on_token: OnToken
     ) -> Reply | None:
         facts = self.setup()
         setup = str(facts.get("setup", ""))
         names = self.store(setup).names() if setup else []
-        kind = f"{len(prompt)}-{count}"
-        own = tuple(name for name in names if name.startswith(f"{kind}-"))
         account, nonce, met = Account(), secrets.token_hex(16), time.monotonic()
+        sizes = {"texts": len(prompts), "session": nonce, "setup": setup}
+        asked = self.talk("ask", len(prompts[0]), count, **sizes)
+        own = tuple(name for name in names if name.startswith(f"{asked.kind}-"))
         with ExitStack() as streams:
             owner = self._open(streams, "owner", account)
-            owner.say(
-                self.talk("ask", len(prompt), count, session=nonce, setup=setup, names=own[:64])
-            )
+            owner.say(asked.model_copy(update={"names": own[:64]}))
             plan = owner.hear()
-            self._check_plan(plan, nonce, len(prompt), count)
+            self._check_plan(plan, asked)
             if not plan.names:
                 return None
             if plan.names[0] not in own:
@@ -783,22 +831,25 @@ class User(Party):
             material = self.store(setup).take(plan.names[0])
             role = self.meet({"owner": owner}, plan.session)
             account.phase, began = "online", time.monotonic()
-            found: list[int] = []
+            answers: list[list[int]] = [[] for _ in prompts]
+            logits = None
 
-            def heard(token: int) -> bool:
-                found.append(token)
-                return told(token)
+            def heard(text: int, token: int) -> bool:
+                answers[text].append(token)
+                return on_token(text, token)
 
             with suppress(_EnoughError):
-                program = _program(self.layers(setup), prompt, count, pick, heard)
-                role.answer(program, material)
+                program = _program(self.layers(setup), prompts, count, pick, heard)
+                logits = role.answer(program, material)
             seconds = time.monotonic() - began
             owner.say(plan.model_copy(update={"names": ()}), Kind.DONE)
             owner.hear(Kind.DONE)
-        offline = facts.get("kinds", {}).get(kind, {})
-        online = account.facts("online", seconds)
-        phases = {"setup": facts["spent"], "offline": offline, "online": online}
-        return Reply(found, phases | {CONTROL: account.facts(CONTROL, time.monotonic() - met)})
+        offline = facts.get("kinds", {}).get(asked.kind, {})
+        phases = {"setup": facts["spent"], "offline": offline}
+        phases["online"] = account.facts("online", seconds)
+        phases[CONTROL] = account.facts(CONTROL, time.monotonic() - met)
+        classes = logits[0].tolist() if isinstance(logits, Tensor) else []
+        return Reply([] if classes else answers, classes, phases)
 
     @contextmanager
     def _failing(self, wire: Wire) -> Iterator[Wire]:
@@ -814,44 +865,69 @@ class User(Party):
     def _open(self, streams: ExitStack, peer: Literal["owner", "dealer"], account: Account) -> Wire:
         return streams.enter_context(self._failing(self.call(peer, account)))
 
-    def _check_plan(self, plan: Talk, nonce: str, prompt_tokens: int, count: int) -> None:
+    def _check_plan(self, plan: Talk, asked: Talk) -> None:
         self.check(plan)
+        nonce = asked.session
         wanted = plan.session.startswith(nonce) and len(plan.session) == 2 * len(nonce)
-        if not wanted or (plan.prompt_tokens, plan.count) != (prompt_tokens, count):
+        if not wanted or plan.kind != asked.kind:
             raise ProtocolError("the model owner answers another request")
 
 
 def _program(
     layers: PrivateLayers,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     count: int,
     pick: Pick | None = None,
-    told: Callable[[int], bool] = lambda token: False,
+    on_token: OnToken = lambda text, token: False,
     ends: Callable[[], bool] = lambda: False,
-) -> Callable[[Role], object]:
-    """An answer token by token, for a party; see `vfl.mpc.private_decoder.PrivateLayers.answer`.
+) -> Callable[[Role], Tensor | None]:
+    """Answers token by token, or a classification, for a party.
 
     Args:
         layers: the party's.
-        prompt: at P1 the tokens, elsewhere as many zeros.
+        prompts: at P1 the tokens of questions of one length, elsewhere as many zeros.
         count: of tokens, at most.
         pick: at P1.
-        told: at P1, online: told each token; True ends the answer.
-        ends: at P0, online: whether P1 has ended it.
+        on_token: at P1, online: called with a question's number and its token; True ends that
+            answer.
+        ends: at P0, online: whether P1 has ended all of it.
     """
 
-    def program(party: Role) -> None:
+    def classified(party: Role) -> Tensor | None:
+        return layers.classify(party, prompts[0], [0] * len(prompts[0]))
+
+    def answered(party: Role) -> None:
         caches = [(Growing(), Growing()) for _ in range(layers.shape.layers)]
-        step, start = list(prompt), 0
+        step, start, going = prompts, 0, [True] * len(prompts)
         for done in range(count):
             if done and ends():
                 raise _EnoughError
-            token = layers.next_token(party, step, start, caches, pick) or 0
-            if told(token) and done + 1 < count:
+            tokens = layers.next_tokens(party, step, start, caches, pick)
+            for text, token in enumerate(tokens):
+                going[text] = going[text] and not on_token(text, token)
+            if not any(going) and done + 1 < count:
                 raise _EnoughError
-            start, step = start + len(step), [token]
+            start, step = start + len(step[0]), [[token] for token in tokens]
 
-    return program
+    return classified if isinstance(layers.shape, EncoderShape) else answered
+
+
+def _kind(prompt_tokens: int, count: int, texts: int) -> str:
+    """What material is called.
+
+    >>> _kind(8, 24, 1), _kind(8, 24, 3)
+    ('8-24', '8-24x3')
+    """
+    return f"{prompt_tokens}-{count}" + (f"x{texts}" if texts > 1 else "")
+
+
+def _blank(asked: Talk) -> list[list[int]]:
+    return [[0] * asked.prompt_tokens] * asked.texts
+
+
+def _sizes(asked: Talk) -> str:
+    what = "a question" if asked.texts == 1 else f"{asked.texts} questions side by side"
+    return f"{what}, {asked.prompt_tokens} tokens and {asked.count} answered"
 
 
 def _pair(*names: LlmParty) -> str:

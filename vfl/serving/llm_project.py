@@ -1,4 +1,4 @@
-"""A project of a language model that is asked privately: one folder an owner of it, for a trial.
+"""A project of a language model that is asked privately: a folder for each party; and its demo.
 
 PROJECT/owner/    llm.toml, identity.key, certificates/; peers/ with the others' public keys, and
                   tokens of who calls
@@ -9,20 +9,28 @@ PROJECT/user/     llm.toml, identity.key; peers/ with the others' public keys, t
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from vfl.config.llm_file import LLM_FILE, LlmFile, LlmLimits, LlmTerms
 from vfl.config.toml import to_toml
-from vfl.core.errors import RunFolderError
+from vfl.core.errors import MissingDataError, RunFolderError
 from vfl.core.storage import private_folder, write_text
-from vfl.models.decoder import DecoderShape
+from vfl.federation.processes import Service
+from vfl.models.decoder import Decoder, DecoderShape, Encoder
+from vfl.models.pretrained import TOKENIZER, names_of, require_tokenizer
 from vfl.serving.llm import CALLERS, PARTIES
-from vfl.serving.llm_text import TOKENIZER
 from vfl.session.identity import Identity
 from vfl.transport import write_trial_certificates
+from vfl.transport.stream import listen
 
 
 def write_llm_project(
@@ -48,7 +56,9 @@ def write_llm_project(
 
     Raises:
         RunFolderError: the folder holds something already.
+        MissingDataError, DataError: the model's folder has no tokenizer, or names of no known form.
     """
+    require_tokenizer(model)
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
     terms = LlmTerms.model_validate(
@@ -57,6 +67,7 @@ def write_llm_project(
             "shape": asdict(shape),
             "mode": mode,
             "limits": limits or LlmLimits(),
+            **names_of(model),
         }
     )
     own = {
@@ -93,3 +104,50 @@ _COMMANDS = {"owner": "serve", "user": "ask", "dealer": "deal"}
 def _head(name: str) -> str:
     command = f"vfl llm {_COMMANDS[name]}"
     return f"# The {name}'s own: {command} with this folder. [terms] are the same at all three.\n\n"
+
+
+def demo_folder() -> Path:
+    """Where the demo's model is kept: in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "vfl" / "decoder-demo"
+
+
+def demo_model(given: Path | None) -> Path:
+    """The folder of the model: the one that was given, or the demo's own.
+
+    Raises:
+        MissingDataError: the demo's is not trained yet.
+    """
+    folder = given or demo_folder()
+    if given is None and not (folder / "model.safetensors").exists():
+        raise MissingDataError(
+            "the model of the demo is not trained yet",
+            where=str(folder),
+            fix="python examples/llm/train_decoder.py trains it in minutes; or give --model FOLDER",
+        )
+    return folder
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses of this machine at which nobody listens just now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(listen("127.0.0.1", 0)) for _ in range(count)]
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def plain_answer(model: Decoder | Encoder, prompt: list[int], count: int) -> list[Any]:
+    """What plain torch answers: tokens, or a classifier's logits."""
+    if isinstance(model, Decoder):
+        return model.generate(prompt, count)
+    with torch.no_grad():
+        return model(torch.tensor([prompt]))[0].tolist()  # type: ignore[no-any-return]
+
+
+def start_standing(project: Path, services: ExitStack) -> None:
+    """Start the model owner and the dealer of a project; they end with the services."""
+    for name, command in (("owner", "serve"), ("dealer", "deal")):
+        line = [sys.executable, "-m", "vfl", "llm", command, str(project / name)]
+        log = project / name / "log.txt"
+        service = Service(f"the {name}", line, os.environ, log)
+        services.callback(service.stop)
+        service.wait_for("listens on", refusal="error[")

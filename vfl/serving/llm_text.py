@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from vfl.core.errors import DataError
+from vfl.core.errors import DataError, VFLError
 from vfl.core.storage import write_text
+from vfl.models.pretrained import TOKENIZER, load_tokenizer
 
-TOKENIZER = "tokenizer.json"
 _PIECE = re.compile(r" ?\S+|\s+")
 _MOST_PIECES = 1 << 16
 
@@ -89,8 +89,6 @@ class OfPackage:
     """A tokenizer in the form of the tokenizers package, which the extra "llm" installs."""
 
     def __init__(self, folder: Path) -> None:
-        from vfl.models.pretrained import load_tokenizer
-
         self._made = load_tokenizer(folder)
 
     def encode(self, text: str) -> list[int]:
@@ -115,6 +113,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         if isinstance(found, dict) and "merges" not in found and "model" in found:
             return OfPackage(folder)
         return BytePairs(found["merges"])
+    except VFLError:
+        raise
     except (ValueError, KeyError, TypeError, IndexError):
         raise DataError("this is no tokenizer", where=str(path)) from None
 
@@ -125,31 +125,36 @@ class Streamed:
     Args:
         tokenizer: the user's.
         stop: texts that end the answer and are not part of it.
+        end_tokens: tokens that do.
 
     >>> answer = Streamed(BytePairs(), ["."])
     >>> [answer.add(token) for token in b"a."], answer.text
     ([('a', False), ('', True)], 'a')
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), end_tokens: Sequence[int] = ()
+    ) -> None:
         self._tokenizer, self._stop = tokenizer, [each for each in stop if each]
+        self._ends = end_tokens
         self._tokens: list[int] = []
-        self._shown = 0
+        self.count = self._shown = 0
         self.text = ""
-
-    @property
-    def count(self) -> int:
-        """Tokens so far."""
-        return len(self._tokens)
 
     def add(self, token: int) -> tuple[str, bool]:
         """What one more token adds for the reader, and whether the answer ends here."""
+        self.count += 1
+        if token in self._ends:
+            return self._rest(), True
         self._tokens.append(token)
         self.text = self._tokenizer.decode(self._tokens)
         found = [at for each in self._stop if (at := self.text.find(each)) >= 0]
         if found:
             self.text = self.text[: min(found)]
+        return self._rest(), bool(found)
+
+    def _rest(self) -> str:
         whole = self.text.rstrip("\ufffd")  # the rest of a character may come with the next token
         new = whole[self._shown :]
         self._shown = max(self._shown, len(whole))
-        return new, bool(found)
+        return new
