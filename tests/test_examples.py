@@ -28,6 +28,7 @@ PROGRAMS = {
     "outside_codec.py": None,
     "attack_a_training.py": None,
     "outside_attack.py": None,
+    "outside_pipeline.py": None,
     "outside_adversary.py": None,
 }
 EXPERIMENTS = [

@@ -124,10 +124,19 @@ def grid(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="EXPERIMENT.toml|quick",
-            help="An experiment file, with [grid] or not; quick is a small one on digits.",
+            metavar="EXPERIMENT.toml|quick|RUN",
+            help="An experiment file, with [grid] or not; quick is a small one on digits; with"
+            " --add-attack the folder of a grid.",
         ),
     ],
+    add_attack: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="Score an attack of your own file on every victim that RUN stored; --attack says"
+            " with which options.",
+        ),
+    ] = None,
     defense: Annotated[
         list[str] | None, typer.Option(metavar="SPEC", help="A defense, beside none. Repeat.")
     ] = None,
@@ -160,6 +169,15 @@ def grid(
     Victims are trained once a defense, adversary and seed; leaked rows are the same for all. The
     same command goes on where an earlier one stopped, and does only what is new.
     """
+    if add_attack is not None:
+        wrong = {
+            "--defense": defense, "--codec": codec, "--adversary": adversary, "--leaks": leaks,
+            "--draws": draws, "--seeds": seeds, "-s": settings, "--out": out, "--ray": ray,
+            "--dry-run": dry_run, "--download": download,
+        }  # fmt: skip
+        _refuse_beside("--add-attack", [name for name, value in wrong.items() if value])
+        _add_attack(path, add_attack, attack or (), jobs, device, json)
+        return
     given = {
         "defenses": defense,
         "attacks": attack,
@@ -260,13 +278,16 @@ def compress(
 def worker(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a grid.")],
     device: Device = "cpu",
+    outside: Annotated[
+        bool, typer.Option("--outside", help="Only attacks from outside, on what is there.")
+    ] = False,
 ) -> None:
     """Do the cells whose names come on standard input; `--jobs` starts it."""
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.workers import serve
 
     use_one_thread()
-    serve(folder, device)
+    serve(folder, device, outside)
 
 
 def _profile(path: Path, folder: Path) -> Path:
@@ -327,6 +348,34 @@ def _study(
     found = run_study(study, target, command, cells, jobs, device, _say_cell, ray)
     if json:
         emit(found.content | {"report": str(found.page), "sentence": found.sentence})
+    else:
+        _print_results(found.sentence, found.text, found.page)
+    _exit_with_failures(found.failed)
+
+
+def _refuse_beside(option: str, others: Sequence[str]) -> None:
+    """Refuse options that another one leaves nothing to say.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if others:
+        raise ConfigError(
+            f"{option} takes a grid as it is", got=", ".join(others), fix="leave them out"
+        )
+
+
+def _add_attack(
+    run: Path, file: Path, specs: Sequence[str], jobs: int, device: str, json: bool
+) -> None:
+    """Score an attack from outside on a grid's victims, and say what it overturns."""
+    from vfl.core.seeds import use_one_thread
+    from vfl.experiments.study import add_attack
+
+    use_one_thread()
+    found = add_attack(run, file, specs, jobs, device, _say_cell)
+    if json:
+        emit(found.content)
     else:
         _print_results(found.sentence, found.text, found.page)
     _exit_with_failures(found.failed)

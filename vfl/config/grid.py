@@ -22,6 +22,9 @@ Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)
 Part = Literal["train", "validation", "test"]
 LabelMeasure = Literal["accuracy", "balanced_accuracy", "auc", "average_precision"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
+#: What a training can record: frames of its training rows, frames of the last queries, or every
+#: bottom after each epoch.
+Records = Literal["training", "queries", "snapshots"]
 _UNDEFENDED = "none"
 _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
@@ -173,6 +176,8 @@ class GridSettings(Settings):
             none.
         reconstructions: whether pictures that attacks on inputs made are drawn beside the true
             ones; unless it is said, those of data sets by name are, and no party's own.
+        record: what trainings record and keep for attacks that come later, see `Records`; a victim
+            is trained once more for one that reads what was not kept.
     """
 
     defenses: Specs = (_UNDEFENDED,)
@@ -199,6 +204,7 @@ class GridSettings(Settings):
     attribute: int | None = Field(default=None, ge=0)
     pictures: int = Field(default=1000, ge=0, le=1000)
     reconstructions: bool | None = None
+    record: Annotated[tuple[Records, ...], BeforeValidator(several)] = ()
 
     @property
     def victims(self) -> tuple[str, ...]:
@@ -235,7 +241,7 @@ class GridSettings(Settings):
         return not own if self.reconstructions is None else self.reconstructions
 
     _distinct = field_validator(
-        "defenses", "codecs", "adversaries", "attacks", "baselines", "leaks", "seeds"
+        "defenses", "codecs", "adversaries", "attacks", "baselines", "leaks", "seeds", "record"
     )(_no_doubles)
 
     @model_validator(mode="after")

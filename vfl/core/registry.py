@@ -130,6 +130,9 @@ class Registry(Generic[Member]):
         aliases: a name under which a member was published -> its name here.
         former_options: an option's name in an earlier version -> its name; accepted with a warning.
         option_aliases: another word for an option -> its name.
+
+    Attributes:
+        own: names of the members that it began with.
     """
 
     def __init__(
@@ -150,10 +153,18 @@ class Registry(Generic[Member]):
         self.group = group
         self._members: dict[str, str | type[Member]] = dict(members)
         self._outside_read = False
+        self.own = frozenset(members)
 
     def register(self, name: str, member: type[Member]) -> None:
         """Add a member in this process (tests, notebooks); packages use the entry point."""
         self._members[name] = member
+
+    def registered_by(self, module: str) -> list[str]:
+        """Names of the members that a module of that name registered, in its order."""
+        return [
+            name for name, one in self._members.items()
+            if not isinstance(one, str) and one.__module__ == module
+        ]  # fmt: skip
 
     def names(self) -> list[str]:
         """All known names, sorted, without aliases."""

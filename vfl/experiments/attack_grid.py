@@ -8,7 +8,7 @@ room for the new one: it is put aside whole, and given back what it is worth onc
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ from vfl.experiments.scenarios import (
 from vfl.experiments.scores import (
     BASELINES,
     OF_CELL,
+    OF_OUTSIDE,
     OF_RUN,
     SCORES,
     AttackJob,
@@ -113,7 +114,7 @@ def train_recorded(
         """What jobs without a score in this run need to have been recorded."""
         runner = AttackRunner.of_run(RunFolder(run), data, settings, cell.adversary)
         lacking = runner.lacking(jobs, ScoresFile(run))
-        return trace_for(scenario_of_job(one.attack, one.bottom) for one in lacking)
+        return _recorded(lacking, settings)
 
     if (path / "summary.json").exists():
         _give_back(aside, path)
@@ -125,7 +126,7 @@ def train_recorded(
     elif aside.exists():
         trace = needed(aside)
     else:
-        trace = trace_for(scenario_of_job(one.attack, one.bottom) for one in jobs)
+        trace = _recorded(jobs, settings)
     if (path / "metrics.jsonl").exists() and RunFolder(path).experiment().trace != trace:
         shutil.rmtree(path)  # what it recorded so far is not what is wanted now
     plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
@@ -135,9 +136,22 @@ def train_recorded(
     _give_back(aside, path)
 
 
+def _recorded(jobs: Sequence[AttackJob], settings: GridSettings) -> TraceSettings:
+    """What a training records for these jobs, and for attacks that come later."""
+    scenarios = [scenario_of_job(one.attack, one.bottom) for one in jobs]
+    return trace_for(scenarios, settings.record)
+
+
+def forget_recordings(path: Path, settings: GridSettings) -> None:
+    """Delete a victim's recordings, which are large, unless attacks that come later want them."""
+    for trace in [] if settings.record else list(path.glob("parties/*/trace")):
+        shutil.rmtree(trace)  # a training can be recorded again
+
+
 def _give_back(aside: Path, path: Path) -> None:
-    """What attacks left in a folder that was put aside."""
-    for file in [aside / SCORES, *(aside / GALLERY).glob("*")]:
+    """What attacks left in a folder that was put aside; the same training stands beside it."""
+    kept = [aside / name for name in (SCORES, OF_CELL, OF_OUTSIDE, PICTURES)]
+    for file in [*kept, *(aside / GALLERY).glob("*")]:
         if file.exists():
             write_bytes(path / file.relative_to(aside), file.read_bytes())
     shutil.rmtree(aside, ignore_errors=True)
@@ -210,8 +224,7 @@ def attack_victim(
     scores = list(runner.run(jobs, ScoresFile(path)))
     if cell.experiment.seed == settings.seeds[0] and settings.pictures:
         draw_pictures(RunFolder(path), data, settings)
-    for trace in path.glob("parties/*/trace"):
-        shutil.rmtree(trace)  # large, and a training can be recorded again
+    forget_recordings(path, settings)
     return scores
 
 

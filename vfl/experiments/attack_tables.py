@@ -11,15 +11,18 @@ from vfl.experiments.cells import GridFolder, failure_of
 from vfl.experiments.leaderboard import (
     LeaderboardEntry,
     Standing,
+    by_attack,
     fitting_measure,
+    highest,
     in_measure,
     label_measure,
     leaderboard,
+    leaked,
     utility_of,
 )
 from vfl.experiments.records import Record
 from vfl.experiments.scores import OF_CELL
-from vfl.experiments.statistics import Estimate, over_victims
+from vfl.experiments.statistics import Estimate, advantage, over_victims
 from vfl.experiments.tables import MEASURES, Table, estimate_text, left_out
 
 
@@ -214,3 +217,42 @@ def _best(rows: Sequence[Record]) -> list[float]:
     names = {name for row in rows for name in row.baselines}
     each = [[row.baselines[name] for row in rows if name in row.baselines] for name in names]
     return max(each, key=statistics.fmean, default=[])
+
+
+def outside_table(rows: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
+    """One line a defense, an attack from outside and k: beside the grid's worst, and the verdicts.
+
+    None where no attack is from outside.
+    """
+    labels = [row for row in rows if label_measure(row) == measure]
+    own = [row for row in labels if not row.author]
+    if len(own) == len(labels) or not own:
+        return None
+    others = [row for row in rows if row.evaluator != "attack"]
+    boards = [
+        {(entry.defense, one.k): one for entry in leaderboard(some, margin, measure)
+         for one in entry.standings}
+        for some in (others + own, others + labels)
+    ]  # fmt: skip
+    before, now = boards
+    lines = []
+    for (defense, k), standing in now.items():
+        mine = leaked([row for row in labels if row.training == defense and row.author], k)
+        beside = by_attack(leaked([row for row in own if row.training == defense], k))
+        found = before.get((defense, k))
+        for attack, values in by_attack(mine).items():
+            row = next(one for one in mine if one.attacker == attack)
+            worst = highest(beside) if beside else ""
+            over = advantage(values, beside[worst]) if worst else None
+            lines.append(
+                [
+                    *(row.subject, row.author, row.date, defense, str(k)),
+                    *(estimate_text(over_victims(values)), worst, estimate_text(over, "+")),
+                    *(found.verdict if found else "", standing.verdict),
+                ]
+            )
+    head = [
+        "attack from outside", "author", "date", "defense", "k", "reaches", "worst of the grid",
+        "above that", "verdict without it", "with it",
+    ]  # fmt: skip
+    return Table(head, lines, words=4)

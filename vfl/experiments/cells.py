@@ -213,9 +213,9 @@ def is_done(path: Path) -> bool:
     return (path / "summary.json").exists() and (path / CODEC).exists()
 
 
-def failure_of(path: Path) -> dict[str, Any] | None:
+def failure_of(path: Path, file: str = FAILURE) -> dict[str, Any] | None:
     """Why a cell ended badly, as an error's record with its exit code; None if it did not."""
-    failed = path / FAILURE
+    failed = path / file
     return read_json(failed) if failed.exists() and not is_done(path) else None
 
 
@@ -381,11 +381,19 @@ def discard_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyDat
         folder: of its grid.
         data: every party's rows.
     """
-    path = folder.path / _MADE_OF / f"{cell.name}.json"
-    against = [] if cell.adversary == HONEST else [cell.adversary]
-    now = {"data": data_digest(data), "code": plug_ins_of(cell.experiment, against)}
-    before = read_json(path) if path.exists() else {}
-    if {key: before.get(key) for key in now} != now:
+    if is_stale(cell, folder, data):
         for run in (folder.cells_path / cell.name, folder.aside(cell)):
             shutil.rmtree(run, ignore_errors=True)
-    write_json(path, now)
+    write_json(folder.path / _MADE_OF / f"{cell.name}.json", _made_of(cell, data))
+
+
+def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
+    """Whether a cell's run came from other rows or plug-ins than there are, or nobody knows."""
+    path, now = folder.path / _MADE_OF / f"{cell.name}.json", _made_of(cell, data)
+    before = read_json(path) if path.exists() else {}
+    return {key: before.get(key) for key in now} != now
+
+
+def _made_of(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, str]:
+    against = [] if cell.adversary == HONEST else [cell.adversary]
+    return {"data": data_digest(data), "code": plug_ins_of(cell.experiment, against)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,10 +31,13 @@ from vfl.experiments.cells import (
 from vfl.experiments.scores import (
     BASELINES,
     OF_CELL,
+    OF_OUTSIDE,
     OF_RUN,
     TRAINED,
+    Attacker,
     ScoreRecord,
     baselines_of,
+    read_attackers,
     read_scores,
     setting_text,
 )
@@ -76,6 +79,7 @@ class Record:
             the leaked rows are worth alone, of clusters the inputs.
         threat: who the attacker was and what it held, in one sentence.
         access: how near to the model it stood; see `vfl.attacks.view.Access`.
+        author, date: of an attack from outside, see `vfl.experiments.outside`; else empty.
     """
 
     training: str
@@ -96,6 +100,8 @@ class Record:
     baselines: Mapping[str, float] = field(default_factory=dict)
     threat: str = ""
     access: str = ""
+    author: str = ""
+    date: str = ""
 
     @property
     def no_model(self) -> float | None:
@@ -104,10 +110,9 @@ class Record:
 
     @property
     def attacker(self) -> str:
-        """The attack, and the adversary that went before it."""
-        if self.adversary in (HONEST, self.subject):
-            return self.subject
-        return f"{self.subject} after {self.adversary}"
+        """The attack, who wrote it if it is from outside, and the adversary before it."""
+        own = f"{self.subject} ({self.author}, {self.date})" if self.author else self.subject
+        return own if self.adversary in (HONEST, self.subject) else f"{own} after {self.adversary}"
 
     def row(self) -> dict[str, Any]:
         """As a line of `results.csv`; of baselines the best."""
@@ -280,7 +285,8 @@ def attacks_of(folder: GridFolder) -> list[Record]:
         RunFolderError: a file of a cell is damaged.
     """
     settings = grid_settings_of(folder.experiment())
-    asked = {*settings.attack_specs, *settings.trainings}
+    attackers = read_attackers(folder.path)
+    asked = {*settings.attack_specs, *settings.trainings, *attackers}
     setting = setting_text(settings)
 
     def is_wanted(one: ScoreRecord) -> bool:
@@ -292,13 +298,20 @@ def attacks_of(folder: GridFolder) -> list[Record]:
     for cell in folder.cells():
         path, seed = folder.cells_path / cell.name, cell.experiment.seed
         scores = [] if failure_of(path) else read_scores(path / OF_CELL, setting)
+        scores += read_scores(path / OF_OUTSIDE, setting) if scores else []
         if cell.victim == BASELINES:
             free[seed] = scores
         elif scores:
             mine = [one for one in scores if is_wanted(one)]
             about = _about(cell, cell.name)
             found[cell.victim] += _attacks(about, mine, free[seed], settings.baselines)
-    return [one for records in found.values() for one in records]
+    return [_signed(one, attackers) for records in found.values() for one in records]
+
+
+def _signed(one: Record, attackers: Mapping[str, Attacker]) -> Record:
+    """With the author and the date of its attack, if that is from outside."""
+    by = attackers.get(one.subject)
+    return one if by is None else replace(one, author=by.author, date=by.date)
 
 
 def attacks_on_run(path: Path, baselines: Sequence[str] = GridSettings().baselines) -> list[Record]:

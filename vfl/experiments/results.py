@@ -22,6 +22,7 @@ from vfl.experiments.attack_tables import (
     measure_words,
     missing,
     others_table,
+    outside_table,
     standings_table,
 )
 from vfl.experiments.cells import GridFolder, failure_of, grid_settings_of, settings_of
@@ -110,6 +111,8 @@ def _of_attacks(folder: GridFolder, records: Sequence[Record]) -> Written:
         tables = [board_table(entries, settings.margin), standings_table(entries)]
         if (access := access_table(records, settings.margin, measure)) is not None:
             tables.append(access)
+        if (outside := outside_table(records, settings.margin, measure)) is not None:
+            tables.append(outside)
     if others := others_table(records):
         tables.append(others)
     content = {"measure": measure, "leaderboard": [asdict(entry) for entry in entries]}

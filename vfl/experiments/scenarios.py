@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +36,7 @@ from vfl.attacks.cases import (
 from vfl.attacks.scoring import Case, seeking
 from vfl.attacks.view import SentCuts, Who
 from vfl.config import Experiment, GridSettings, TraceSettings
+from vfl.config.grid import Records
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, RunFolderError, TooFewRowsError, UserError
 from vfl.core.seeds import generator
@@ -46,9 +46,6 @@ from vfl.session import PartyFolder
 from vfl.session.trace import Replayed, read
 from vfl.training.run import session_of, trained
 
-#: What a training has to record: frames of its training rows, frames of the last queries, or every
-#: bottom after each epoch.
-Records = Literal["training", "queries", "snapshots"]
 _OF_LABELS: tuple[Goal, ...] = ("labels", "clusters", "scores")
 
 
@@ -163,9 +160,11 @@ def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
     return RECORDED_QUERIES if isinstance(make_adversary(spec), Attack) else None
 
 
-def trace_for(scenarios: Iterable[Scenario | None]) -> TraceSettings:
-    """What a training records for these scenarios; nothing unless they need it."""
-    wanted = {one.records for one in scenarios if one is not None}
+def trace_for(
+    scenarios: Iterable[Scenario | None], besides: Sequence[Records] = ()
+) -> TraceSettings:
+    """What a training records for these scenarios, and besides; nothing unless they need it."""
+    wanted = {one.records for one in scenarios if one is not None} | set(besides)
     train = ("train",) if "training" in wanted else ()
     asked = ("validation", "test") if "queries" in wanted else ()
     return TraceSettings(phases=(*train, *asked), snapshots=int("snapshots" in wanted))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.config.experiment import require_complete_rows
 from vfl.core.errors import RunFolderError
-from vfl.experiments.cells import CODEC, LOCK, Cell, GridFolder, failure_of, is_done
+from vfl.experiments.cells import CODEC, FAILURE, LOCK, Cell, GridFolder, failure_of, is_done
+from vfl.experiments.outside import OUTSIDE_FAILURE
 from vfl.experiments.workers import InProcessWorker, ProcessWorker, Worker
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def run_cells(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
     cluster: RayCluster | None = None,
+    outside: bool = False,
 ) -> list[FinishedCell]:
     """Run every cell that is not done yet.
 
@@ -106,6 +108,7 @@ def run_cells(
         on_end: gets every cell that was not done before.
         cluster: whose machines run the cells, as many at a time as find room unless `jobs` is more
             than 1; None runs them on this one.
+        outside: only attacks from outside are run, on what is there.
 
     Returns:
         The cells that failed; the others are whole.
@@ -127,7 +130,8 @@ def run_cells(
             from vfl.experiments.on_ray import RayWorker
 
             return RayWorker(folder, device, cluster)
-        return InProcessWorker(folder, device) if jobs == 1 else ProcessWorker(folder, device)
+        here = InProcessWorker if jobs == 1 else ProcessWorker
+        return here(folder, device, outside)
 
     failed, ran, began = list[FinishedCell](), 0, time.monotonic()
     with _alone(folder.path):
@@ -140,7 +144,7 @@ def run_cells(
             path = folder.cells_path / cell.name
             if before[cell.name] is not None and _measured(path) == before[cell.name]:
                 continue
-            failure = failure_of(path)
+            failure = failure_of(path, OUTSIDE_FAILURE if outside else FAILURE)
             remaining.add(cell, seconds)
             left = remaining.left_s(ahead.values())
             ran += 1

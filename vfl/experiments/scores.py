@@ -197,6 +197,47 @@ class ScoreRecord:
         return IN_TRAINING in self.threat
 
 
+#: Of a grid's folder: who attacked from outside; and of a cell's folder, their scores.
+ATTACKERS, OF_OUTSIDE = "attackers.json", "outside.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Attacker:
+    """An attack from outside.
+
+    Attributes:
+        spec: of the attack.
+        author: who wrote it, as its file says.
+        date: of the file, in the form of ISO 8601, likewise.
+        file: its name.
+        sha256: of the file.
+    """
+
+    spec: str
+    author: str
+    date: str
+    file: str
+    sha256: str
+
+
+def read_attackers(path: Path) -> dict[str, Attacker]:
+    """Who attacked a grid from outside, by specs; no code of theirs is run.
+
+    Raises:
+        RunFolderError: the list is damaged.
+    """
+    listed = path / ATTACKERS
+    if not listed.exists():
+        return {}
+    record = read_json(listed)
+    check_format(record, listed)
+    wanted = {one.name for one in fields(Attacker)}
+    for one in record["attackers"]:
+        if set(one) != wanted or not all(isinstance(word, str) for word in one.values()):
+            raise RunFolderError("an attacker's record is damaged", where=str(listed))
+    return {one["spec"]: Attacker(**one) for one in record["attackers"]}
+
+
 class ScoresFile:
     """The file of a run folder that attacks write to.
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfl.config import Experiment, Locations, ValueSettings
+from vfl.core.errors import RunFolderError
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.comparison import comparison_of, plan_lines
 from vfl.experiments.glance import Glance
+from vfl.experiments.outside import is_stored, list_attackers, load_attackers
 from vfl.experiments.pages import build_report, glance
 from vfl.experiments.pages.build import render
 from vfl.experiments.records import frame_of
@@ -108,6 +110,48 @@ def run_study(
     chosen = study.cells if cells is None else cells
     failed = run_cells(folder, chosen, jobs, device, on_end, cluster)
     return write_study(folder, failed)
+
+
+def add_attack(
+    path: Path,
+    file: Path,
+    specs: Sequence[str] = (),
+    jobs: int = 1,
+    device: str = "cpu",
+    on_end: Callable[[FinishedCell], None] = lambda ended: None,
+) -> Results:
+    """Score an attack from outside on every victim that a grid stored; see `outside`.
+
+    What has a score stays, so that the same call goes on where an earlier one stopped.
+
+    Args:
+        path: the grid's folder.
+        file: it registers attacks, and says who wrote them.
+        specs: of its attacks; each as it stands unless they are given.
+        jobs: cells at a time, a process each.
+        device: where models run.
+        on_end: gets every cell as it ends.
+
+    Returns:
+        The grid's tables with the attack's rows, and its rows as `content`.
+
+    Raises:
+        RunFolderError: there is no grid of attacks, or no victim is stored.
+        UserError: the file does not run, names nobody, or its attack does not fit.
+        SpecError: an attack cannot be built.
+    """
+    folder, found = GridFolder(path), load_attackers(file, specs)
+    list_attackers(folder, found)
+    stored = [one for one in folder.cells() if is_stored(one, folder)]
+    if not stored:
+        raise RunFolderError(
+            "no victim is stored here", where=str(path), fix=folder.head("command")
+        )
+    failed = run_cells(folder, stored, jobs, device, on_end, outside=True)
+    results = write_study(folder, failed)
+    mine = {one.spec for one in found}
+    results.content["rows"] = [row for row in results.content["rows"] if row["subject"] in mine]
+    return results
 
 
 def write_study(folder: GridFolder, failed: Sequence[FinishedCell] = ()) -> Results:

@@ -19,6 +19,7 @@ from vfl.datasets import PartyData
 from vfl.experiments.attack_grid import attack_cell
 from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder, discard_if_stale
 from vfl.experiments.checks import require_test_rows
+from vfl.experiments.outside import OUTSIDE_FAILURE, attack_from_outside
 from vfl.experiments.training import DataCache, measure_cell, train_cell
 from vfl.experiments.value import run_value_cell
 from vfl.federation import processes
@@ -37,24 +38,33 @@ def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
 
 
 def run_cell(
-    cell: Cell, folder: GridFolder, rows: DataCache | Mapping[str, PartyData], device: str = "cpu"
+    cell: Cell,
+    folder: GridFolder,
+    rows: DataCache | Mapping[str, PartyData],
+    device: str = "cpu",
+    outside: bool = False,
 ) -> None:
     """Bring a cell to its end, from wherever an earlier call left it.
 
-    Whatever goes wrong is written to the cell's failure.json, and nothing is raised: one cell does
-    not stop the others.
+    Whatever goes wrong is written to a file of the cell, and nothing is raised: one cell does not
+    stop the others.
 
     Args:
         cell: what is trained.
         folder: of its grid, which says what is measured of it.
         rows: every party's, or where they come from.
         device: where the models run.
+        outside: only attacks from outside are run, on what is there.
     """
-    path = folder.cells_path / cell.name
+    failed = folder.cells_path / cell.name / (OUTSIDE_FAILURE if outside else FAILURE)
+    path = failed.parent
     try:
-        (path / FAILURE).unlink(missing_ok=True)
+        failed.unlink(missing_ok=True)
         data = rows.of(rows_of(folder, cell)) if isinstance(rows, DataCache) else rows
         require_test_rows(cell.experiment, data)
+        if outside:
+            attack_from_outside(cell, folder, data, device)
+            return
         if folder.kind == "value":
             run_value_cell(cell, folder, data, device)
             return
@@ -66,9 +76,9 @@ def run_cell(
             if not (path / CODEC).exists():
                 write_json(path / CODEC, measure_cell(RunFolder(path), data, device))
     except VFLError as error:
-        write_json(path / FAILURE, error.record() | {"exit": error.exit_code})
+        write_json(failed, error.record() | {"exit": error.exit_code})
     except Exception as bug:  # its text may quote a cell of a table
-        write_json(path / FAILURE, _bug(bug))
+        write_json(failed, _bug(bug))
 
 
 def _bug(bug: Exception) -> dict[str, Any]:
@@ -91,15 +101,16 @@ class InProcessWorker:
     Args:
         folder: of the grid.
         device: where models run.
+        outside: see `run_cell`.
     """
 
-    def __init__(self, folder: GridFolder, device: str) -> None:
-        self._folder, self._device = folder, device
+    def __init__(self, folder: GridFolder, device: str, outside: bool = False) -> None:
+        self._folder, self._device, self._outside = folder, device, outside
         self._cache = DataCache()
 
     def run(self, cell: Cell) -> None:
         """Run a cell; what went wrong is in its folder afterwards."""
-        run_cell(cell, self._folder, self._cache, self._device)
+        run_cell(cell, self._folder, self._cache, self._device, self._outside)
 
     def stop(self) -> None:
         """Stop, whatever is being run."""
@@ -112,10 +123,11 @@ class ProcessWorker:
     Args:
         folder: of the grid.
         device: where models run.
+        outside: see `run_cell`.
     """
 
-    def __init__(self, folder: GridFolder, device: str) -> None:
-        self._folder, self._device = folder, device
+    def __init__(self, folder: GridFolder, device: str, outside: bool = False) -> None:
+        self._folder, self._device, self._outside = folder, device, outside
         self._process: processes.Worker | None = None
         self._stopped = threading.Event()
 
@@ -145,7 +157,8 @@ class ProcessWorker:
                 "fix": "give the same command again: it goes on from the last checkpoint",
                 "exit": 1,
             }
-            write_json(self._folder.cells_path / cell.name / FAILURE, record)
+            name = OUTSIDE_FAILURE if self._outside else FAILURE
+            write_json(self._folder.cells_path / cell.name / name, record)
 
     def stop(self) -> None:
         """Stop, whatever is being run."""
@@ -158,7 +171,10 @@ class ProcessWorker:
         folder = str(self._folder.path.resolve())
         return processes.Worker(
             "the grid",
-            [sys.executable, "-m", "vfl", "grid-worker", folder, "--device", self._device],
+            [
+                *(sys.executable, "-m", "vfl", "grid-worker", folder, "--device", self._device),
+                *(["--outside"] if self._outside else []),
+            ],
             os.environ | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for the process that leads
         )
@@ -174,11 +190,11 @@ class Worker(Protocol):
         """Stop, whatever is being run."""
 
 
-def serve(folder: Path, device: str) -> None:
+def serve(folder: Path, device: str, outside: bool = False) -> None:
     """Run the cells whose names come on standard input; end at once when it is closed."""
     grid = GridFolder(folder)
     cells = {cell.name: cell for cell in grid.cells()}
-    worker = InProcessWorker(grid, device)
+    worker = InProcessWorker(grid, device, outside)
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:

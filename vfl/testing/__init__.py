@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vfl.core import lazy_names
 
 if TYPE_CHECKING:
+    from vfl.experiments.study import add_attack
     from vfl.testing.adversary import AdversaryContract
     from vfl.testing.attack import AttackContract, GradientAttackContract, InputAttackContract
     from vfl.testing.codec import CodecContract
@@ -28,6 +29,7 @@ _HOMES = {
     "InputAttackContract": "vfl.testing.attack",
     "LinkContract": "vfl.testing.link",
     "RunWriterContract": "vfl.testing.writer",
+    "add_attack": "vfl.experiments.study",
 }
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "InputAttackContract",
     "LinkContract",
     "RunWriterContract",
+    "add_attack",
 ]
 
 

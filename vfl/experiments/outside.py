@@ -1,0 +1,172 @@
+"""Attacks from outside on what a grid trained: who wrote them, their scores, what they overturn.
+
+An attacker of one's own file meets the victims that lie in a grid's folder. Its scores lie beside
+the grid's own, in files of their own, so that the grid's command changes nothing of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import RunFolderError, UserError
+from vfl.core.registry import load_plugin, parse
+from vfl.core.storage import stamp, write_json
+from vfl.experiments.cells import FOUND_OUT, GridFolder, grid_settings_of, is_stale
+from vfl.experiments.scores import (
+    ATTACKERS,
+    BASELINES,
+    OF_CELL,
+    OF_OUTSIDE,
+    SCRATCH,
+    Attacker,
+    ScoresFile,
+    read_attackers,
+    read_scores,
+    setting_text,
+    write_scores,
+)
+
+if TYPE_CHECKING:
+    from vfl.datasets import PartyData
+    from vfl.experiments.cells import Cell
+
+#: Of a cell's folder: why an attack from outside ended badly there.
+OUTSIDE_FAILURE = "outside_failure.json"
+_LONGEST = 80  # letters of a name
+_WANTED = '__author__ = "A. Name" and __date__ = "2026-01-31", or lines Author: and Date: on top'
+
+
+def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
+    """Run a file that registers attacks, and say who wrote it.
+
+    Args:
+        file: as `--plugin` takes it; `__author__` and `__date__`, or lines of its docstring that
+            begin with ``Author:`` and ``Date:``, say whose it is.
+        specs: of its attacks; each with its options as they stand unless they are given.
+
+    Raises:
+        UserError: it does not run, has no attack, names nobody, or takes the name of an attack that
+            is there.
+        SpecError: an attack cannot be built with these options.
+    """
+    from vfl.attacks import ATTACKS, make
+
+    load_plugin(file)
+    module = sys.modules[file.stem]
+    names = ATTACKS.registered_by(file.stem)
+    if taken := ATTACKS.own.intersection(names):
+        raise UserError(
+            f"{', '.join(sorted(taken))} is an attack of vfl", where=str(file), want="another name"
+        )
+    asked = [parse(spec)[0] for spec in specs]
+    if not names or not set(asked) <= set(names):
+        raise UserError(
+            "an attack from outside is not in its file", where=str(file),
+            got=", ".join(names) or "none",
+            want=", ".join(asked) or "ATTACKS.register(NAME, CLASS)",
+        )  # fmt: skip
+    author, day = (_said(module, word) for word in ("author", "date"))
+    try:
+        date.fromisoformat(day)
+    except ValueError:
+        day = ""
+    if not (author and author.isprintable() and len(author) <= _LONGEST and day):
+        raise UserError("nobody knows whose attack this is", where=str(file), want=_WANTED)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    for spec in specs or names:
+        make(spec)
+    return [Attacker(spec, author, day, file.name, digest) for spec in specs or names]
+
+
+def _said(module: object, word: str) -> str:
+    """What a module says of itself, by its attribute or in its docstring."""
+    found = re.search(rf"(?im)^\s*{word}:[ \t]*(\S.*)$", getattr(module, "__doc__", None) or "")
+    given = getattr(module, f"__{word}__", found[1] if found else "")
+    return str(given).strip()
+
+
+def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
+    """Add attackers to the list of a grid; the same spec from a newer file takes its place.
+
+    Raises:
+        RunFolderError: there is no grid of attacks in this folder.
+        UserError: the grid runs such an attack itself.
+    """
+    if folder.kind != "attacks":
+        raise RunFolderError(
+            "this folder holds no grid of attacks", where=str(folder.path),
+            want="one that vfl grid printed",
+        )  # fmt: skip
+    settings = grid_settings_of(folder.experiment())
+    for one in found:
+        if one.spec in settings.attack_specs:
+            raise UserError(f"{one.spec} is an attack of this grid", where=str(folder.path))
+    listed = read_attackers(folder.path) | {one.spec: one for one in found}
+    write_json(folder.path / ATTACKERS, stamp() | {"attackers": list(map(asdict, listed.values()))})
+
+
+def is_stored(cell: Cell, folder: GridFolder) -> bool:
+    """Whether a cell was attacked, so that its victim lies there or is being recorded anew."""
+    runs = folder.cells_path / cell.name, folder.aside(cell)
+    return any((run / OF_CELL).exists() for run in runs)
+
+
+def attack_from_outside(
+    cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
+) -> None:
+    """Run listed attacks on a victim that is stored, or without one; what has a score stays.
+
+    Those are run whose code this process has loaded. A victim is trained anew only where an attack
+    reads what it did not record, to the same weights.
+
+    Args:
+        cell: the victim, or the baselines of its seed.
+        folder: of the grid.
+        data: every party's rows.
+        device: where a model is trained.
+
+    Raises:
+        RunFolderError: the victim is none of these rows, or its defense, codec or model changed.
+        UserError: an attack does not fit.
+    """
+    from vfl.attacks import ATTACKS
+    from vfl.experiments.attack_grid import attack_plan, forget_recordings, train_recorded
+    from vfl.experiments.attack_runner import AttackRunner
+    from vfl.experiments.checks import check_attacks, check_attacks_fit
+
+    path = folder.cells_path / cell.name
+    known = set(ATTACKS.names()) - ATTACKS.own
+    specs = [spec for spec in read_attackers(folder.path) if parse(spec)[0] in known]
+    if not specs or not is_stored(cell, folder) or (path / FOUND_OUT).exists():
+        return
+    if is_stale(cell, folder, data):
+        raise RunFolderError(
+            "this victim was trained on other rows or by other code", where=str(path),
+            fix=f"train it anew: {folder.head('command')}",
+        )  # fmt: skip
+    settings = grid_settings_of(folder.experiment())
+    update = {"attacks": tuple(specs), "baseline_attacks": None}
+    settings = settings.model_copy(update=update)
+    check_attacks(cell.experiment, settings)
+    check_attacks_fit(cell.experiment, settings, data)
+    plan = replace(attack_plan(settings, cell.adversary), adversaries=())
+    if cell.victim == BASELINES:  # training from scratch stands there, of the grid's own attacks
+        jobs = plan.baselines([name for name in settings.baselines if name not in SCRATCH])
+        runner = AttackRunner(cell.experiment, data, settings)
+    else:
+        jobs = plan.on_victim()
+        train_recorded(cell, folder, data, settings, device)
+        runner = AttackRunner.of_run(RunFolder(path), data, settings, cell.adversary)
+    scores = list(runner.run(jobs, ScoresFile(path)))
+    setting = setting_text(settings)
+    before = [one for one in read_scores(path / OF_OUTSIDE, setting) if one.attack not in specs]
+    write_scores(path / OF_OUTSIDE, setting, [*before, *scores])
+    forget_recordings(path, settings)
