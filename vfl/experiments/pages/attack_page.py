@@ -21,6 +21,7 @@ from vfl.experiments.attack_tables import (
     measure_words,
     missing,
     others_table,
+    outside_table,
     sentences,
     standings_table,
 )
@@ -271,6 +272,8 @@ def _of_labels(
     )
     if access := access_table(records, settings.margin, measure):
         yield Section(title="By what the attacker holds", table=access, below=_OF_ACCESS)
+    if outside := outside_table(records, settings.margin, measure):
+        yield Section(title="Attacks from outside", table=outside, below=_OF_OUTSIDE)
     yield Section(
         title="Utility against attacks",
         drawings=list(tradeoffs(entries, labels, measure)),
@@ -301,6 +304,10 @@ _OF_ACCESS = (
     "Points of the worst attack above the best without the model. Each attacker has what those to "
     "its left have: the cuts that travelled; a bottom model and its columns; the gradients of the "
     "training; a party that tampers while the victim trains."
+)
+_OF_OUTSIDE = (
+    "Attacks that somebody added to this grid, each beside the worst of the grid's own on the same "
+    "victims; the verdicts are those without and with it."
 )
 _OF_STANDINGS = Markup(
     "Points of the worst attack above the best baseline. "
