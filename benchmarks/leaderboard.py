@@ -61,7 +61,7 @@ NOT_OF_TEXT = frozenset({"anchored", "label_free", "pretrained", "mixup", "nopee
 GRADIENTS = ("gradient_similarity", "gradient_norm", "gradient_direction")
 ADVERSARY = "malicious_optimizer"
 #: Measured: seconds of a cell on one core with a light pack, mean over all, and how many times as
-#: long a heavy pack takes on an undefended victim; and the most memory of a process.
+#: long a heavy pack takes on an undefended victim (both tables taken as alike); GB of memory.
 SECONDS = {
     "bank_marketing": 7.4, "credit_default": 5.5, "fashion_mnist": 26, "review_polarity": 9.2,
 }  # fmt: skip
