@@ -32,6 +32,7 @@ PROGRAMS = {
     "outside_adversary.py": None,
 }
 EXPERIMENTS = [
+    "branches.toml",
     "breast_cancer.toml",
     "compare_digits.toml",
     "hidden_labels.toml",

@@ -312,6 +312,31 @@ def test_a_label_party_with_columns_of_its_own(data):
     assert private.label.privacy()[0].epsilon > 0
 
 
+def test_a_label_party_without_weights_takes_no_share_of_the_noise(data, monkeypatch):
+    def plan(**changes):
+        settings = experiment({"noise": 1.0}, merge="sum", **changes)
+        terms = Terms.of(settings, "train", "run")
+        return PrivacyPlan.of(terms, ROWS), terms
+
+    parties = {name: {"width": 10, "bottom": "mlp:hidden=none"} for name in ("left", "right")}
+    two, of_two = plan(parties=parties, label={"top": "identity"})
+    three, of_three = plan(parties=parties)
+    assert (two.halves, three.halves) == (2, 3)
+    assert two.sensitivity(of_two) == pytest.approx(2**0.5)
+    assert three.sensitivity(of_three) == pytest.approx(3**0.5)
+    own, _ = plan(parties=parties | {"label": parties["left"]}, label={"top": "identity"})
+    assert own.halves == 3
+    whole = Terms.of
+
+    def uncounted(*asked):
+        terms = whole(*asked)
+        return terms.model_copy(update={"dp": terms.dp.model_copy(update={"label_trains": False})})
+
+    monkeypatch.setattr(Terms, "of", uncounted)
+    with pytest.raises(PrivacyError, match="count no weights of the label party"):
+        session(data, experiment({"noise": 1.0}))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bottom", ["mlp:hidden=128-64", "cnn:channels=16-32"])
 def test_a_clipped_split_step_takes_at_most_four_plain_ones(bottom):

@@ -12,28 +12,35 @@ import argparse
 import json
 import math
 import time
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import avg_pool2d, pad
 
 from vfl.config import Experiment
-from vfl.core.seeds import use_one_thread
+from vfl.core.seeds import Secret, use_one_thread
 from vfl.datasets import PartyData, Split
 from vfl.datasets.named import read_bundled
 from vfl.datasets.table import Classes
+from vfl.privacy.accountants import noise_for, poisson_steps
+from vfl.privacy.dpsgd import PrivateHalf
 from vfl.training.local import LocalSession
 
-#: Learning rate by epsilon: the best at one party of those --choose tried; 3 as its neighbours.
-RATES = {0.5: 100.0, 2.0: 300.0, 3.0: 300.0, 8.0: 300.0}
+#: Learning rate by epsilon, at one party and at two: the best of those --choose tried.
+RATES = {0.5: (100.0, 50.0), 2.0: (300.0, 100.0), 3.0: (300.0, 100.0), 8.0: (300.0, 300.0)}
 EPOCHS, LOT, ANGLES = 30, 4096, 4
 DELTA, CLIP, BOTTOM = 1e-5, 0.1, "mlp:hidden=none"
 RESULTS = ("accuracy", "cpu_s")
 
+noise_of = cache(noise_for)
 
-def wavelets(height, width):
-    """Morlet wavelets of two scales and four angles, and a Gaussian, as transfer functions."""
+
+def wavelets(height, width, angles):
+    """Morlet wavelets of two scales and some angles, as transfer functions."""
     axes = (np.fft.fftfreq(size) * size for size in (height, width))
     ys, xs = np.meshgrid(*axes, indexing="ij")
 
@@ -46,18 +53,18 @@ def wavelets(height, width):
         wave -= bell * (wave.sum() / bell.sum())
         return np.fft.fft2(wave * slant / (2 * math.pi * sigma**2))
 
-    turns = [math.pi * at / ANGLES for at in range(ANGLES)]
+    turns = [math.pi * at / angles for at in range(angles)]
     return [
         torch.from_numpy(np.stack([morlet(scale, turn) for turn in turns])).to(torch.complex64)
         for scale in (0, 1)
     ]
 
 
-def scattering(pictures):
+def scattering(pictures, angles=ANGLES):
     """Orders 0, 1 and 2 of pictures, averaged over blocks of 4 x 4; axes (rows, columns)."""
     rows, _, _ = pictures.shape
     whole = pad(pictures[:, None], (4, 4, 4, 4), mode="reflect")[:, 0]
-    filters = wavelets(*whole.shape[1:])
+    filters = wavelets(*whole.shape[1:], angles)
     smooth = lambda each: avg_pool2d(each.flatten(0, -3)[:, None], 8, 4)[:, 0]  # noqa: E731
 
     def modulus(signals, bank):
@@ -69,7 +76,7 @@ def scattering(pictures):
     parts = [whole[:, None], first, second, deeper.flatten(1, 2)]
     found = [smooth(each).unflatten(0, (rows, -1)) for each in parts]
     # Groups of a row's own channels have mean 0 and deviation 1 together: no row needs another.
-    groups = [each.unflatten(1, (-1, min(ANGLES, each.shape[1]))) for each in found]
+    groups = [each.unflatten(1, (-1, min(angles, each.shape[1]))) for each in found]
     scaled = [
         (each - each.mean((2, 3, 4), keepdim=True)) / (each.std((2, 3, 4), keepdim=True) + 1e-4)
         for each in groups
@@ -78,20 +85,20 @@ def scattering(pictures):
     return flat / flat.shape[1] ** 0.5
 
 
-def features(parties, folder):
+def features(parties, angles, folder):
     """Of every party's part of all 70,000 pictures, kept in a folder; and labels."""
     found = read_bundled("mnist")
     pictures = torch.from_numpy(found.cells[:, 0] / np.float32(255))
     width = pictures.shape[2] // parties
     parts = []
     for at in range(parties):
-        kept = folder / f"scattering_{parties}_{at}.npy"
+        kept = folder / f"scattering_{angles}_{parties}_{at}.npy"
         if not kept.exists():
             cut = pictures[:, :, at * width : (at + 1) * width]
-            blocks = [scattering(block).half() for block in cut.split(250)]
+            blocks = [scattering(block, angles).half() for block in cut.split(250)]
             folder.mkdir(parents=True, exist_ok=True)
             np.save(kept, torch.cat(blocks).numpy())
-        parts.append(torch.from_numpy(np.load(kept, allow_pickle=False)).float())
+        parts.append(torch.from_numpy(np.load(kept, allow_pickle=False)))
     return parts, torch.from_numpy(found.labels)
 
 
@@ -102,20 +109,14 @@ def data_of(parts, labels, split):
     rows = {}
     for name, part in zip(names, parts, strict=True):
         own = (labels, classes) if name == "label" else (None, None)
-        rows[name] = PartyData(name, part, *own, split, bytes(32))
+        rows[name] = PartyData(name, part.float(), *own, split, bytes(32))
     if "label" not in rows:
         rows["label"] = PartyData("label", None, labels, classes, split, bytes(32))
     return rows
 
 
-def central(part, labels, split, epsilon, rate, epochs, seed):
+def central(part, labels, split, epsilon, rate, epochs, seed, clip):
     """A linear model of one party; accuracy on the split's test rows."""
-    from torch import nn
-
-    from vfl.core.seeds import Secret
-    from vfl.privacy.accountants import noise_for, poisson_steps
-    from vfl.privacy.dpsgd import PrivateHalf
-
     train = torch.from_numpy(split.train)
     q, steps = LOT / len(train), epochs * poisson_steps(len(train), LOT)
     secret = Secret.of_simulation(seed, "central")
@@ -123,7 +124,7 @@ def central(part, labels, split, epsilon, rate, epochs, seed):
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     half = PrivateHalf(
-        model, norm=CLIP, noise=noise_for(epsilon, DELTA, steps, q, "pld"), batch_size=LOT,
+        model, norm=clip, noise=noise_of(epsilon, DELTA, steps, q, "pld"), batch_size=LOT,
         secret=secret, party="central",
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
@@ -139,7 +140,7 @@ def central(part, labels, split, epsilon, rate, epochs, seed):
         return float((model(part[test].float()).argmax(1) == labels[test]).float().mean())
 
 
-def split_training(parts, labels, split, epsilon, rate, epochs, seed):
+def split_training(parts, labels, split, epsilon, rate, epochs, seed, clip):
     """Two feature parties and a label party, each with its own noise; accuracy on test rows."""
     experiment = Experiment.model_validate(
         {
@@ -148,7 +149,7 @@ def split_training(parts, labels, split, epsilon, rate, epochs, seed):
             "parties": {name: {"width": 10, "bottom": BOTTOM} for name in ("left", "right")},
             "label": {"top": "identity"},
             "data": {"validation": 0.0},
-            "dp": {"epsilon": epsilon, "delta": DELTA, "clip": CLIP / 2**0.5, "accountant": "pld"},
+            "dp": {"epsilon": epsilon, "delta": DELTA, "clip": clip / 2**0.5, "accountant": "pld"},
             "train": {"epochs": epochs, "batch_size": LOT, "optimizer": "sgd", "momentum": 0.9,
                       "learning_rate": rate},
         }
@@ -167,6 +168,8 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rates", type=float, nargs="+", help="instead of the chosen ones")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--angles", type=int, default=ANGLES, help="of the wavelets")
+    parser.add_argument("--clip", type=float, default=CLIP, help="of a row's whole gradient")
     parser.add_argument("--choose", action="store_true", help="judge on held-out training rows")
     parser.add_argument("--folder", type=Path, default=Path("scattering"))
     parser.add_argument("--out", type=Path, default=Path("scattering.jsonl"))
@@ -178,22 +181,22 @@ def main():
     split = Split(np.arange(first), none, np.arange(first, last))
     done = asked.out.read_text().splitlines() if asked.out.exists() else []
     known = [{k: v for k, v in json.loads(line).items() if k not in RESULTS} for line in done]
-    for parties in asked.parties:
-        parts, labels = features(parties, asked.folder)
-        for seed in asked.seeds:
-            for epsilon in asked.epsilons:
-                for rate in asked.rates or [RATES[epsilon]]:
-                    law = {"parties": parties, "epsilon": epsilon, "rate": rate, "seed": seed,
-                           "epochs": asked.epochs, "choose": asked.choose}  # fmt: skip
-                    if law in known:
-                        continue
-                    started = time.process_time()
-                    how = (labels, split, epsilon, rate, asked.epochs, seed)
-                    found = central(parts[0], *how) if parties == 1 else split_training(parts, *how)
-                    took = round(time.process_time() - started, 1)
-                    record = law | {"accuracy": round(found, 4), "cpu_s": took}
-                    with asked.out.open("a") as lines:
-                        print(json.dumps(record), file=lines)
+    parts = {parties: features(parties, asked.angles, asked.folder) for parties in asked.parties}
+    asked_for = product(asked.seeds, asked.epsilons, asked.parties)
+    for seed, epsilon, parties in asked_for:
+        own, labels = parts[parties]
+        for rate in asked.rates or [RATES[epsilon][parties - 1]]:
+            law = {"parties": parties, "epsilon": epsilon, "rate": rate, "seed": seed,
+                   "epochs": asked.epochs, "clip": asked.clip, "angles": asked.angles,
+                   "choose": asked.choose}  # fmt: skip
+            if law in known:
+                continue
+            started = time.process_time()
+            how = (labels, split, epsilon, rate, asked.epochs, seed, asked.clip)
+            found = central(own[0], *how) if parties == 1 else split_training(own, *how)
+            took = round(time.process_time() - started, 1)
+            with asked.out.open("a") as lines:
+                print(json.dumps(law | {"accuracy": round(found, 4), "cpu_s": took}), file=lines)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,12 @@ def test_each_difference_is_told(terms, refusal, changes, consent, asked, allowe
     assert (error.got, error.want) == (asked, allowed)
 
 
+def test_branches_are_for_one_process(terms, refusal):
+    bank = terms.parties["bank"].model_copy(update={"branches": 4})
+    branched = {"parties": terms.parties | {"bank": bank}, "dp": DPTerms(noise=1.0)}
+    assert refusal(terms.model_copy(update=branched)).got == "branches of 'bank'"
+
+
 def test_models_that_may_cost_a_row_more_than_a_party_allows(terms, data, refusal):
     rows = len(data["bank"].split.train)
     private = terms.model_copy(update={"dp": DPTerms(epsilon=2.0)})

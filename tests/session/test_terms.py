@@ -32,6 +32,8 @@ OTHER = {
     "noise": 2.0,
     "sampling": "shuffled",
     "accountant": "pld",
+    "unit": "client",
+    "label_trains": False,
     "key": "a" * 64,
 }
 
@@ -53,16 +55,28 @@ def changed(content, path):
     return content
 
 
+def _differ(terms, paths):
+    content = terms.model_dump(mode="json")
+    variants = [Terms.model_validate(changed(content, path)) for path in paths]
+    digests = {variant.digest() for variant in variants} | {terms.digest()}
+    return len(digests) == len(variants) + 1
+
+
 @pytest.mark.parametrize("dp", [None, {"noise": 1.0}])
 def test_any_field_changes_the_digest(terms, dp):
     content = terms.model_dump(mode="json") | {"dp": dp}
     content["parties"]["shop"]["width"] = content["parties"]["bank"]["width"]  # a sum needs that
     terms = Terms.model_validate(content)
-    content = terms.model_dump(mode="json")
-    paths = [path for path in leaves(content) if dp is None or path[0] == "dp"]
-    variants = [Terms.model_validate(changed(content, path)) for path in paths]
-    digests = {variant.digest() for variant in variants} | {terms.digest()}
-    assert len(digests) == len(variants) + 1
+    paths = leaves(terms.model_dump(mode="json"))
+    paths = [path for path in paths if dp is None or path[0] == "dp"]
+    assert _differ(terms, [path for path in paths if path[-1] not in ("branches", "unit")])
+
+
+def test_branches_and_what_a_budget_is_of_change_the_digest(terms):
+    content = terms.model_dump(mode="json") | {"dp": {"noise": 1.0}}
+    content["parties"]["shop"]["branches"] = 3
+    terms = Terms.model_validate(content)
+    assert _differ(terms, [("parties", "shop", "branches"), ("dp", "unit")])
 
 
 def test_every_field_of_the_terms_is_required_or_the_version():

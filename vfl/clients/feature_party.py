@@ -18,7 +18,7 @@ from vfl.datasets import PartyData
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.session import EarlyStopping, Exchange, Terms, secure
 from vfl.session.exchange import CutTerms, FeatureEnd, Own, optimizer_factory
-from vfl.session.private import PrivacyPlan, refuse_beside_dp
+from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure import FeatureRound
 
@@ -57,6 +57,8 @@ class FeatureParty:
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         name, asked, mode = data.name, terms.parties[data.name], secure.make(terms.secure)
+        self._train = data.split.train if terms.mode == "train" else None
+        self._at_branches = RowsAtBranches(terms, data.split.train, name)
         if data.inputs is None:
             raise DataError(f"party '{name}' has no columns, so it has nothing to send")
         self.inputs, shape = data.inputs, tuple(data.inputs.shape[1:])
@@ -72,27 +74,26 @@ class FeatureParty:
                 shares = (1.0, *(task.weight for task in terms.tasks.values()))
                 agreed = CutTerms(name, asked.width, codec, defense, depth, precision, shares)
                 optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
-                private = self._private(data, terms, own)
+                private = self._private(name, terms, own)
                 end = FeatureEnd(agreed, bottom, own, link, optimizer, private)
         self.end: FeatureRound = end
         if weights is not None:
             self.end.load_state_dict(weights)
         self.checkpoints = own.checkpoints
         self.stopping = EarlyStopping(terms.train, self.end.state_dict, self.end.load_state_dict)
-        self._train = data.split.train if terms.mode == "train" else None
         self._held = data.held.get(data.name)
         self._unaligned = data.unaligned if defenses.make(terms.defense).unaligned else None
 
-    @staticmethod
     def _private(
-        data: PartyData, terms: Terms, own: Own
+        self, name: str, terms: Terms, own: Own
     ) -> Callable[[nn.Module], PrivateHalf] | None:
         """DP-SGD of this party's half, where it is agreed on."""
-        plan = PrivacyPlan.of(terms, len(data.split.train)) if terms.mode == "train" else None
+        plan = None if self._train is None else PrivacyPlan.of(terms, len(self._train))
         if plan is None:
             return None
         refuse_beside_dp(terms)
-        return lambda model: plan.half(terms, data.name, model, own.secret)
+        branches = self._at_branches.branches
+        return lambda model: plan.half(terms, name, model, own.secret, branches)
 
     @property
     def name(self) -> str:
@@ -193,6 +194,8 @@ class FeatureParty:
 
     def _rows(self, exchange: Exchange) -> Tensor:
         rows = exchange.rows
+        if exchange.trains:
+            self._at_branches.expect(exchange.step, rows)
         if self._held is not None:
             rows = rows[own_rows(exchange, self._held)]
         return self.inputs.index_select(0, torch.from_numpy(rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -141,6 +141,8 @@ class PartySettings(Settings):
         bottom: its model, as a spec.
         columns: names or globs of its columns; None takes an even share in file order.
         source: its own table, or the party.toml that describes it (in process only).
+        branches: so many branches have its rows, dealt out evenly by the public seed, and train the
+            bottom together, with differential privacy (in process only).
         shape: one row as a picture (channels, height, width); None keeps a row of columns.
     """
 
@@ -148,6 +150,7 @@ class PartySettings(Settings):
     bottom: Spec = "mlp:hidden=64"
     columns: tuple[str, ...] | None = None
     source: str | None = None
+    branches: int = Field(default=1, ge=1, le=10_000)
     shape: tuple[int, ...] | None = None
 
 
@@ -280,6 +283,8 @@ class DPSettings(Settings):
         sampling: "poisson" draws each row for each step by itself, so that batches are uneven and
             some are empty; "shuffled" takes every row once an epoch and gains nothing by sampling.
         accountant: what epsilons are computed with; "pld" needs vfl[dp] at every party.
+        unit: what the epsilon is of: a "record", or a "client", all rows of one branch of the party
+            that has branches; every half then clips the mean gradient of each branch's rows.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
@@ -293,6 +298,7 @@ class DPSettings(Settings):
     quantile: float | None = Field(default=None, gt=0, lt=1)
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["rdp", "pld"] = "rdp"
+    unit: Literal["record", "client"] = "record"
 
     @model_validator(mode="after")
     def _consistent(self) -> DPSettings:
@@ -320,6 +326,20 @@ def dp_mistake(
         return "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
     if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):
         return "a training that ends with dp.epsilon needs train.patience = 0 and keep = 'last'"
+    return None
+
+
+def branches_mistake(dp: DPSettings | None, branches: Mapping[str, int]) -> str | None:
+    """Why so many branches, by party, do not go with [dp]; None where they do."""
+    several = [party for party, count in branches.items() if count > 1]
+    if dp is None:
+        return "branches train a bottom with noise, so they need [dp]" if several else None
+    if dp.unit == "client" and len(several) != 1:
+        return f"dp.unit = 'client' is about the branches of one party, and {len(several)} have any"
+    if dp.unit == "client" and dp.sampling != "poisson":
+        return "dp.unit = 'client' draws each branch by itself: dp.sampling = 'poisson'"
+    if several and dp.quantile is not None:
+        return "dp.quantile counts rows at one place, and branches have theirs apart"
     return None
 
 
@@ -467,6 +487,9 @@ class Experiment(Settings):
         if judged and self.data.validation == 0:
             raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")
         if mistake := dp_mistake(self.dp, self.secure, self.train, self.middle, self.tasks):
+            raise ValueError(mistake)
+        branches = {name: party.branches for name, party in self.parties.items()}
+        if mistake := branches_mistake(self.dp, branches):
             raise ValueError(mistake)
         unknown = sorted(set(self.dp.clips if self.dp else ()) - {*self.parties, self.label.party})
         if unknown:

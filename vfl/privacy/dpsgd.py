@@ -10,9 +10,9 @@ row, then gives the layer's sum of clipped gradients. Any other model gets a bac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -40,6 +40,23 @@ class Call:
     inputs: Tensor
     output: Tensor
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Rows of a half that lie at branches of its party.
+
+    Attributes:
+        count: of branches.
+        clipped: whether the mean gradient of a branch's rows is clipped as one, so that the noise
+            hides a branch; else each branch clips rows, and adds noise to its own sum before
+            anybody has it.
+        at: branch of each row of the batches that are on their way, by step.
+    """
+
+    count: int
+    clipped: bool
+    at: dict[int, Tensor] = field(default_factory=dict)
 
 
 class RowClipper:
@@ -94,7 +111,12 @@ class RowClipper:
             self._calls = None
 
     def sums(
-        self, output: Tensor, grad: Tensor, weights: Sequence[Tensor], calls: Sequence[Call]
+        self,
+        output: Tensor,
+        grad: Tensor,
+        weights: Sequence[Tensor],
+        calls: Sequence[Call],
+        units: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor]:
         """The sum over rows of each row's gradient, scaled down to the norms; one of each weight.
 
@@ -103,13 +125,19 @@ class RowClipper:
             grad: of each row's own loss, not of a mean; axes (rows, width).
             weights: of the model, or copies that made this output.
             calls: what `recording` gave for this output.
+            units: number of the unit each row is of, axes (rows,); the mean gradient of a unit's
+                rows is then clipped in place of each row's.
 
         Returns:
-            The sums, and the norms before clipping, axes (groups, rows).
+            The sums, and the norms before clipping, axes (groups, rows or units).
         """
+        if units is not None:
+            shares = [units == one for one in sorted(set(units.tolist()))]
+            parts = [grad * (one / one.sum()).to(grad)[:, None] for one in shares]
+            return self._one_by_one(output, parts, weights)
         found = self._of_outputs(output, grad, calls)
         if found is None:
-            return self._row_by_row(output, grad, weights)
+            return self._one_by_one(output, _alone(grad), weights)
         squares = grad.new_zeros(len(self._layers), len(output))
         at = {id(layer): index for index, layer in enumerate(self._layers)}
         for call, of_output in zip(calls, found, strict=True):
@@ -162,22 +190,22 @@ class RowClipper:
         once = sorted(called) == list(range(len(self._layers)))
         return [self._layers[at] for at in called] if once else []
 
-    def _row_by_row(
-        self, output: Tensor, grad: Tensor, weights: Sequence[Tensor]
+    def _one_by_one(
+        self, output: Tensor, grads: Iterable[Tensor], weights: Sequence[Tensor]
     ) -> tuple[list[Tensor], Tensor]:
+        """By one backward pass a row or unit."""
         totals = [torch.zeros_like(weight) for weight in weights]
-        norms = grad.new_zeros(len(self.norms), len(output))
-        for row in range(len(output)):
-            alone = torch.zeros_like(grad)
-            alone[row] = grad[row]
-            found = _gradients(output, alone, weights)
+        norms = []
+        for grad in grads:
+            found = _gradients(output, grad, weights)
+            squares = grad.new_zeros(len(self.norms), 1)
             for group, one in zip(self.group_of, found, strict=True):
-                norms[group, row] += one.square().sum()
-            norms[:, row].sqrt_()
-            factors = self._factors(norms[:, row : row + 1])
+                squares[group] += one.square().sum()
+            norms.append(squares.sqrt())
+            factors = self._factors(norms[-1])
             for total, group, one in zip(totals, self.group_of, found, strict=True):
                 total.add_(one * factors[group])
-        return totals, norms
+        return totals, torch.cat(norms, 1)
 
 
 class PrivateHalf:
@@ -187,12 +215,15 @@ class PrivateHalf:
         model: the half.
         norm: bound of a row's gradient; where it follows a quantile, the one to start from.
         noise: deviation of the noise over the sensitivity, of all that is drawn here together.
-        batch_size: what the sum is divided by: the expected rows of a batch, not those it has.
+        batch_size: what the sum is divided by: the expected rows of a batch, not those it has; or
+            the expected branches, where those are clipped.
         secret: the party's own; the noise follows from it.
         party: keeps two halves of one secret apart.
         by: see `RowClipper`.
         quantile: the share of rows whose gradients should be left as they are. Each group's norm
             follows it by a noisy count of each step (Andrew et al. 2021); None keeps the norms.
+        branches: where its rows lie at branches, or the rows of another half of the same network;
+            the other one's branches are clipped here too.
     """
 
     def __init__(
@@ -206,8 +237,10 @@ class PrivateHalf:
         party: str,
         by: Group = "half",
         quantile: float | None = None,
+        branches: Branches | None = None,
     ) -> None:
         require("noise", noise, "above 0", 0 < noise < math.inf)
+        self.branches = branches
         self.clipper = RowClipper(model, norm, by)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         # n groups of noise s sqrt(n), each in units of its own norm, are one of noise s.
@@ -252,19 +285,28 @@ class PrivateHalf:
             step: number of the exchange.
             weights: copies that made this output; None where the half's own did.
         """
-        clipper = self.clipper
-        if not len(output):
-            sums = [torch.zeros_like(weight) for weight in self._weights]
-            norms = grad.new_zeros(len(clipper.norms), 0)
-        else:
-            sums, norms = clipper.sums(output, grad, weights or self._weights, calls)
-        flat = torch.cat([one.detach().reshape(-1) for one in sums])
-        sizes = torch.tensor([one.numel() for one in sums])
+        clipper, branches, weights = self.clipper, self.branches, weights or self._weights
+        parts: dict[str, Tensor] = {self._party: grad}
+        units = None if branches is None else branches.at.pop(step)
+        if units is not None and branches is not None and not branches.clipped:
+            parts = {
+                f"{self._party}, branch {one}": grad * units.eq(one).to(grad)[:, None]
+                for one in range(branches.count)
+            }
+            units = None
+        noisy, norms = torch.zeros(()), grad.new_zeros(len(clipper.norms), 0)
+        sizes = torch.tensor([one.numel() for one in weights])
         deviations = (self._noise * clipper.norms)[clipper.group_of].repeat_interleave(sizes)
-        noisy = flat.double().cpu() + deviations * self._draws("dp_sgd", step, flat)
+        for name, part in parts.items():
+            sums = [torch.zeros_like(weight) for weight in weights]
+            if len(output):
+                sums, norms = clipper.sums(output, part, weights, calls, units)
+            flat = torch.cat([one.detach().reshape(-1) for one in sums])
+            draws = self._draws("dp_sgd", step, flat, name)
+            noisy = noisy + flat.double().cpu() + deviations * draws
         noisy = (noisy / self.batch_size).to(flat)
-        parts = torch.split(noisy, sizes.tolist())
-        left = [one.reshape(of.shape) for one, of in zip(parts, self._weights, strict=True)]
+        split = torch.split(noisy, sizes.tolist())
+        left = [one.reshape(of.shape) for one, of in zip(split, self._weights, strict=True)]
         for weight, one in zip(self._weights, left, strict=True):
             weight.grad = one
         self.watch(step, left)
@@ -282,13 +324,13 @@ class PrivateHalf:
         share = noisy / self.batch_size + 0.5
         self.clipper.norms *= torch.exp(_QUANTILE_RATE * (self._quantile - share))
 
-    def _draws(self, purpose: str, step: int, noised: Tensor) -> Tensor:
+    def _draws(self, purpose: str, step: int, noised: Tensor, name: str = "") -> Tensor:
         """Standard normal draws for a step.
 
         Bound to what they are added to: were a step repeated with other rows, equal noise would
         show the change.
         """
-        law = (self._party, step, repr(self.clipper.norms.tolist()), repr(self._noise))
+        law = (name or self._party, step, repr(self.clipper.norms.tolist()), repr(self._noise))
         bound = (*law, fingerprint(noised))
         return torch.from_numpy(self._secret.normal((len(noised),), purpose, *bound))
 
@@ -301,6 +343,14 @@ def _gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[
     found = torch.autograd.grad(output, weights, grad, retain_graph=True, allow_unused=True)
     pairs = zip(found, weights, strict=True)
     return [torch.zeros_like(weight) if one is None else one for one, weight in pairs]
+
+
+def _alone(grad: Tensor) -> Iterator[Tensor]:
+    """Each row's gradient, the others' being 0."""
+    for row in range(len(grad)):
+        alone = torch.zeros_like(grad)
+        alone[row] = grad[row]
+        yield alone
 
 
 def _plain(module: nn.Module) -> bool:

@@ -60,7 +60,7 @@ from vfl.session.exchange import (
     restore,
     set_training,
 )
-from vfl.session.private import PrivacyPlan, refuse_beside_dp
+from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.secure import Revealed
 
 #: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
@@ -611,9 +611,11 @@ class LabelParty(AnyLabelParty):
             build = optimizer_factory(terms.train)
             self._optimizer = own.adversary.optimizer(build(self._trainable))
         self._plan, self.private = PrivacyPlan.of(terms, len(data.split.train)), None
+        self._at_branches = RowsAtBranches(terms, data.split.train, data.name)
         if self._plan is not None and self._optimizer is not None:
             self._refuse_beside_dp(objective)
-            self.private = self._plan.half(terms, data.name, self.model, own.secret)
+            law = (terms, data.name, self.model, own.secret, self._at_branches.branches)
+            self.private = self._plan.half(*law)
         self.aggregator = (
             mode.aggregator(terms, self.ends, links, self.ledger, stopping)
             if missing is None
@@ -764,6 +766,7 @@ class LabelParty(AnyLabelParty):
         else:
             # Of the others, or their sum.
             leaves = [cut for cut in cuts.values() if cut.is_leaf and cut.requires_grad]
+            self._at_branches.expect(exchange.step, exchange.rows)
             self._give_private_gradients(total, outputs, leaves, calls, exchange.step)
         # Gradients leave before our own step, so that the parties work while we do.
         self.aggregator.send_gradients(exchange, labels)
@@ -788,6 +791,13 @@ class LabelParty(AnyLabelParty):
 
     def _refuse_beside_dp(self, objective: Objective) -> None:
         refuse_beside_dp(self.terms)
+        if self.terms.dp is not None and not self.terms.dp.label_trains:
+            raise PrivacyError(
+                "the terms count no weights of the label party, and it has some",
+                where="label.top",
+                got=f"{sum(weight.numel() for weight in self._trainable)} weights",
+                want="top 'identity' and no columns, or terms that count them",
+            )
         if objective.task == "regression":
             raise PrivacyError(
                 "[dp] is for classification: the scale of a regression follows from its labels",

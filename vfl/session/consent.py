@@ -280,6 +280,8 @@ def _differences(
 ) -> Iterator[tuple[str, str]]:
     yield from _of_any_party(terms, consent)
     yield from _missing_rows(terms, consent)
+    if branched := [name for name, one in terms.parties.items() if one.branches > 1]:
+        yield f"branches of '{branched[0]}'", "every party's rows at one place in a federation"
     if more := [name for name in terms.tasks if name not in consent.label_parties]:
         allowed = ", ".join(consent.label_parties) or "none"
         wanted = f"label parties beside '{terms.label_party}': {', '.join(more)}"

@@ -28,7 +28,7 @@ from vfl.privacy.accountants import (
     poisson_steps,
     steps_for,
 )
-from vfl.privacy.dpsgd import PrivateHalf
+from vfl.privacy.dpsgd import Branches, PrivateHalf
 from vfl.session.schedule import batches, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ class PrivacyPlan:
         steps: of the whole training, all of which the budget allows.
         noise: multiplier of the whole network.
         delta, accountant: of every epsilon.
-        halves: how many halves there are; each has the noise times its root.
+        halves: how many halves have weights; each has the noise times its root.
         shuffled: every row is in one step of an epoch.
+        clients: branches that the epsilon is about one of; 0 where it is about a record.
     """
 
     rows: int
@@ -65,6 +66,7 @@ class PrivacyPlan:
     accountant: str
     halves: int
     shuffled: bool
+    clients: int = 0
 
     @classmethod
     def of(cls, terms: Terms, rows: int) -> PrivacyPlan | None:
@@ -97,9 +99,10 @@ class PrivacyPlan:
                 fix="a larger dp.noise, or none: it then follows from dp.epsilon",
             )
         steps = counted * a_epoch // a_record
-        halves = len(terms.feature_parties) + 1
+        halves = len(terms.feature_parties) + dp.label_trains
         law = (noise, dp.delta, dp.accountant)
-        return cls(rows, size, a_epoch, steps, *law, halves, shuffled)
+        clients = _branched(terms)[1] if dp.unit == "client" else 0
+        return cls(rows, size, a_epoch, steps, *law, halves, shuffled, clients)
 
     @property
     def epochs(self) -> int:
@@ -111,6 +114,8 @@ class PrivacyPlan:
         """Rows of the largest batch: a Poisson batch has more once in e^70 (Chernoff)."""
         if self.shuffled:
             return self.batch_size
+        if self.clients:
+            return self.rows
         return min(self.rows, self.batch_size + math.ceil(12 * math.sqrt(self.batch_size)) + 60)
 
     def batches(self, terms: Terms, train: np.ndarray) -> Callable[[int], list[np.ndarray]]:
@@ -128,12 +133,16 @@ class PrivacyPlan:
         key = terms.dp.key if terms.dp is not None else None
         public = derive(terms.seed, "planned").to_bytes(32, "little")
         secret = Secret(public if key is None else bytes.fromhex(key))
-        rate = self.batch_size / self.rows
+        rate, units = self.batch_size / self.rows, np.arange(len(train))
+        if self.clients:  # all rows of a branch, or none
+            units = branches_of(terms, _branched(terms)[0], train)[train]
+        count = self.clients or len(train)
 
         def sampled(epoch: int) -> list[np.ndarray]:
             first = (epoch - 1) * self.a_epoch
             steps = range(first, min(first + self.a_epoch, self.steps))
-            return [train[secret.uniform((len(train),), "rows", step) < rate] for step in steps]
+            drawn = (secret.uniform((count,), "rows", step) < rate for step in steps)
+            return [train[one[units]] for one in drawn]
 
         return sampled
 
@@ -149,13 +158,16 @@ class PrivacyPlan:
         """What is promised after so many steps."""
         exact = self.shuffled or self.batch_size == self.rows
         hidden: tuple[str, ...] = () if exact else ("nobody else knows which rows a batch had",)
+        hidden += (
+            ("a person is at one branch, and all parties agree on it",) if self.clients else ()
+        )
         hidden += () if self.shuffled else ("the number of rows is public",)
         return PrivacyStatement(
             protects="records",
             against="whoever has the models a training leaves, or asks them; no party of it",
             epsilon=self.epsilon(steps),
             delta=self.delta,
-            unit="record",
+            unit="client" if self.clients else "record",
             per="training",
             relation="replace" if self.shuffled else "add or remove",
             adversary="outsider with the model",
@@ -164,17 +176,24 @@ class PrivacyPlan:
         )
 
     def sensitivity(self, terms: Terms) -> float:
-        """How far one row moves the sums of all halves together (2-norm).
+        """How far one row, or branch, moves the sums of all halves together (2-norm).
 
         With `dp.quantile`, at the norms to begin with.
         """
         dp = terms.dp
         assert dp is not None, "only where there is a plan"
-        parties = (*terms.feature_parties, terms.label_party)
+        parties = terms.feature_parties + [terms.label_party] * dp.label_trains
         joint = math.hypot(*(dp.clips.get(party, dp.clip) for party in parties))
         return 2 * joint if self.shuffled else joint
 
-    def half(self, terms: Terms, party: str, model: nn.Module, secret: Secret) -> PrivateHalf:
+    def half(
+        self,
+        terms: Terms,
+        party: str,
+        model: nn.Module,
+        secret: Secret,
+        branches: Branches | None = None,
+    ) -> PrivateHalf:
         """DP-SGD of one party's half; with the others' it has the noise of the plan.
 
         k halves of noise s each, in units of their own norms, are one of s / sqrt(k).
@@ -188,12 +207,51 @@ class PrivacyPlan:
             model,
             norm=dp.clips.get(party, dp.clip),
             noise=self.noise * math.sqrt(self.halves),
-            batch_size=self.batch_size,
+            batch_size=self.batch_size * (self.clients or self.rows) / self.rows,
             secret=secret,
             party=party,
             by=dp.clip_by,
             quantile=dp.quantile,
+            branches=branches,
         )
+
+
+def _branched(terms: Terms) -> tuple[str, int]:
+    """The one party of several branches, and how many it has."""
+    return next((name, one.branches) for name, one in terms.parties.items() if one.branches > 1)
+
+
+def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
+    """The branch of each aligned row up to the last training row; -1 of no training row."""
+    found = np.full(train.max() + 1, -1)
+    order = permutation(terms.seed, len(train), "branches", party)
+    found[train] = order % terms.parties[party].branches
+    return found
+
+
+class RowsAtBranches:
+    """Which branch the rows of a half's batches are at, told batch by batch.
+
+    Args:
+        terms, train: of the session.
+        party: whose half it is.
+    """
+
+    def __init__(self, terms: Terms, train: np.ndarray, party: str) -> None:
+        dp = terms.dp
+        clients = dp is not None and dp.unit == "client"
+        if clients:
+            party = _branched(terms)[0]
+        own = terms.parties.get(party)
+        self.branches: Branches | None = None
+        if terms.mode == "train" and dp is not None and own is not None and own.branches > 1:
+            self.branches = Branches(own.branches, clients)
+            self._of = branches_of(terms, party, train)
+
+    def expect(self, step: int, rows: np.ndarray) -> None:
+        """A batch is on its way, of these aligned rows."""
+        if self.branches is not None:
+            self.branches.at[step] = torch.from_numpy(self._of[rows])
 
 
 _OVER_ROWS = ("batch", "fit", "counts", "targets", "loss", "local_loss", "logits")

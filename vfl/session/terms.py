@@ -22,6 +22,7 @@ from vfl.config.experiment import (
     PartyName,
     Share,
     Spec,
+    branches_mistake,
     check_task_terms,
     dp_mistake,
     token_mistake,
@@ -45,6 +46,7 @@ class PartyTerms(Settings):
 
     width: int = Field(ge=1, le=65536)
     bottom: Spec
+    branches: int = Field(default=1, ge=1, le=10_000)
 
 
 class TaskTerms(Settings):
@@ -72,8 +74,11 @@ class DPTerms(DPSettings):
     Attributes:
         key: of the draws of rows, 32 bytes as hex, of the label party's secret: the parties have
             it and nobody else, for what it hides is which rows a batch had. In no card.
+        label_trains: whether the label party has weights; where it has none ("identity", and no
+            columns of its own) the noise is shared by the others alone.
     """
 
+    label_trains: bool = True
     key: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", repr=False)
 
 
@@ -136,6 +141,9 @@ class Terms(Settings):
             raise ValueError(mistake)
         if mistake := dp_mistake(self.dp, self.secure, self.train, self.middle, self.tasks):
             raise ValueError(mistake)
+        branches = {name: party.branches for name, party in self.parties.items()}
+        if mistake := branches_mistake(self.dp, branches):
+            raise ValueError(mistake)
         return self
 
     @classmethod
@@ -147,7 +155,7 @@ class Terms(Settings):
             mode=mode,
             run=run,
             parties={
-                name: PartyTerms(width=party.width, bottom=party.bottom)
+                name: PartyTerms(width=party.width, bottom=party.bottom, branches=party.branches)
                 for name, party in experiment.parties.items()
             },
             test=experiment.data.test,
@@ -155,7 +163,13 @@ class Terms(Settings):
                 task.party: TaskTerms(**task.model_dump(exclude={"party", "column", "source"}))
                 for task in experiment.tasks or ()
             },
-            dp=None if experiment.dp is None else DPTerms(**experiment.dp.model_dump()),
+            dp=None
+            if (dp := experiment.dp) is None
+            else DPTerms(
+                label_trains=experiment.label.top != "identity"
+                or experiment.label_party in experiment.parties,
+                **dp.model_dump(),
+            ),
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             missing_rows=experiment.data.missing_rows,
             **{name: getattr(experiment, name) for name in same},
@@ -252,8 +266,11 @@ class Terms(Settings):
 
     def digest(self, *without: str) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
-        left_out = {*without, *(() if self.dp else ("dp",))}  # as before there was any
-        left_out |= {"missing_rows"} if self.missing_rows == "intersection" else set()
+        left_out: dict[str, Any] = dict.fromkeys(without, True)
+        left_out |= {} if self.dp else {"dp": True}  # as before there was any
+        left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
+        if all(party.branches == 1 for party in self.parties.values()):
+            left_out.setdefault("parties", {name: {"branches"} for name in self.parties})
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     @property

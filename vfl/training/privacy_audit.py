@@ -106,6 +106,12 @@ def audit(
             got="no [dp]" if dp is None else f"secure = '{experiment.secure}'",
             want="[dp], with secure = 'none'",
         )
+    if dp.unit == "client":
+        raise PrivacyError(
+            "canaries are records, and the claim is about a client",
+            where="dp.unit",
+            want="dp.unit = 'record'",
+        )
     experiment.refuse_roles("an audit")
     rows, many = len(data[label].split.train), trainings > 1
     asked, each = trainings if many else canaries, 1 if many else canaries
