@@ -147,7 +147,18 @@ SUMMED = Workload(
     steps=100,
     merge="sum",
 )
-KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED}
+#: Halves of coloured pictures, as CIFAR-10 has them: enough work for a graphics card.
+PICTURES = Workload(
+    model="resnet20",
+    batch_size=256,
+    width=128,
+    shape=(3, 32, 16),
+    bottom="resnet20",
+    top="mlp:hidden=64",
+    outputs=10,
+    steps=20,
+)
+KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED, "pictures": PICTURES}
 
 
 class StepJob(SessionJob):
@@ -160,6 +171,7 @@ class StepJob(SessionJob):
         warmup_steps: steps before the clock starts.
         steps: timed steps.
         secure: the secure mode.
+        codec: of the cut.
         wan: what the parties' lines do, where that is computed.
     """
 
@@ -169,6 +181,7 @@ class StepJob(SessionJob):
     warmup_steps: int
     steps: int
     secure: str = "none"
+    codec: str = "none"
     wan: str = ""
 
 
@@ -233,6 +246,7 @@ class Setup:
         self.job = job
         self.workload = KNOWN[job.workload]
         whole = self.workload.experiment(job.seed, job.warmup_steps + job.steps)
+        whole = whole.model_copy(update={"codec": job.codec})
         self.experiment = _secured(whole, job.secure)
         self.terms = Terms.of(self.experiment, "train", self.experiment.name)
         self.data = synthetic(self.workload, job.seed)
@@ -326,12 +340,12 @@ def _normal(seed: int, purpose: str, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator(seed, "bench", "data", purpose))
 
 
-def monolith(setup: Setup) -> Measurement:
+def monolith(setup: Setup, device: str = "cpu") -> Measurement:
     """Train the whole network as one plain torch module in a plain torch loop.
 
     It keeps the figures of an epoch that a label party keeps, loss and accuracy.
     """
-    network = Monolith(list(setup.bottoms().values()), setup.top())
+    network = Monolith(list(setup.bottoms().values()), setup.top()).to(device)
     train = setup.experiment.train
     optimizer = optim.SGD(network.parameters(), lr=train.learning_rate, momentum=train.momentum)
     criterion = nn.CrossEntropyLoss()
@@ -341,8 +355,8 @@ def monolith(setup: Setup) -> Measurement:
     meters: dict[int, Meter] = {}
     for exchange in setup.schedule():
         rows = torch.from_numpy(exchange.rows)
-        targets = labels[rows]
-        logits = network([own[rows] for own in inputs])
+        targets = labels[rows].to(device)
+        logits = network([own[rows].to(device) for own in inputs])
         loss = criterion(logits, targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -359,7 +373,9 @@ def modelled(job: StepJob) -> Measurement:
     return in_process(setup, lambda party: model.between(LABEL_PARTY, party, local_pair()))
 
 
-def in_process(setup: Setup, connect: Connect = lambda party: local_pair()) -> Measurement:
+def in_process(
+    setup: Setup, connect: Connect = lambda party: local_pair(), device: str = "cpu"
+) -> Measurement:
     """Train with every party in this process, over in-process links."""
     session = LocalSession(
         setup.experiment,
@@ -369,6 +385,7 @@ def in_process(setup: Setup, connect: Connect = lambda party: local_pair()) -> M
         top=setup.top(),
         mode="train",
         connect=connect,
+        device=device,
     )
     session.go_on(None, setup.schedule())
     return setup.measurement(session.label.history[-1]["train_loss"])

@@ -141,3 +141,21 @@ def test_slips_are_refused_with_the_nearest_known_word(make):
 def test_a_member_must_derive_from_its_contract():
     assert all(issubclass(BOTTOMS.member(name), Bottom) for name in BOTTOMS.names())
     assert all(issubclass(TOPS.member(name), Top) for name in TOPS.names())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no graphics card here")
+@pytest.mark.parametrize(("spec", "shape", "width"), BOTTOM_CASES)
+def test_a_card_gives_the_same_cut_and_gradients(spec, shape, width, monkeypatch):
+    inputs, found = inputs_of(6, shape, spec), []
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as `Compute` has it
+    draws = "dropout" in spec or spec == "efficientnet_b0"
+    for device in ("cuda", "cpu"):
+        bottom = built_bottom(spec, shape, width).train(not draws).to(device)
+        cut = bottom(inputs.to(device).requires_grad_(spec == "identity"))
+        if not draws:
+            cut.square().sum().backward()
+        grads = [weight.grad.cpu() for weight in bottom.parameters() if weight.grad is not None]
+        found.append([cut.detach().cpu(), *grads])
+    largest = max(float(one.abs().max()) for one in found[1])  # some gradients are zero but for it
+    for there, here in zip(*found, strict=True):
+        assert torch.allclose(there, here, rtol=1e-3, atol=1e-3 * largest)

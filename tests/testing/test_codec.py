@@ -173,6 +173,12 @@ class Percent(Floats):
         return 100.0
 
 
+class OfTheProcessor(Floats):
+    """Says that it takes a card's tensors, and does not."""
+
+    on_card = True
+
+
 @pytest.fixture
 def broken(request, monkeypatch):
     monkeypatch.setattr(CODECS, "_members", {"broken": request.param})
@@ -216,8 +222,19 @@ BROKEN = [
 ]
 
 
+#: What only a machine with a card finds.
+BROKEN_ON_A_CARD = [(OfTheProcessor, "a_card_sends_the_same_bytes", "convert cuda")]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no graphics card here")
+@pytest.mark.parametrize(("broken", "test", "why"), BROKEN_ON_A_CARD, indirect=["broken"])
+def test_the_contract_finds_a_codec_that_breaks_it_on_a_card(broken, test, why):
+    with pytest.raises(REFUSED, match=why):
+        run(f"test_{test}")
+
+
 def test_every_test_of_the_contract_finds_something():
-    assert {f"test_{test}" for _, test, _ in BROKEN} == set(TESTS)
+    assert {f"test_{test}" for _, test, _ in [*BROKEN, *BROKEN_ON_A_CARD]} == set(TESTS)
 
 
 @pytest.mark.parametrize(("broken", "test", "why"), BROKEN, indirect=["broken"])

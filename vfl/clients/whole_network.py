@@ -55,7 +55,7 @@ class WholeNetworkParty:
         require_honest(party, own, bottom)
         if data is not None and data.inputs is None:
             raise DataError(f"party '{party}' has no columns, so it has nothing to share")
-        rows = OwnRows(own.secret, agreed)
+        rows = OwnRows(own.secret, agreed, device=own.device)
         if data is not None:
             rows = replace(rows, split=data.split, inputs=data.inputs)
         self.name = party

@@ -84,10 +84,15 @@ class Codec(ABC):
     Attributes:
         draws: what travels of a training cut is drawn from the party's secret, to hide something.
         repeats: the same values in the same exchange are the same bytes, in every attempt.
+        on_card: `encode` and `encode_grad` take tensors of a graphics card, and `decode` and
+            `decode_grad` leave theirs on `device`; without it all tensors are the processor's.
+        device: where the party's models run, set once before the first cut where `on_card` is true.
     """
 
     draws: ClassVar[bool] = False
     repeats: ClassVar[bool] = True
+    on_card: ClassVar[bool] = False
+    device: torch.device = torch.device("cpu")
 
     def check(self, width: int) -> None:
         """Refuse a width this codec cannot carry.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Counts, Decoded, Encoded, StepContext, Symbols
-from vfl.compression.coding.bits import Indices, Layout
+from vfl.compression.coding.bits import Codes, Indices, Layout
 from vfl.compression.coding.layouts import new_layout
 from vfl.compression.coding.values import (
+    AffineValues,
     AgreedScale,
     Coded,
     GradientCode,
@@ -25,6 +26,9 @@ from vfl.core.errors import BadOptionError, CorruptFrameError, NonFiniteError, T
 from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
+_PROCESSOR = torch.device("cpu")
+#: Values of a cut from which on a card is faster, with what has to be carried there and back.
+LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
 
@@ -34,12 +38,12 @@ class Chosen(NamedTuple):
 
     Attributes:
         indices: of the values, axes (rows, k), increasing; axes (rows, 0) if all values travel.
-        values: axes (rows, k).
+        values: axes (rows, k); a tensor where they stay on a card.
         saved: see `Encoded`.
     """
 
     indices: Indices
-    values: Values
+    values: Values | Tensor
     saved: Any
 
 
@@ -62,6 +66,7 @@ class PackedCodec(Codec):
     """
 
     packers: ClassVar[Sequence[str]]
+    on_card: ClassVar[bool] = True
 
     def __init__(
         self, code: ValueCode, packer: str, scale: Scale, grad: str, kept: int | None = None
@@ -94,12 +99,12 @@ class PackedCodec(Codec):
         """
 
     @abstractmethod
-    def place(self, indices: Indices, values: Values, width: int) -> Decoded:
+    def place(self, indices: Indices, values: Any, width: int) -> Decoded:
         """The cut from what `choose` gave of it."""
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         layout = self.layout(cut.shape[1])
-        indices, values, saved = self.choose(cut, context)
+        indices, values, saved = self.choose(cut.to(self._where(*cut.shape)), context)
         scale, codes = self.coded(values, context)
         payload = self._tag(layout) + scale + layout.pack(indices, codes)
         if context.training:
@@ -122,6 +127,7 @@ class PackedCodec(Codec):
                 "a payload was made with other counts, or between other ends",
                 fix="start the session again from its last checkpoint",
             )
+        layout.device = self._where(rows, width) if self._stays else _PROCESSOR
         indices, codes = layout.unpack(view[body:], rows)
         scale = self._known(rows, context) or view[head:body]
         values = self._code.decode(scale, codes, groups or min(rows, 1))
@@ -169,7 +175,16 @@ class PackedCodec(Codec):
             self._width = width
         return self._layout
 
-    def coded(self, values: Values, context: StepContext) -> Coded:
+    @property
+    def _stays(self) -> bool:
+        """Whether values become bytes, and bytes values, on the card that has them."""
+        return False
+
+    def _where(self, rows: int, width: int) -> torch.device:
+        """Where a cut of that size is worked on: a small one is sooner carried off a card."""
+        return self.device if rows * width >= LEAST_ON_CARD else _PROCESSOR
+
+    def coded(self, values: Values | Tensor, context: StepContext) -> Coded:
         """The scale that travels, and a code for each value; axes (rows, k)."""
         if known := self._known(len(values), context):
             return Coded(b"", self._code.encode_within(values, known))
@@ -190,7 +205,7 @@ class PackedCodec(Codec):
         return layout.tag + (b"" if self._agreed is None else self._agreed.tag)
 
     def _record(
-        self, step: int, layout: Layout, scale: bytes, indices: Indices, codes: np.ndarray
+        self, step: int, layout: Layout, scale: bytes, indices: Indices, codes: Codes
     ) -> None:
         layout.record(step, indices, codes)
         if self._agreed is not None:
@@ -224,11 +239,21 @@ class DenseCodec(PackedCodec):
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
         if not all_finite(cut):
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
-        indices, values = np.zeros((len(cut), 0), np.int64), cut.contiguous().numpy()
+        indices = np.zeros((len(cut), 0), np.int64)
+        if cut.device.type != "cpu" and self._stays:
+            return Chosen(indices, cut, None)
+        values = cut.cpu().contiguous().numpy()
         return Chosen(indices, values, values > 0 if self._rectified else None)
 
-    def place(self, indices: Indices, values: Values, width: int) -> Decoded:
-        return Decoded(torch.from_numpy(values), values > 0 if self._rectified else None)
+    def place(self, indices: Indices, values: Values | Tensor, width: int) -> Decoded:
+        if isinstance(values, Tensor):
+            return Decoded(values.to(self.device), None)
+        saved = values > 0 if self._rectified else None
+        return Decoded(torch.from_numpy(values).to(self.device), saved)
+
+    @property
+    def _stays(self) -> bool:
+        return self.packer == "dense" and isinstance(self._code, AffineValues)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
         _, codes = self.coded(cut.contiguous().numpy(), context)
@@ -244,7 +269,7 @@ class DenseCodec(PackedCodec):
     def decode_grad(
         self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
-        return torch.from_numpy(self._grad.decode(payload, rows, width, saved))
+        return torch.from_numpy(self._grad.decode(payload, rows, width, saved)).to(self.device)
 
     def formula_ratio(self, width: int) -> float:
         """b/32, thesis table 3.1."""

@@ -35,6 +35,8 @@ Law = Literal["sequential", "multinomial"]
 Draws = npt.NDArray[np.float64]
 Drops = npt.NDArray[np.bool_]
 
+#: Bits behind a magnitude that name an index, and the bits of a float32 that is infinite.
+_INDEX_BITS, _INFINITE = 32, 0x7F800000
 #: Draws for each of the k indices of a row.
 DRAWS = {"sequential": 1, "multinomial": 3}
 
@@ -78,13 +80,17 @@ class SparseCodec(PackedCodec):
 
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
         indices = self.indices(cut, context)
-        saved = torch.from_numpy(indices)
-        return Chosen(indices, cut.gather(1, saved).numpy(), saved)
+        saved = torch.from_numpy(indices).to(cut.device)
+        return Chosen(indices, cut.gather(1, saved).cpu().numpy(), saved)
 
     def place(self, indices: Indices, values: Values, width: int) -> Decoded:
-        saved = torch.from_numpy(indices)
-        cut = torch.zeros(len(indices), width).scatter_(1, saved, torch.from_numpy(values))
-        return Decoded(cut, saved)
+        return self._spread(torch.from_numpy(indices), torch.from_numpy(values), width)
+
+    def _spread(self, indices: Tensor, kept: Tensor, width: int) -> Decoded:
+        """A row of zeros with the kept values at their indices, where the models run."""
+        where = self._where(len(indices), width)
+        indices, whole = indices.to(where), torch.zeros(len(indices), width, device=where)
+        return Decoded(whole.scatter_(1, indices, kept.to(where)).to(self.device), indices)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
         indices, values, _ = self.choose(cut, context)
@@ -95,13 +101,13 @@ class SparseCodec(PackedCodec):
         return Symbols(kept, codes.reshape(-1), 2**self._code.bits, counts)
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        return self._grad.encode(grad.gather(1, saved), None, context)
+        return self._grad.encode(grad.to(saved.device).gather(1, saved), None, context)
 
     def decode_grad(
         self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
         kept = torch.from_numpy(self._grad.decode(payload, rows, self.k, None))
-        return torch.zeros(rows, width).scatter_(1, saved, kept)
+        return self._spread(saved, kept, width).cut
 
     def formula_ratio(self, width: int) -> float:
         """k/d (b + ceil(log2 d)) / 32, thesis table 3.1 with b = 32 bits a value."""
@@ -216,6 +222,8 @@ def find_top(cut: Tensor, k: int) -> Top:
     Raises:
         NonFiniteError: a row holds NaN or Inf.
     """
+    if cut.device.type != "cpu":
+        return _find_top_on_card(cut, k)
     tied = np.zeros(len(cut), np.bool_)
     if compiled.COMPILED and k <= loops.MOST_INDICES:
         found = np.empty((len(cut), k), np.int64)
@@ -233,6 +241,21 @@ def find_top(cut: Tensor, k: int) -> Top:
         indices[tied] = _lower_of_tied(size[tied], least[tied], k)
     indices.sort(axis=1)
     return Top(indices, tied)
+
+
+def _find_top_on_card(cut: Tensor, k: int) -> Top:
+    """`find_top` by numbers that sort as magnitude and then index do, of which no two are equal."""
+    width = cut.shape[1]
+    behind = torch.arange(width - 1, -1, -1, device=cut.device)
+    keys = (cut.abs().view(torch.int32).long() << _INDEX_BITS) | behind
+    best = torch.topk(keys, min(k + 1, width), dim=1).values
+    sizes = best >> _INDEX_BITS
+    indices = (width - 1 - (best[:, :k] & ((1 << _INDEX_BITS) - 1))).sort(dim=1).values
+    tied = sizes[:, k - 1] == sizes[:, k] if width > k else torch.zeros_like(sizes[:, 0])
+    found = torch.cat([indices, tied[:, None].long(), sizes[:, :1]], dim=1).cpu().numpy()
+    if found[:, -1].max(initial=0) >= _INFINITE:
+        raise _not_finite()
+    return Top(np.ascontiguousarray(found[:, :k]), found[:, k].astype(np.bool_))
 
 
 def _not_finite() -> NonFiniteError:
@@ -341,7 +364,8 @@ def break_ties(cut: Tensor, top: Top, secret: Secret, step: int) -> Indices:
     tied = top.tied.nonzero()[0]
     if not len(tied):
         return top.indices
-    size, chosen = np.abs(cut.numpy()[tied]), top.indices.copy()
+    rows = cut[torch.from_numpy(tied).to(cut.device)]
+    size, chosen = np.abs(rows.cpu().numpy()), top.indices.copy()
     least = np.take_along_axis(size, chosen[tied], axis=1).min(axis=1, keepdims=True)
     draws = secret.uniform_rows(tied, size.shape[1], "ties", step)
     order = np.where(size == least, draws, np.where(size > least, -1.0, 2.0))

@@ -7,7 +7,8 @@ Products: torch multiplies int64 matrices without a BLAS: where its compiler had
 for it, at half the speed of float64, elsewhere forty times slower. There a ring element is taken
 apart into three signed limbs of 22, 21 and 21 bits, at the bits 0, 22 and 43, which make six
 products of float64 that are exact; those of higher bits are multiples of 2^64. With 512 terms the
-largest sum is below 2^53.
+largest sum is below 2^53. A graphics card has no product of int64 at all, and computes that way
+what is large enough to be carried there and back (`multiply_on`).
 
 At the end of the file: values of a cut as masked elements of a smaller ring (8 to 64 bits) and
 back, in one pass each where numba is installed.
@@ -40,8 +41,21 @@ _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
 _TERMS, _PROBE = 512, 128
 #: Smaller products are not worth taking apart: rows and columns, what is between, terms in all.
 _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
+#: The same of a product that is carried to a card and back, which takes about a millisecond.
+_LEAST_TERMS_OF_CARD = 1 << 23
 #: Values a pass takes at once where there are several, so that they stay in a core's own cache.
 _BLOCK = 16384
+
+
+class _Card:
+    """Where this process computes large products."""
+
+    device: torch.device | None = None
+
+
+def multiply_on(device: torch.device) -> None:
+    """Have large products of this process computed on a card; with the processor, on none."""
+    _Card.device = None if device.type == "cpu" else device
 
 
 def limit_bits(bits: int) -> int:
@@ -109,6 +123,8 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     A single column is faster as a vector, but not when the left operand is a transposed view; so is
     a single row.
     """
+    if _Card.device is not None and _large(left.shape[0], left.shape[1], right.shape[1]):
+        return limb_matmul(left.to(_Card.device), right.to(_Card.device)).cpu()
     if right.shape[1] == 1 and left.stride(1) == 1:
         return torch.mv(left, right[:, 0])[:, None]
     if left.shape[0] == 1 and right.stride(1) == 1:
@@ -132,6 +148,11 @@ def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Si
     return torch.Size((left.shape[1], right.shape[1])) if operation is inner else left.shape
 
 
+def _large(rows: int, inner: int, columns: int) -> bool:
+    """Whether a card is faster, with both factors carried there and the product back."""
+    return min(rows, columns) >= _LEAST_SIDE and rows * inner * columns >= _LEAST_TERMS_OF_CARD
+
+
 def limbs_pay(rows: int, inner: int, columns: int) -> bool:
     """Whether `limb_matmul` is faster than torch for axes (rows, inner) and (inner, columns)."""
     wide = min(rows, columns) >= _LEAST_SIDE and inner >= _LEAST_INNER
@@ -141,10 +162,12 @@ def limbs_pay(rows: int, inner: int, columns: int) -> bool:
 def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
     """What ``left @ right`` is in int64, wrapping around; axes (rows, inner), (inner, columns).
 
+    It is computed on the device that both are on.
+
     >>> limb_matmul(torch.tensor([[2**40, -3]]), torch.tensor([[2**30], [5]])).tolist()
     [[-15]]
     """
-    total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.int64)
+    total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.int64, device=left.device)
     for start in range(0, left.shape[1], _TERMS):
         low, middle, high = _limbs(left[:, start : start + _TERMS])
         across = torch.cat([high, middle, low], 1)
@@ -163,11 +186,24 @@ def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Digits with a sign are those without one of the word plus half of every place, less that half;
     so they take unsigned shifts, which every processor has for many elements at once.
     """
+    if elements.device.type != "cpu":
+        return _limbs_there(elements)
     raised = elements.numpy().view(np.uint64) + _HALVES
     low = raised & np.uint64((1 << _LOW) - 1)
     middle = raised >> np.uint64(_LOW) & np.uint64((1 << _MIDDLE - _LOW) - 1)
     high = raised >> np.uint64(_MIDDLE)
     return _signed(low, _LOW), _signed(middle, _MIDDLE - _LOW), _signed(high, 64 - _MIDDLE)
+
+
+def _limbs_there(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`_limbs` with shifts that keep the sign, which the masks then drop."""
+    raised = elements + int(_HALVES.astype(np.int64))
+    low = raised & ((1 << _LOW) - 1)
+    middle = (raised >> _LOW) & ((1 << _MIDDLE - _LOW) - 1)
+    high = (raised >> _MIDDLE) & ((1 << 64 - _MIDDLE) - 1)
+    limbs = (low, _LOW), (middle, _MIDDLE - _LOW), (high, 64 - _MIDDLE)
+    one, two, three = (digits.double().sub_(1 << bits - 1) for digits, bits in limbs)
+    return one, two, three
 
 
 def _signed(digits: np.ndarray, bits: int) -> Tensor:

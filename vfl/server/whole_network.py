@@ -184,6 +184,7 @@ def task_and_rows(
         labels=labels,
         classes=classes,
         top=objective.top,
+        device=own.device,
     )
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -87,6 +87,7 @@ class Adversary:
 HONEST = Adversary()
 #: Stands where a party's name does; no party has it, for it is longer than a name can be.
 SUM = "the sum of the feature parties' cuts"
+_PROCESSOR = torch.device("cpu")
 
 
 class Compute:
@@ -95,7 +96,8 @@ class Compute:
     Args:
         device: "cpu", "cuda", "cuda:1", as torch names it.
         precision: "float32", or "bfloat16" for automatic mixed precision in the forward passes;
-            weights, cuts and gradients stay float32.
+            weights, cuts and gradients stay float32. On a card float32 convolutions are exact,
+            where torch would round what they multiply to 10 bits (TF32).
 
     Raises:
         UserError: torch cannot use that device here.
@@ -105,6 +107,8 @@ class Compute:
         try:
             self.device = torch.device(device)
             torch.empty(0, device=self.device)
+            if self.device.type == "cuda":
+                torch.backends.cudnn.allow_tf32 = False
         except (RuntimeError, AssertionError) as problem:
             raise UserError(
                 f"torch cannot use the device '{device}' here",
@@ -420,6 +424,9 @@ class _Pending:
 class _End:
     """What both ends of a round hold: what was agreed, what is the party's own, and the link."""
 
+    #: Hooks of a defense between a model and what leaves.
+    changing: ClassVar[Sequence[str]] = ()
+
     def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
         terms.codec.check(terms.width)
         self.party, self.width = terms.party, terms.width
@@ -429,6 +436,15 @@ class _End:
         self.in_flight = terms.in_flight
         self._journal = own.sent
         self._commits = has_own(terms.codec, "commit")
+        self.device = Compute(own.device).device
+        if self.codec.on_card:
+            self.codec.device = self.device
+        self._looked_at = own.adversary is not HONEST or bool(uses(self.defense, *self.changing))
+
+    @property
+    def _leaves_from(self) -> torch.device:
+        """Where a codec gets what leaves: adversaries, and defenses but models, take no card's."""
+        return _PROCESSOR if self._looked_at else self.codec.device
 
     def _commit(self, step: int) -> None:
         if self._commits:
@@ -474,6 +490,7 @@ class FeatureEnd(_End):
         always = not isinstance(defense, Undefended)
         self._draws = Draws(own.secret, "rng", self.model, always=always)
         self._optimizer = None
+        self._hears = uses(self.defense, "received")
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
             self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
@@ -519,8 +536,10 @@ class FeatureEnd(_End):
         grad = self._receive_gradient(pending)
         for weight in self._weights[1:]:
             grad = grad + weight * self._receive_gradient(pending)
-        self.adversary.received(self.party, grad, context)
-        grad = self.defense.received(pending.cut.detach().cpu(), grad, context)
+        if self.adversary is not HONEST:
+            self.adversary.received(self.party, grad.cpu(), context)
+        if self._hears:
+            grad = self.defense.received(pending.cut.detach().cpu(), grad.cpu(), context)
         self._pending.popleft()
         self._backward(pending, grad.to(self._compute.device))
         self._commit(context.step)
@@ -528,16 +547,19 @@ class FeatureEnd(_End):
     def send_query(self, inputs: Tensor, step: int) -> None:
         """Forward rows for evaluation or prediction and send their cut; only a defense may draw."""
         context = StepContext(step)
-        cut = self.query_cut(inputs, context)
+        cut = self._query_cut(inputs, context).to(self._leaves_from)
         payload, _ = self._encode(self.adversary.cut(cut, context), context)
         self._send(Frame(Kind.QUERY, step, payload), cut)
 
     def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
         """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
+        return self._query_cut(inputs, context).cpu()
+
+    def _query_cut(self, inputs: Tensor, context: StepContext) -> Tensor:
         set_training(self.model, False)
         with torch.no_grad():
             guarded = StepContext(context.step, secret=self._secret)
-            return self._forward(inputs.to(self._compute.device), guarded, None, query=True).cpu()
+            return self._forward(inputs.to(self._compute.device), guarded, None, query=True)
 
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""
@@ -619,7 +641,9 @@ class FeatureEnd(_End):
         else:
             with self._draws.at(step), self.private.recording() as calls:
                 cut = self._forward(inputs, context, stash)
-        payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), context), context)
+        payload, kept = self._encode(
+            self.adversary.cut(cut.detach().to(self._leaves_from), context), context
+        )
         self._pending.append(_Pending(cut, inputs, kept, context, stash, calls))
         return payload
 
@@ -697,10 +721,11 @@ class LabelEnd(_End):
         link: the stream to that party.
     """
 
+    changing = ("gradient",)
+
     def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
         super().__init__(terms, own, link)
         self.adapter: nn.Module | None = terms.codec.server_module(terms.width)
-        self.device = Compute(own.device).device
         # Each party's gradients get draws of their own: equal noise on two would cancel out.
         self._secret = Secret(own.secret.key("half", terms.party))
         self._pending: tuple[Tensor, Any, StepContext] | None = None
@@ -732,7 +757,7 @@ class LabelEnd(_End):
         assert self._pending is not None, "no cut was received"
         cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
-        grad = cut.grad.cpu()
+        grad = cut.grad.to(self._leaves_from)
         if len(grad):
             grad = self.defense.gradient(grad, labels, context)
         grad = self.adversary.gradient(self.party, grad, context)
@@ -789,7 +814,8 @@ class LabelEnd(_End):
             return of_no_rows(frame, self.wire_width), None
         cut, saved = self.codec.decode(frame.payload, rows, self.wire_width, context)
         check_finite(cut, "cut", self.party, context.step)
-        self.adversary.received(self.party, cut, context)
+        if self.adversary is not HONEST:
+            self.adversary.received(self.party, cut.cpu(), context)
         return cut, saved
 
 

@@ -161,6 +161,7 @@ class OwnRows:
         labels: of all rows, as they are learned: codes of classes, or numbers; at their owner.
         classes: how many the labels have; 0 for numbers.
         top: spec of the top model, at the label party.
+        device: where large products are computed.
     """
 
     secret: Secret
@@ -170,6 +171,7 @@ class OwnRows:
     labels: Tensor | None = None
     classes: int = 0
     top: str | nn.Module = ""
+    device: str = "cpu"
 
     def digest(self) -> str:
         """SHA-256 of the inputs, by which a party knows whether its rows changed."""
@@ -542,19 +544,16 @@ def require_honest(party: str, own: Own, bottom: object) -> None:
     """Refuse what would work on a bottom or a cut, which nobody has here.
 
     Raises:
-        ExposedCutError: a bottom of the party's own, an adversary, or a device that computes no
-            ring elements.
+        ExposedCutError: a bottom of the party's own, or an adversary.
     """
     wrong = {
         "bottom": None if bottom is None else str(bottom),
         "adversary": None if own.adversary is HONEST else type(own.adversary).__name__,
-        "device": None if own.device == "cpu" else own.device,
     }
     for name, got in wrong.items():
         if got is not None:
             raise ExposedCutError(
                 f"party '{party}' has neither model nor cut of its own in this secure mode",
                 got=f"{name} {got}",
-                want="shares of a network that nobody holds, on the processor, by all parties as "
-                "agreed",
+                want="shares of a network that nobody holds, by all parties as agreed",
             )

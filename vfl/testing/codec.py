@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from typing import ClassVar
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
@@ -116,6 +117,19 @@ class CodecContract(Contract):
         expected, found = codec.encode(cut, context), restored.encode(cut, context)
         assert bytes(expected.payload) == bytes(found.payload), "the state was not restored"
 
+    def test_a_card_sends_the_same_bytes(self, spec: str, training: bool) -> None:
+        if not torch.cuda.is_available():
+            raise SkipTest("no graphics card here")
+        if not make(spec).on_card:
+            raise SkipTest("this codec's tensors are the processor's")
+        cut = _cut(spec, 17, self.width)
+        here, there = _Trip(spec, cut, training), _Trip(spec, cut, training, device="cuda")
+        assert bytes(here.encoded.payload) == bytes(there.encoded.payload)
+        assert bytes(here.grad_payload) == bytes(there.grad_payload)
+        for one, other in ((here.decoded, there.decoded), (here.grad, there.grad)):
+            assert other.is_cuda, "a tensor was left on the processor"
+            assert _same_bits(one, other.cpu()), "a card decodes it otherwise"
+
     def test_its_modules_loss_and_formula_fit_the_cut(self, spec: str) -> None:
         codec = make(spec)
         codec.check(self.width)
@@ -131,17 +145,19 @@ class CodecContract(Contract):
 class _Trip:
     """One cut and its gradient over the wire, a codec object of its own at each end."""
 
-    def __init__(self, spec: str, cut: Tensor, training: bool) -> None:
+    def __init__(self, spec: str, cut: Tensor, training: bool, device: str = "cpu") -> None:
         self._spec = spec
         self._shape = cut.shape
         self._training = training
         self._sender, self._receiver = make(spec), make(spec)
-        self.encoded: Encoded = self._sender.encode(cut, _sender(training))
+        if device != "cpu":
+            self._sender.device = self._receiver.device = torch.device(device)
+        self.encoded: Encoded = self._sender.encode(cut.to(device), _sender(training))
         rows, width = cut.shape
         self.decoded, saved = self._receiver.decode(
             bytes(self.encoded.payload), rows, width, _decoder(training)
         )
-        self.given = _grad(cut)
+        self.given = _grad(cut).to(device)
         self.grad_payload = self._receiver.encode_grad(self.given, saved, _receiver(training))
         self.grad = self.read_grad(bytes(self.grad_payload))
 

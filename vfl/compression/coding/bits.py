@@ -16,10 +16,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from vfl.compression.coding import loops
@@ -30,9 +31,11 @@ from vfl.core.frame import Payload
 Indices = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Codes = np.ndarray  # whole numbers of any type
+#: Whole numbers of any type in an array; or a tensor of uint8, where they stay on a card.
+Codes: TypeAlias = Any
 Bits = npt.NDArray[np.uint8]
 
+_BYTE = 8
 WORD_BITS = 63  # the widest field an int64 holds
 TABLE_LIMIT = 2**19  # binomials an enumerative packer may hold; 4 MB of them below 2^63
 #: Binomials the table of all sizes may hold; some 30 MB of Python integers, built as rows need it.
@@ -113,6 +116,49 @@ def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
     return np.unpackbits(raw, count=rows * row_bits).reshape(rows, row_bits)
 
 
+def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
+    """Codes of at most 8 bits back to back; what `pack` makes of them, on the device they are on.
+
+    As many codes as fill whole bytes are joined to one number, which is cut into those bytes.
+
+    Args:
+        codes: uint8, axes (codes,).
+        code_bits: bits of a code.
+
+    Returns:
+        uint8, axes (bytes,).
+    """
+    each, size = _whole_bytes(code_bits)
+    padded = torch.nn.functional.pad(codes, (0, -len(codes) % each)).reshape(-1, each)
+    wide = torch.uint8 if size == 1 else torch.int32 if size < 4 else torch.int64
+    columns = padded.to(wide).unbind(1)
+    joined = columns[0]
+    for column in columns[1:]:
+        joined = (joined << code_bits) | column
+    if size > 1:
+        parts = [(joined >> _BYTE * place).to(torch.uint8) for place in reversed(range(size))]
+        joined = torch.stack(parts, dim=1).reshape(-1)
+    return joined[: packed_bytes(len(codes), code_bits)]
+
+
+def unpack_codes(packed: Tensor, count: int, code_bits: int) -> Tensor:
+    """The codes that `pack_codes` packed; uint8 of axes (codes,)."""
+    each, size = _whole_bytes(code_bits)
+    parts = torch.nn.functional.pad(packed, (0, -len(packed) % size)).reshape(-1, size)
+    joined = parts[:, 0]
+    for place in range(1, size):
+        joined = (joined.long() << _BYTE) | parts[:, place]
+    most = (1 << code_bits) - 1
+    codes = [(joined >> code_bits * place & most).byte() for place in reversed(range(each))]
+    return torch.stack(codes, dim=1).reshape(-1)[:count]
+
+
+def _whole_bytes(code_bits: int) -> tuple[int, int]:
+    """The fewest codes that fill whole bytes, and how many bytes those are."""
+    shared = math.gcd(code_bits, _BYTE)
+    return _BYTE // shared, code_bits // shared
+
+
 def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.uint8]:
     """The bytes of a payload that holds so many rows of bits and zeros behind them.
 
@@ -152,9 +198,11 @@ class Layout(ABC):
 
     Attributes:
         k: codes a row.
+        device: where codes are wanted by those layouts that can leave them on a card.
     """
 
     k: int
+    device: torch.device = torch.device("cpu")
 
     @property
     def tag(self) -> bytes:
@@ -258,6 +306,21 @@ class EveryIndex(IndexSet):
 
     def from_bits(self, bits: Bits) -> Indices:
         return np.zeros((len(bits), 0), np.int64)
+
+    def pack(self, indices: Indices, codes: Codes) -> bytes:
+        if self.code_bits > _BYTE:
+            return super().pack(indices, codes)
+        if not isinstance(codes, Tensor):
+            codes = torch.from_numpy(codes.astype(np.uint8, copy=False))
+        return pack_codes(codes.reshape(-1), self.code_bits).cpu().numpy().tobytes()
+
+    def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
+        if self.code_bits > _BYTE or not rows:
+            return super().unpack(body, rows)
+        raw = torch.from_numpy(require_rows(body, rows, self.row_bits).copy()).to(self.device)
+        codes = unpack_codes(raw, rows * self.k, self.code_bits).reshape(rows, self.k)
+        none = np.zeros((rows, 0), np.int64)
+        return none, codes.numpy() if self.device.type == "cpu" else codes
 
 
 class PlainIndex(IndexSet):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ GRADIENTS = ("fp32", "bf16", "2", "3", "4", "5", "6", "7", "8")
 
 _SIGN = np.uint16(0x8000)
 _UPPER_SIGN = np.array([0, 0x8000], np.uint16)
+_UPPER_MINUS = np.array([1, -1], np.float32)
 LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite one
 _LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # that of bfloat16
 _SMALLEST = np.float32(2**-149)
@@ -54,7 +55,7 @@ class Coded(NamedTuple):
     """Values as `scale` bytes and one code each, axes (rows, k)."""
 
     scale: bytes
-    codes: np.ndarray
+    codes: Any
 
 
 class ValueCode(ABC):
@@ -69,15 +70,18 @@ class ValueCode(ABC):
     scale_bytes: ClassVar[int] = 0
 
     @abstractmethod
-    def encode(self, values: Values, groups: int) -> Coded:
-        """Codes of values of axes (rows, k); `groups` is the number of rows, or 1 for the batch."""
+    def encode(self, values: Any, groups: int) -> Coded:
+        """Codes of values of axes (rows, k); `groups` is the number of rows, or 1 for the batch.
 
-    def encode_within(self, values: Values, scale: bytes) -> np.ndarray:
+        Values are an array; `AffineValues` also takes a tensor that is on a card.
+        """
+
+    def encode_within(self, values: Any, scale: bytes) -> Any:
         """Codes of values between ends that are known already; what lies outside is clipped."""
         return self.encode(values, 1).codes
 
     @abstractmethod
-    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+    def decode(self, scale: Payload, codes: Any, groups: int) -> Any:
         """The values of codes of axes (rows, k); float32.
 
         Raises:
@@ -183,7 +187,7 @@ class SignValues(ValueCode):
         return Coded(b"", (values >= 0).astype(np.int64))
 
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
-        return (2 * codes - 1).astype(np.float32)
+        return 2 * codes.astype(np.float32) - 1
 
 
 class WholeValues(ValueCode):
@@ -200,14 +204,19 @@ class WholeValues(ValueCode):
 
 
 class AffineValues(ValueCode):
-    """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2)."""
+    """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2).
+
+    Values that are a tensor become codes on its device and come back there.
+    """
 
     scale_bytes = 4
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
 
-    def encode(self, values: Values, groups: int) -> Coded:
+    def encode(self, values: Values | Tensor, groups: int) -> Coded:
+        if isinstance(values, Tensor):
+            return self._encode_there(values, groups)
         grouped = _in_groups(values, groups)
         outer = np.empty((groups, 2), np.float32)
         grouped.min(axis=1, out=outer[:, 0])
@@ -217,11 +226,29 @@ class AffineValues(ValueCode):
         ends, codes = self._between(grouped, outer)
         return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
 
-    def encode_within(self, values: Values, scale: bytes) -> np.ndarray:
+    def encode_within(self, values: Values | Tensor, scale: bytes) -> Any:
         low, high = from_bfloat16(np.frombuffer(scale, "<u2"))
+        if isinstance(values, Tensor):
+            ends = torch.tensor([[low, high]], dtype=torch.float64, device=values.device)
+            within = values.clamp(float(low), float(high)).reshape(1, -1)
+            return self._codes_there(within, ends).reshape(values.shape)
         clipped = _in_groups(np.clip(values, low, high), 1)
         codes = self._between(clipped, np.array([[low, -high]], np.float32))[1]
         return codes.reshape(values.shape)
+
+    def _encode_there(self, values: Tensor, groups: int) -> Coded:
+        grouped = values.reshape(groups, -1)
+        outer = (torch.stack([grouped.amin(dim=1), grouped.amax(dim=1)], dim=1) + 0).cpu()
+        ends = bfloat16_below(outer.numpy() * _UPPER_MINUS) ^ _UPPER_SIGN
+        exact = torch.from_numpy(from_bfloat16(ends).astype(np.float64)).to(values.device)
+        codes = self._codes_there(grouped, exact).reshape(values.shape)
+        return Coded(ends.astype("<u2").tobytes(), codes)
+
+    def _codes_there(self, grouped: Tensor, ends: Tensor) -> Tensor:
+        """What `quantise` says, by the same operations; `ends` of axes (groups, 2)."""
+        low, span = ends[:, :1], ends[:, 1:] - ends[:, :1]
+        steps = (grouped.double() - low) / (torch.where(span > 0, span, 1.0) / 2.0**self.bits)
+        return steps.clamp_(0, 2**self.bits - 1).to(torch.uint8)
 
     def _between(self, grouped: Values, outer: Values) -> tuple[np.ndarray, np.ndarray]:
         """Ends and codes, from the least value of each group and minus the largest."""
@@ -234,10 +261,12 @@ class AffineValues(ValueCode):
             codes = quantise(grouped, *_ends(ends), self.bits)
         return ends, codes
 
-    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+    def decode(self, scale: Payload, codes: Codes | Tensor, groups: int) -> Values | Tensor:
         ends = np.frombuffer(scale, "<u2").astype(np.uint16).reshape(groups, 2)
         if ((ends & ~_SIGN) > LARGEST_BFLOAT16).any():
             raise CorruptFrameError("a payload's range of values is not finite")
+        if isinstance(codes, Tensor):
+            return self._decode_there(ends, codes)
         grouped = _in_groups(codes, groups)
         if compiled.COMPILED:
             values = np.empty(grouped.shape, np.float32)
@@ -247,8 +276,21 @@ class AffineValues(ValueCode):
             ordered = bool((low <= high).all())
             values = dequantise(grouped, low, high, self.bits)
         if not ordered:
-            raise CorruptFrameError("a payload's range of values ends below its start")
+            raise _out_of_order()
         return values.reshape(codes.shape)
+
+    def _decode_there(self, ends: np.ndarray, codes: Tensor) -> Tensor:
+        low, high = _ends(ends)
+        if not (low <= high).all():
+            raise _out_of_order()
+        step = np.subtract(high, low, dtype=np.float64) / 2.0**self.bits
+        start, width = (torch.from_numpy(one).to(codes.device) for one in (low, step))
+        middles = start + (codes.reshape(len(ends), -1).double() + 0.5) * width
+        return middles.float().reshape(codes.shape)
+
+
+def _out_of_order() -> CorruptFrameError:
+    return CorruptFrameError("a payload's range of values ends below its start")
 
 
 def quantise(
@@ -420,7 +462,7 @@ class GradientCode:
         """
         if not all_finite(grad):
             raise NonFiniteError("a gradient holds NaN or Inf", fix="lower the learning rate")
-        values = grad.contiguous().numpy()
+        values = grad.cpu().contiguous().numpy()
         if self._float_bytes:
             flat = values if mask is None else values[mask]
             return flat.tobytes() if self.bits == 32 else nearest_bfloat16(flat).tobytes()

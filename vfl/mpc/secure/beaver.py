@@ -37,7 +37,7 @@ from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.defenses import uses
 from vfl.mpc.channel import elements_of, pack, size_of, split_payload
-from vfl.mpc.ring import ELEMENT_BYTES
+from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
 from vfl.mpc.secure.base import SummedCuts, SummingMode, check_training, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
 from vfl.mpc.secure.masks import PairwiseMasks, Ring
@@ -61,7 +61,15 @@ from vfl.mpc.secure.shared_layer import (
 )
 from vfl.mpc.secure.sum import QUERY, TRAINING
 from vfl.mpc.stream import KEY_BYTES, PadStream
-from vfl.session.exchange import HONEST, Adversary, CutAggregator, LabelEnd, Own, expect
+from vfl.session.exchange import (
+    HONEST,
+    Adversary,
+    Compute,
+    CutAggregator,
+    LabelEnd,
+    Own,
+    expect,
+)
 from vfl.session.schedule import QUERY_ROWS, EarlyStopping, Exchange
 from vfl.session.secure import (
     SETUP,
@@ -192,6 +200,7 @@ class Beaver(SummingMode):
         _refuse_adversary(party, own.adversary)
         _require_linear(bottom, party, columns, terms.parties[party].width)
         width = terms.parties[party].width
+        multiply_on(Compute(own.device).device)
         return ShareHolder(party, columns, width, link, own.secret, terms.dealer)
 
     def aggregator(
@@ -203,6 +212,7 @@ class Beaver(SummingMode):
         stopping: EarlyStopping,
     ) -> CutAggregator:
         ring = self.ring_of(terms)
+        multiply_on(next(iter(ends.values())).device)
         if terms.dealer is None:
             return DealtSum(ends, ring, ledger, stopping)
         return PartnerSum(ends, ring, ledger, stopping, terms.dealer, links[terms.dealer])
@@ -534,6 +544,8 @@ class SharedGradient(Uncompressed):
         held: the other share of that layer, where the label party is the partner; it is kept with
             the label party's weights.
     """
+
+    on_card: ClassVar[bool] = False
 
     def __init__(self, party: str, learning_rate: float, held: Partner | None = None) -> None:
         self.held = held

@@ -30,7 +30,7 @@ from vfl.datasets import Split
 from vfl.models.mlp import IdentityBottom, MLPBottom
 from vfl.mpc.network import Layer
 from vfl.mpc.party import Party, traffic
-from vfl.mpc.ring import ELEMENT_BYTES
+from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
 from vfl.mpc.rules import NAMES, P1, P2, Mode, Rules
 from vfl.mpc.secure.base import KeyedMode, check_training, offers_bytes
 from vfl.mpc.secure.description import (
@@ -52,7 +52,7 @@ from vfl.mpc.three_party import (
     whole_network,
 )
 from vfl.mpc.trio import Star, make_party
-from vfl.session.exchange import expect
+from vfl.session.exchange import Compute, expect
 from vfl.session.schedule import Exchange
 from vfl.session.secure import (
     EVALUATE,
@@ -209,6 +209,7 @@ class Permuted(KeyedMode):
     def outer_network(
         self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
+        multiply_on(Compute(rows.device).device)
         return OuterNetwork(self, party, terms, rows, keys, stream)
 
     def middle_network(
@@ -219,6 +220,7 @@ class Permuted(KeyedMode):
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
+        multiply_on(Compute(rows.device).device)
         return MiddleNetwork(self, terms, rows, attempt, streams, receive_any)
 
     def local_streams(self, terms: Terms) -> LocalStreams:

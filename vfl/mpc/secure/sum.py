@@ -138,6 +138,7 @@ class MaskedCut(Uncompressed):
     """
 
     repeats: ClassVar[bool] = False
+    on_card: ClassVar[bool] = False  # ring elements are the processor's
 
     def __init__(self, party: str, ring: Ring) -> None:
         self._party = party

@@ -1,0 +1,207 @@
+"""A training step on a graphics card, beside a plain loop on it and beside the processor.
+
+Every party runs its models on the card of this one process; cuts and gradients cross the link as
+they do elsewhere, as bytes. A loop on the card moves each batch there as the parties do. Paths take
+turns; times are medians over the turns. Without a card only the processor is measured.
+
+With `--products`, instead: products of ring elements, and cuts on their way to bytes and back, with
+what is carried to the card and from it.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from benchmarks import harness
+from benchmarks.training_step import KNOWN, Setup, StepJob, in_process, monolith
+from vfl import compression
+from vfl.core.seeds import generator
+from vfl.mpc import ring
+
+SIZES = ("mlp_small", "mlp", "cnn", "pictures")
+CODECS = ("none", "topk:k=3", "quantise:values=4")
+#: Sides of products of ring elements; rows and width of cuts.
+SIDES = (256, 512, 1024, 2048)
+CUTS = ((64, 128), (256, 256), (256, 1280), (1024, 4096))
+WARMUP_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRow:
+    """What a step took in one place.
+
+    Attributes:
+        workload, batch_size, width: of the network.
+        codec: of the cut; None is the loop in one piece.
+        device: where models run.
+        wall_ms: a step.
+        of_loop: that over the loop on the same device.
+        final_loss: mean training loss of the last epoch.
+    """
+
+    workload: str
+    batch_size: int
+    width: int
+    codec: str | None
+    device: str
+    wall_ms: float
+    of_loop: float
+    final_loss: float
+
+
+def bench_card(
+    workloads: Sequence[str], steps: int | None, repeats: int, seed: int = 0
+) -> list[CardRow]:
+    """Rows for every workload, device and codec."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    rows = []
+    for name in workloads:
+        workload = KNOWN[name]
+        paths = [(device, codec) for device in devices for codec in (None, *CODECS)]
+        took: dict[tuple[str, str | None], list[float]] = {path: [] for path in paths}
+        losses = {}
+        for turn in range(repeats):
+            harness.say(f"{name}, turn {turn + 1} of {repeats}")
+            for device, codec in paths:
+                setup = Setup(
+                    StepJob(
+                        path="monolith" if codec is None else "inprocess",
+                        workload=name,
+                        seed=seed,
+                        warmup_steps=WARMUP_STEPS,
+                        steps=steps or workload.steps,
+                        codec=codec or "none",
+                    )
+                )
+                run = monolith if codec is None else in_process
+                found = run(setup, device=device)
+                took[device, codec].append(found.wall_ms)
+                losses[device, codec] = found.final_loss
+        for device, codec in paths:
+            wall_ms = median(took[device, codec])
+            rows.append(
+                CardRow(
+                    workload=name,
+                    batch_size=workload.batch_size,
+                    width=workload.width,
+                    codec=codec,
+                    device=device,
+                    wall_ms=wall_ms,
+                    of_loop=wall_ms / median(took[device, None]),
+                    final_loss=losses[device, codec] or 0.0,
+                )
+            )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRow:
+    """What one piece of work took in both places.
+
+    Attributes:
+        work: what.
+        here_ms: on the processor, with as many threads as torch has.
+        there_ms: on a card; None where there is none.
+    """
+
+    work: str
+    here_ms: float
+    there_ms: float | None
+
+
+def bench_products(repeats: int, seed: int = 0) -> list[ProductRow]:
+    """Products of square matrices of ring elements, and codecs of cuts that models made."""
+    draw, rows = generator(seed, "bench", "products"), []
+    card = torch.device("cuda") if torch.cuda.is_available() else None
+    for side in SIDES:
+        left, right = torch.randint(-(2**63), 2**63 - 1, (2, side, side), generator=draw)
+
+        def product(device: torch.device, left: Tensor = left, right: Tensor = right) -> None:
+            ring.multiply_on(device)
+            ring.matmul(left, right)
+
+        few = min(repeats, 3)
+        rows.append(_in_both(f"ring product, {side} x {side}", product, card, few))
+        ring.multiply_on(torch.device("cpu"))
+    for shape in CUTS:
+        cut = torch.randn(*shape, generator=draw).to(card or "cpu")
+        for spec in ("none", f"topk:k={shape[1] // 50}", "quantise:values=4"):
+
+            def trip(device: torch.device, spec: str = spec, cut: Tensor = cut) -> None:
+                codec = compression.make(spec)
+                codec.device = device
+                payload = codec.encode(cut.to(device)).payload
+                decoded = codec.decode(payload, *cut.shape).cut
+                decoded.to(cut.device).sum().item()
+
+            size = f"{shape[0]} x {shape[1]}"
+            rows.append(_in_both(f"{spec}, {size}", trip, card, repeats))
+    return rows
+
+
+def _in_both(
+    work: str, call: Callable[[torch.device], None], card: torch.device | None, repeats: int
+) -> ProductRow:
+    took: dict[torch.device, list[float]] = {}
+    for _ in range(repeats + 1):
+        for device in (torch.device("cpu"), card):
+            if device is not None:
+                began = time.perf_counter()
+                call(device)
+                took.setdefault(device, []).append(1000 * (time.perf_counter() - began))
+    middle = {device: median(times[1:]) for device, times in took.items()}
+    return ProductRow(work, middle[torch.device("cpu")], middle[card] if card else None)
+
+
+def format_products(rows: Sequence[ProductRow]) -> str:
+    """One line a row."""
+    lines = [f"{'work':<40} {'processor':>12} {'card':>10}"]
+    for row in rows:
+        there = "-" if row.there_ms is None else f"{row.there_ms:.2f} ms"
+        lines.append(f"{row.work:<40} {row.here_ms:>9.2f} ms {there:>10}")
+    return "\n".join(lines)
+
+
+def format_table(rows: Sequence[CardRow | ProductRow]) -> str:
+    """One line a row."""
+    if products := [row for row in rows if isinstance(row, ProductRow)]:
+        return format_products(products)
+    head = f"{'network':<10} {'batch':>5} {'width':>5}  {'device':<6} {'codec':<18} "
+    lines = [head + f"{'ms a step':>9} {'of loop':>7} {'loss':>8}"]
+    for row in rows:
+        assert isinstance(row, CardRow), "rows of one kind"
+        of_what = f"{row.workload:<10} {row.batch_size:>5} {row.width:>5}  {row.device:<6} "
+        cost = f"{row.codec or 'loop':<18} {row.wall_ms:>9.2f} {row.of_loop:>6.2f}x"
+        lines.append(f"{of_what}{cost} {row.final_loss:>8.4f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the benchmark as the command line asks."""
+    options = harness.parser("card", "A training step on a graphics card.", quick=True)
+    options.add_argument("--workloads", default=",".join(SIZES), help="between commas")
+    options.add_argument("--steps", type=int, help="timed steps of a turn")
+    options.add_argument("--repeats", type=int, default=5, help="turns")
+
+    options.add_argument("--products", action="store_true", help="products and codecs instead")
+
+    def measure(asked: Namespace) -> Sequence[CardRow | ProductRow]:
+        names = asked.workloads.split(",")
+        if asked.products:
+            return bench_products(3 if asked.quick else 20)
+        if asked.quick:
+            return bench_card(names, 20, 1)
+        return bench_card(names, asked.steps, asked.repeats)
+
+    harness.run(options, measure, format_table)
+
+
+if __name__ == "__main__":
+    main()
