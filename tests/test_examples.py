@@ -38,6 +38,7 @@ EXPERIMENTS = [
     "hidden_labels.toml",
     "mnist_halves.toml",
     "nobodys_network.toml",
+    "pea.toml",
     "tampered_digits.toml",
 ]
 #: Read by `vfl horizontal`; tests/horizontal trains what it names.

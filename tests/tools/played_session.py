@@ -73,12 +73,13 @@ class PlayedSession:
         path.write_text(text)
         self.flower.files[name] = read_party_file(path)
 
-    def introduce(self, first, second):
-        """Two parties have identity keys and each other's public ones."""
-        for name, other in ((first, second), (second, first)):
+    def introduce(self, *names):
+        """Parties have identity keys and each other's public ones."""
+        for name in names:
             identity = Identity.fresh()
             identity.keep_at(self.folder / name / "identity.key")
-            identity.public.keep_at(self.folder / other / "peers" / f"{name}.pub")
+            for other in set(names) - {name}:
+                identity.public.keep_at(self.folder / other / "peers" / f"{name}.pub")
 
     def experiment(self, **changes):
         """What is played, with some settings changed."""

@@ -332,7 +332,7 @@ class _PartySession:
             if self.trains:
                 self.ledger.end(self.terms.run, whole.weights_digest())
             if self.trains and data is not None:
-                folder.save(data, self.terms, whole.weights())
+                folder.save(data, self.terms, whole.weights(), privacy=whole.privacy())
             if self.terms.mode == "predict" and data is not None:
                 folder.save_predicted(data)
 

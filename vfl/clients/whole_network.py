@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from vfl.core.errors import DataError
 from vfl.core.frame import Link
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
+from vfl.privacy import PrivacyStatement
 from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, secure
 from vfl.session.exchange import Own
 from vfl.session.secure import Layers, OwnRows, Revealed, require_honest
@@ -55,9 +57,16 @@ class WholeNetworkParty:
         require_honest(party, own, bottom)
         if data is not None and data.inputs is None:
             raise DataError(f"party '{party}' has no columns, so it has nothing to share")
-        rows = OwnRows(own.secret, agreed, device=own.device)
+        rows = OwnRows(own.secret, agreed, committed=own.committed(), device=own.device)
         if data is not None:
-            rows = replace(rows, split=data.split, inputs=data.inputs)
+            rows = replace(
+                rows,
+                split=data.split,
+                inputs=data.inputs,
+                labels=data.labels,
+                names=data.classes or (),
+                columns=data.columns,
+            )
         self.name = party
         self.terms = terms
         self.network = mode.outer_network(party, terms, keys, stream, rows)
@@ -91,12 +100,18 @@ class WholeNetworkParty:
         self.network.begin(self._weights, None if state is None else state["network"])
         schedule = self.terms.schedule(self.network.split, start)
         for exchange in through(self.stopping.follow(schedule)):
-            if self.checkpoints is not None and exchange.saves:
+            reveals = self.network.reveals(exchange)
+            kept = self.checkpoints if exchange.saves or reveals else None
+            if kept is not None:
                 content = {
                     "network": self.network.training_state(),
                     "stopping": self.stopping.state(),
                 }
-                self.checkpoints.save(exchange.step, content)
+                kept.save(exchange.step, content)
+            if reveals:
+                self.network.everybody_saved(
+                    partial(kept.commit, exchange.step) if kept is not None else lambda: None
+                )
             if exchange.trains:
                 self.network.train(exchange)
             else:
@@ -120,6 +135,10 @@ class WholeNetworkParty:
     def weights_digest(self) -> str:
         """SHA-256 of the shares."""
         return weights_digest(self.weights())
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        """What the training promises to whoever has a row in it."""
+        return self.network.privacy()
 
     def revealed(self) -> list[Revealed]:
         """What this party learned: kinds and sizes."""

@@ -317,9 +317,9 @@ def dp_mistake(
     """Why settings that are right by themselves do not go with [dp]; None where they do."""
     if dp is None:
         return None
-    if secure.partition(":")[0] not in ("none", "sum"):
+    if secure.partition(":")[0] not in ("none", "sum", "pea"):
         why = "no party has a half whose gradients it could clip"
-        return f"[dp] needs secure = 'none' or 'sum': {why}"
+        return f"[dp] needs secure = 'none', 'sum' or 'pea': {why}"
     if middle is not None or tasks:
         return "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
     if train.precision != "float32":
@@ -414,7 +414,8 @@ class Experiment(Settings):
         merge: the label party's top reads the cuts side by side ("concat") or their sum.
         secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
             sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either,
-            with "permuted" none has any weight.
+            with "permuted" none has any weight; with "pea" parties have rows of their own, and
+            nobody sees a row, a gradient or a model but the last.
         dp: differential privacy of the models; None trains without.
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.

@@ -84,6 +84,11 @@ class PartyData:
         return len(self.split.train) + len(self.split.validation) + len(self.split.test)
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """What the inputs are made of, by name; empty where columns have no names."""
+        return () if self.encoder is None else tuple(self.encoder.names)
+
+    @property
     def outputs(self) -> int:
         """Columns of what a top over these labels gives: classes, or 1 for a regression."""
         return 1 if self.classes is None else len(self.classes)

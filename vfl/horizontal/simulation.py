@@ -19,7 +19,6 @@ from vfl.core.errors import DataError, TooFewRowsError
 from vfl.core.seeds import Secret
 from vfl.core.storage import weights_digest
 from vfl.datasets import load_bundled, load_own
-from vfl.datasets.encode import NumberColumn
 from vfl.horizontal.average import Averager
 from vfl.horizontal.client import (
     ClientState,
@@ -31,7 +30,7 @@ from vfl.horizontal.client import (
 )
 from vfl.horizontal.plan import plan_noise
 from vfl.privacy import PrivacyStatement
-from vfl.session.party_folder import table_format
+from vfl.session.party_folder import require_numbers, table_format
 
 _TEST_ROWS = 4096
 #: A test: the round, and its figures.
@@ -269,15 +268,6 @@ def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Te
             got=f"{unknown} of {len(data.classes)} classes unknown",
             fix="name all classes in [horizontal], as they stand in the tables",
         )
-    texts = [
-        one for one in getattr(data.encoder, "columns", ()) if not isinstance(one, NumberColumn)
-    ]
-    if texts:
-        raise DataError(
-            "a client of a horizontal training has columns of numbers alone",
-            where="data.columns",
-            got=f"{len(texts)} columns of something else",
-            fix="leave them out, or write them as numbers in one way at every party",
-        )
+    require_numbers(data)
     places = torch.tensor([known[str(one)] for one in data.classes])
     return data.inputs, places[data.labels]

@@ -137,7 +137,7 @@ class SecureSgd:
     """Terms of a training, which all parties have alike.
 
     Attributes:
-        rows: of each holder.
+        rows: of each holder; of the first alone where all have the same.
         columns: of every row.
         classes: labels are 0 to classes - 1.
         steps: how many.
@@ -290,25 +290,12 @@ def train(
     Returns:
         float64; None at the dealer.
     """
-    inputs, truth, squares = _shared_rows(member, terms, own)
-    zeros = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.int64)
-    weights = member.own(zeros, member.bits)
+    rows = shared_rows(member, terms, own)
+    weights = first_weights(member, terms)
     if start is not None:
-        weights = _started(member, terms, start, own, secret, (inputs, truth), public)
+        weights = _started(member, terms, start, own, secret, rows, public)
     for step in range(terms.steps):
-        batch = terms.batch(step)
-        total = _clipped_sum(
-            member, terms, weights, inputs.rows(batch), truth.rows(batch), squares.rows(batch)
-        )
-        total = total.plus(
-            noise_share(member, weights.shape, terms.clip * terms.noise, secret, _SUM_BITS)
-        )
-        rate = round(terms.learning_rate / terms.batch_size * 2**_RATE_BITS)
-        moved = member.divide(
-            SharedTensor(total.share * rate, _SUM_BITS + _RATE_BITS),
-            _SUM_BITS + _RATE_BITS - member.bits,
-        )
-        weights = weights.minus(moved)
+        weights = train_step(member, terms, weights, rows, terms.batch(step), secret)
     return member.reveal(weights, "model")
 
 
@@ -341,7 +328,7 @@ def _started(
     start: LocalStart,
     own: Rows | None,
     secret: Secret,
-    private: tuple[SharedTensor, SharedTensor],
+    private: SharedRows,
     public: Rows | None,
 ) -> SharedTensor:
     """The weights that a training begins with; see `LocalStart`."""
@@ -359,7 +346,8 @@ def _started(
     models = [average, *models]
     if start.judge_noise:
         batch = terms.batch(terms.steps)
-        scores = _scores(member, terms, models, private[0].rows(batch), private[1].rows(batch))
+        rows = private.rows(batch)
+        scores = _scores(member, terms, models, rows.inputs, rows.truth)
         # One row changes every score by 1 at most.
         deviation = start.judge_noise * math.sqrt(len(models))
         scores = scores.plus(noise_share(member, scores.shape, deviation, secret, scores.bits))
@@ -403,10 +391,69 @@ def _scores(
     return member.divide(scaled, member.bits)
 
 
-def _shared_rows(
-    member: Member, terms: SecureSgd, own: Rows | None
-) -> tuple[SharedTensor, SharedTensor, SharedTensor]:
-    """All holders' inputs with a column of ones, opened; one-hot labels; squares of norms."""
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """Rows of a training as shares, the inputs opened for products.
+
+    Attributes:
+        inputs: axes (rows, columns + 1), the last column ones.
+        truth: one-hot, axes (rows, classes).
+        squares: at least the squares of the inputs' norms, axes (rows, 1).
+    """
+
+    inputs: SharedTensor
+    truth: SharedTensor
+    squares: SharedTensor
+
+    def rows(self, index: Tensor) -> SharedRows:
+        """Those at some positions."""
+        return SharedRows(*(one.rows(index) for one in (self.inputs, self.truth, self.squares)))
+
+
+def first_weights(member: Member, terms: SecureSgd) -> SharedTensor:
+    """Zeros, axes (columns + 1, classes)."""
+    zeros = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.int64)
+    return member.own(zeros, member.bits)
+
+
+def train_step(
+    member: Member,
+    terms: SecureSgd,
+    weights: SharedTensor,
+    rows: SharedRows,
+    batch: Tensor,
+    secret: Secret,
+) -> SharedTensor:
+    """The weights after one step (PEA 2022, Protocol 3).
+
+    Args:
+        member: this party.
+        terms: the same at all.
+        weights: before it.
+        rows: of the whole training.
+        batch: positions of the step's rows, the same at all; maybe none.
+        secret: see `noise_share`.
+    """
+    total = _clipped_sum(member, terms, weights, rows.rows(batch))
+    total = total.plus(
+        noise_share(member, weights.shape, terms.clip * terms.noise, secret, _SUM_BITS)
+    )
+    rate = round(terms.learning_rate / terms.batch_size * 2**_RATE_BITS)
+    moved = member.divide(
+        SharedTensor(total.share * rate, _SUM_BITS + _RATE_BITS),
+        _SUM_BITS + _RATE_BITS - member.bits,
+    )
+    return weights.minus(moved)
+
+
+def shared_rows(member: Member, terms: SecureSgd, own: Rows | None) -> SharedRows:
+    """All holders' rows, one holder's after the other's; every holder has all columns.
+
+    Args:
+        member: this party.
+        terms: the same at all.
+        own: see `train`.
+    """
     parts: list[list[SharedTensor]] = [[], [], []]
     for owner, rows in enumerate(terms.rows):
         shapes = (rows, terms.columns + 1), (rows, terms.classes), (rows, 1)
@@ -419,39 +466,107 @@ def _shared_rows(
     inputs, truth, squares = (
         SharedTensor(torch.cat([each.share for each in kind]), member.bits) for kind in parts
     )
-    return member.open(inputs)[0], truth, squares
+    return SharedRows(member.open(inputs)[0], truth, squares)
+
+
+def shared_columns(
+    member: Member,
+    terms: SecureSgd,
+    columns: Sequence[int],
+    labels_of: int,
+    inputs: Tensor | None,
+    labels: Tensor | None,
+) -> SharedRows:
+    """Rows that all holders have in common, each of them some of the columns.
+
+    Of k holders with columns each scales its part of a row down to `longest` / sqrt(k).
+
+    Args:
+        member: this party.
+        terms: the same at all.
+        columns: of each holder, maybe none.
+        labels_of: the role of who has the labels.
+        inputs: of this holder, axes (rows, columns); None without.
+        labels: axes (rows,), at their owner.
+    """
+    count = sum(terms.rows)
+    longest = terms.longest / math.sqrt(sum(1 for width in columns if width))
+    parts, squares = [], torch.zeros(count, 1, dtype=torch.int64)
+    for owner, width in enumerate(columns):
+        short, length = None, None
+        if owner == member.role and width:
+            assert inputs is not None, "who has columns has inputs"
+            short = _shortened(inputs, longest)
+            length = _square(short)
+        if width:
+            where = f"columns of P{owner}"
+            parts.append(member.share(owner, (count, width), short, where).share)
+            squares = squares + member.share(owner, (count, 1), length, where).share
+    ones = member.own(torch.zeros(count, 1, dtype=torch.int64), member.bits)
+    parts.append(member.public(ones, 1.0).share)
+    truth = None
+    if member.role == labels_of:
+        assert labels is not None, "their owner has the labels"
+        truth = _one_hot(terms, labels)
+    return SharedRows(
+        member.open(SharedTensor(torch.cat(parts, 1), member.bits))[0],
+        member.share(labels_of, (count, terms.classes), truth, "labels"),
+        member.public(SharedTensor(squares, member.bits), 1.0),
+    )
 
 
 def prepared(terms: SecureSgd, inputs: Tensor, labels: Tensor) -> list[Tensor]:
     """A holder's rows as they are shared: not too long, with a one; labels one-hot; norms^2."""
-    norms = inputs.double().norm(dim=1, keepdim=True)
-    short = inputs.double() * (terms.longest / norms.clamp_min(terms.longest))
+    short = _shortened(inputs, terms.longest)
     rows = torch.cat([short, torch.ones(len(short), 1, dtype=torch.float64)], 1)
-    truth = torch.nn.functional.one_hot(labels.long(), terms.classes).double()
-    # The norm of what is shared, which rounding may make longer.
-    return [rows, truth, rows.norm(dim=1, keepdim=True).add(2.0**-10).square()]
+    return [rows, _one_hot(terms, labels), _square(rows)]
+
+
+def model_inputs(inputs: Tensor, longest: float, holders: int = 1) -> Tensor:
+    """Inputs as the model is trained on them: rows that are too long are scaled down; float64.
+
+    Args:
+        inputs: axes (rows, columns), those of one holder.
+        longest: bound of a row's norm.
+        holders: how many have columns of the row.
+    """
+    return _shortened(inputs, longest / math.sqrt(holders))
+
+
+def _shortened(inputs: Tensor, longest: float) -> Tensor:
+    norms: Tensor = inputs.double().norm(dim=1, keepdim=True)
+    short: Tensor = inputs.double() * (longest / norms.clamp_min(longest))
+    return short
+
+
+def _one_hot(terms: SecureSgd, labels: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(labels.long(), terms.classes).double()
+
+
+def _square(rows: Tensor) -> Tensor:
+    """Of the norms of what is shared, which rounding may make longer."""
+    norms: Tensor = rows.norm(dim=1, keepdim=True)
+    return norms.add(2.0**-10).square()
 
 
 def _clipped_sum(
     member: Member,
     terms: SecureSgd,
     weights: SharedTensor,
-    inputs: SharedTensor,
-    truth: SharedTensor,
-    squares: SharedTensor,
+    rows: SharedRows,
 ) -> SharedTensor:
     """The sum of the rows' gradients, each scaled to the bound if it is longer; 24 bits."""
-    bits = member.bits
+    bits, inputs = member.bits, rows.inputs
     if not len(inputs.share):
         return member.own(torch.zeros(weights.shape, dtype=torch.int64), _SUM_BITS)
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
-    errors = _cut_line(member, logits).minus(truth)
+    errors = _cut_line(member, logits).minus(rows.truth)
     (errors,) = member.open(errors)
     # A division is off by a unit, so they are added: no norm is taken for shorter than it is.
     unit = 2.0**-_SQUARE_BITS
     lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
     lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)
-    lengths = member.multiply(member.public(lengths, terms.classes * unit), squares)
+    lengths = member.multiply(member.public(lengths, terms.classes * unit), rows.squares)
     lengths = member.public(member.divide(lengths, bits), unit)
     factors = _scales(member, inverse_root(member, lengths, terms.form), terms.bound)
     scaled = member.divide(member.multiply(errors, factors), bits)

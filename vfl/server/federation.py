@@ -35,6 +35,7 @@ from vfl.session import (
     Terms,
     check_introduction,
     for_others,
+    secure,
     unexpected,
 )
 from vfl.session.consent import frame_limits
@@ -320,6 +321,8 @@ class Federation:
         what = f"{introduction.rows} rows, same order"
         if party == self.terms.rowless:
             what = "it deals" if self.terms.middle is None else "it stands in the middle"
+        elif secure.make(self.terms.secure).divides_rows:
+            what = f"{introduction.rows} rows of its own"
         what = "it has ids" if self.terms.mode == "align" else what
         self.say(f"party {party} is here: {what}")
         return {}

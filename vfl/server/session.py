@@ -434,7 +434,7 @@ def _conclude(
         folder.evaluated(summary)
         return
     answers = torch.cat(label.tested) if label.tested else None
-    own.save(label.data, terms, label.weights(), test_figures(summary), answers)
+    own.save(label.data, terms, label.weights(), test_figures(summary), answers, label.privacy())
     folder.finish(summary, label.ledger)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
 from vfl.datasets import PartyData
+from vfl.privacy import PrivacyStatement
 from vfl.server.label_party import (
     AnyLabelParty,
     EpochRecord,
@@ -114,6 +116,9 @@ class WholeNetworkLabel(AnyLabelParty):
         """What the label party learned: kinds and sizes."""
         return self.network.revealed()
 
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return self.network.privacy()
+
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on: shares, and what was counted."""
         return {
@@ -123,9 +128,14 @@ class WholeNetworkLabel(AnyLabelParty):
         }
 
     def _step(self, exchange: Exchange) -> None:
-        kept = self._checkpoints if exchange.saves else None
+        reveals = self.network.reveals(exchange)
+        kept = self._checkpoints if exchange.saves or reveals else None
         if kept is not None:
             kept.save(exchange.step, self.training_state())
+        if reveals:
+            self.network.everybody_saved(
+                partial(kept.commit, exchange.step) if kept is not None else lambda: None
+            )
         self.ledger.phase = TRAIN if exchange.trains else EVALUATE
         if exchange.trains:
             self.network.train(exchange)
@@ -185,6 +195,9 @@ def task_and_rows(
         classes=classes,
         top=objective.top,
         device=own.device,
+        names=data.classes or (),
+        columns=data.columns,
+        committed=own.committed(),
     )
 
 

@@ -116,7 +116,7 @@ class Checkpoints:
         return sorted(int(path.stem) for path in found if path.stem.isdigit())
 
     def commit(self, step: int) -> None:
-        """Every party has saved before this exchange; at the label party only."""
+        """Every party has saved before this exchange, as the label party knows, or was told."""
         write_sealed_json(self.folder / _COMMITTED, {"committed": step}, self._pointer)
 
     def committed(self) -> int:

@@ -237,7 +237,10 @@ def check_layers(
     Raises:
         ConsentError: every difference, asked and allowed.
     """
-    _refuse(party, list(_of_layers(terms, consent, split, layers)))
+    found = list(_of_layers(terms, consent, split, layers))
+    if secure.make(terms.secure).divides_rows:  # whose number nobody knew before
+        found += _of_privacy(terms, consent, getattr(layers, "training_rows", 0))
+    _refuse(party, found)
 
 
 def check_rows(party: str, rows: int, consent: Consent) -> None:
@@ -310,15 +313,15 @@ def _differences(
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
-    if not too_long:
-        yield from _of_privacy(terms, consent, split)
+    if not too_long and not secure.make(terms.secure).divides_rows:
+        yield from _of_privacy(terms, consent, len(split.train))
     yield from _of_layers(terms, consent, split, shared)
     yield from _version(terms, consent)
 
 
-def _of_privacy(terms: Terms, consent: Consent, split: Split) -> Iterator[tuple[str, str]]:
+def _of_privacy(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
     """How private the models that a training leaves must be, where the party says so."""
-    noise, epsilon, rows = consent.min_dp_noise, consent.max_dp_epsilon, len(split.train)
+    noise, epsilon = consent.min_dp_noise, consent.max_dp_epsilon
     if terms.mode != "train" or noise is epsilon is None:
         return
     wanted = [] if noise is None else [f"dp noise >= {noise:g}"]

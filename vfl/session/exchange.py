@@ -362,6 +362,10 @@ class Own:
     checkpoints: Checkpoints | None = None
     sent: Journal | None = None
 
+    def committed(self) -> int:
+        """The last step that was committed; 0 without checkpoints."""
+        return 0 if self.checkpoints is None else self.checkpoints.committed()
+
 
 class Stash:
     """A copy of a party's state at one step, and the gradients of its weights.

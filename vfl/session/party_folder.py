@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vfl import defenses
 from vfl.config import Experiment, OwnData, PartyFile
-from vfl.core.errors import RunFolderError
+from vfl.core.errors import DataError, RunFolderError
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
     Seal,
@@ -39,6 +39,8 @@ from vfl.datasets import (
     split_rows,
 )
 from vfl.datasets.alignment.positions import Alignment
+from vfl.datasets.encode import NumberColumn
+from vfl.privacy import PrivacyStatement
 from vfl.session import secure
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.drift import Drift
@@ -73,6 +75,7 @@ class PartyFolder:
         weights: Mapping[str, Tensor],
         figures: Mapping[str, Any] | None = None,
         answers: Tensor | None = None,
+        privacy: Sequence[PrivacyStatement] | None = None,
     ) -> None:
         """Keep what evaluation and prediction need, and a card; the record is written last.
 
@@ -82,9 +85,10 @@ class PartyFolder:
             weights: what the training ended with.
             figures: of the test rows, which the label party alone knows.
             answers: of the test rows, likewise, axes (rows, outputs).
+            privacy: what the training promises, where that follows from more than these rows.
         """
         key = secrets.token_bytes(_KEY_BYTES)
-        card = _card(self.path.name, data, terms, weights, figures or {}, key)
+        card = _card(self.path.name, data, terms, weights, figures or {}, key, privacy)
         write_sealed_json(self.path / CARD, card, self._seal("card", terms.run))
         save_weights(self.path / _WEIGHTS, weights, self._seal("weights", terms.run))
         encoder = None if data.encoder is None else json.loads(data.encoder.to_json())
@@ -237,6 +241,7 @@ def _card(
     weights: Mapping[str, Tensor],
     figures: Mapping[str, Any],
     key: bytes,
+    privacy: Sequence[PrivacyStatement] | None,
 ) -> dict[str, Any]:
     """What people need to know of a half: counts, digests, figures and terms."""
     is_label, asked = name in (terms.label_party, *terms.tasks), terms.parties.get(name)
@@ -247,9 +252,11 @@ def _card(
         role, half = "feature party", "a bottom"
     else:
         role, half = "party in the middle", "the model between bottoms and head"
-    states = [one.as_dict() for one in defenses.make(terms.defense).privacy()]
+    if secure.make(terms.secure).reveals_model:
+        half = "the whole model, which every holder has"
+    states = [one.as_dict() for one in privacy or defenses.make(terms.defense).privacy()]
     split = data.split
-    if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
+    if privacy is None and (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
         states.append(plan.statement(plan.steps).as_dict())
     rows = {part: len(getattr(split, part)) for part in ("train", "validation", "test")}
     return {
@@ -305,7 +312,16 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         RunFolderError: a prediction for a run this party has not trained.
     """
     own, form = party.table, table_format(party.table)
-    columns = own.columns
+    columns, test = own.columns, terms.test
+    if apart := secure.make(terms.secure).divides_rows:
+        task = task or "classification"
+        test = test if party.party == terms.label_party else 0.0  # others train on all they have
+        if own.label is None:
+            raise DataError(
+                "a party with rows of its own has their labels",
+                where="data.label",
+                fix="name the label column in [data] of the party's own file",
+            )
     if columns is None:
         columns = ("*",) if party.party in terms.parties else ()
     with party.locations.located(PartyFile):
@@ -319,7 +335,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
                 counts = own_folder(party, terms).card()["data"]["rows"]
                 return replace(data, trained=_trained(terms, given, data.rows, counts))
             return data
-        return load_own(
+        data = load_own(
             party.party,
             party.source_path,
             own.id,
@@ -328,11 +344,31 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             task,
             terms.seed,
             terms.validation,
-            terms.test,
+            test,
             own.shape,
             form,
             alignment=_own_alignment(party, terms),
             unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
+        )
+    if apart:
+        require_numbers(data)
+    return data
+
+
+def require_numbers(data: PartyData) -> None:
+    """Refuse columns that parties with rows of their own would encode each in its own way.
+
+    Raises:
+        DataError: columns of text, whose categories each would number differently.
+    """
+    columns = getattr(data.encoder, "columns", ())
+    texts = sum(not isinstance(one, NumberColumn) for one in columns)
+    if texts:
+        raise DataError(
+            "a party with rows of its own has columns of numbers alone",
+            where="data.columns",
+            got=f"{texts} columns of something else",
+            fix="leave them out, or write them as numbers in one way at every party",
         )
 
 

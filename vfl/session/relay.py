@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -142,6 +143,18 @@ def _not_of(sender: str) -> AuthenticationError:
     )
 
 
+class Seals(Protocol):
+    """Who else there is, and what keeps messages between two parties; see `PairSeals`."""
+
+    others: list[str]
+
+    def offers(self) -> list[Send]: ...
+    def seal(self, sent: Send, about: bytes = b"") -> list[Send]: ...
+    def open(
+        self, sender: str, payload: bytes, about: bytes = b""
+    ) -> tuple[bytes | None, list[Send]]: ...
+
+
 class SealedLinks:
     """The stream of a party, as a link to the label party and sealed ones to others; one thread.
 
@@ -156,7 +169,7 @@ class SealedLinks:
         others: the sealed links, by party.
     """
 
-    def __init__(self, stream: Link, seals: PairSeals, parties: Sequence[str], most: int) -> None:
+    def __init__(self, stream: Link, seals: Seals, parties: Sequence[str], most: int) -> None:
         self._stream, self._seals, self._parties, self._most = stream, seals, list(parties), most
         self._waiting: dict[int, deque[Frame]] = defaultdict(deque)
         self.direct: Link = _Pair(stream.send, lambda: self._receive(0))

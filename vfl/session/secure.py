@@ -29,6 +29,7 @@ from vfl.session.schedule import EarlyStopping, Exchange
 
 if TYPE_CHECKING:
     from vfl.config import Experiment, PartySettings
+    from vfl.privacy import PrivacyStatement
     from vfl.session.terms import PartyTerms, Terms
 
 #: Largest payload by kind, up and down.
@@ -162,6 +163,9 @@ class OwnRows:
         classes: how many the labels have; 0 for numbers.
         top: spec of the top model, at the label party.
         device: where large products are computed.
+        names: what the codes stand for, at an owner of labels.
+        columns: what the inputs are called, where they have names.
+        committed: the last step that the party had committed when the attempt began.
     """
 
     secret: Secret
@@ -172,6 +176,9 @@ class OwnRows:
     classes: int = 0
     top: str | nn.Module = ""
     device: str = "cpu"
+    names: tuple[str | int, ...] = ()
+    columns: tuple[str, ...] = ()
+    committed: int = 0
 
     def digest(self) -> str:
         """SHA-256 of the inputs, by which a party knows whether its rows changed."""
@@ -207,6 +214,18 @@ class WholeNetwork(Protocol):
 
     def outputs(self, exchange: Exchange) -> Tensor | None:
         """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
+
+    def reveals(self, exchange: Exchange) -> bool:
+        """Whether the exchange discloses what a training must not disclose twice.
+
+        Everybody saves before it, and `everybody_saved` then lets everybody commit that.
+        """
+
+    def everybody_saved(self, commit: Callable[[], None]) -> None:
+        """Before what `reveals`: wait until all have saved, and commit; the label party first."""
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        """What the training promises to whoever has a row in it."""
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         """At the label party: send both others what an epoch's validation led to."""
@@ -272,16 +291,23 @@ class SecureMode:
 
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
+        reveals_model: whether everybody with columns has the whole model in the end.
         shares_weights: whether no feature party has a bottom of its own, and nobody a cut.
         whole_network: whether nobody has any layer, the top included; `outer_network` and
             `middle_network` then stand in the place of both ends of a round.
     """
 
     needs_keys: ClassVar[bool] = False
+    reveals_model: ClassVar[bool] = False
     shares_weights: ClassVar[bool] = False
     whole_network: ClassVar[bool] = False
 
     # Who takes part, what is promised and refused.
+
+    @property
+    def divides_rows(self) -> bool:
+        """Whether each party has rows of its own, with all columns and labels."""
+        return False
 
     def third_party(self, label_party: str) -> str | None:
         """Who has no columns and only helps; None where there is no such party."""
@@ -480,6 +506,7 @@ SECURE: Registry[SecureMode] = Registry(
         "sum": "vfl.mpc.secure.sum:MaskedSum",
         "beaver": "vfl.mpc.secure.beaver:Beaver",
         "permuted": "vfl.mpc.secure.permuted:Permuted",
+        "pea": "vfl.mpc.secure.pea:Pea",
     },
     group="vfl.secure",
 )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 
 from vfl import defenses
 from vfl.config import DataSettings, Experiment, check_one_process, read_party_file
-from vfl.config.experiment import check_bins_of_parties, is_file_of_party
+from vfl.config.experiment import PartySettings, check_bins_of_parties, is_file_of_party
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, VFLError
 from vfl.core.storage import joint_digest, locked, weights_digest
@@ -19,17 +20,18 @@ from vfl.datasets import (
     Fold,
     PartyData,
     SetFormat,
+    Split,
     TableFormat,
     load_bundled,
     load_table,
 )
 from vfl.datasets.doubts import doubts, idle_columns
 from vfl.datasets.files import column_names
-from vfl.datasets.load import OwnTable, load_parties
+from vfl.datasets.load import OwnTable, load_own, load_parties
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
-from vfl.session.party_folder import table_format
+from vfl.session.party_folder import require_numbers, table_format
 from vfl.session.progress import ProgressReport, Tell
 from vfl.training.local import LocalSession, Options
 from vfl.training.several_tasks import SeveralTasksSession
@@ -52,6 +54,8 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         DataError: see `vfl.datasets`.
     """
     check_one_process(experiment)
+    if secure.make(experiment.secure).divides_rows:
+        return _rows_apart(experiment, download=download)
     data, label, seed = experiment.data, experiment.label, experiment.seed
     fold = Fold(data.fold, data.folds) if data.folds else None
     if not experiment.is_table:
@@ -100,6 +104,62 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         fold,
         more,
     )
+
+
+def _rows_apart(experiment: Experiment, *, download: bool) -> dict[str, PartyData]:
+    """Rows of each party's own: of its own table, or an even share of the training rows of one.
+
+    The test rows are the label party's.
+
+    Raises:
+        ConfigError: columns of a party, where every party has all of them.
+        ExposedCutError: what the mode refuses, a label party without rows among it.
+        DataError: see `load_data`.
+    """
+    data, label = experiment.data, experiment.label
+    secure.make(experiment.secure).refuse(experiment)
+    for name, party in experiment.parties.items():
+        if party.columns or data.alignment:
+            raise ConfigError(
+                "parties with rows of their own have all columns, and no row in common",
+                where=f"parties.{name}.columns" if party.columns else "data.alignment",
+                fix="leave it out, or secure = 'pea:divided=columns'",
+            )
+    if tables := own_tables(experiment):
+        return {name: _own_rows(name, table, experiment) for name, table in tables.items()}
+    alone = experiment.model_copy(
+        update={"parties": {label.party: PartySettings(width=1)}, "secure": "none", "dp": None}
+    )
+    (whole,) = load_data(alone, download=download).values()
+    parts = np.array_split(whole.split.train, len(experiment.parties))
+    nothing = np.empty(0, dtype=np.int64)
+    return {
+        name: replace(
+            whole,
+            name=name,
+            split=Split(part, nothing, whole.split.test if name == label.party else nothing),
+        )
+        for name, part in zip(experiment.parties, parts, strict=True)
+    }
+
+
+def _own_rows(name: str, table: OwnTable, experiment: Experiment) -> PartyData:
+    data, label = experiment.data, experiment.label
+    found = load_own(
+        name,
+        table.source,
+        table.id_column,
+        table.columns or ("*",),
+        label.column,
+        label.task,
+        experiment.seed,
+        data.validation,
+        data.test if name == label.party else 0.0,
+        table.shape,
+        table.form,
+    )
+    require_numbers(found)
+    return found
 
 
 def _format(data: DataSettings) -> TableFormat:
@@ -282,7 +342,12 @@ def train(
             known = figures if party == label else tasks.get(party)
             tested = session.label.tested if party == label else []
             PartyFolder(folder.party(party)).save(
-                own, session.terms, weights[party], known, torch.cat(tested) if tested else None
+                own,
+                session.terms,
+                weights[party],
+                known,
+                torch.cat(tested) if tested else None,
+                session.label.privacy() if session.label.terms.secure != "none" else None,
             )
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())

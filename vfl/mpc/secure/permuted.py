@@ -13,9 +13,8 @@ The label party has the only streams. What the two others say to each other pass
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,15 +23,22 @@ from torch import Tensor, nn
 
 from vfl import models
 from vfl.config import TrainSettings
-from vfl.core.errors import ExposedCutError, RunFolderError, WidthError
+from vfl.core.errors import ExposedCutError, WidthError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import Split
 from vfl.models.mlp import IdentityBottom, MLPBottom
 from vfl.mpc.network import Layer
-from vfl.mpc.party import Party, traffic
+from vfl.mpc.party import Party
 from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
-from vfl.mpc.rules import NAMES, P1, P2, Mode, Rules
-from vfl.mpc.secure.base import KeyedMode, check_training, offers_bytes
+from vfl.mpc.rules import P1, P2, Mode, Rules
+from vfl.mpc.secure.base import (
+    Account,
+    KeyedMode,
+    check_training,
+    offers_bytes,
+    refuse_work_on_cuts,
+    require_same_rows,
+)
 from vfl.mpc.secure.description import (
     COLUMNS_BYTES,
     FACTS_BYTES,
@@ -52,6 +58,7 @@ from vfl.mpc.three_party import (
     whole_network,
 )
 from vfl.mpc.trio import Star, make_party
+from vfl.privacy import PrivacyStatement
 from vfl.session.exchange import Compute, expect
 from vfl.session.schedule import Exchange
 from vfl.session.secure import (
@@ -145,21 +152,7 @@ class Permuted(KeyedMode):
         _check_roles(agreed, self._dealer)
         _check_bottoms(agreed.merge, agreed.parties)
         check_training(agreed.train)
-        wanted = {"codec": "none", "defense": "none"}
-        reason = "no party has a cut here that it could work on"
-        for name, value in wanted.items():
-            if (got := getattr(agreed, name)) != value:
-                raise ExposedCutError(
-                    f"a {name} has nothing to do: {reason}",
-                    got=f"{name} = '{got}'",
-                    want=f"{name} = '{value}'",
-                )
-        if agreed.train.precision != "float32":
-            raise ExposedCutError(
-                "shares are numbers of a ring, whose precision is that of the mode",
-                got=f"train.precision = '{agreed.train.precision}'",
-                want="train.precision = 'float32', and bits of the mode",
-            )
+        refuse_work_on_cuts(agreed)
         if agreed.validation and not self._validate:
             raise ExposedCutError(
                 "outputs of every epoch are as many equations for the validation rows' columns",
@@ -238,8 +231,7 @@ class _End:
         self._label_role = self._roles.index(terms.label_party)
         self._rows = rows
         self._digest = rows.digest()
-        self._seen: Counter[tuple[str, str]] = Counter()
-        self._revealed: dict[tuple[str, str], Revealed] = {}
+        self._account = Account(party, self._roles)
         self._facts: Facts | None = None
         self._network: ThreePartyNetwork | None = None
 
@@ -312,23 +304,23 @@ class _End:
         return {
             "network": self._begun.state_dict(),
             "inputs": self._digest,
-            "revealed": [asdict(one) for one in self._revealed.values()],
+            "revealed": self._account.state(),
         }
 
     def revealed(self) -> list[Revealed]:
-        return list(self._revealed.values())
+        return self._account.revealed()
 
     def traffic(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "party": self.party,
-                "receiver": self._roles[NAMES.index(row.receiver)],
-                "phase": row.phase,
-                "frames": row.frames,
-                "wire_bytes": row.wire_bytes,
-            }
-            for row in traffic(self._begun.party)
-        ]
+        return self._account.traffic(self._begun.party)
+
+    def reveals(self, exchange: Exchange) -> bool:
+        return False
+
+    def everybody_saved(self, commit: Callable[[], None]) -> None:
+        raise AssertionError("nothing is revealed that must not be revealed anew")
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return ()
 
     @property
     def _begun(self) -> ThreePartyNetwork:
@@ -387,34 +379,13 @@ class _End:
         return targets_of(self._rows.labels[train], self._rows.classes)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        if state["inputs"] != self._digest:
-            raise RunFolderError(
-                f"the rows of party '{self.party}' changed since the checkpoint",
-                got=f"inputs {self._digest[:8]}...",
-                want=f"inputs {state['inputs'][:8]}...",
-                fix="put the table back as it was, or train anew",
-            )
+        require_same_rows(self.party, self._digest, state["inputs"])
         self._begun.load_state_dict(state["network"])
-        for one in state["revealed"]:
-            kept = Revealed(**one)
-            self._revealed[kept.phase, kept.what] = kept
-        self._seen = self._counted()
-
-    def _counted(self) -> Counter[tuple[str, str]]:
-        leaks = self._begun.party.leakage.leaks()
-        return Counter({(leak.what, leak.where): leak.elements for leak in leaks})
+        self._account.restore(state["revealed"], self._begun.party)
 
     def _note(self, phase: str) -> None:
         """What was learned since the last call belongs to this phase."""
-        found = self._counted()
-        for (what, where), elements in (found - self._seen).items():
-            said = f"{what}, {where}"
-            before = self._revealed.get((phase, said))
-            times, values = (before.times, before.values) if before else (0, 0)
-            self._revealed[phase, said] = Revealed(
-                self.party, said, "all", phase, times + 1, values + elements
-            )
-        self._seen = found
+        self._account.note(self._begun.party, phase)
 
 
 class OuterNetwork(_End):

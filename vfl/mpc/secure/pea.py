@@ -1,0 +1,815 @@
+"""``secure = "pea"``: rows that nobody shows train a linear classifier, with noise of every holder.
+
+The protocols of PEA (2022), corrected, as a mode of a session; `vfl.mpc.secure_dpsgd` has them. Two
+to eight parties hold shares: all of [parties], and the label party. A third party without data
+deals. The label party has the only streams; what the others say to each other passes it sealed.
+
+    divided = "rows"      each holder has all columns and the labels of rows of its own
+    divided = "columns"   the holders have different columns of the same rows, one of them labels
+
+Only the model is revealed, once, to the holders: whatever an attempt that broke off has computed
+stays shares. Keys of masks are new in each attempt, and so is the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor, nn
+
+from vfl import models
+from vfl.config.toml import Settings
+from vfl.core.errors import (
+    DataError,
+    DisagreementError,
+    ExposedCutError,
+    PrivacyError,
+    ProtocolError,
+)
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
+from vfl.core.registry import require_choice, require_range
+from vfl.core.seeds import Secret
+from vfl.datasets import Split
+from vfl.datasets.alignment.protocols import Send
+from vfl.models.mlp import IdentityBottom
+from vfl.mpc.many_parties import MOST_HOLDERS, Member
+from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
+from vfl.mpc.secure.base import (
+    Account,
+    KeyedMode,
+    check_training,
+    offers_bytes,
+    refuse_work_on_cuts,
+    require_same_rows,
+)
+from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
+from vfl.mpc.secure_dpsgd import (
+    Form,
+    SecureSgd,
+    SharedRows,
+    first_weights,
+    model_inputs,
+    shared_columns,
+    shared_rows,
+    train_step,
+)
+from vfl.mpc.shares import SharedTensor
+from vfl.mpc.trio import Star
+from vfl.privacy import PrivacyStatement
+from vfl.session.exchange import Compute, expect
+from vfl.session.private import PrivacyPlan
+from vfl.session.relay import SealedLinks, Switchboard
+from vfl.session.schedule import Exchange
+from vfl.session.secure import (
+    EVALUATE,
+    SETUP,
+    TRAIN,
+    Agreed,
+    Happened,
+    Limits,
+    LocalStreams,
+    OwnRows,
+    Revealed,
+    WholeNetwork,
+)
+from vfl.session.terms import Terms
+
+Divided = Literal["rows", "columns"]
+
+#: Frames that may be on their way unread in one direction: the dealer's of one step, and others'.
+_WINDOW_FRAMES = 128
+#: What a party says of its rows, and what the label party says of everybody's.
+_OWN_BYTES, _FACTS_BYTES = 1 << 9, 1 << 14
+_STEP = 1
+#: Ring elements that one frame has at most for each number of a batch: the products of bits.
+_BATCH_WORDS = 192
+#: What a holder has at once of each input, and of each number of a batch, in ring elements.
+_ROW_COPIES, _BATCH_COPIES = 6, 1024
+#: How long a thread waits for another one.
+_LOCAL_S = 600.0
+
+
+class OwnFacts(Settings):
+    """What a holder says of its rows.
+
+    Attributes:
+        rows: it trains on.
+        columns: it has.
+        names: digest of what they are called; empty where each has others.
+    """
+
+    rows: int = Field(ge=0, lt=2**32)
+    columns: int = Field(ge=0, lt=2**24)
+    names: str = Field(default="", max_length=64)
+
+
+class Facts(Settings):
+    """What all must know alike beside the terms of the session.
+
+    Attributes:
+        holders: what each says of its rows, by role.
+        classes: what the labels' codes stand for.
+        asked: rows of the label party that are asked about.
+    """
+
+    holders: tuple[OwnFacts, ...] = Field(min_length=2, max_length=MOST_HOLDERS)
+    classes: tuple[int | str, ...] = Field(min_length=2, max_length=1024)
+    asked: int = Field(ge=0, lt=2**32)
+
+
+@dataclass(frozen=True, slots=True)
+class PeaLayers:
+    """The sizes of a session, which say how large a frame may be.
+
+    Attributes:
+        training_rows: of all parties together.
+        columns, classes: of the model.
+        batch_rows: most of a step.
+    """
+
+    training_rows: int
+    columns: int
+    classes: int
+    batch_rows: int
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model."""
+        return (self.columns + 1) * self.classes
+
+    def memory_bytes(self, rows: int) -> int:
+        """About what a holder has at once."""
+        held = _ROW_COPIES * self.training_rows * (self.columns + self.classes + 1)
+        batch = self.batch_rows * (_BATCH_COPIES * self.classes + 4 * self.columns)
+        return ELEMENT_BYTES * (held + batch)
+
+    def wire_bytes(self, rows: int, trains: bool) -> int:
+        """Not known before: how many rows a step has is drawn."""
+        return 0
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of the largest message."""
+        inputs = self.training_rows * (self.columns + 1)
+        batch = self.batch_rows * max(_BATCH_WORDS * self.classes, self.columns + 1)
+        return ELEMENT_BYTES * max(inputs, batch, 4 * self.parameters, 1024)
+
+
+class Pea(KeyedMode):
+    """Rows that nobody shows train a linear classifier, with noise of every holder.
+
+    Args:
+        dealer: who deals; a party without data.
+        divided: "rows" where each holder has all columns of rows of its own; "columns" where they
+            have different columns of the same rows.
+        form: of the inverse roots; see `vfl.mpc.secure_dpsgd.inverse_root`.
+        longest: bound of a row's norm; its owner scales a longer one down.
+
+    >>> Pea(dealer="notary").third_party("bank"), Pea().divides_rows
+    ('notary', True)
+    """
+
+    shares_weights: ClassVar[bool] = True
+    whole_network: ClassVar[bool] = True
+    reveals_model: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dealer: str = "dealer",
+        divided: Divided = "rows",
+        form: Form = "polynomial",
+        longest: float = 8.0,
+    ) -> None:
+        require_choice("divided", divided, ("rows", "columns"))
+        require_choice("form", form, ("polynomial", "permuted"))
+        self._dealer, self.form, self.longest = dealer, form, longest
+        self._divided = divided
+
+    @property
+    def divides_rows(self) -> bool:
+        return self._divided == "rows"
+
+    def third_party(self, label_party: str) -> str | None:
+        return self._dealer
+
+    def holders(self, agreed: Agreed) -> list[str]:
+        """Who has shares, in the order of their roles; the dealer's role is behind them."""
+        return list(dict.fromkeys([*agreed.parties, agreed.label_party]))
+
+    def refuse(self, agreed: Agreed) -> None:
+        holders = self.holders(agreed)
+        require_range("parties", len(holders), 2, MOST_HOLDERS)
+        if self._dealer in holders:
+            raise ExposedCutError(
+                "who deals has no data, or it could undo masks",
+                got=f"dealer '{self._dealer}'",
+                want="secure = 'pea:dealer=NAME' with a further party",
+            )
+        if self.divides_rows and agreed.label_party not in agreed.parties:
+            raise ExposedCutError(
+                "every holder has rows with all columns, the label party too",
+                got=f"label.party = '{agreed.label_party}', which is not in [parties]",
+                want=f"[parties.{agreed.label_party}], or secure = 'pea:divided=columns'",
+            )
+        _check_model(agreed)
+        check_training(agreed.train)
+        refuse_work_on_cuts(agreed)
+        if agreed.validation:
+            raise ExposedCutError(
+                "only the last model is revealed, so that no epoch can be judged",
+                got=f"data.validation = {agreed.validation}",
+                want="data.validation = 0",
+            )
+        _check_dp(agreed)
+
+    def promise(self, agreed: Agreed) -> str:
+        holders = ", ".join(self.holders(agreed))
+        seen = f"{self._dealer} sees the norms of gradients in an order it does not know"
+        seen = seen if self.form == "permuted" else f"{self._dealer} sees no value"
+        return (
+            f"{holders} learn the model at the end, and no row, gradient or earlier model of each "
+            f"other; {seen}, unless it colludes with all holders but one or one does not follow "
+            "the protocol"
+        )
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        """Who learned which sizes; `WholeNetwork.revealed` has what the values themselves tell."""
+        for name in (*self.holders(terms), self._dealer):
+            yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
+
+    def window_frames(self, train: Any) -> int:
+        return _WINDOW_FRAMES
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        up = {Kind.PROTOCOL: max(OFFER_BYTES, _OWN_BYTES)}
+        down = {Kind.PROTOCOL: max(offers_bytes(terms), _FACTS_BYTES)}
+        if layers is not None:
+            sizes: PeaLayers = layers[party]
+            both = {Kind.PROTOCOL: max(up[Kind.PROTOCOL], sizes.frame_bytes) + TAG_BYTES}
+            up, down = both, dict(both)
+        return up, down
+
+    def outer_network(
+        self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
+    ) -> WholeNetwork:
+        multiply_on(Compute(rows.device).device)
+        return OuterHolder(self, party, terms, rows, keys, stream)
+
+    def middle_network(
+        self,
+        terms: Terms,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+    ) -> WholeNetwork:
+        multiply_on(Compute(rows.device).device)
+        return MiddleHolder(self, terms, rows, attempt, streams, receive_any)
+
+    def local_streams(self, terms: Terms) -> LocalStreams:
+        return Star([*self.holders(terms), self._dealer], terms.label_party, _LOCAL_S)
+
+
+class _End:
+    """What the ends of all parties do alike."""
+
+    def __init__(self, mode: Pea, party: str, terms: Terms, rows: OwnRows) -> None:
+        self.party = party
+        self._mode, self._terms, self._rows = mode, terms, rows
+        self._holders = mode.holders(terms)
+        self._roles = [*self._holders, str(mode.third_party(terms.label_party))]
+        self._role = self._roles.index(party)
+        self._label_role = self._roles.index(terms.label_party)
+        self._digest = rows.digest()
+        self._account = Account(party, self._roles)
+        self._facts: Facts | None = None
+        self._member: Member | None = None
+        self._plan: PrivacyPlan | None = None
+        self._sgd: SecureSgd | None = None
+        self._shared: SharedRows | None = None
+        self._share: SharedTensor | None = None
+        self._model: Tensor | None = None
+        self._trained, self._noise = 0, Secret.fresh()
+
+    @property
+    def split(self) -> Split:
+        facts, nothing = self._agreed, np.empty(0, dtype=np.int64)
+        trains = self._terms.mode == "train"
+        train = np.arange(self._training_rows(facts)) if trains else nothing
+        return Split(train, nothing, np.arange(facts.asked))
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        links, facts, session, attempt = self._join()
+        self._facts = facts
+        member = self._member = Member(self._role, links, len(self._holders))
+        about = {"terms": self._terms.digest(), "facts": facts.model_dump(mode="json")}
+        member.agree(about, session, attempt)
+        if self._terms.mode != "train":
+            self._model = None if not weights else weights[_MODEL]
+            return
+        plan = self._plan = PrivacyPlan.of(self._terms, self._training_rows(facts))
+        assert plan is not None, "a mode that needs [dp]"
+        self._sgd = self._settings(facts, plan)
+        self._trained = 0 if state is None else int(state["trained"])
+        self._refuse_again(plan.steps)
+        self._shared = self._share_rows(member, self._sgd, facts)
+        self._share = first_weights(member, self._sgd)
+        if state is not None:
+            require_same_rows(self.party, self._digest, state["inputs"])
+            self._share = replace(self._share, share=state["share"])
+            self._model = state["model"]
+            self._account.restore(state["revealed"], member)
+        self._account.note(member, SETUP)
+
+    def train(self, exchange: Exchange) -> None:
+        member, sgd, shared = self._begun, self._sgd, self._shared
+        assert sgd is not None, "a training has begun"
+        assert shared is not None, "a training has begun"
+        assert self._share is not None, "a training has begun"
+        batch = torch.from_numpy(exchange.rows)
+        self._share = train_step(member, sgd, self._share, shared, batch, self._noise)
+        self._trained += 1
+        self._wait_for_the_dealt(member)
+        self._account.note(member, TRAIN)
+
+    def outputs(self, exchange: Exchange) -> Tensor | None:
+        if self.reveals(exchange) and self._model is None:
+            assert self._share is not None, "a training has begun"
+            self._model = self._begun.reveal(self._share, "model")
+        found = self._answers(exchange)
+        self._account.note(self._begun, EVALUATE)
+        return found
+
+    def reveals(self, exchange: Exchange) -> bool:
+        plan = self._plan
+        return plan is not None and exchange.step == plan.steps and not exchange.trains
+
+    def everybody_saved(self, commit: Callable[[], None]) -> None:
+        channels, label = self._begun.channels, self._label_role
+        saved, go_on = self._begun.next_number(), self._begun.next_number()
+        others = [role for role in range(len(self._roles)) if role != label]
+        if self._role != label:
+            channels[label].send_bytes(b"", saved, "online")
+            channels[label].receive_bytes(go_on, 0)
+            commit()
+            return
+        for role in others:
+            channels[role].receive_bytes(saved, 0)
+        commit()
+        for role in others:
+            channels[role].send_bytes(b"", go_on, "online")
+
+    def weights(self) -> dict[str, Tensor]:
+        return {} if self._model is None else {_MODEL: self._model}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        raise AssertionError("the last weights stay, for no epoch is judged")
+
+    def training_state(self) -> dict[str, Any]:
+        assert self._share is not None, "a training has begun"
+        return {
+            "share": self._share.share,
+            "model": self._model,
+            "trained": self._trained,
+            "inputs": self._digest,
+            "revealed": self._account.state(),
+        }
+
+    def revealed(self) -> list[Revealed]:
+        return self._account.revealed()
+
+    def traffic(self) -> list[dict[str, Any]]:
+        return self._account.traffic(self._begun)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        facts = self._facts
+        plan = None if facts is None else PrivacyPlan.of(self._terms, self._training_rows(facts))
+        if plan is None:  # nothing is known of rows that this session has not
+            return ()
+        hidden, left_out = "nobody else knows which rows a batch had", len(self._holders) // 3
+        noise = "no holder leaves its noise out"
+        if left_out:
+            noise = f"at most {left_out} of {len(self._holders)} holders leave their noise out"
+        assumes = (
+            hidden,
+            "the numbers of rows are public",
+            noise,
+            "all parties follow the protocol otherwise, and the dealer colludes with nobody",
+            "means and deviations of columns and the choice of settings are not counted",
+        )
+        return (replace(plan.statement(plan.steps), assumes=assumes),)
+
+    def send_verdict(self, verdict: bytes, step: int) -> None:
+        raise AssertionError("no epoch is judged")
+
+    def receive_verdict(self) -> bytes:
+        raise AssertionError("no epoch is judged")
+
+    # What the above is made of.
+
+    @property
+    def _agreed(self) -> Facts:
+        assert self._facts is not None, "an attempt has begun"
+        return self._facts
+
+    @property
+    def _begun(self) -> Member:
+        assert self._member is not None, "an attempt has begun"
+        return self._member
+
+    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
+        """Links, what all know alike, and which attempt of which session it is."""
+        raise NotImplementedError
+
+    def _training_rows(self, facts: Facts) -> int:
+        rows = [one.rows for one in facts.holders]
+        return sum(rows) if self._mode.divides_rows else rows[self._label_role]
+
+    def _columns(self, facts: Facts) -> int:
+        columns = [one.columns for one in facts.holders]
+        return columns[0] if self._mode.divides_rows else sum(columns)
+
+    def _settings(self, facts: Facts, plan: PrivacyPlan) -> SecureSgd:
+        dp, mode = self._terms.dp, self._mode
+        assert dp is not None, "a mode that needs [dp]"
+        rows = [one.rows for one in facts.holders]
+        if not mode.divides_rows:  # all have the same
+            rows = [plan.rows, *[0] * (len(rows) - 1)]
+        return SecureSgd(
+            rows=tuple(rows),
+            columns=self._columns(facts),
+            classes=len(facts.classes),
+            steps=plan.steps,
+            batch_size=plan.batch_size,
+            learning_rate=self._terms.train.learning_rate,
+            clip=dp.clip,
+            noise=plan.noise,
+            longest=mode.longest,
+            form=mode.form,
+        )
+
+    def _own(self) -> OwnFacts:
+        """What this party says of itself, if it holds shares."""
+        rows, inputs = self._rows, self._rows.inputs
+        assert rows.split is not None, "a holder has rows"
+        trains = self._terms.mode == "train"
+        names = ""
+        if self._mode.divides_rows:
+            names = hashlib.sha256(json.dumps(rows.columns).encode()).hexdigest()
+        return OwnFacts(
+            rows=len(rows.split.train) if trains else 0,
+            columns=0 if inputs is None else inputs[0].numel(),
+            names=names,
+        )
+
+    def _tell_sizes(self, facts: Facts) -> None:
+        """What follows for frames and memory; the party's own file may refuse it."""
+        rows = self._training_rows(facts)
+        plan = PrivacyPlan.of(self._terms, rows) if self._terms.mode == "train" else None
+        sizes = PeaLayers(
+            training_rows=rows,
+            columns=self._columns(facts),
+            classes=len(facts.classes),
+            batch_rows=facts.asked if plan is None else plan.most_rows,
+        )
+        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
+            raise ProtocolError(
+                "the inputs of all rows fit no frame",
+                got=f"{sizes.frame_bytes} bytes",
+                want=f"at most {LIMIT_BYTES} bytes",
+                fix="fewer rows or columns",
+            )
+        self._rows.agreed({name: sizes for name in self._roles if name != self._terms.label_party})
+
+    def _refuse_again(self, last: int) -> None:
+        """Refuse to train anew what may have been revealed: another noise would be averaged out."""
+        if self._rows.committed >= last > self._trained:
+            raise PrivacyError(
+                "the model of this training may have been revealed, and a second one would cost "
+                "privacy that is not counted",
+                where=f"party '{self.party}'",
+                got=f"a restart from step {self._trained}",
+                want=f"from step {last}, where all parties have saved",
+                fix="put the checkpoint back from a copy, or train under another name",
+            )
+
+    def _share_rows(self, member: Member, sgd: SecureSgd, facts: Facts) -> SharedRows:
+        inputs = labels = None
+        if not member.deals and self._rows.split is not None:
+            train = torch.from_numpy(self._rows.split.train)
+            if self._rows.inputs is not None:
+                inputs = self._rows.inputs.double().flatten(1)[train]
+            if self._rows.labels is not None:
+                labels = self._codes(facts)[train]
+        if not self._mode.divides_rows:
+            columns = [one.columns for one in facts.holders]
+            return shared_columns(member, sgd, columns, self._label_role, inputs, labels)
+        own = None
+        if not member.deals:
+            assert inputs is not None, "a holder has columns"
+            assert labels is not None, "and labels"
+            own = inputs, labels
+        return shared_rows(member, sgd, own)
+
+    def _codes(self, facts: Facts) -> Tensor:
+        """The own labels in the codes of all."""
+        labels, known = self._rows.labels, {name: at for at, name in enumerate(facts.classes)}
+        assert labels is not None, "whose codes they are"
+        unknown = sum(name not in known for name in self._rows.names)
+        if unknown:
+            raise DataError(
+                f"party '{self.party}' has classes that the label party has not",
+                got=f"{unknown} of {len(self._rows.names)} classes unknown",
+                fix="rows of every class at the label party, written in one way everywhere",
+            )
+        places = torch.tensor([known[name] for name in self._rows.names], dtype=torch.int64)
+        return places[labels]
+
+    def _wait_for_the_dealt(self, member: Member) -> None:
+        """The dealer is asked nothing, and would else deal all steps ahead of the others."""
+        number, last = member.next_number(), len(self._holders) - 1
+        if self._role == last:
+            member.channels[member.dealer].send_bytes(b"", number, "online")
+        elif member.deals:
+            member.channels[last].receive_bytes(number, 0)
+
+    def _answers(self, exchange: Exchange) -> Tensor | None:
+        """The outputs of some rows at the label party, axes (rows, classes)."""
+        index, part = exchange.rows, None
+        apart = self._mode.divides_rows
+        has_rows = self._role == self._label_role or not apart
+        if has_rows and self._model is not None and self._rows.inputs is not None:
+            part = self._outputs(self._model, index)
+        if apart:
+            return part
+        member, shape = self._begun, (len(index), len(self._agreed.classes))
+        shares = [
+            member.share(role, shape, part if role == self._role else None, "outputs").share
+            for role, one in enumerate(self._agreed.holders)
+            if one.columns
+        ]
+        total = SharedTensor(torch.stack(shares).sum(0), member.bits)
+        found = member.reveal(total, f"{exchange.phase} outputs", to=self._label_role)
+        if found is None or self._model is None:
+            return None
+        return found + self._model[-1]
+
+    def _outputs(self, model: Tensor, index: np.ndarray) -> Tensor:
+        """This party's columns' part in the outputs; with the bias where it has all columns."""
+        rows, facts, mode = self._rows, self._agreed, self._mode
+        assert rows.inputs is not None, "it has columns"
+        assert rows.split is not None, "it has rows"
+        phase = rows.split.test[index]
+        inputs = rows.inputs.double().flatten(1)[torch.from_numpy(phase)]
+        if mode.divides_rows:
+            return model_inputs(inputs, mode.longest) @ model[:-1] + model[-1]
+        columns = [one.columns for one in facts.holders]
+        start = sum(columns[: self._role])
+        holders = sum(1 for one in columns if one)
+        short = model_inputs(inputs, mode.longest, holders)
+        return short @ model[start : start + columns[self._role]]
+
+
+_MODEL = "weight"
+
+
+class OuterHolder(_End):
+    """The end of a party with a stream to the label party only: a holder, or the dealer.
+
+    Args:
+        mode, party, terms, rows, keys, stream: see `SecureMode.outer_network`.
+    """
+
+    def __init__(
+        self, mode: Pea, party: str, terms: Terms, rows: OwnRows, keys: Agreement, stream: Link
+    ) -> None:
+        super().__init__(mode, party, terms, rows)
+        self._keys, self._stream = keys, stream
+        self._links: SealedLinks | None = None
+
+    def end(self, report: Frame) -> list[Frame]:
+        assert self._links is not None, "an attempt has begun"
+        self._links.direct.send(report)
+        return [expect(self._links.direct, Kind.DONE, 0, "the label party")]
+
+    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
+        self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
+        offers = expect(self._stream, Kind.PROTOCOL, 0, "the label party").payload
+        seals, peers = _Seals(self.party, self._keys.keys(offers)), self._terms.peers
+        links = self._links = SealedLinks(self._stream, seals, peers, _WINDOW_FRAMES)
+        own = None
+        if self.party in self._holders:
+            own = self._own()
+            links.direct.send(Frame(Kind.PROTOCOL, _STEP, own.model_dump_json().encode()))
+        told = expect(links.direct, Kind.PROTOCOL, _STEP, "the label party").payload
+        facts = _read(Facts, bytes(told), "the label party")
+        self._check(facts, own)
+        self._tell_sizes(facts)
+        found: dict[int, Link] = {self._label_role: links.direct}
+        found |= {self._roles.index(name): link for name, link in links.others.items()}
+        binding = self._keys.binding
+        return found, facts, binding.session, binding.attempt
+
+    def _check(self, facts: Facts, own: OwnFacts | None) -> None:
+        """Compare what the label party says with what this party has."""
+        if len(facts.holders) != len(self._holders):
+            raise ProtocolError("the label party describes other parties than the terms have")
+        if own is not None and facts.holders[self._role] != own:
+            raise DisagreementError(
+                "the label party describes other rows than this party has",
+                got=f"{facts.holders[self._role].rows} rows",
+                want=f"{own.rows} rows",
+            )
+        _check_alike(self._mode, self._terms, facts)
+
+
+class MiddleHolder(_End):
+    """The end of the label party, a holder, which carries what the others say to each other.
+
+    Args:
+        mode, terms, rows, attempt, streams, receive_any: see `SecureMode.middle_network`.
+    """
+
+    def __init__(
+        self,
+        mode: Pea,
+        terms: Terms,
+        rows: OwnRows,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+    ) -> None:
+        super().__init__(mode, terms.label_party, terms, rows)
+        self._attempt, self._streams = attempt, streams
+        self._board = Switchboard(streams, receive_any, lambda one, two: one != two, _WINDOW_FRAMES)
+        _check_classes(rows)
+        _check_top(rows.top)
+
+    def end(self, report: Frame) -> list[Frame]:
+        last = [self._board.links[name].receive() for name in self._terms.peers]
+        for stream in self._streams.values():
+            stream.send(report)
+        return last
+
+    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
+        links, holders = self._board.links, []
+        offers = b"".join(
+            expect(links[name], Kind.PROTOCOL, 0, f"party '{name}'").payload
+            for name in self._terms.peers
+        )
+        for stream in self._streams.values():
+            stream.send(Frame(Kind.PROTOCOL, 0, offers))
+        for name in self._holders:
+            if name == self.party:
+                holders.append(self._own())
+                continue
+            told = expect(links[name], Kind.PROTOCOL, _STEP, f"party '{name}'").payload
+            holders.append(_read(OwnFacts, bytes(told), f"party '{name}'"))
+        assert self._rows.split is not None, "the label party has rows"
+        asked = len(self._rows.split.test)
+        classes = self._rows.names or tuple(range(self._rows.classes))  # of rows without labels
+        facts = Facts(holders=tuple(holders), classes=classes, asked=asked)
+        _check_alike(self._mode, self._terms, facts)
+        described = facts.model_dump_json().encode()
+        if len(described) > _FACTS_BYTES:
+            raise ProtocolError(
+                "the names of all classes are too long to be told",
+                got=f"{len(described)} bytes",
+                want=f"at most {_FACTS_BYTES} bytes",
+            )
+        self._tell_sizes(facts)
+        for stream in self._streams.values():
+            stream.send(Frame(Kind.PROTOCOL, _STEP, described))
+        return (
+            {self._roles.index(name): link for name, link in links.items()},
+            facts,
+            *self._attempt,
+        )
+
+
+class _Seals:
+    """Seals of a party by keys that were agreed on; see `vfl.session.relay.Seals`."""
+
+    def __init__(self, party: str, keys: Mapping[str, bytes]) -> None:
+        self.others = list(keys)
+        self._there = {name: Sealing(key, party, name) for name, key in keys.items()}
+        self._back = {name: Sealing(key, name, party) for name, key in keys.items()}
+
+    def offers(self) -> list[Send]:
+        return []  # these came before
+
+    def seal(self, sent: Send, about: bytes = b"") -> list[Send]:
+        return [Send(sent.to, self._there[sent.to].seal(sent.payload, about.decode()))]
+
+    def open(
+        self, sender: str, payload: bytes, about: bytes = b""
+    ) -> tuple[bytes | None, list[Send]]:
+        return self._back[sender].open(payload, about.decode()), []
+
+
+def _read(kind: type[Any], raw: bytes, sender: str) -> Any:
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError:
+        raise ProtocolError(
+            f"{sender} describes its rows in another form than this version reads",
+            fix="install the same vfl version at every party",
+        ) from None
+
+
+# What is refused.
+
+
+def _check_alike(mode: Pea, terms: Terms, facts: Facts) -> None:
+    """Every holder has the columns of all, or all have the same rows."""
+    if mode.divides_rows:
+        if len({(one.columns, one.names) for one in facts.holders}) > 1:
+            counts = ", ".join(str(one.columns) for one in facts.holders)
+            raise DisagreementError(
+                "the holders' tables have different columns",
+                got=f"{counts} columns, or others of the same number",
+                want="the same columns in the same order at every holder",
+                fix="[data] columns in each party's own file",
+            )
+        if terms.mode == "train" and any(not one.rows for one in facts.holders):
+            raise DisagreementError("a holder has no rows to train on")
+    elif len({one.rows for one in facts.holders}) > 1:
+        raise DisagreementError("the holders train on different rows")
+
+
+def _check_classes(rows: OwnRows) -> None:
+    if not rows.classes:
+        raise ExposedCutError(
+            "a row's gradient is clipped by the outputs of classes, and a regression has none",
+            got="label.task = 'regression'",
+            want="label.task = 'classification'",
+        )
+
+
+def _check_model(agreed: Agreed) -> None:
+    """Linear: every bottom hands its columns on, and the top has one output a class.
+
+    The top is the label party's alone to know, so that terms do not name it.
+    """
+    bottoms = [asked.bottom for asked in agreed.parties.values()]
+    plain = all(isinstance(models.make_bottom(spec), IdentityBottom) for spec in bottoms)
+    if agreed.merge != "concat" or not plain:
+        raise ExposedCutError(
+            "the model is one linear layer, which nobody has a part of",
+            got=f"merge = '{agreed.merge}', bottom = {', '.join(map(repr, bottoms))}",
+            want="merge = 'concat', bottom = 'identity' at every party, and label.top = 'linear'",
+        )
+
+
+def _check_top(top: str | nn.Module) -> None:
+    """Refuse a top that is no linear layer.
+
+    Raises:
+        ExposedCutError: with the one that can be.
+    """
+    if top != "linear":
+        raise ExposedCutError(
+            "the model is one linear layer, which nobody has a part of",
+            got=f"label.top = '{top if isinstance(top, str) else type(top).__name__}'",
+            want="label.top = 'linear'",
+        )
+
+
+def _check_dp(agreed: Agreed) -> None:
+    dp = agreed.dp
+    if dp is None:
+        raise PrivacyError(
+            "the model is revealed, and without noise it tells of rows",
+            where="dp",
+            want="[dp] with an epsilon, or a noise",
+            fix="-s dp.epsilon=1 -s dp.delta=1e-5",
+        )
+    wrong = {
+        "dp.clips": dp.clips and "norms of parties",
+        "dp.clip_by": dp.clip_by != "half" and dp.clip_by,
+        "dp.quantile": dp.quantile is not None and f"{dp.quantile}",
+        "dp.sampling": dp.sampling != "poisson" and dp.sampling,
+    }
+    for name, got in wrong.items():
+        if got:
+            raise PrivacyError(
+                "every gradient is clipped to one public norm, of rows that are drawn",
+                where=name,
+                got=str(got),
+                want="dp.clip, and dp.sampling = 'poisson'",
+            )
