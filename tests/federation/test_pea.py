@@ -83,7 +83,7 @@ def deployed(tmp_path_factory, experiment):
     places = {"north": label.path, "east": folder / "east", "south": folder / "south"}
     for start, name in enumerate(HOLDERS):
         rows[start::3].to_parquet(places[name] / SOURCE, index=False)
-    # Which rows a batch has follows from the label party's secret.
+    # Rows are drawn by the label party's secret and the name of the run.
     Secret.of_simulation(experiment.seed, "north").keep_at(label.path / "store" / INJECTED_SECRET)
     with ExitStack() as services:
         environment = services.enter_context(pytest.MonkeyPatch.context())
@@ -105,7 +105,7 @@ def models(path, places):
 
 def test_holders_train_what_one_process_trains(deployed, experiment, tmp_path):
     folder, label, places = deployed
-    path = federated.run_session(label, "train", "joint")
+    path = federated.run_session(label, "train", experiment.name)
     summary = RunFolder.open(path).summary()
     content = experiment.model_dump(exclude_none=True)
     content["data"] |= {"source": str(places["north"] / SOURCE), "id": "id"}
@@ -126,9 +126,9 @@ def test_holders_train_what_one_process_trains(deployed, experiment, tmp_path):
     alone = load_file(tmp_path / "joint" / "parties" / "east" / "weights.safetensors")["weight"]
     assert (found[0] - alone).abs().max() < 0.02 * alone.abs().max()
     assert not list((folder / "notary").rglob("*.safetensors")), "the dealer keeps nothing"
-    federated.run_session(label, "evaluate", "joint")
+    federated.run_session(label, "evaluate", experiment.name)
     assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
-    federated.run_session(label, "predict", "joint")
+    federated.run_session(label, "predict", experiment.name)
     assert len(pd.read_csv(path / "predictions.csv")) == 599
 
 
