@@ -84,8 +84,15 @@ def init(
     ] = None,
     label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
     dealer: Annotated[
-        str, typer.Option(help="A party without data that deals, for shared first layers.")
+        str, typer.Option(help="A party without data that deals, for what --secure says.")
     ] = "",
+    secure: Annotated[
+        str,
+        typer.Option(
+            help="With a dealer: beaver (first layers on shares), or pea (every party has rows of "
+            "its own, columns of all and labels, and DP-SGD runs on shares)."
+        ),
+    ] = "beaver",
     tasks: Annotated[
         list[str] | None,
         typer.Option(
@@ -133,6 +140,13 @@ def init(
             want="one name a party",
             fix="leave one of them out, or give the other party a name of its own",
         )
+    if secure not in ("beaver", "pea") or (secure == "pea" and not (dealer and not tables)):
+        raise ConfigError(
+            "that mode needs a dealer, and party files that you complete by hand",
+            where="--secure",
+            got=secure,
+            want="beaver, or pea with --dealer and without --from",
+        )
     columns = {label_party: label} | {name: own for name, own in map(_task_of, tasks or ())}
     further = [name for name in columns if name != label_party]
     given = (tables or [], ids or [], queries or [])
@@ -153,13 +167,17 @@ def init(
             "name": folder.resolve().name,
             **(
                 _shared(party, dealer)
+                if dealer and secure == "beaver"
+                else _rows_of_each([label_party, *party], dealer)
                 if dealer
                 else {"parties": {name: {} for name in [*party, *own_columns]}}
             ),
-            "data": _alignment_of(found) | (_GAPS if gaps else {}),
+            "data": _alignment_of(found)
+            | (_GAPS if gaps else {})
+            | ({"validation": 0} if secure == "pea" else {}),
             "label": {"party": label_party}
             | _task(found.get(label_party))
-            | ({"top": "linear"} if middle else {}),
+            | ({"top": "linear"} if middle or secure == "pea" else {}),
             **({"middle": {"party": middle}} if middle else {}),
             **({"tasks": [{"party": n} | _task(found.get(n)) for n in further]} if tasks else {}),
             "federation": {
@@ -172,13 +190,14 @@ def init(
         where="the arguments",
     )
     table = {"source": "data.csv", "id": "id"}
-    own: dict[str, dict[str, Any]] = {name: {"data": table} for name in party}
+    has = table | ({"columns": ["*"], "label": label or "label"} if secure == "pea" else {})
+    own: dict[str, dict[str, Any]] = {name: {"data": has} for name in party}
     own |= {dealer: {"role": "dealer"}} if dealer else {}
     own |= {middle: {"role": "middle"}} if middle else {}
     own |= {name: {"data": table | {"label": columns[name] or "label"}} for name in further}
     for position, settings in enumerate(own.values()):
         settings["node"] = {"superlink": superlink, "api_port": api_port + position}
-    own[label_party] = {"data": table | {"label": label or "label"}}
+    own[label_party] = {"data": has | {"label": label or "label"}}
     for name, one in found.items():
         own[name]["data"] = one.data
     usual = PartyFile.model_fields["consent"].default
@@ -464,6 +483,16 @@ def _shared(parties: list[str], dealer: str) -> dict[str, Any]:
         "secure": f"beaver:dealer={dealer}",
         "parties": {name: {"bottom": "mlp:hidden=none"} for name in parties},
         "train": {"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1},
+    }
+
+
+def _rows_of_each(parties: list[str], dealer: str) -> dict[str, Any]:
+    """Settings of an experiment on rows of each party; see docs/secure_dpsgd.md."""
+    return {
+        "secure": f"pea:dealer={dealer}",
+        "parties": {name: {"bottom": "identity"} for name in parties},
+        "train": {"optimizer": "sgd", "momentum": 0, "learning_rate": 1.0},
+        "dp": {"epsilon": 1.0, "delta": 1e-5},
     }
 
 

@@ -265,7 +265,8 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
         weighted = experiment.label.class_weight != "none"
         defense.prepare(defenses.LabelKind(classes, weighted, experiment.train.epochs))
     stated = list(map(str, defense.privacy()))
-    if experiment.dp is not None and data is not None:
+    apart = secure.make(experiment.secure).divides_rows
+    if experiment.dp is not None and data is not None and not apart:
         terms = Terms.of(experiment, "train", experiment.name)
         if (plan := PrivacyPlan.of(terms, len(data.split.train))) is not None:
             stated.append(
@@ -273,7 +274,8 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
                 f" noise {plan.noise:.4g} in all"
             )
     elif experiment.dp is not None:
-        stated.append("[dp] promises an epsilon that follows from the training rows")
+        whose = "training rows of all parties" if apart else "training rows"
+        stated.append(f"[dp] promises an epsilon that follows from the {whose}")
     return "; ".join(stated) or "promises nothing"
 
 
@@ -308,6 +310,8 @@ def _traffic(
     )
     if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
         steps, epochs = plan.a_epoch, plan.epochs
+    if secure.make(experiment.secure).divides_rows:  # how many rows others have is not known yet
+        return {"epochs": terms.train.epochs}
     facts = {"steps_per_epoch": steps, "epochs": epochs}
     if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
         return facts

@@ -35,6 +35,7 @@ from vfl.core.storage import close_to_others, private_folder, sweep, write_text
 from vfl.core.text import printable
 from vfl.core.version import VERSION
 from vfl.federation import bundle
+from vfl.session import secure
 from vfl.session.identity import Identity
 from vfl.session.secure import third_party
 from vfl.transport import expiry_warning, write_trial_certificates
@@ -221,6 +222,7 @@ def _write_readme(folder: Path, experiment: Experiment) -> None:
         experiment=experiment,
         features=experiment.feature_parties,
         dealer=third_party(experiment),
+        apart=secure.make(experiment.secure).divides_rows,
         middle=experiment.middle,
         tasks=experiment.tasks or (),
     )
