@@ -62,6 +62,23 @@ def test_a_dealer_has_a_folder_and_no_data(vfl, tmp_path):
     assert "pinned: bank" in told.out
 
 
+def test_a_project_on_rows_of_each_party(vfl, tmp_path):
+    asked = ("init", "loans", "--party", "shop", "--label-party", "bank", "--label", "paid")
+    assert vfl(*asked, "--secure", "pea").code == 2, "who deals is not said"
+    assert vfl(*asked, "--secure", "pea", "--dealer", "notary").code == 0
+    rows = "id,a,b,paid\n" + "".join(f"{row},{row % 7},{row % 3},{row % 2}\n" for row in range(60))
+    for folder in ("label", "shop"):
+        (tmp_path / "loans" / folder / "data.csv").write_text(rows)
+    told = vfl("check", "loans")
+    assert told.code == 0, told.err
+    assert "bank, shop learn the model at the end" in told.out
+    assert "training rows of all parties" in told.out
+    own = vfl("check", "loans/shop/party.toml")
+    assert own.code == 0, own.err
+    assert "rows                     60" in own.out
+    assert "shop (rows of its own)" in (tmp_path / "loans" / "README.md").read_text()
+
+
 ROLES = {
     "--middle": ("compute", {"middle": ("compute",)}, "the model between bottoms and head"),
     "--task": ("insurer", {"label_parties": ("insurer",)}, "labels of its own, a top model"),

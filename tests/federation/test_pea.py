@@ -117,6 +117,8 @@ def test_holders_train_what_one_process_trains(deployed, experiment, tmp_path):
     assert summary["test_accuracy"] > 0.8
     for fact in ("trust", "privacy", "steps"):
         assert summary[fact] == same[fact]
+    for way in ("bytes_up", "bytes_down"):  # but for the text of seconds in last words
+        assert summary[way] == pytest.approx(same[way], abs=20)
     sent = {each["receiver"]: each["frames"] for each in summary["traffic"]}
     assert sent == {
         each["receiver"]: each["frames"] for each in same["traffic"] if each["party"] == "north"

@@ -336,10 +336,15 @@ class LabelSession:
             waiting=WaitingFor(terms.mode, self._tell),
             partial=self._partial,
         ) as federation:
+            mode = secure.make(terms.secure)
             carried = terms.feature_parties if terms.middle is not None else ()
+            carried = terms.peers if mode.whole_network else carried
 
             def count(party: str, way: str, frame: Frame) -> None:
-                """Of what is carried for a middle each cut once; of other label parties nothing."""
+                """Of what is carried for a middle each cut once; of other label parties nothing.
+
+                Where nobody has a layer, all of it.
+                """
                 if not frame.branch or party in carried:
                     ledger(party, way, frame)
 
@@ -349,7 +354,6 @@ class LabelSession:
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
             more: dict[str, Any] = {"ledger": ledger}
             more |= {"on_epoch": self.folder.epoch} if trains else {"weights": folder.weights()}
-            mode = secure.make(terms.secure)
 
             def receive() -> tuple[str, Frame]:
                 return receive_any(links)
