@@ -1,8 +1,9 @@
 """DP-SGD on shares of many holders, beside the same training in clear.
 
-MNIST, each picture as means of four pixels, a part of the rows at each holder; where no folder of
-data sets is, handwritten digits of 64 pixels. All parties are threads of this process, so its
-seconds are those of all of them. The line is computed (docs/wan.md), without compute.
+MNIST, means of four pixels or other features of each picture, a part of the rows at each holder;
+where no folder of data sets is, handwritten digits of 64 pixels. All parties are threads of this
+process, so its seconds are those of all of them. The line is computed (docs/wan.md), without
+compute.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from benchmarks import harness
 from benchmarks.emulation import LinkModel, Wan
+from vfl import models
 from vfl.config.toml import Settings
-from vfl.core.errors import MissingDataError
+from vfl.core.errors import BadOptionError, MissingDataError
 from vfl.core.registry import require_choice
 from vfl.core.seeds import Secret, generator, use_one_thread
 from vfl.datasets.picture_sources import read_mnist
@@ -74,20 +76,34 @@ class SecureRow(Settings):
     deviation: float
 
 
-def pictures(rows: int) -> tuple[Rows, Rows]:
-    """Training and test rows, centred by a constant; inputs of axes (rows, columns), labels."""
+def pictures(rows: int, features: str = "means") -> tuple[Rows, Rows]:
+    """Training and test rows; inputs of axes (rows, columns), labels.
+
+    Args:
+        rows: for training, of MNIST.
+        features: "means" of four pixels, centred by a constant, or the spec of a bottom without
+            weights.
+    """
     try:
         found, labels, count = read_mnist("mnist", tuple(range(10))).read(limit=rows * 7 // 6)
         tensor = torch.from_numpy(found).double().div(255)
-        inputs = torch.nn.functional.avg_pool2d(tensor, 2).flatten(1)
+        inputs = torch.nn.functional.avg_pool2d(tensor, 2) if features == "means" else tensor
         truth = torch.from_numpy(labels)
     except MissingDataError:
         digits, plain = load_digits(return_X_y=True)
         order = torch.randperm(len(plain), generator=generator(0, "benchmark rows"))
         inputs, truth = torch.from_numpy(digits).div(16)[order], torch.from_numpy(plain)[order]
+        inputs = inputs.view(-1, 1, 8, 8)
         count = len(plain) * 4 // 5
-    inputs = inputs - 0.13
+    inputs = inputs.flatten(1) - 0.13 if features == "means" else _features(features, inputs)
     return (inputs[:count], truth[:count]), (inputs[count:], truth[count:])
+
+
+def _features(spec: str, inputs: Tensor) -> Tensor:
+    bottom = models.make_bottom(spec)
+    if not isinstance(bottom, models.FixedBottom):
+        raise BadOptionError("features have no weights", got=spec, want="means, or hog:cell=7")
+    return bottom.features(inputs).double()
 
 
 def accuracy(weights: Tensor, rows: Rows) -> float:
@@ -104,6 +120,7 @@ def bench_secure_dpsgd(
     *,
     starts: Sequence[str] = ("zero",),
     splits: Sequence[str] = ("even",),
+    features: str = "means",
     rows: int = ROWS,
     steps: int = STEPS,
     seeds: int = 3,
@@ -118,6 +135,7 @@ def bench_secure_dpsgd(
         epsilons: of a training.
         starts: see `SecureRow`.
         splits: likewise.
+        features: see `pictures`.
         rows: for training, of MNIST.
         steps: of a training.
         seeds: trainings of each kind, of other batches and noise.
@@ -129,7 +147,7 @@ def bench_secure_dpsgd(
         require_choice("start", start, STARTS)
     for split in splits:
         require_choice("split", split, SPLITS)
-    known, test = pictures(rows)
+    known, test = pictures(rows, features)
     kinds = [
         Kind(0, "polynomial", "even", "zero", epsilon, steps, seeds) for epsilon in epsilons
     ] + [
@@ -269,6 +287,7 @@ def main() -> None:
     add("--split", default="even", help=f"of {', '.join(SPLITS)}; %(default)s")
     add("--epsilon", default="1", help="of a training; %(default)s")
     add("--steps", type=int, default=STEPS, help="of a training; %(default)s")
+    add("--features", default="means", help="of four pixels, or hog:cell=7; %(default)s")
     add("--rows", type=int, default=ROWS, help="for training, of MNIST; %(default)s")
     add("--seeds", type=int, default=3, help="trainings of each kind; %(default)s")
     add("--wan", default="80mbps,40ms", help="every party's line; %(default)s")
@@ -280,6 +299,7 @@ def main() -> None:
             [float(each) for each in asked.epsilon.split(",")],
             starts=asked.start.split(","),
             splits=asked.split.split(","),
+            features=asked.features,
             rows=asked.rows,
             steps=asked.steps,
             seeds=asked.seeds,

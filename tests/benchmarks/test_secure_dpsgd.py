@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.emulation import Wan
-from benchmarks.secure_dpsgd import bench_secure_dpsgd, format_secure_dpsgd
+from benchmarks.secure_dpsgd import bench_secure_dpsgd, format_secure_dpsgd, pictures
 
 
 def test_every_kind_trains_and_is_counted(monkeypatch, tmp_path):
@@ -32,3 +32,11 @@ def test_every_kind_trains_and_is_counted(monkeypatch, tmp_path):
     assert two.line_ms >= 20 * two.hops > 0
     assert all(row.accuracy > 0.5 for row in rows)
     assert len(format_secure_dpsgd(rows).splitlines()) == 4
+
+
+def test_pictures_come_as_means_or_features(monkeypatch, tmp_path):
+    monkeypatch.setenv("VFL_DATA", str(tmp_path))
+    for features, columns in (("means", 64), ("hog:cell=4,orientations=5", 20)):
+        (known, labels), (test, _) = pictures(100, features)
+        assert known.shape == (len(labels), columns)
+        assert test.shape[1] == columns

@@ -27,6 +27,8 @@ CELL_CASES = [
     ("vit:patch=4,tokens=16,layers=1,heads=2", (3, 8, 8), 16),
     ("vit:patch=2,tokens=8,layers=2,heads=2,dropout=0.2", (1, 4, 4), 5),
     ("identity", (2, 3), 6),
+    ("hog", (1, 8, 8), 36),
+    ("hog:cell=3,orientations=4", (3, 9, 4), 16),
     ("decoder_middle:words=31,tokens=4,layers=2,heads=2,front=1", (20,), 4),
     ("periodic", (10,), 7),
     ("periodic:first=2,frequencies=3,size=5,sigma=0.5,hidden=8,dropout=0.2", (10,), 7),

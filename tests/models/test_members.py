@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,6 +135,26 @@ def test_resnet20_convolutions_start_with_the_variance_of_he():
         module = make_bottom("resnet20").build((3, 32, 32), 10)
     last = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)][-1]
     assert last.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+
+
+def test_oriented_gradients_against_a_loop():
+    """Dalal and Triggs 2005: linear bins over half a turn, cells of pixels, blocks of length 1."""
+    rows, cell, bins = draws(2, 1, 6, 9), 3, 4
+    found = make_bottom(f"hog:cell={cell},orientations={bins}").build((1, 6, 9), 32)(rows)
+    for row, features in zip(rows[:, 0], found, strict=True):
+        cells = torch.zeros(bins, 2, 3)
+        for y in range(6):
+            for x in range(9):
+                across = row[y, x + 1] - row[y, x - 1] if 0 < x < 8 else torch.tensor(0.0)
+                down = row[y + 1, x] - row[y - 1, x] if 0 < y < 5 else torch.tensor(0.0)
+                turn = math.atan2(down, across) / math.pi * bins % bins
+                low, more = int(turn) % bins, turn - int(turn)
+                length = math.hypot(across, down) / cell**2
+                cells[low, y // cell, x // cell] += (1 - more) * length
+                cells[(low + 1) % bins, y // cell, x // cell] += more * length
+        blocks = [cells[:, :, x : x + 2].flatten() for x in range(2)]
+        wanted = torch.stack([block / block.norm() for block in blocks], 1).flatten()
+        torch.testing.assert_close(features, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_identity_passes_the_row_on():

@@ -19,6 +19,7 @@ from vfl.core.errors import (
     ProtocolError,
 )
 from vfl.core.storage import read_json
+from vfl.models import make_bottom
 from vfl.mpc.many_parties import Member
 from vfl.mpc.secure import pea
 from vfl.mpc.stream import PadStream
@@ -98,6 +99,31 @@ def test_rows_of_each_train_the_model_of_all_rows_in_clear(parties):
         found = weights[name].get("weight", weights[name].get("share.weight"))
         assert (found - wanted).abs().max() < 0.03 * wanted.abs().max()
     assert session.label.history[-1]["test_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("secure", ["pea", "pea:divided=columns"])
+def test_features_are_taken_from_rows_before_they_are_shared(secure):
+    content = settings(secure, learning_rate=2.0, batch_size=60)
+    content["data"] = {"source": "digits", "validation": 0, "rows": 300}
+    for party in content["parties"].values():
+        party["bottom"] = "hog:cell=2,orientations=4"
+    session, data = trained(Experiment.model_validate(content))
+    own = [data[name].inputs for name in PARTIES]
+    recipe, parts = make_bottom("hog:cell=2,orientations=4"), []
+    for name, pictures in zip(PARTIES, own, strict=True):
+        shape = tuple(pictures.shape[1:])
+        found = recipe.build(shape, recipe.columns(shape))(pictures).double()
+        parts.append(found[data[name].split.train])
+    together = torch.cat(parts, 0 if secure == "pea" else 1)
+    labels = [
+        data[name].labels[data[name].split.train]
+        for name in PARTIES
+        if data[name].labels is not None
+    ]
+    wanted = in_clear(session, together, torch.cat(labels), classes=10)
+    found = session.weights()["east"]["weight"]
+    assert (found - wanted).abs().max() < 0.03 * wanted.abs().max()
+    assert session.label.history[-1]["test_accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("label", ["north", "clinic"])
@@ -205,6 +231,11 @@ def test_noise_is_new_in_every_attempt():
         ({"label": {"party": "north"}}, ExposedCutError, "one linear layer"),
         ({"parties": {name: {} for name in PARTIES}}, ExposedCutError, "one linear layer"),
         ({"merge": "sum"}, ExposedCutError, "one linear layer"),
+        (
+            {"parties": {"north": {"bottom": "hog"}, "east": {"bottom": "identity"}}},
+            ExposedCutError,
+            "one linear layer",
+        ),
         ({"codec": "randtopk:k=4"}, ExposedCutError, "codec has nothing to do"),
         ({"defense": "layer_norm"}, ExposedCutError, "defense has nothing to do"),
         ({"train": {"optimizer": "adam"}}, ExposedCutError, "train.optimizer"),

@@ -14,7 +14,7 @@ A model of the user's own needs no name: `bring` imports it from a path.
 from __future__ import annotations
 
 from vfl.core.registry import Registry
-from vfl.models.base import Bottom, Shape, Top, merged
+from vfl.models.base import Bottom, FixedBottom, Shape, Top, merged
 from vfl.models.bring import bring, bring_top
 
 BOTTOMS: Registry[Bottom] = Registry(
@@ -26,6 +26,7 @@ BOTTOMS: Registry[Bottom] = Registry(
         "resnet20": "vfl.models.pictures:ResNet20Bottom",
         "efficientnet_b0": "vfl.models.pictures:EfficientNetB0Bottom",
         "vit": "vfl.models.pictures:ViTBottom",
+        "hog": "vfl.models.pictures:HOGBottom",
         "gru4rec": "vfl.models.sequences:GRU4RecBottom",
         "textcnn": "vfl.models.sequences:TextCNNBottom",
         "decoder_front": "vfl.models.language:DecoderFront",
@@ -58,6 +59,7 @@ __all__ = [
     "BOTTOMS",
     "TOPS",
     "Bottom",
+    "FixedBottom",
     "Shape",
     "Top",
     "bring",

@@ -40,6 +40,25 @@ class Bottom(ABC):
         """
 
 
+class FixedBottom(Bottom):
+    """A bottom without weights: a function that everybody knows, and no data has chosen."""
+
+    @abstractmethod
+    def columns(self, shape: Shape) -> int:
+        """The one width it can give for rows of that shape.
+
+        Raises:
+            SpecError: it cannot take them.
+        """
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What it makes of rows of axes (rows, *shape), some at a time; axes (rows, columns)."""
+        shape = tuple(inputs.shape[1:])
+        module = self.build(shape, self.columns(shape))
+        with torch.no_grad():
+            return torch.cat([module(part.float()) for part in torch.split(inputs, _ROWS_AT_ONCE)])
+
+
 class Top(ABC):
     """A recipe for the half the label party owns."""
 
@@ -73,6 +92,7 @@ MOST_UNITS = 2**20
 #: Whole numbers that float32 tells apart, and most numbers that stand for one of them.
 MOST_NUMBERS = 2**24
 MOST_EMBEDDING = 2**14
+_ROWS_AT_ONCE = 512
 
 
 def parse_sizes(text: str, option: str) -> tuple[int, ...]:

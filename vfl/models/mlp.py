@@ -12,6 +12,7 @@ from vfl.core.registry import require_choice
 from vfl.models.base import (
     Activation,
     Bottom,
+    FixedBottom,
     Shape,
     Top,
     check_dropout,
@@ -130,7 +131,7 @@ class LinearTop(Top):
         return nn.Linear(width, outputs)
 
 
-class IdentityBottom(Bottom):
+class IdentityBottom(FixedBottom):
     """Sends the row as it is, flattened, for a label party's own columns or a baseline.
 
     It hides nothing: whoever receives this cut has the raw columns.
@@ -140,8 +141,11 @@ class IdentityBottom(Bottom):
     torch.Size([3, 4])
     """
 
+    def columns(self, shape: Shape) -> int:
+        return math.prod(shape)
+
     def build(self, shape: Shape, width: int) -> nn.Module:
-        columns = math.prod(shape)
+        columns = self.columns(shape)
         if columns != width:
             raise WidthError(
                 "bottom 'identity' cannot change the width of a row",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.errors import BadOptionError, MissingDataError, SpecError
-from vfl.core.registry import require, require_choice
+from vfl.core.errors import BadOptionError, MissingDataError, SpecError, WidthError
+from vfl.core.registry import require, require_choice, require_range
 from vfl.models.base import (
     Activation,
     Bottom,
+    FixedBottom,
     Shape,
     channels_last,
     check_dropout,
@@ -304,3 +306,71 @@ class ViTBottom(Bottom):
             module.conv_proj = nn.Conv2d(channels, self.tokens, self.patch, self.patch)
         module.heads = nn.Linear(self.tokens, width)  # torchvision's starts at zero
         return module
+
+
+class HOGBottom(FixedBottom):
+    """Histograms of oriented gradients (Dalal and Triggs 2005): a bottom without weights.
+
+    Each square cell of pixels has a histogram of the directions of its gradients, without sign,
+    weighted by their lengths; two by two neighbouring cells are scaled to length 1 together.
+    Channels are added. Pixels beyond the last whole cell are in none.
+
+    Args:
+        cell: pixels of a cell's side.
+        orientations: of a histogram, over half a turn.
+
+    >>> HOGBottom(cell=7).columns(shape=(1, 28, 28))  # 3 * 3 blocks of 4 cells
+    324
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(self, cell: int = 4, orientations: int = 9) -> None:
+        require_range("cell", cell, 1, 256)
+        require_range("orientations", orientations, 2, 64)
+        self.cell, self.orientations = cell, orientations
+
+    def columns(self, shape: Shape) -> int:
+        _, *sides = picture_axes(shape, "hog")
+        cells = [side // self.cell for side in sides]
+        if min(cells) < 1:
+            raise SpecError(
+                "a picture has no whole cell",
+                got=f"cell={self.cell} for rows of shape {shape}",
+                want=f"a cell of at most {min(sides)}",
+            )
+        blocks = math.prod(max(1, count - 1) for count in cells)
+        return blocks * math.prod(min(2, count) for count in cells) * self.orientations
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        if (columns := self.columns(shape)) != width:
+            raise WidthError(
+                "bottom 'hog' gives one width",
+                got=f"width {width} for rows of shape {shape}",
+                want=f"width {columns}",
+                fix=f"set width to {columns}",
+            )
+        return _OrientedGradients(self.cell, self.orientations)
+
+
+class _OrientedGradients(nn.Module):
+    def __init__(self, cell: int, orientations: int) -> None:
+        super().__init__()
+        self._cell, self._orientations = cell, orientations
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        rows, channels, *sides = pictures.shape
+        flat = pictures.reshape(rows * channels, *sides)
+        across = F.pad(flat[:, :, 2:] - flat[:, :, :-2], (1, 1)) if sides[1] > 2 else 0 * flat
+        down = F.pad(flat[:, 2:] - flat[:, :-2], (0, 0, 1, 1)) if sides[0] > 2 else 0 * flat
+        lengths = (across.square() + down.square() + 1e-12).sqrt()
+        bins = torch.arange(self._orientations, device=flat.device).view(-1, 1, 1)
+        with torch.no_grad():  # of a length 0 there is no direction
+            turns = torch.atan2(down, across)[:, None] / math.pi * self._orientations
+            apart = (turns - bins).remainder(self._orientations)
+            shares = (1 - torch.minimum(apart, self._orientations - apart)).relu()
+        cells = F.avg_pool2d(shares * lengths[:, None], self._cell)
+        cells = cells.view(rows, channels, *cells.shape[1:]).sum(1)
+        blocks = F.unfold(cells, (min(2, cells.shape[2]), min(2, cells.shape[3])))
+        return F.normalize(blocks, dim=1, eps=1e-3).flatten(1)

@@ -38,7 +38,6 @@ from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
 from vfl.datasets.alignment.protocols import Send
-from vfl.models.mlp import IdentityBottom
 from vfl.mpc.many_parties import MOST_HOLDERS, Member
 from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
 from vfl.mpc.secure.base import (
@@ -218,7 +217,7 @@ class Pea(KeyedMode):
                 got=f"label.party = '{agreed.label_party}', which is not in [parties]",
                 want=f"[parties.{agreed.label_party}], or secure = 'pea:divided=columns'",
             )
-        _check_model(agreed)
+        _check_model(agreed, self.divides_rows)
         check_training(agreed.train)
         refuse_work_on_cuts(agreed)
         if agreed.validation:
@@ -294,6 +293,10 @@ class _End:
         self._role = self._roles.index(party)
         self._label_role = self._roles.index(terms.label_party)
         self._digest = rows.digest()
+        if rows.inputs is not None:  # features come first (PEA 2022, Protocol 5)
+            bottom = models.make_bottom(terms.parties[party].bottom)
+            assert isinstance(bottom, models.FixedBottom), "others are refused"
+            self._rows = replace(rows, inputs=bottom.features(rows.inputs))
         self._account = Account(party, self._roles)
         self._facts: Facts | None = None
         self._member: Member | None = None
@@ -761,18 +764,19 @@ def _check_classes(rows: OwnRows) -> None:
         )
 
 
-def _check_model(agreed: Agreed) -> None:
-    """Linear: every bottom hands its columns on, and the top has one output a class.
+def _check_model(agreed: Agreed, alike: bool) -> None:
+    """Linear behind bottoms without weights, the same ones where rows are divided.
 
     The top is the label party's alone to know, so that terms do not name it.
     """
     bottoms = [asked.bottom for asked in agreed.parties.values()]
-    plain = all(isinstance(models.make_bottom(spec), IdentityBottom) for spec in bottoms)
-    if agreed.merge != "concat" or not plain:
+    fixed = all(isinstance(models.make_bottom(spec), models.FixedBottom) for spec in bottoms)
+    if agreed.merge != "concat" or not fixed or (alike and len(set(bottoms)) > 1):
         raise ExposedCutError(
             "the model is one linear layer, which nobody has a part of",
             got=f"merge = '{agreed.merge}', bottom = {', '.join(map(repr, bottoms))}",
-            want="merge = 'concat', bottom = 'identity' at every party, and label.top = 'linear'",
+            want="merge = 'concat', bottom = 'identity' or 'hog' at every party"
+            + (", the same at all" if alike else ""),
         )
 
 
