@@ -8,6 +8,7 @@ from vfl.session.progress import AlignmentProgress, SessionProgress, WaitingFor,
 from vfl.session.terms import PartyTerms, Terms
 
 TRAIN, VALIDATION, TEST = 90, 1100, 2500
+DP = {"delta": 1e-3, "clip": 1.0}
 
 
 def split():
@@ -15,7 +16,7 @@ def split():
     return Split(*np.split(rows, [TRAIN, TRAIN + VALIDATION]))
 
 
-def terms(mode="train"):
+def terms(mode="train", dp=None):
     return Terms(
         mode=mode,
         run="one",
@@ -29,7 +30,7 @@ def terms(mode="train"):
         validation=0.2,
         test=0.2,
         alignment=None,
-        dp=None,
+        dp=dp,
         middle=None,
         tasks={},
         missing_rows="intersection",
@@ -60,8 +61,9 @@ def watched(exchanges, seconds, agreed=None):
 
 
 @pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])
-def test_the_total_is_that_of_the_schedule(mode):
-    agreed = terms(mode)
+@pytest.mark.parametrize("dp", [None, DP | {"noise": 1.0}, DP | {"epsilon": 2.0, "noise": 2.0}])
+def test_the_total_is_that_of_the_schedule(mode, dp):
+    agreed = terms(mode, dp)
     assert exchanges_of(agreed, split()) == len(list(agreed.schedule(split())))
 
 

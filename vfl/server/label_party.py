@@ -30,7 +30,7 @@ from vfl.core.frame import Link
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
-from vfl.datasets import PartyData
+from vfl.datasets import PartyData, Split
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
 from vfl.privacy import PrivacyStatement
@@ -468,6 +468,11 @@ class AnyLabelParty:
         self._task = task
         self._complete = data.complete
         self._checkpoints = own.checkpoints
+
+    @property
+    def split(self) -> Split:
+        """The rows that the session is about."""
+        return self.data.split
 
     @property
     def history(self) -> list[EpochRecord]:

@@ -26,7 +26,7 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
 from vfl.core.storage import joint_digest, locked, write_json
-from vfl.datasets import PartyData
+from vfl.datasets import PartyData, Split
 from vfl.datasets.table import Classes
 from vfl.server.alignment import run_alignment
 from vfl.server.federation import Federation
@@ -230,9 +230,9 @@ class LabelSession:
     def _tell(self, report: ProgressReport) -> None:
         self.folder.progress(report.record())
 
-    def _watched(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
+    def _watched(self, schedule: Iterable[Exchange], split: Split) -> Iterator[Exchange]:
         """The same exchanges; how far they are is written into the run's folder."""
-        return SessionProgress(self.terms, self.data.split, self._tell).through(schedule)
+        return SessionProgress(self.terms, split, self._tell).through(schedule)
 
     def say(self, line: str) -> None:
         """One line about the session, in the log and in the run's folder."""
@@ -363,7 +363,10 @@ class LabelSession:
                 whole = WholeNetworkLabel(
                     data, terms, named, links, receive, own, objective, agreed=agreed, **more
                 )
-                whole.play(start, lambda schedule: self._watched(meter.through(schedule)))
+                whole.play(
+                    start,
+                    lambda schedule: self._watched(meter.through(schedule), whole.split),
+                )
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
             ends: dict[str, Link] = {**links, **{name: local_pair()[0] for name in absent}}
@@ -396,7 +399,7 @@ class LabelSession:
                 here = {n: end.link for n, end in label.ends.items() if n not in serving.absent}
                 return self._end(label, federation, ends if terms.takers else here)
             followed = label.stopping.follow(terms.schedule(data.split, start))
-            schedule = self._watched(meter.through(followed))
+            schedule = self._watched(meter.through(followed), label.split)
             weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
-from vfl.datasets import PartyData
+from vfl.datasets import PartyData, Split
 from vfl.privacy import PrivacyStatement
 from vfl.server.label_party import (
     AnyLabelParty,
@@ -106,6 +106,11 @@ class WholeNetworkLabel(AnyLabelParty):
             PartyReport.of(frame, name)
             for frame, name in zip(frames, self.terms.peers, strict=True)
         ]
+
+    @property
+    def split(self) -> Split:
+        """Those of all parties, once a session has begun."""
+        return self.network.split
 
     def weights(self) -> dict[str, Tensor]:
         """The label party's own shares, if it holds any, and what it learned of the labels."""

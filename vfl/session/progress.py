@@ -11,6 +11,7 @@ from typing import Any
 
 from vfl.core.frame import Frame
 from vfl.datasets import Split
+from vfl.session.private import PrivacyPlan
 from vfl.session.schedule import QUERY_ROWS, Exchange, steps_per_epoch
 from vfl.session.terms import Terms
 
@@ -71,9 +72,11 @@ def exchanges_of(terms: Terms, split: Split) -> int:
     asked = math.ceil(len(split.test) / QUERY_ROWS)
     if terms.mode != "train":
         return asked
-    an_epoch = steps_per_epoch(len(split.train), terms.train.batch_size)
-    an_epoch += math.ceil(len(split.validation) / QUERY_ROWS)
-    return terms.train.epochs * an_epoch + asked
+    judged, epochs = math.ceil(len(split.validation) / QUERY_ROWS), terms.train.epochs
+    steps = epochs * steps_per_epoch(len(split.train), terms.train.batch_size)
+    if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
+        steps, epochs = plan.steps, plan.epochs
+    return steps + epochs * judged + asked
 
 
 class SessionProgress:

@@ -143,7 +143,7 @@ class PartiesSession:
         """The same exchanges; how far they are is told where somebody wants to know."""
         if self._tell is None:
             return iter(schedule)
-        progress = SessionProgress(self.terms, self.label.data.split, self._tell)
+        progress = SessionProgress(self.terms, self.label.split, self._tell)
         return progress.through(schedule)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
