@@ -4,6 +4,7 @@ Streams are real; only Flower's part is played by a stand-in.
 """
 
 import json
+import socket
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,8 @@ from vfl.clients.whole_network import WholeNetworkParty
 from vfl.core.errors import MissingPartyError, PeerError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
+from vfl.mpc.secure import pea
+from vfl.transport import TcpLink
 
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 HOLDERS = ("lender", "bank", "shop")
@@ -114,6 +117,13 @@ def test_a_training_an_evaluation_and_a_prediction(session):
     assert len(pd.read_csv(session.run / "predictions.csv")) == rows
 
 
+def offers(seen):
+    """Public keys, of which every party offers one an attempt."""
+    first = [payload for _, way, kind, step, payload in seen
+             if (way, kind, step) == ("up", Kind.PROTOCOL, 0)]  # fmt: skip
+    return {payload for payload in first if len(payload) == 96}
+
+
 def lose(monkeypatch, name, at):
     """This party's process ends once, at an exchange."""
     left, play = [1], WholeNetworkParty.play
@@ -137,15 +147,43 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, name):
     lose(monkeypatch, name, 4)
     more = FEDERATION | {"max_restarts": 1, "restart_timeout_s": 20.0}
     seen = session.play(federation=more)
-    offers = [payload for _, way, kind, step, payload in seen
-              if (way, kind, step) == ("up", Kind.PROTOCOL, 0) and len(payload) == 96]  # fmt: skip
-    assert len(set(offers)) == 2 * 3, "both attempts have keys of their own"
+    assert len(offers(seen)) == 2 * 3, "both attempts have keys of their own"
     assert "restart 1 of 1, from exchange 2" in (session.run / "notes.txt").read_text()
     assert read_json(session.run / "summary.json")["test_accuracy"] > 0.8
     first, *others = models(session)
     assert all(other.equal(first) for other in others)
     lines = (session.run / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["epoch"] == 2
+
+
+@pytest.mark.parametrize("session", ["rows"], indirect=True)
+def test_a_stream_that_is_cut_goes_on_where_it_was(session, monkeypatch):
+    """Frames that were lost are sent again as they were: no new attempt, no new mask."""
+    links, attach = [], TcpLink._attach
+
+    def noting(link, *about):
+        links.append(link)
+        return attach(link, *about)
+
+    monkeypatch.setattr(TcpLink, "_attach", noting)
+    step, steps = pea.train_step, []
+
+    def cutting(member, *rest):
+        if member.role == 1:
+            steps.append(1)
+            if len(steps) == 3:
+                for link in links[:3]:
+                    socket.socket.shutdown(link._stream._socket, socket.SHUT_RDWR)
+        return step(member, *rest)
+
+    monkeypatch.setattr(pea, "train_step", cutting)
+    seen = session.play(federation=FEDERATION | {"rejoin_window_s": 20.0})
+    assert not session.flower.failures
+    assert len(links) >= 2 * 3, "every outer party came back"
+    assert len(offers(seen)) == 3
+    assert read_json(session.run / "summary.json")["test_accuracy"] > 0.8
+    first, *others = models(session)
+    assert all(other.equal(first) for other in others)
 
 
 @pytest.mark.parametrize("session", ["rows"], indirect=True)
