@@ -86,7 +86,7 @@ Divided = Literal["rows", "columns"]
 _WINDOW_FRAMES = 128
 #: What a party says of its rows, and what the label party says of everybody's.
 _OWN_BYTES, _FACTS_BYTES = 1 << 9, 1 << 14
-_STEP = 1
+_STEP, _MOST_CLASSES = 1, 1024
 #: Ring elements that one frame has at most for each number of a batch: the products of bits.
 _BATCH_WORDS = 192
 #: What a holder has at once of each input, and of each number of a batch, in ring elements.
@@ -119,7 +119,7 @@ class Facts(Settings):
     """
 
     holders: tuple[OwnFacts, ...] = Field(min_length=2, max_length=MOST_HOLDERS)
-    classes: tuple[int | str, ...] = Field(min_length=2, max_length=1024)
+    classes: tuple[int | str, ...] = Field(min_length=2, max_length=_MOST_CLASSES)
     asked: int = Field(ge=0, lt=2**32)
 
 
@@ -232,10 +232,11 @@ class Pea(KeyedMode):
         holders = ", ".join(self.holders(agreed))
         seen = f"{self._dealer} sees the norms of gradients in an order it does not know"
         seen = seen if self.form == "permuted" else f"{self._dealer} sees no value"
+        tests = "" if self.divides_rows else f"; {agreed.label_party} the outputs of test rows"
         return (
             f"{holders} learn the model at the end, and no row, gradient or earlier model of each "
-            f"other; {seen}, unless it colludes with all holders but one or one does not follow "
-            "the protocol"
+            f"other{tests}; {seen}, unless it colludes with all holders but one or one does not "
+            "follow the protocol"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
@@ -762,6 +763,7 @@ def _check_classes(rows: OwnRows) -> None:
             got="label.task = 'regression'",
             want="label.task = 'classification'",
         )
+    require_range("classes", rows.classes, 2, _MOST_CLASSES)
 
 
 def _check_model(agreed: Agreed, alike: bool) -> None:
