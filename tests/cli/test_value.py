@@ -41,7 +41,7 @@ def file(tmp_path):
 
 
 def test_joining_is_worth_what_the_columns_say(vfl, file, tmp_path):
-    options = ("--seeds", "0,1", "--codec", "topk:k=2")
+    options = ("--seeds", "0,1,2", "--codec", "topk:k=2")
     plan = vfl("value", file, *options, "--dry-run")
     assert plan.code == 0
     one_seed = [line.removesuffix(" seed=0") for line in plan.out.splitlines()[:7]]
@@ -89,7 +89,9 @@ def test_figures_of_gradient_boosting_are_scikit_learns(vfl, file, tmp_path):
     done = vfl("value", file, "--seeds", "3", "-s", "data.validation=0", "--json")
     assert done.code == 0, done.err
     found = {one["training"]: one["scores"]["3"] for one in json.loads(done.out)["trainings"]}
-    data = load_data(read_experiment(file, ["seed=3", "data.validation=0"]))
+    data = load_data(
+        read_experiment(file, ["seed=3", "data.validation=0", "data.split=stratified"])
+    )
     columns = np.hstack([data["bank"].inputs.numpy(), data["lender"].inputs.numpy()])
     truth, split = data["lender"].labels.numpy(), data["lender"].split
     options = {"max_iter": 300, "learning_rate": 0.05, "early_stopping": False}

@@ -34,6 +34,42 @@ def test_a_split_follows_from_the_seed_alone():
     assert split.test.tolist() != split_rows(50, 8).test.tolist()
 
 
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=1, max_size=5),
+    seed=st.integers(0, 2**40),
+    validation=st.sampled_from([0.0, 0.1, 0.25]),
+    test=st.sampled_from([0.0, 0.2, 0.5]),
+)
+def test_every_part_has_its_share_of_every_class(counts, seed, validation, test):
+    rows = sum(counts)
+    if rows < 20:
+        return
+    classes = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    split = split_rows(rows, seed, validation, test, classes)
+    shuffled = split_rows(rows, seed, validation, test)
+    for name, part in vars(split).items():
+        assert len(part) == len(getattr(shuffled, name))
+        found = np.bincount(classes[part], minlength=len(counts))
+        assert (abs(found - np.array(counts) * len(part) / rows) <= 2).all()
+    assert sorted(np.concatenate(list(vars(split).values())).tolist()) == list(range(rows))
+
+
+def test_rows_of_a_class_are_drawn_by_the_seed():
+    classes = np.repeat([0, 1], [440, 60])
+    tested = [split_rows(500, seed, strata=classes).test for seed in range(200)]
+    assert {int(classes[one].sum()) for one in tested} == {12}
+    often = np.bincount(np.concatenate(tested), minlength=500)
+    assert often.min() > 15  # 40 are expected of each, +- 5.7
+    assert often.max() < 70
+
+
+def test_a_fixed_split_takes_validation_rows_of_every_class():
+    classes = np.repeat([0, 1, 0], [90, 10, 20])
+    split = split_fixed(100, 120, 3, validation=0.1, strata=classes)
+    assert np.bincount(classes[split.validation]).tolist() == [9, 1]
+    assert split.test.tolist() == list(range(100, 120))
+
+
 def test_a_part_that_was_asked_for_may_not_be_empty():
     with pytest.raises(TooFewRowsError, match="validation") as caught:
         split_rows(4, 0, validation=0.1, test=0.3)

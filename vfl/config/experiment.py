@@ -93,6 +93,10 @@ class DataSettings(Settings):
             of the label party that at least one feature party has, and the label party learns a
             vector that stands for a cut that is missing.
         validation, test: shares of the rows.
+        split: how rows are dealt to those parts. "stratified" gives every part its share of every
+            class, which needs all labels in one process; "shuffled" looks at no label. None is
+            shuffled in a training of one's own, and stratified in a comparison or a grid of
+            classes.
         bins: most bins a number of a table is told by (`vfl.datasets.encode.BinnedColumn`); 0
             standardises numbers. A party's own file says it for its own table.
         rows: use only the first rows of the source.
@@ -117,6 +121,7 @@ class DataSettings(Settings):
     validation: Share = 0.1
     test: Share = 0.2
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
+    split: Literal["shuffled", "stratified"] | None = None
     rows: int | None = Field(default=None, ge=1)
     folds: int | None = Field(default=None, ge=2)
     fold: int = Field(default=1, ge=1)
@@ -130,6 +135,8 @@ class DataSettings(Settings):
         if self.fold > (self.folds or 1):
             have = f"data.folds is {self.folds}" if self.folds else "data.folds is not set"
             raise ValueError(f"fold = {self.fold}, and {have}")
+        if self.folds and self.split == "shuffled":
+            raise ValueError("folds have as many rows of each class; leave split = 'shuffled' out")
         return self
 
 
@@ -480,6 +487,10 @@ class Experiment(Settings):
             raise ValueError("data.validation + data.test leave no rows to train on")
         if self.data.missing_rows == "token" and (why := self._wants_every_row()):
             raise ValueError(f"data.missing_rows = 'token' does not go here: {why}")
+        if self.data.split == "stratified" and self.label.task == "regression":
+            raise ValueError(
+                "data.split = 'stratified' is for classes, and these labels are numbers"
+            )
         by_name = ("side", "classes", "length", "vocabulary")
         given = [name for name in by_name if getattr(self.data, name) is not None]
         if given and self.is_table:
@@ -650,7 +661,7 @@ def check_project(experiment: Experiment) -> None:
     """Refuse an experiment of a project that says what its parties keep to themselves.
 
     Raises:
-        ConfigError: it names a party's table, folds or a trace, which a session on Flower does not
+        ConfigError: it names a party's table, strata or a trace, which a session on Flower does not
             look at.
     """
     found = [
@@ -680,10 +691,10 @@ def check_project(experiment: Experiment) -> None:
             got=named,
             fix=f'alignment = "{UNNAMED_ALIGNMENT}"',
         )
-    if experiment.data.folds:
+    if experiment.data.folds or experiment.data.split == "stratified":
         raise ConfigError(
-            "folds are made where all labels are, and a project's feature parties have none",
-            got="data.folds",
+            "strata are made where all labels are, and a project's feature parties have none",
+            got="data.folds" if experiment.data.folds else "data.split",
             fix="leave it out; data.test is the share of test rows",
         )
     if experiment.trace != TraceSettings():

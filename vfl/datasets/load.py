@@ -78,6 +78,7 @@ def load_bundled(
     limit: int | None = None,
     form: SetFormat | None = None,
     fold: Fold | None = None,
+    stratified: bool = False,
 ) -> dict[str, PartyData]:
     """A data set by name, cut into strips of the picture or blocks of columns, words or items.
 
@@ -95,6 +96,7 @@ def load_bundled(
         limit: at most so many rows; see `read_bundled`.
         form: what is made of the set.
         fold: its rows are the test rows, and `validation` is a share of the others.
+        stratified: every part gets its share of every class; see `split_rows`.
 
     Returns:
         Data by party, in the order given, the label party last unless it is listed.
@@ -108,7 +110,7 @@ def load_bundled(
     """
     data = read_bundled(source, root, download, limit, form, seed)
     if data.train_rows is None:
-        split = _split(data.labels, "classification", seed, validation, test, fold)
+        split = _split(data.labels, "classification", seed, validation, test, fold, stratified)
     elif fold is not None:
         raise BadOptionError(
             f"data set '{source}' has test rows of its own",
@@ -119,7 +121,8 @@ def load_bundled(
     elif data.validation_rows:
         split = split_parts(data.train_rows, data.validation_rows, data.rows)
     else:
-        split = split_fixed(data.train_rows, data.rows, seed, validation)
+        strata = data.labels if stratified else None
+        split = split_fixed(data.train_rows, data.rows, seed, validation, strata)
     rows = AlignedRows.of(data.rows, split)
     inputs: dict[str, Inputs]
     if isinstance(data.cells, pd.DataFrame):
@@ -174,6 +177,7 @@ def load_table(
     form: TableFormat | None = None,
     fold: Fold | None = None,
     more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
+    stratified: bool = False,
 ) -> dict[str, PartyData]:
     """One table whose columns are dealt to parties.
 
@@ -189,6 +193,7 @@ def load_table(
         test: share of the rows.
         form: how the file is written.
         fold: its rows are the test rows, and `validation` is a share of the others.
+        stratified: every part gets its share of every class; see `split_rows`.
         more_labels: column and task of further label parties; nobody has them as features.
 
     Raises:
@@ -209,7 +214,7 @@ def load_table(
     _check_busy(columns, label_party)
     check_owners(columns)
     labels, classes = encode_labels(table[label], task)
-    split = _split(labels, task, seed, validation, test, fold)
+    split = _split(labels, task, seed, validation, test, fold, stratified)
     inputs = {party: fit_inputs(table, own, split, form=form) for party, own in columns.items()}
     rows = AlignedRows.of(len(table), split, ids)
     further = {
@@ -252,6 +257,7 @@ def load_parties(
     more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
     missing_rows: MissingRows = "intersection",
     unaligned: bool = False,
+    stratified: bool = False,
 ) -> dict[str, PartyData]:
     """Tables of several owners, joined by their ids, for one process that plays all parties.
 
@@ -268,6 +274,7 @@ def load_parties(
         validation: share of the aligned rows.
         test: share of the aligned rows.
         fold: its rows are the test rows, and `validation` is a share of the others.
+        stratified: every part gets its share of every class; see `split_rows`.
         alignments: folder of a private alignment, which gives the rows and their order; in it a
             folder a party.
         more_labels: column and task of further label parties, each from its own table.
@@ -325,10 +332,10 @@ def load_parties(
     if held:
         split = split_apart(
             np.logical_and.reduce(list(held.values())),
-            lambda rows: _split(labels[rows], task, seed, validation, test, fold),
+            lambda rows: _split(labels[rows], task, seed, validation, test, fold, stratified),
         )
     else:
-        split = _split(labels, task, seed, validation, test, fold)
+        split = _split(labels, task, seed, validation, test, fold, stratified)
     inputs = {}
     for name in order:
         shape, form = tables[name].shape, tables[name].form
@@ -439,10 +446,16 @@ def _columns_of(id_column: str, source: Source, form: TableFormat | None) -> lis
 
 
 def _split(
-    labels: np.ndarray, task: str, seed: int, validation: float, test: float, fold: Fold | None
+    labels: np.ndarray,
+    task: str,
+    seed: int,
+    validation: float,
+    test: float,
+    fold: Fold | None,
+    stratified: bool,
 ) -> Split:
     if fold is None:
-        return split_rows(len(labels), seed, validation, test)
+        return split_rows(len(labels), seed, validation, test, labels if stratified else None)
     return split_fold(labels, seed, fold, validation, strata=task == "classification")
 
 

@@ -52,7 +52,13 @@ class Fold:
             )
 
 
-def split_rows(rows: int, seed: int, validation: float = 0.1, test: float = 0.2) -> Split:
+def split_rows(
+    rows: int,
+    seed: int,
+    validation: float = 0.1,
+    test: float = 0.2,
+    strata: np.ndarray | None = None,
+) -> Split:
     """Split `rows` aligned rows by the seed.
 
     Args:
@@ -60,9 +66,14 @@ def split_rows(rows: int, seed: int, validation: float = 0.1, test: float = 0.2)
         seed: the run's public seed.
         validation: share of all rows, 0 for none.
         test: share of all rows, 0 for none; together with the other below 1.
+        strata: each row's class, axes (rows,): then every part has its share of every class, up to
+            two rows. Only one process that has the labels can; None looks at no label.
 
     >>> split_rows(10, seed=0)
     Split(train=7, validation=1, test=2)
+    >>> classes = np.array([0] * 10 + [1] * 90)
+    >>> np.bincount(classes[split_rows(100, seed=0, strata=classes).test])
+    array([ 2, 18])
 
     Raises:
         BadOptionError: shares outside 0..1.
@@ -76,6 +87,9 @@ def split_rows(rows: int, seed: int, validation: float = 0.1, test: float = 0.2)
         )
     order = permutation(seed, rows, "split")
     test_rows, validation_rows = round(rows * test), round(rows * validation)
+    if strata is not None:
+        order = _spread(order[np.argsort(strata[order], kind="stable")], test_rows)
+        order[test_rows:] = _spread(order[test_rows:], validation_rows)
     split = Split(
         train=np.sort(order[test_rows + validation_rows :]),
         validation=np.sort(order[test_rows : test_rows + validation_rows]),
@@ -84,7 +98,19 @@ def split_rows(rows: int, seed: int, validation: float = 0.1, test: float = 0.2)
     return _filled(split, rows, validation, test)
 
 
-def split_fixed(train_rows: int, rows: int, seed: int, validation: float = 0.1) -> Split:
+def _spread(order: np.ndarray, first: int) -> np.ndarray:
+    """The same rows, and so many evenly spaced ones of them first."""
+    at = ((np.arange(first) + 0.5) * len(order) / max(first, 1)).astype(np.int64)
+    return np.concatenate([order[at], np.delete(order, at)])
+
+
+def split_fixed(
+    train_rows: int,
+    rows: int,
+    seed: int,
+    validation: float = 0.1,
+    strata: np.ndarray | None = None,
+) -> Split:
     """Keep a data set's own test rows: those after the first `train_rows`.
 
     Args:
@@ -92,12 +118,14 @@ def split_fixed(train_rows: int, rows: int, seed: int, validation: float = 0.1) 
         rows: all rows.
         seed: the run's public seed; it picks the validation rows among the first ones.
         validation: share of the first `train_rows` rows.
+        strata: see `split_rows`.
 
     Raises:
         BadOptionError: a share outside 0..1.
         TooFewRowsError: a part that was asked for would be empty.
     """
-    inner = split_rows(train_rows, seed, validation, test=0.0)
+    strata = None if strata is None else strata[:train_rows]
+    inner = split_rows(train_rows, seed, validation, 0.0, strata)
     test = np.arange(train_rows, rows, dtype=np.int64)
     return _filled(Split(inner.train, inner.validation, test), rows, validation, 1.0)
 

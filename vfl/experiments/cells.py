@@ -107,7 +107,8 @@ class GridFolder:
             notes: what a reader of the results must know.
 
         Raises:
-            RunFolderError: the folder is that of a single run, or of another version.
+            RunFolderError: the folder is that of a single run, of another version, or of a grid
+                whose rows were split in another way.
         """
         if (self.path / "run.json").exists():
             raise RunFolderError(
@@ -123,6 +124,15 @@ class GridFolder:
                     f"this is the folder of a grid of another kind, {self.kind}",
                     where=str(self.path),
                     fix="give another folder with --out",
+                )
+            before, now = _split_of(self.experiment()), _split_of(experiment)
+            if before != now:
+                raise RunFolderError(
+                    "the rows of this folder's trainings were split in another way",
+                    where=str(self.path),
+                    got=f"data.split = '{now}'",
+                    want=f"data.split = '{before}'",
+                    fix=f"-s data.split={before} goes on with it; --out starts another folder",
                 )
         listed = [
             {
@@ -256,7 +266,14 @@ LISTS = frozenset({"compare", "grid", "value"})
 
 def experiment_digest(experiment: Experiment) -> str:
     """Of all that is trained, whatever it is compared with."""
-    return text_digest(experiment.model_dump_json(exclude=set(LISTS)))
+    left_out: dict[str, Any] = dict.fromkeys(LISTS, True)
+    if _split_of(experiment) == "shuffled":  # as all were before there was a choice
+        left_out["data"] = {"split"}
+    return text_digest(experiment.model_dump_json(exclude=left_out))
+
+
+def _split_of(experiment: Experiment) -> str:
+    return experiment.data.split or "shuffled"
 
 
 def text_digest(text: str) -> str:

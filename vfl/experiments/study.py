@@ -53,7 +53,7 @@ class Study:
 
 
 def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None = None) -> Study:
-    """The cells of a study.
+    """The cells of a study; rows with classes are split class by class unless it says otherwise.
 
     Args:
         kind: which of the experiment's tables is meant.
@@ -68,6 +68,8 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
     alone: dict[str, Any] = {one: None for one in _TABLES if one != kind}
     if kind == "value":
         alone["value"] = experiment.value or ValueSettings()
+    if experiment.data.split is None and experiment.label.task == "classification":
+        alone["data"] = experiment.data.model_copy(update={"split": "stratified"})
     experiment = experiment.model_copy(update=alone)
     if kind == "compare":
         comparison = comparison_of(experiment, locations)

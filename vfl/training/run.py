@@ -58,6 +58,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         return _rows_apart(experiment, download=download)
     data, label, seed = experiment.data, experiment.label, experiment.seed
     fold = Fold(data.fold, data.folds) if data.folds else None
+    stratified = data.split == "stratified"
     if not experiment.is_table:
         return load_bundled(
             data.source,
@@ -70,6 +71,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             limit=data.rows,
             form=SetFormat(data.side, data.classes, data.length, data.vocabulary),
             fold=fold,
+            stratified=stratified,
         )
     assert label.column is not None, "checked above"
     tasks = experiment.tasks or ()
@@ -89,6 +91,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             more,
             data.missing_rows,
             defenses.make(experiment.defense).unaligned,
+            stratified,
         )
     return load_table(
         data.source,
@@ -103,6 +106,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         _format(data),
         fold,
         more,
+        stratified,
     )
 
 

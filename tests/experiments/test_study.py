@@ -1,0 +1,91 @@
+"""What every study does with an experiment, whichever kind it is."""
+
+import numpy as np
+import pytest
+
+from vfl.config import Experiment, to_toml
+from vfl.core.errors import ConfigError, RunFolderError
+from vfl.experiments import GridFolder
+from vfl.experiments.cells import experiment_digest
+from vfl.experiments.study import plan_study
+from vfl.training.run import load_data
+
+KINDS = {
+    "compare": {"codecs": ["topk:k=3"], "seeds": [0]},
+    "grid": {"defenses": ["layer_norm"], "attacks": ["kmeans"], "seeds": [0]},
+    "value": {"seeds": [0]},
+}
+
+
+def experiment(kind, **data):
+    return Experiment.model_validate(
+        {"data": data, "parties": {"a": {}, "b": {}}, kind: KINDS[kind]}
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cells_are_split_class_by_class_unless_the_experiment_says_otherwise(kind):
+    cells = plan_study(kind, experiment(kind)).cells
+    assert {cell.experiment.data.split for cell in cells} == {"stratified"}
+    cells = plan_study(kind, experiment(kind, split="shuffled")).cells
+    assert {cell.experiment.data.split for cell in cells} == {"shuffled"}
+
+
+def test_numbers_have_no_classes():
+    about = {
+        "data": {"source": "t.csv"},
+        "parties": {"a": {}},
+        "label": {"column": "y", "task": "regression"},
+        "compare": KINDS["compare"],
+    }
+    cells = plan_study("compare", Experiment.model_validate(about)).cells
+    assert {cell.experiment.data.split for cell in cells} == {None}
+    about["data"]["split"] = "stratified"
+    with pytest.raises(ValueError, match="is for classes"):
+        Experiment.model_validate(about)
+
+
+def test_the_test_rows_hold_every_class_as_often_as_all_rows():
+    shares = {}
+    for split in ("stratified", "shuffled"):
+        own = load_data(experiment("compare", split=split))["label"]
+        labels = own.labels.numpy()
+        tested = np.bincount(labels[own.split.test]) / len(own.split.test)
+        shares[split] = abs(tested - np.bincount(labels) / len(labels)).max()
+    assert shares["stratified"] < 1 / len(own.split.test) < shares["shuffled"]
+
+
+def test_a_folder_of_another_split_is_refused_and_says_how_to_go_on(tmp_path):
+    def write(study):
+        GridFolder(tmp_path).write(study.experiment, study.cells, "vfl compare x.toml")
+        return study.cells
+
+    old = experiment("compare")  # no folder from before says how its rows were split
+    GridFolder(tmp_path).write(old, (), "vfl compare x.toml")
+    assert "split" not in (tmp_path / "config.toml").read_text()
+    with pytest.raises(RunFolderError, match=r"-s data\.split=shuffled") as caught:
+        write(plan_study("compare", old))
+    assert caught.value.want == "data.split = 'shuffled'"
+    (cell, *_) = write(plan_study("compare", experiment("compare", split="shuffled")))
+    (before, *_) = plan_study("compare", old).cells
+    unsaid = before.experiment.model_copy(
+        update={"data": before.experiment.data.model_copy(update={"split": None})}
+    )
+    assert experiment_digest(cell.experiment) == experiment_digest(unsaid)
+    assert experiment_digest(cell.experiment) != experiment_digest(before.experiment)
+
+
+def test_a_study_repeats_its_split_from_its_own_record(tmp_path):
+    study = plan_study("compare", experiment("compare"))
+    GridFolder(tmp_path).write(study.experiment, study.cells, "vfl compare x.toml")
+    assert 'split = "stratified"' in to_toml(study.experiment)
+    assert GridFolder(tmp_path).experiment() == study.experiment
+
+
+def test_a_project_has_no_strata():
+    from vfl.config import check_project
+
+    with pytest.raises(ConfigError, match="feature parties have none"):
+        check_project(
+            Experiment.model_validate({"parties": {"a": {}}, "data": {"split": "stratified"}})
+        )
