@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,13 @@ class Attack(ABC):
         Raises:
             NotGrantedError: it reached for what it does not name in `needs`.
         """
+
+    def last_report(self) -> dict[str, Any] | None:
+        """How the last run came to its guess, which is stored with its score.
+
+        JSON without a cell value, a row id or a label; None of an attack that has none.
+        """
+        return None
 
 
 def rarest(prior: Tensor) -> int:

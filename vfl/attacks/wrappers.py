@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,9 @@ class Wrapper(Attack):
 
     def check(self, classes: int, width: int) -> None:
         self.inner.check(classes, width)
+
+    def last_report(self) -> dict[str, Any] | None:
+        return self.inner.last_report()
 
 
 Over = Literal["epochs", "queries", "snapshots"]

@@ -215,7 +215,7 @@ def attack(
     from vfl.config.toml import check, override
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.attack_grid import attack_finished_run
-    from vfl.experiments.attack_tables import sentences, summary_table
+    from vfl.experiments.attack_tables import searches_table, sentences, summary_table
     from vfl.experiments.pages import build_report, glance
     from vfl.experiments.study import overrides_of
 
@@ -225,6 +225,8 @@ def attack(
     asked = check(override({}, overrides), GridSettings, where="the options")
     rows = attack_finished_run(RunFolder.open(run), asked, say)
     results = [summary_table(rows, asked.measure).markdown()]
+    if (searches := searches_table(rows)) is not None:
+        results.append(searches.markdown())
     results += [f"{attack:<28} {sentence}" for attack, sentence in sentences(rows).items()]
     page = build_report(run)
     if json:

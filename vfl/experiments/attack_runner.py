@@ -49,12 +49,14 @@ class AttackResult:
         threat: who the attacker was and what it held.
         true, found: pictures that it was after and those it made, axes (targets, channels, height,
             width); None of an attack that makes none.
+        report: how it came to its guess, see `Attack.last_report`.
     """
 
     scores: Sequence[Score]
     threat: ThreatModel
     true: Tensor | None = None
     found: Tensor | None = None
+    report: Mapping[str, Any] | None = None
 
 
 def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResult:
@@ -72,8 +74,8 @@ def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResul
     if about:  # its accuracy is about no label
         scores = [replace(one, measure=f"{about}_{one.measure}") for one in scores]
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
-        return AttackResult(scores, threat)
-    return AttackResult(scores, threat, case.inputs, found)
+        return AttackResult(scores, threat, report=attack.last_report())
+    return AttackResult(scores, threat, case.inputs, found, attack.last_report())
 
 
 #: The measure of a victim whose training a party stopped.
@@ -307,6 +309,7 @@ class AttackRunner:
             seconds=round(seconds, 4),
             also=[(one.measure, one.value, one.guess) for one in others],
             access=threat.access,
+            report=found.report,
         )
 
     def _result(self, job: AttackJob) -> tuple[AttackResult, float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from vfl.config.grid import LabelMeasure
 from vfl.experiments.cells import GridFolder, failure_of
@@ -256,3 +257,42 @@ def outside_table(rows: Sequence[Record], margin: float, measure: LabelMeasure) 
         "above that", "verdict without it", "with it",
     ]  # fmt: skip
     return Table(head, lines, words=4)
+
+
+_CHOSEN = 3  # compositions
+_OF_SEARCH = {"budget_s", "seconds", "chosen", "compositions"}
+
+
+def searches_table(records: Sequence[Record]) -> Table | None:
+    """One line a defense, an attack that searches and k: what it tried, what it cost, its choice.
+
+    Means over victims and draws; None where no attack searches.
+    """
+    groups: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+    for one in records:
+        if one.report is not None and set(one.report) >= _OF_SEARCH:
+            kind = one.training, one.attacker, one.k
+            groups.setdefault(kind, []).append(one.report)
+    head = [
+        "defense", "attack", "k", "searches", "compositions", "processor time", "budget",
+        "held-out labels right by the best", "chosen most often, in so many searches",
+    ]  # fmt: skip
+    lines = []
+    for (defense, attack, k), found in groups.items():
+        best = [one["compositions"][0]["held_out"] for one in found]
+        chosen = Counter(spec for one in found for spec in one["chosen"]).most_common(_CHOSEN)
+        lines.append(
+            [
+                *(defense, attack, str(k), str(len(found))),
+                f"{statistics.fmean(len(one['compositions']) for one in found):.4g}",
+                _seconds([one["seconds"] for one in found]),
+                _seconds([one["budget_s"] for one in found if one["budget_s"] is not None]),
+                shown([one for one in best if one is not None], "accuracy"),
+                "; ".join(f"{spec} ({count})" for spec, count in chosen),
+            ]
+        )
+    return Table(head, lines, words=2) if lines else None
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3g} s" if values else ""

@@ -80,6 +80,8 @@ class Record:
         threat: who the attacker was and what it held, in one sentence.
         access: how near to the model it stood; see `vfl.attacks.view.Access`.
         author, date: of an attack from outside, see `vfl.experiments.outside`; else empty.
+        report: how the attack came to its guess, see `vfl.attacks.Attack.last_report`; beside the
+            headline of its measures only.
     """
 
     training: str
@@ -102,6 +104,7 @@ class Record:
     access: str = ""
     author: str = ""
     date: str = ""
+    report: Mapping[str, Any] | None = None
 
     @property
     def no_model(self) -> float | None:
@@ -124,7 +127,7 @@ class Record:
 
 
 #: Of `results.csv`, and of the table of pandas.
-COLUMNS = [one.name for one in fields(Record) if one.name not in ("baselines", "threat")]
+COLUMNS = [one.name for one in fields(Record) if one.name not in ("baselines", "threat", "report")]
 COLUMNS.insert(COLUMNS.index("seconds"), "no_model")
 
 
@@ -359,4 +362,5 @@ def _attacks(
                 **about, evaluator="attack", subject=one.attack, k=one.k, draw=one.draw,
                 measure=measure, value=value, guess=guess, seconds=one.seconds, baselines=own,
                 threat=one.threat, access=one.access,
+                report=one.report if measure == one.measure else None,
             )  # fmt: skip

@@ -23,6 +23,7 @@ from vfl.experiments.attack_tables import (
     missing,
     others_table,
     outside_table,
+    searches_table,
     standings_table,
 )
 from vfl.experiments.cells import GridFolder, failure_of, grid_settings_of, settings_of
@@ -113,6 +114,8 @@ def _of_attacks(folder: GridFolder, records: Sequence[Record]) -> Written:
             tables.append(access)
         if (outside := outside_table(records, settings.margin, measure)) is not None:
             tables.append(outside)
+    if (searches := searches_table(records)) is not None:
+        tables.append(searches)
     if others := others_table(records):
         tables.append(others)
     content = {"measure": measure, "leaderboard": [asdict(entry) for entry in entries]}

@@ -166,6 +166,7 @@ class ScoreRecord:
         seconds: it took.
         also: further measures, each with value and guess.
         access: how near to the model the attacker stood; see `vfl.attacks.view.Access`.
+        report: how it came to its guess; see `vfl.attacks.Attack.last_report`.
     """
 
     key: str
@@ -180,6 +181,7 @@ class ScoreRecord:
     seconds: float
     also: Sequence[tuple[str, float, float]] = ()
     access: str = ""
+    report: Mapping[str, Any] | None = None
 
     @property
     def job(self) -> AttackJob:
@@ -312,6 +314,7 @@ def _record(record: Any, path: Path) -> ScoreRecord:
     if isinstance(record, dict):
         record.setdefault("also", [])  # written before attacks had several measures
         record.setdefault("access", "")
+        record.setdefault("report", None)
     if not isinstance(record, dict) or set(record) != {field.name for field in fields(ScoreRecord)}:
         raise RunFolderError("a score is damaged", where=str(path))
     also = tuple((str(name), float(value), float(guess)) for name, value, guess in record["also"])

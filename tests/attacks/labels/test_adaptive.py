@@ -1,5 +1,6 @@
 """The search for compositions: what it may see, what it may cost, and what it finds."""
 
+import json
 import time
 
 import pytest
@@ -57,6 +58,25 @@ def test_the_report_tells_what_was_tried_the_best_first():
     # 12, then a third of them, then the three that vote.
     assert sorted(one.folds for one in trials) == [1] * 8 + [2] + [3] * 3
     assert all(len(one.right) == (20 if one.folds == 3 else len(one.right)) for one in trials)
+
+
+def test_what_is_stored_of_a_search_is_what_it_did():
+    attack = ATTACKS.make("attribute:of=adaptive:candidates=12").inner
+    assert attack.last_report() is None
+    attack.run(case().view, generator(0))
+    stored, trials = json.loads(json.dumps(attack.last_report())), attack.report.trials
+    assert stored["chosen"] == attack.report.best
+    assert stored["budget_s"] is None
+    assert [one["spec"] for one in stored["compositions"]] == [one.spec for one in trials]
+    for one, trial in zip(stored["compositions"], trials, strict=True):
+        assert one["held_out"] == pytest.approx(sum(trial.right) / len(trial.right), abs=1e-4)
+    assert sum(one["seconds"] for one in stored["compositions"]) <= stored["seconds"]
+
+
+def test_of_one_label_a_class_nothing_is_held_out():
+    attack = ATTACKS.make("adaptive:candidates=4")
+    attack.run(case(CLASSES).view, generator(0))
+    assert {one["held_out"] for one in attack.last_report()["compositions"]} == {None}
 
 
 def test_a_budget_in_candidates_gives_the_same_guess_each_time():

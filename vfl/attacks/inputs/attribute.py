@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,9 @@ class Attribute(Attack):
                 want="an attack on labels that reads cut or inputs, such as logistic",
             )
         self.needs = self.inner.needs - _INSTEAD | {Grant.LEAKED_ATTRIBUTES}
+
+    def last_report(self) -> dict[str, Any] | None:
+        return self.inner.last_report()
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         read = self.inner.needs & _READS

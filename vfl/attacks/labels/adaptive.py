@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,6 +116,26 @@ class Adaptive(Attack):
         found, voted = search.vote(trials)
         self.report = Report(voted, search.spent, trials)
         return found
+
+    def last_report(self) -> dict[str, Any] | None:
+        if self.report is None:
+            return None
+        compositions = [
+            {
+                "spec": one.spec,
+                "folds": one.folds,
+                "held_out": round(one.validation, 4) if one.right else None,
+                "agreement": round(one.agreement, 4),
+                "seconds": round(one.seconds, 3),
+            }
+            for one in self.report.trials
+        ]
+        return {
+            "budget_s": None if self.candidates else self.budget_s,
+            "seconds": round(self.report.seconds, 3),
+            "chosen": list(self.report.best),
+            "compositions": compositions,
+        }
 
 
 class _Search:

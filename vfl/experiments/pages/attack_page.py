@@ -22,6 +22,7 @@ from vfl.experiments.attack_tables import (
     missing,
     others_table,
     outside_table,
+    searches_table,
     sentences,
     standings_table,
 )
@@ -274,6 +275,8 @@ def _of_labels(
         yield Section(title="By what the attacker holds", table=access, below=_OF_ACCESS)
     if outside := outside_table(records, settings.margin, measure):
         yield Section(title="Attacks from outside", table=outside, below=_OF_OUTSIDE)
+    if searches := searches_table(records):
+        yield Section(title="What adaptive attackers tried", table=searches, below=_OF_SEARCHES)
     yield Section(
         title="Utility against attacks",
         drawings=list(tradeoffs(entries, labels, measure)),
@@ -308,6 +311,11 @@ _OF_ACCESS = (
 _OF_OUTSIDE = (
     "Attacks that somebody added to this grid, each beside the worst of the grid's own on the same "
     "victims; the verdicts are those without and with it."
+)
+_OF_SEARCHES = (
+    "Means over victims and draws. The attacker holds some of its leaked labels back, compares "
+    "compositions on them, and lets the best three answer together. With one label a class none "
+    "can be held back. results.json lists every composition that was tried."
 )
 _OF_STANDINGS = Markup(
     "Points of the worst attack above the best baseline. "

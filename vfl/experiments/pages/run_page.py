@@ -19,7 +19,7 @@ from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Traffic
 from vfl.core.storage import read_bytes, read_json, read_lines
 from vfl.core.text import as_written
-from vfl.experiments.attack_tables import sentences, summary_table
+from vfl.experiments.attack_tables import searches_table, sentences, summary_table
 from vfl.experiments.glance import Card, of_run
 from vfl.experiments.leaderboard import IMBALANCED, fitting_measure, label_measure
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
@@ -236,6 +236,7 @@ def run_page(folder: Path) -> dict[str, Any]:
         "methods": _methods(run, attacked),
         "revealed": _revealed(run.summary.get("revealed")),
         "attacks": summary_table(attacked) if attacked else None,
+        "searches": searches_table(attacked),
         "attackers": list(sentences(attacked).items()),
         "environment": sorted((name, str(value)) for name, value in run.environment.items()),
         "command": head["command"],
