@@ -1,13 +1,14 @@
 """``secure = "pea"``: a session that trains on rows nobody shows, every party in this process."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
 from vfl.cli import app
-from vfl.config import Consent, Experiment
+from vfl.config import Consent, Experiment, read_experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     ConfigError,
@@ -28,6 +29,7 @@ from vfl.session.private import PrivacyPlan
 from vfl.session.secure import make
 from vfl.training.run import load_data, session_of
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pea.toml"
 PARTIES = ("north", "east")
 ROWS = """
 name = "pea"
@@ -340,3 +342,11 @@ def test_what_everybody_learned_is_sizes_and_the_model():
     text = json.dumps(make("pea").promise(session.terms))
     assert "dealer sees no value" in text
     assert "norms of gradients" in make("pea:form=permuted").promise(session.terms)
+
+
+@pytest.mark.slow
+def test_the_example_learns_within_its_budget():
+    session, _ = trained(read_experiment(EXAMPLE))
+    assert session.label.history[-1]["test_accuracy"] > 0.85
+    (state,) = session.label.privacy()
+    assert state.epsilon == pytest.approx(4.0, rel=1e-3)
