@@ -344,6 +344,56 @@ def test_what_everybody_learned_is_sizes_and_the_model():
     assert "norms of gradients" in make("pea:form=permuted").promise(session.terms)
 
 
+def step_in_clear(weights, inputs, labels, rate):
+    """One step of all rows, clipped to 1, without noise."""
+    rows = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], 1)
+    truth = torch.nn.functional.one_hot(labels.long(), 2).double()
+    errors = (rows @ weights / 4 + 0.5).clamp(0, 1) - truth
+    scale = (1 / (errors.norm(dim=1) * rows.norm(dim=1)).clamp_min(1e-9)).clamp(max=1)
+    return weights - rate / len(rows) * (rows.T @ (errors * scale[:, None]))
+
+
+def test_a_beginning_from_models_of_each_alone():
+    """Batches are all rows here, and the noise of that budget is little."""
+    chosen = experiment(
+        "pea:start=average", dp={"epsilon": 1e4}, batch_size=160, epochs=2, learning_rate=1.0
+    )
+    session, data = trained(chosen)
+    own = [
+        (
+            shortened(one.inputs[one.split.train].double().flatten(1), 8.0),
+            one.labels[one.split.train],
+        )
+        for one in (data[name] for name in PARTIES)
+    ]
+    models = [torch.zeros(31, 2, dtype=torch.float64)] * 2
+    for _ in range(2):
+        models = [step_in_clear(model, *rows, 1.0) for model, rows in zip(models, own, strict=True)]
+    wanted = sum(models) / 2
+    for _ in range(2):
+        wanted = step_in_clear(wanted, *map(torch.cat, zip(*own, strict=True)), 1.0)
+    found = session.weights()["east"]["weight"]
+    assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
+
+
+def test_a_beginning_costs_half_of_the_budget():
+    budget = {"epsilon": 8.0, "delta": 1e-4}
+    sessions = [
+        trained(experiment(secure, dp=budget, batch_size=120))[0]
+        for secure in ("pea:start=average", "pea")
+    ]
+    for session in sessions:
+        (state,) = session.label.privacy()
+        assert state.epsilon == pytest.approx(8.0, rel=1e-2)
+        assert state.delta == pytest.approx(1e-4)
+    noises = [session.label.network._sgd.noise for session in sessions]
+    assert noises[0] > 1.2 * noises[1]
+    for changed in ({"dp": {"noise": 1.0}}, {"secure": "pea:divided=columns,start=average"}):
+        content = settings("pea:start=average", dp=budget) | changed
+        with pytest.raises(PrivacyError, match="half of a budget"):
+            trained(Experiment.model_validate(content))
+
+
 @pytest.mark.slow
 def test_the_example_learns_within_its_budget():
     session, _ = trained(read_experiment(EXAMPLE))

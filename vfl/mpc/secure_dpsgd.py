@@ -293,7 +293,7 @@ def train(
     rows = shared_rows(member, terms, own)
     weights = first_weights(member, terms)
     if start is not None:
-        weights = _started(member, terms, start, own, secret, rows, public)
+        weights = started(member, terms, start, own, secret, rows, public)
     for step in range(terms.steps):
         weights = train_step(member, terms, weights, rows, terms.batch(step), secret)
     return member.reveal(weights, "model")
@@ -322,16 +322,26 @@ def train_alone(terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret) 
     return weights
 
 
-def _started(
+def started(
     member: Member,
     terms: SecureSgd,
     start: LocalStart,
     own: Rows | None,
     secret: Secret,
     private: SharedRows,
-    public: Rows | None,
+    public: Rows | None = None,
 ) -> SharedTensor:
-    """The weights that a training begins with; see `LocalStart`."""
+    """The weights that a training begins with; see `LocalStart`.
+
+    Args:
+        member: this party.
+        terms: the same at all.
+        start: what each holder does alone, and what is made of that.
+        own: see `train`.
+        secret: likewise.
+        private: the rows of all, as shares.
+        public: see `train`.
+    """
     mine = None if own is None else train_alone(terms, start, own, secret)
     shape, holders = (terms.columns + 1, terms.classes), range(member.holders)
     models = [

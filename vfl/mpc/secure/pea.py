@@ -51,17 +51,21 @@ from vfl.mpc.secure.base import (
 from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
 from vfl.mpc.secure_dpsgd import (
     Form,
+    LocalStart,
+    Rows,
     SecureSgd,
     SharedRows,
     first_weights,
     model_inputs,
     shared_columns,
     shared_rows,
+    started,
     train_step,
 )
 from vfl.mpc.shares import SharedTensor
 from vfl.mpc.trio import Star
-from vfl.privacy import PrivacyStatement
+from vfl.privacy import PrivacyStatement, added
+from vfl.privacy.accountants import GaussianSteps, epsilon_of, noise_for
 from vfl.session.exchange import Compute, expect
 from vfl.session.private import PrivacyPlan
 from vfl.session.relay import SealedLinks, Switchboard
@@ -81,6 +85,7 @@ from vfl.session.secure import (
 from vfl.session.terms import Terms
 
 Divided = Literal["rows", "columns"]
+Start = Literal["zero", "average"]
 
 #: Frames that may be on their way unread in one direction: the dealer's of one step, and others'.
 _WINDOW_FRAMES = 128
@@ -170,6 +175,8 @@ class Pea(KeyedMode):
             have different columns of the same rows.
         form: of the inverse roots; see `vfl.mpc.secure_dpsgd.inverse_root`.
         longest: bound of a row's norm; its owner scales a longer one down.
+        start: "zero", or the "average" of models that each holder trains alone by DP-SGD, for as
+            many epochs and with half of epsilon and delta (Protocol 4); nobody sees these.
 
     >>> Pea(dealer="notary").third_party("bank"), Pea().divides_rows
     ('notary', True)
@@ -185,11 +192,13 @@ class Pea(KeyedMode):
         divided: Divided = "rows",
         form: Form = "polynomial",
         longest: float = 8.0,
+        start: Start = "zero",
     ) -> None:
+        require_choice("start", start, ("zero", "average"))
         require_choice("divided", divided, ("rows", "columns"))
         require_choice("form", form, ("polynomial", "permuted"))
         self._dealer, self.form, self.longest = dealer, form, longest
-        self._divided = divided
+        self._divided, self.start = divided, start
 
     @property
     def divides_rows(self) -> bool:
@@ -227,6 +236,12 @@ class Pea(KeyedMode):
                 want="data.validation = 0",
             )
         _check_dp(agreed)
+        if self.start == "average" and not (self.divides_rows and _whole_budget(agreed)):
+            raise PrivacyError(
+                "models of each holder alone take whole rows, and half of a budget",
+                got=f"divided = '{self._divided}'" + (", dp.noise" if self.divides_rows else ""),
+                want="secure = 'pea:start=average', dp.epsilon and no dp.noise",
+            )
 
     def promise(self, agreed: Agreed) -> str:
         holders = ", ".join(self.holders(agreed))
@@ -326,13 +341,15 @@ class _End:
         if self._terms.mode != "train":
             self._model = None if not weights else weights[_MODEL]
             return
-        plan = self._plan = PrivacyPlan.of(self._terms, self._training_rows(facts))
-        assert plan is not None, "a mode that needs [dp]"
+        plan = self._plan = self._plan_of(facts)
         self._sgd = self._settings(facts, plan)
         self._trained = 0 if state is None else int(state["trained"])
         self._refuse_again(plan.steps)
-        self._shared = self._share_rows(member, self._sgd, facts)
+        own, self._shared = self._share_rows(member, self._sgd, facts)
         self._share = first_weights(member, self._sgd)
+        if state is None and self._mode.start == "average":
+            alone = self._alone(plan, facts)
+            self._share = started(member, self._sgd, alone, own, self._noise, self._shared)
         if state is not None:
             require_same_rows(self.party, self._digest, state["inputs"])
             self._share = replace(self._share, share=state["share"])
@@ -402,9 +419,9 @@ class _End:
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         facts = self._facts
-        plan = None if facts is None else PrivacyPlan.of(self._terms, self._training_rows(facts))
-        if plan is None:  # nothing is known of rows that this session has not
+        if facts is None or not self._training_rows(facts):  # nothing is known of other rows
             return ()
+        plan = self._plan_of(facts)
         hidden, left_out = "nobody else knows which rows a batch had", len(self._holders) // 3
         noise = "no holder leaves its noise out"
         if left_out:
@@ -416,7 +433,13 @@ class _End:
             "all parties follow the protocol otherwise, and the dealer colludes with nobody",
             "means and deviations of columns and the choice of settings are not counted",
         )
-        return (replace(plan.statement(plan.steps), assumes=assumes),)
+        stated = [plan.statement(plan.steps)]
+        if self._mode.start == "average":
+            alone = self._alone(plan, facts)
+            least = min(one.rows for one in facts.holders)
+            spent = GaussianSteps(alone.noise, alone.steps, alone.batch_size / least)
+            stated.append(replace(stated[0], epsilon=epsilon_of(spent, plan.delta)))
+        return (replace(added(stated), assumes=assumes),)
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         raise AssertionError("no epoch is judged")
@@ -443,6 +466,28 @@ class _End:
     def _training_rows(self, facts: Facts) -> int:
         rows = [one.rows for one in facts.holders]
         return sum(rows) if self._mode.divides_rows else rows[self._label_role]
+
+    def _plan_of(self, facts: Facts) -> PrivacyPlan:
+        """Of the steps on shares; a beginning from models of each alone has the other half."""
+        terms, dp = self._terms, self._terms.dp
+        if self._mode.start == "average":
+            assert dp is not None, "a mode that needs [dp]"
+            assert dp.epsilon is not None, "it is refused without"
+            halved = dp.model_copy(update={"epsilon": dp.epsilon / 2, "delta": dp.delta / 2})
+            terms = terms.model_copy(update={"dp": halved})
+        plan = PrivacyPlan.of(terms, self._training_rows(facts))
+        assert plan is not None, "a mode that needs [dp]"
+        return plan
+
+    def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
+        """What each holder does alone: as many epochs, of the smallest holder's rate."""
+        dp = self._terms.dp
+        assert dp is not None, "a mode that needs [dp]"
+        assert dp.epsilon is not None, "it is refused without"
+        least = min(one.rows for one in facts.holders)
+        size = max(1, least * plan.batch_size // plan.rows)
+        noise = noise_for(dp.epsilon / 2, dp.delta / 2, plan.steps, size / least, plan.accountant)
+        return LocalStart(plan.steps, size, self._terms.train.learning_rate, noise)
 
     def _columns(self, facts: Facts) -> int:
         columns = [one.columns for one in facts.holders]
@@ -512,7 +557,10 @@ class _End:
                 fix="put the checkpoint back from a copy, or train under another name",
             )
 
-    def _share_rows(self, member: Member, sgd: SecureSgd, facts: Facts) -> SharedRows:
+    def _share_rows(
+        self, member: Member, sgd: SecureSgd, facts: Facts
+    ) -> tuple[Rows | None, SharedRows]:
+        """The own rows of a holder that has whole ones, and those of all."""
         inputs = labels = None
         if not member.deals and self._rows.split is not None:
             train = torch.from_numpy(self._rows.split.train)
@@ -522,13 +570,13 @@ class _End:
                 labels = self._codes(facts)[train]
         if not self._mode.divides_rows:
             columns = [one.columns for one in facts.holders]
-            return shared_columns(member, sgd, columns, self._label_role, inputs, labels)
+            return None, shared_columns(member, sgd, columns, self._label_role, inputs, labels)
         own = None
         if not member.deals:
             assert inputs is not None, "a holder has columns"
             assert labels is not None, "and labels"
             own = inputs, labels
-        return shared_rows(member, sgd, own)
+        return own, shared_rows(member, sgd, own)
 
     def _codes(self, facts: Facts) -> Tensor:
         """The own labels in the codes of all."""
@@ -794,6 +842,10 @@ def _check_top(top: str | nn.Module) -> None:
             got=f"label.top = '{top if isinstance(top, str) else type(top).__name__}'",
             want="label.top = 'linear'",
         )
+
+
+def _whole_budget(agreed: Agreed) -> bool:
+    return agreed.dp is not None and agreed.dp.epsilon is not None and agreed.dp.noise is None
 
 
 def _check_dp(agreed: Agreed) -> None:
