@@ -203,6 +203,38 @@ def test_an_id_that_is_sent_twice_does_not_count_twice():
         play("ecdh", [*owns(range(100), bounds=Bounds(50, 10**6, 10)), one], "label")
 
 
+@pytest.mark.parametrize("guessed", [False, True])
+def test_one_id_under_many_scalars_counts_as_many_only_to_who_guesses_its_point(guessed):
+    """What docs/alignment.md says is left: the count is the other side's own, of what it is sent.
+
+    The label party sends one id's point under a scalar for each of the other's points, and returns
+    the point that it takes for that id's under these scalars, in place of all the others.
+    """
+    asked, ids = b"id 5", [b"id %d" % each for each in range(20)]
+    judge = PROTOCOLS.make("ecdh").role(
+        Own("bank", ids, Bounds(10, 10**6, 10)), ["bank", "label"], "label"
+    )
+    sent = next(judge).payload
+    scalars = [ristretto.fresh_scalar() for _ in ids]
+    step = next(judge)
+    assert isinstance(step, Receive)
+    point = ristretto.points_of([asked])
+    step = judge.send(b"".join(ristretto.multiply(point, one) for one in scalars))
+    while isinstance(step, Send):
+        step = next(judge)
+    shuffled = [sent[at : at + 32] for at in range(0, len(sent), 32)]
+    secret = judge.gi_frame.f_locals["scalar"]
+    its = ristretto.multiply(point, secret)
+    taken = its if guessed else next(one for one in shuffled if one != its)
+    back = b"".join(ristretto.multiply(taken, one)[8:24] for one in scalars)
+    answer = judge.send(back)
+    assert isinstance(answer, Send)
+    assert len(answer.payload) == (1 + 4 * len(ids) if guessed else 1)
+    if not guessed:
+        with pytest.raises(ConsentError, match="common"):
+            next(judge)
+
+
 @pytest.mark.parametrize("points", [b"\xff" * 32, bytes(32), b"\x01" * 32, b"x" * 31])
 def test_what_is_no_point_is_refused(points):
     own = Own("bank", [b"1", b"2"], ANY)

@@ -1,11 +1,17 @@
 """A session over real streams whose rows can be asked for."""
 
+import os
+import subprocess
+from contextlib import suppress
+
 import numpy as np
 import pandas as pd
 import pytest
 from played_session import PlayedSession, stand_in
 from served import CONTENT, PARTIES, ROWS
 from stand_in_flower import Flower
+
+from vfl.transport import TcpLink
 
 
 @pytest.fixture
@@ -26,3 +32,44 @@ def session(tmp_path, monkeypatch):
         played.write(name, text)
     played.introduce(*PARTIES)
     return played
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """The feature parties' links, the one attached last at the end."""
+    found, attach = [], TcpLink._attach
+
+    def noting(link):
+        found.append(link)
+        return attach(link)
+
+    monkeypatch.setattr(TcpLink, "_attach", noting)
+    return found
+
+
+class Disk:
+    """A small file system of one party's store, which can be filled."""
+
+    def __init__(self, folder):
+        self.folder, self._filling = folder, folder / "filling"
+
+    def fill(self):
+        """Leave no byte."""
+        with self._filling.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free(self):
+        self._filling.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def disk(tmp_path, request):
+    """Of one party's store; requested before a session that fills the store."""
+    folder = tmp_path / request.param / "store"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", folder]
+    if os.getuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root may mount a file system")
+    yield Disk(folder)
+    subprocess.run(["umount", folder], check=True)

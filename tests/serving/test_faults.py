@@ -1,19 +1,15 @@
 """What callers meet, and what is counted, when streams are cut, parties stop and disks are full."""
 
-import os
 import socket
-import subprocess
 import threading
 import time
-from contextlib import suppress
 
 import pytest
-from served import PARTIES, predicted, same, start
+from served import PARTIES, passes_of, predicted, same, start
 
 from vfl.clients.serving import ServedParty
 from vfl.core.errors import PeerFailedError, StorageError
 from vfl.session.party_folder import own_ledger
-from vfl.transport import TcpLink
 
 IDS = [f"Zq8id{row:03}" for row in range(90)]
 #: A busy machine takes its time to mend a stream.
@@ -30,25 +26,6 @@ def answer_of(client, each):
         assert (status, set(told["party"].split(", ")) <= set(PARTIES)) == (503, True), told
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """The feature parties' links, the one attached last at the end."""
-    found, attach = [], TcpLink._attach
-
-    def noting(link):
-        found.append(link)
-        return attach(link)
-
-    monkeypatch.setattr(TcpLink, "_attach", noting)
-    return found
-
-
-def passes_of(played, name):
-    """Rows and passes that a party's own ledger has of serving."""
-    (entry,) = own_ledger(played.flower.files[name]).entries()
-    return entry.spent["serve"].rows, entry.spent["serve"].passes
 
 
 def test_a_cut_stream_is_mended_and_every_answer_is_right(session, streams):
@@ -123,33 +100,6 @@ def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(session, 
     finally:
         goes_on.set()
         serving.stop()
-
-
-class Disk:
-    """A small file system of one party's store, which can be filled."""
-
-    def __init__(self, folder):
-        self.folder, self._filling = folder, folder / "filling"
-
-    def fill(self):
-        """Leave no byte."""
-        with self._filling.open("wb", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-
-    def free(self):
-        self._filling.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def disk(session, request):
-    folder = session.folder / request.param / "store"
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", folder]
-    if os.getuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("only root may mount a file system")
-    yield Disk(folder)
-    subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize("disk", ["shop"], indirect=True)

@@ -1,16 +1,18 @@
 """Runs with a party in the middle, or with several label parties, answer rows as predicted."""
 
+import socket
 import threading
 import time
 
 import pandas as pd
 import pytest
 from played_session import Noting, stand_in
-from served import Serving, consent, predicted, same, settings, start
+from served import Serving, consent, passes_of, predicted, same, settings, start
 from taken_session import FEATURES, IDS, ROWS, with_insurer, with_middle
 
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.config.run_folder import RunFolder
+from vfl.core.errors import StorageError
 from vfl.core.frame import Kind
 from vfl.serving.local import serve
 from vfl.session.party_folder import own_ledger
@@ -180,6 +182,67 @@ def test_a_party_that_stands_still_behind_the_middle_is_named(middle, monkeypatc
     finally:
         goes_on.set()
         serving.stop()
+
+
+def test_a_stream_cut_behind_or_before_the_middle_is_mended(middle, streams):
+    streams.clear()
+    waits = {"step_timeout_s": 30.0, "rejoin_window_s": 20.0, "join_timeout_s": 90.0}
+    serving = start(middle, 30.0, federation=waits)
+    client, seen = serving.client, []
+
+    def ask(first):
+        for each in IDS[first:120:4]:
+            seen.append((each, *client.predict(each)))
+
+    try:
+        client.wait_ready()
+        assert len(streams) == 3
+        askers = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
+        for thread in askers:
+            thread.start()
+        for count in range(6):
+            link = streams[count % 3]
+            while len(seen) < 15 * (count + 1) or link._stream is None:
+                assert any(thread.is_alive() for thread in askers)
+                time.sleep(0.01)
+            socket.socket.shutdown(link._stream._socket, socket.SHUT_RDWR)
+        for thread in askers:
+            thread.join()
+        assert "vfl_sessions_lost_total" not in client.ask("/metrics")[1]
+    finally:
+        serving.stop()
+    assert sorted(each for each, *_ in seen) == IDS[:120]
+    for each, status, told in seen:
+        assert status == 200
+        assert right(middle.run, told, [each])
+    asked = {passes_of(middle, name) for name in (*FEATURES, "compute")}
+    assert asked == {(120, 1)}  # nothing counted twice
+
+
+@pytest.mark.parametrize("disk", ["shop", "compute"], indirect=True)
+def test_whose_disk_is_full_is_named_through_the_middle(disk, middle, monkeypatch):
+    monkeypatch.setattr("vfl.session.serving._BLOCK_PASSES", 1)  # every pass is written
+    owner = disk.folder.parent.name
+    serving = start(middle, 30.0)
+    client = serving.client
+    try:
+        client.wait_ready()
+        assert client.predict(IDS[0])[0] == 200
+        disk.fill()
+        seen = [client.predict(IDS[0]) for _ in range(3)]
+        assert {(status, told["party"]) for status, told in seen} == {(503, owner)}
+        before = passes_of(middle, owner)[1]
+        disk.free()
+        client.wait_ready()
+        for each in (IDS[0], IDS[7]):
+            status, told = client.predict(each)
+            assert status == 200
+            assert right(middle.run, told, [each])
+        assert passes_of(middle, owner)[1] > before >= 1
+    finally:
+        disk.free()
+        serving.stop()
+    assert StorageError.code in [error.code for error in middle.flower.failures]
 
 
 def test_no_contribution_is_told_behind_a_middle(middle):

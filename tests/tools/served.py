@@ -10,6 +10,7 @@ import urllib.request
 import numpy as np
 
 from vfl.serving.front import ServeSettings, settings_file
+from vfl.session.party_folder import own_ledger
 
 PARTIES, ROWS = ("bank", "shop"), 90
 CONTENT = {
@@ -124,3 +125,9 @@ def consent(session, name, text):
     """Add to what a party consents to."""
     path = session.folder / name / "party.toml"
     session.write(name, path.read_text() + text + "\n")
+
+
+def passes_of(played, name):
+    """Rows and passes that a party's own ledger has of serving."""
+    (entry,) = own_ledger(played.flower.files[name]).entries()
+    return entry.spent["serve"].rows, entry.spent["serve"].passes
