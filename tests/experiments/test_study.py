@@ -5,8 +5,12 @@ import pytest
 
 from vfl.config import Experiment, to_toml
 from vfl.core.errors import ConfigError, RunFolderError
+from vfl.core.storage import read_json, write_json
 from vfl.experiments import GridFolder
-from vfl.experiments.cells import experiment_digest
+from vfl.experiments.cells import GRID, experiment_digest
+from vfl.experiments.folders import list_runs
+from vfl.experiments.pages import build_report
+from vfl.experiments.results import write_results
 from vfl.experiments.study import plan_study
 from vfl.training.run import load_data
 
@@ -89,3 +93,22 @@ def test_a_project_has_no_strata():
         check_project(
             Experiment.model_validate({"parties": {"a": {}}, "data": {"split": "stratified"}})
         )
+
+
+def test_the_folder_of_another_format_is_refused_and_listed(tmp_path):
+    path = tmp_path / "old"
+    study = plan_study("grid", experiment("grid"))
+    GridFolder(path).write(study.experiment, study.cells, "vfl grid x.toml")
+    record = read_json(path / GRID)
+    write_json(path / GRID, record | {"format": 1, "vfl": "0.0.3"})
+    for use in (
+        lambda: GridFolder(path).write(study.experiment, study.cells, "vfl grid x.toml"),
+        lambda: write_results(GridFolder(path)),
+        lambda: build_report(path),
+    ):
+        with pytest.raises(RunFolderError, match="another version of vfl") as caught:
+            use()
+        assert caught.value.fix == "pip install vfl==0.0.3 in an environment of its own reads it"
+    (listed,) = list_runs(tmp_path)
+    assert (listed.kind, listed.state) == ("grid", "damaged")
+    assert "another version" in listed.sentence

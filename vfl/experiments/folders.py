@@ -133,7 +133,8 @@ def _listed(path: Path) -> Listed:
     from vfl.experiments.pages import PAGE, glance  # they import this
     from vfl.training.status import run_status
 
-    kind, created, state, sentence, cards = "training", "", "damaged", "", list[tuple[str, str]]()
+    kind = "grid" if is_grid(path) else "training"
+    created, state, sentence, cards = "", "damaged", "", list[tuple[str, str]]()
     try:
         if is_grid(path):
             grid = grid_status(path)

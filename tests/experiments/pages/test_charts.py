@@ -8,9 +8,11 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from vfl.experiments.pages.charts import (
+    Point,
     Series,
     enclosing,
     line_drawing,
+    scatter_drawing,
     thinned,
     tick_step,
     tick_text,
@@ -50,6 +52,18 @@ def test_a_chart_speaks_to_who_cannot_see_it_and_escapes_names():
     assert words(svg, "mid label") == ["<u>"]
     svg = ET.fromstring(line_drawing("<T>", "", lines, "<u>").chart)
     assert svg.find("desc").text == "<i>x</i> ends at 2."
+
+
+def test_a_point_says_what_it_is_to_a_mouse_that_rests_on_it():
+    lines = [Series("<i>", [(0, 0.25), (1, 2)], whiskers=[(1, 1.5, 2.5)])]
+    dots = chart(*lines, x_ticks=[(0, "k = 1")]).iter("circle")
+    assert [dot.find("title").text for dot in dots] == [
+        "<i>, k = 1: 0.25",
+        "<i>, 1: 2 (1.5 to 2.5)",
+    ]
+    points = [Point("1", 1, 2, what="none"), Point("", 2, 3)]
+    svg = ET.fromstring(scatter_drawing("T", "", "", points, "x").chart)
+    assert [dot.findtext("title") for dot in svg.iter("circle")] == ["none", None]
 
 
 def test_a_series_without_points_is_left_out():

@@ -116,6 +116,18 @@ def test_only_rows_with_the_words_are_left(page):
     assert all("layer_norm" in row for row in left)
 
 
+def test_a_point_under_the_mouse_says_what_it_is(page):
+    """A browser shows the title of what lies uppermost there, or of the next around it."""
+    said = page.value("""
+        [...document.querySelectorAll("svg[role=img] circle")].filter(dot => {
+          const at = (dot.scrollIntoView({block: "center"}), dot.getBoundingClientRect());
+          const top = document.elementFromPoint(at.x + at.width / 2, at.y + at.height / 2);
+          return top && top.querySelector(":scope > title") && top.tagName === "circle";
+        }).map(dot => dot.querySelector("title")?.textContent ?? "").join("|")
+    """).split("|")
+    assert any(one.startswith("layer_norm") for one in said)
+
+
 def test_headings_are_reached_by_the_keyboard(page):
     assert page.value(
         "[...document.querySelectorAll('th button')].every(one => one.tabIndex === 0)"

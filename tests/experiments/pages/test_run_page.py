@@ -15,7 +15,7 @@ import pytest
 from vfl.core.errors import RunFolderError
 from vfl.experiments.pages import build_report
 
-VOID = {"meta", "link", "br", "hr", "img", "input", "path", "circle", "rect"}
+VOID = {"meta", "link", "br", "hr", "img", "input", "path", "rect"}
 
 
 class Reader(HTMLParser):

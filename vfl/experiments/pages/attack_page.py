@@ -106,8 +106,8 @@ def _tradeoff(
     for number, one in enumerate(entries, 1):
         if one.defense in values:
             x, y = 100 * one.utility.mean, 100 * values[one.defense]
-            points.append(Point(str(number), x, y, style_of(number)))
             ends.append(f"{one.defense} {x:.1f} and {y:.1f}")
+            points.append(Point(str(number), x, y, style_of(number), ends[-1]))
     standing = entries[0].standings[place]
     baseline, guess = 100 * standing.baseline_value.mean, 100 * standing.guess.mean
     safe = [one for one in entries if one.standings[place].verdict == "protected"]

@@ -1,6 +1,7 @@
 """Charts as inline SVG: no script, no fonts of their own, colours from the page's style sheet.
 
-Every chart has a title and a description for readers who do not see it. Lines differ in dash as
+Every chart has a title and a description for readers who do not see it, and a point under the mouse
+says what it is. Lines differ in dash as
 well as in colour, so that they can be told apart on paper. Where ticks go, and which points of a
 long curve are worth drawing, stands at the end.
 """
@@ -8,7 +9,7 @@ long curve are worth drawing, stands at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -103,7 +104,7 @@ def line_drawing(
     parts = [
         *axes,
         *(_whiskers(each, x_scale, y_scale) for each in drawn if each.whiskers),
-        *(_line(each, x_scale, y_scale, dotted) for each in drawn),
+        *(_line(each, x_scale, y_scale, dotted, dict(x_ticks)) for each in drawn),
     ]
     legend = [(swatch(line.style), line.name) for line in drawn]
     return Drawing(title, caption, svg(title, description or f"{ends_of(drawn)}.", parts), legend)
@@ -141,16 +142,29 @@ def _ticks(low: float, high: float, step: float) -> list[Tick]:
     return [(tick, tick_text(tick, step)) for tick in ticks_inside(low, high, step)]
 
 
-def _line(series: Series, x_scale: Scale, y_scale: Scale, dotted: bool) -> Markup:
-    locations = [(x_scale(x), y_scale(y)) for x, y in thinned(series.points)]
+def _line(
+    series: Series, x_scale: Scale, y_scale: Scale, dotted: bool, words: Mapping[float, str]
+) -> Markup:
+    shown = list(thinned(series.points))
+    locations = [(x_scale(x), y_scale(y)) for x, y in shown]
     drawn = Markup("")
     if len(locations) > 1:
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in locations)
         drawn = Markup('<path class="line s{}" d="{}"/>').format(series.style, path)
-    dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
     radius = 4 if len(locations) == 1 else 2.2
-    dots = locations if dotted and len(locations) <= _DOTS_UP_TO else locations[-1:]
-    return drawn + Markup("").join(dot.format(series.style, x, y, radius) for x, y in dots)
+    dots = shown if dotted and len(locations) <= _DOTS_UP_TO else shown[-1:]
+    spread = {x: f" ({low:.4g} to {high:.4g})" for x, low, high in series.whiskers}
+    for x, y in dots:
+        what = f"{series.name}, {words.get(x, f'{x:.4g}')}: {y:.4g}{spread.get(x, '')}"
+        drawn += _dot(series.style, x_scale(x), y_scale(y), radius, what)
+    return drawn
+
+
+def _dot(style: int, x: float, y: float, radius: float, what: str) -> Markup:
+    """A point that says what it is to a mouse that rests on it."""
+    said = Markup("<title>{}</title>").format(what) if what else ""
+    dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>')
+    return dot.format(style, x, y, radius, said)
 
 
 def _whiskers(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
@@ -234,12 +248,14 @@ class Point:
         number: stands in it; empty for a plain dot.
         x, y: its place.
         style: 1 to 8, its colour.
+        what: said where the mouse rests on it.
     """
 
     number: str
     x: float
     y: float
     style: int = 2
+    what: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +332,9 @@ def _across(height: float, words: str) -> Markup:
 def _point(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
     x, y = x_scale(point.x), y_scale(point.y)
     if not point.number:
-        return Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(
-            point.style, x, y
-        )
-    return Markup(
-        '<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="7.5"/>'
-        '<text class="mid inside" x="{:.1f}" y="{:.1f}">{}</text>'
-    ).format(point.style, x, y, x, y + 3.6, point.number)
+        return _dot(point.style, x, y, 3, point.what)
+    number = Markup('<text class="mid inside" x="{:.1f}" y="{:.1f}">{}</text>')
+    return _dot(point.style, x, y, 7.5, point.what) + number.format(x, y + 3.6, point.number)
 
 
 def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) -> float:

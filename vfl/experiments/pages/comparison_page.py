@@ -188,6 +188,9 @@ class CodecPoint:
     share: float
     score: float
 
+    def __str__(self) -> str:
+        return f"{self.codec}: {self.score:.1f} % at {self.share:.2f} %"
+
 
 def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
     """One drawing a variant, for scores that are shares; others may be better when lower."""
@@ -221,15 +224,12 @@ def _placed(line: Line, measure: str) -> Iterator[CodecPoint]:
 def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) -> Drawing:
     best = frontier(placed)
     others = [one for one in placed if one not in best]
-    points = [Point("", math.log10(one.share), one.score, _OTHER) for one in others]
+    points = [Point("", math.log10(one.share), one.score, _OTHER, str(one)) for one in others]
     points += [
-        Point(str(number), math.log10(one.share), one.score, _BEST)
+        Point(str(number), math.log10(one.share), one.score, _BEST, str(one))
         for number, one in enumerate(best, 1)
     ]
-    legend = [
-        (_number(number), f"{one.codec}: {one.score:.1f} % at {one.share:.2f} %")
-        for number, one in enumerate(best, 1)
-    ]
+    legend = [(_number(number), str(one)) for number, one in enumerate(best, 1)]
     shares = [one.share for one in placed]
     low, high = widened(min(shares), max(shares))
     words = f"{score_word(measure)} by bytes, all codecs"
