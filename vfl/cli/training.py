@@ -186,6 +186,9 @@ def report(
         Path, typer.Argument(metavar="RUN", help="The folder of a run or a comparison.")
     ],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="First train each party of the run alone, for its gain.")
+    ] = False,
     write: Write = None,
 ) -> None:
     """Build report.html of a run: one static file.
@@ -198,6 +201,13 @@ def report(
         return
     from vfl.experiments.pages import build_report
 
+    if alone:
+        from vfl.config.run_folder import RunFolder
+        from vfl.core.seeds import use_one_thread
+        from vfl.experiments.value import train_alone
+
+        use_one_thread()
+        train_alone(RunFolder.open(run), say=say)
     page = build_report(run)
     print(page)
     if show:

@@ -71,7 +71,9 @@ class _Part:
     details: str = ""
 
 
-def of_run(utility: Card, traffic: Card, promises: str, rows: Sequence[Record]) -> Glance:
+def of_run(
+    utility: Card, traffic: Card, promises: str, rows: Sequence[Record], alone: str = ""
+) -> Glance:
     """A run, and what attacks on it reached.
 
     Args:
@@ -79,12 +81,14 @@ def of_run(utility: Card, traffic: Card, promises: str, rows: Sequence[Record]) 
         traffic: what it sent.
         promises: of differential privacy; empty where nothing is promised.
         rows: its attacks; empty if nobody attacked it.
+        alone: what it gains over each party alone; empty where that was not measured.
     """
     labels, columns = _labels_of(rows), _columns_of(rows)
+    gained = f" ({alone})" if alone else ""
     privacy = f"It promises {promises}." if promises else "It promises no differential privacy."
     sentence = (
-        f"{utility.title} {utility.value}, {traffic.value} sent; {labels.short}, {columns.short}. "
-        f"{privacy}"
+        f"{utility.title} {utility.value}{gained}, {traffic.value} sent; {labels.short}, "
+        f"{columns.short}. {privacy}"
     )
     cards = [utility, traffic, labels.card, columns.card]
     return Glance(cards, sentence, list(filter(None, (labels.details, columns.details))))

@@ -7,15 +7,17 @@ place of the training, or its protection differs.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.config import Experiment, PartySettings, TraceSettings, ValueSettings
 from vfl.config.run_folder import RunFolder
+from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Ledger
 from vfl.core.storage import stamp, write_json
-from vfl.experiments.cells import CODEC, Cell, GridFolder
+from vfl.experiments.cells import CODEC, Cell, GridFolder, is_done, is_grid
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 SPLIT, CENTRAL, BOOSTING = "split", "the same network, in one place", "gradient boosting"
 #: Trees at most; the validation rows say how many are used.
 _TREES, _TREE_RATE = 300, 0.05
+#: In the folder of a run: its parties alone.
+_ALONE = "alone"
 
 
 def value_settings_of(experiment: Experiment) -> ValueSettings:
@@ -82,6 +86,62 @@ def _one_place(plain: Experiment, parties: Mapping[str, PartySettings]) -> Exper
     name = "alone" if plain.label.party != "alone" else "single"
     (one,) = parties.values()
     return plain.model_copy(update={"parties": {name: one}, "merge": "concat"})
+
+
+def train_alone(run: RunFolder, device: str = "cpu", say: Callable[[str], None] = print) -> None:
+    """Train the network of every single party of a finished run, and keep them in its folder.
+
+    Rows, seed and settings are the run's, without codec, defense and secure mode. What an earlier
+    call trained stays.
+
+    Args:
+        run: of one process.
+        device: where networks run.
+        say: is told what is trained.
+
+    Raises:
+        ConfigError: several label parties, or a party in the middle.
+        RunFolderError: the run did not end, or no single process has all of its rows.
+    """
+    from vfl.training.run import load_data
+
+    run.summary()
+    if run.mode != "in-process":
+        raise RunFolderError(
+            "no process has the rows of all parties of this run",
+            where=str(run.path),
+            fix="vfl value FILE, with an experiment file that names every table",
+        )
+    found = run.experiment()
+    settings = ValueSettings(seeds=(found.seed,), codecs=(), defenses=())
+    experiment = found.model_copy(update={"value": settings, "compare": None, "grid": None})
+    cells = [cell for cell in value_cells(experiment) if _is_alone(cell)]
+    folder, data = GridFolder(run.path / _ALONE), load_data(experiment)
+    folder.write(experiment, cells, f"vfl report {run.path} --alone")
+    for cell in cells:
+        say(f"{cell.about['party']} alone")
+        run_value_cell(cell, folder, data, device)
+
+
+def alone_scores(path: Path) -> dict[str, dict[str, Any]]:
+    """The figures of each party alone, by its name; none where `train_alone` was not called.
+
+    Args:
+        path: of a run.
+
+    Raises:
+        RunFolderError: a file is damaged.
+    """
+    folder = GridFolder(path / _ALONE)
+    return {
+        cell.about["party"]: RunFolder(folder.cells_path / cell.name).summary()
+        for cell in (folder.cells() if is_grid(folder.path) else ())
+        if is_done(folder.cells_path / cell.name)
+    }
+
+
+def _is_alone(cell: Cell) -> bool:
+    return bool(cell.about["party"]) and BOOSTING not in cell.about["what"]
 
 
 def run_value_cell(

@@ -1,0 +1,83 @@
+"""What a run gains over each of its parties alone, on its page."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import RunFolderError
+from vfl.experiments.pages import build_report, glance
+from vfl.experiments.value import alone_scores, train_alone
+from vfl.training.run import train
+
+ABOUT = {
+    "data": {"source": "breast_cancer", "rows": 300},
+    "parties": {"clinic": {"width": 4}, "laboratory": {"width": 4}},
+    "codec": "topk:k=2",
+    "train": {"epochs": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    train(Experiment.model_validate(ABOUT), root, "joined")
+    return root / "joined"
+
+
+def test_a_run_stands_beside_each_party_alone(run, tmp_path):
+    before = glance(run).sentence
+    assert "alone" not in before
+    said = []
+    train_alone(RunFolder.open(run), say=said.append)
+    assert said == ["clinic alone", "laboratory alone"]
+    scores = alone_scores(run)
+    reached = RunFolder(run).summary()["test_auc"]
+    gains = [100 * (reached - scores[name]["test_auc"]) for name in ("clinic", "laboratory")]
+    words = f"({gains[0]:+.1f} points beside clinic alone, {gains[1]:+.1f} points beside laboratory"
+    assert words in glance(run).sentence
+    assert words in build_report(run).read_text(encoding="utf-8")
+    # The same as a training of that party's columns and nobody else's on the same rows.
+    assert scores["clinic"]["bytes_up"].keys() == {"alone"}
+    assert scores["clinic"]["codec"] == "none"
+    assert scores["clinic"]["test_auc"] != scores["laboratory"]["test_auc"]
+
+
+def test_an_error_is_compared_in_its_own_unit(tmp_path):
+    draws = np.random.default_rng(0).normal(size=(120, 2))
+    table = pd.DataFrame(draws, columns=["a", "b"]).assign(y=draws.sum(1))
+    table.to_csv(tmp_path / "table.csv", index=False)
+    about = {
+        "data": {"source": str(tmp_path / "table.csv")},
+        "parties": {"one": {"columns": ["a"]}, "two": {"columns": ["b"]}},
+        "label": {"column": "y", "task": "regression"},
+        "train": {"epochs": 1},
+    }
+    train(Experiment.model_validate(about), tmp_path, "joined")
+    run = tmp_path / "joined"
+    train_alone(RunFolder.open(run), say=lambda line: None)
+    less = RunFolder(run).summary()["test_rmse"] - alone_scores(run)["two"]["test_rmse"]
+    assert f"{less:+.3g} beside two alone" in glance(run).sentence
+
+
+def test_what_was_trained_alone_stays(run):
+    train_alone(RunFolder.open(run), say=lambda line: None)
+    (cell, *_) = sorted((run / "alone" / "cells").iterdir())
+    stamp = (cell / "summary.json").stat().st_mtime_ns
+    train_alone(RunFolder.open(run), say=lambda line: None)
+    assert (cell / "summary.json").stat().st_mtime_ns == stamp
+
+
+def test_a_run_that_did_not_end_has_nothing_to_stand_beside(tmp_path):
+    experiment = Experiment.model_validate(ABOUT)
+    folder = RunFolder.create(tmp_path / "half", experiment, "in-process", "vfl train")
+    with pytest.raises(RunFolderError):
+        train_alone(folder)
+
+
+def test_rows_of_a_federation_are_nobodys(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "mode", "federated")
+    with pytest.raises(RunFolderError, match="rows of all parties") as caught:
+        train_alone(RunFolder.open(run))
+    assert "vfl value" in caught.value.fix
