@@ -49,6 +49,13 @@ def test_attacks_are_one_call(run):
         run.attack("kmeans", leeks=[1])
 
 
+def test_a_party_alone_is_one_call(run):
+    found = run.alone()
+    assert list(found.index) == list(CONTENT["parties"])
+    gain = 100 * (run.summary["test_accuracy"] - found.test_accuracy.iloc[0])
+    assert f"({gain:+.1f} points beside {found.index[0]} alone)" in run.glance.sentence
+
+
 def test_codecs_are_compared(tmp_path):
     found = vfl.compare(
         Experiment.model_validate(CONTENT), codecs=["none", "topk:k=2"], seeds=[0], out=tmp_path,

@@ -26,6 +26,7 @@ from vfl.experiments.study import (
     plan_study,
     run_study,
 )
+from vfl.experiments.value import alone_scores, train_alone
 from vfl.training import run as trainer
 from vfl.training.specs import check_specs, read_checked
 
@@ -92,6 +93,17 @@ class Run:
         given = {"attacks": list(attacks), "leaks": [1, 5, 10], "draws": 3} | settings
         asked = check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
         return Attacks(self, attack_finished_run(self.folder, asked), asked)
+
+    def alone(self) -> pd.DataFrame:
+        """The figures of each party alone, a row a party; trained where they are not yet.
+
+        Raises:
+            ConfigError, RunFolderError: see `vfl report --alone`.
+        """
+        import pandas as pd
+
+        train_alone(self.folder, say=lambda line: None)
+        return pd.DataFrame.from_dict(alone_scores(self.path), orient="index")
 
     def plot(self) -> Figure:
         """Loss by epoch.
