@@ -46,6 +46,8 @@ SPECS = [
     "joined_propagation:at=bottom,share=0.5,components=0",
     "label_propagation:of=cut+inputs,scaler=whiten,teacher=mlp:at=inputs/steps=40",
     "label_propagation:at=cut+before+inputs,scaler=shrink,components=4",
+    "discriminant",
+    "discriminant:at=cut+inputs,columns=3,steps=2,teacher=propagation",
     "ridge",
     "ridge:scaler=zca,unlabelled=self_training,rounds=2",
     "svm:scaler=rank,teacher=propagation",

@@ -64,9 +64,12 @@ def test_classes_and_folds_are_shown(path):
     assert [facts[f"{part}_rows"] for part in ("train", "validation", "test")] == [243, 27, 30]
 
 
-def test_a_project_has_no_folds(path):
-    with pytest.raises(ConfigError, match=r"folds .* feature parties have none"):
-        plan.check_public(read_experiment(path, ["data.folds=10"]))
+@pytest.mark.parametrize("setting", ["data.folds=10", "data.split=stratified"])
+def test_a_project_has_no_strata(path, setting):
+    with pytest.raises(
+        ConfigError, match=r"(?s)feature parties have none.*" + setting.split("=")[0]
+    ):
+        plan.check_public(read_experiment(path, [setting]))
 
 
 def test_bytes_of_a_dense_codec_are_known_beforehand(path, tmp_path):
@@ -244,7 +247,7 @@ def test_a_third_partys_bytes_are_planned_too(path):
         ([*SUM, "secure=sum", "defense=potential"], "a defense of inputs"),
         ([*SUM, "secure=sum", "trace.phases=train"], "no trace"),
         ([*SUM, "secure=sum:bits=12"], "8, 16, 32"),
-        ([*SUM, "secure=bever"], "beaver, none, permuted, sum"),
+        ([*SUM, "secure=bever"], "beaver, none, pea, permuted, sum"),
         ([*SUM, "secure=beaver"], "train.optimizer = sgd"),
         ([*SUM, "secure=beaver", *SGD], "bottom = 'mlp:hidden=none'"),
         ([*SUM, "secure=beaver:dealer=right", *SGD], "dealer=label"),

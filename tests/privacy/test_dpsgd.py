@@ -77,7 +77,8 @@ def close(sums, totals):
 
 
 def test_every_bottom_is_tried_here():
-    assert {*SHAPES, *OVER_THE_BATCH} == set(BOTTOMS.names())
+    without_weights = {"hog"}
+    assert {*SHAPES, *OVER_THE_BATCH, *without_weights} == set(BOTTOMS.names())
 
 
 @pytest.mark.parametrize("by", ["half", "layer"])

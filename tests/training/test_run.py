@@ -105,7 +105,11 @@ def test_the_resolved_settings_hold_every_default(trained):
         assert name in written
         if table:
             assert set(written[name]) >= set(table) - optional
-    assert written["parties"]["shop"] == {"width": 8, "bottom": "mlp:hidden=64"}
+    assert written["parties"]["shop"] == {
+        "width": 8,
+        "bottom": "mlp:hidden=64",
+        "branches": 1,
+    }
     assert folder.experiment() == experiment_of()
 
 

@@ -39,6 +39,7 @@ ATTACKS: Registry[Attack] = Registry(
         "nearest_mean": "vfl.attacks.labels.classifiers:NearestMean",
         "knn": "vfl.attacks.labels.classifiers:KNN",
         "ridge": "vfl.attacks.labels.classifiers:Ridge",
+        "discriminant": "vfl.attacks.labels.classifiers:Discriminant",
         "trees": "vfl.attacks.labels.classifiers:Trees",
         "mlp": "vfl.attacks.labels.classifiers:MLP",
         "label_propagation": "vfl.attacks.labels.propagation:LabelPropagation",

@@ -41,7 +41,7 @@ def case(leaked=20):
 
 
 def test_it_finds_the_scaling_that_a_defense_asks_for():
-    attack = ATTACKS.make("adaptive:candidates=8")
+    attack = ATTACKS.make("adaptive:candidates=16")
     found = attempt(case(), attack, generator(0)).value
     plain = attempt(case(), ATTACKS.make("logistic:scaler=cosine"), generator(0)).value
     assert found > 0.95 > plain + 0.2

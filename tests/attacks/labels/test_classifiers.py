@@ -1,8 +1,11 @@
 """Classifiers of leaked rows against plain computations."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from vfl.attacks import Grant, make
 from vfl.attacks.labels.classifiers import as_scores
@@ -91,3 +94,23 @@ def test_the_most_confident_rows_of_each_guessed_class():
 def test_options_out_of_range_are_refused(spec):
     with pytest.raises(BadOptionError):
         make(spec)
+
+
+def test_a_discriminant_without_further_rows_is_the_plain_one():
+    leaked, labels = rows(60, "leaked"), torch.arange(60) % CLASSES
+    leaked[:, 0] += labels
+    plain = LinearDiscriminantAnalysis(solver="lsqr").fit(leaked.numpy(), labels.numpy())
+    some = rows(200, "some")
+    found = make("discriminant:scaler=none").learn(leaked, labels, CLASSES)(some).argmax(1)
+    assert np.mean(found.numpy() == plain.predict(some.numpy())) > 0.97
+
+
+def test_further_rows_show_a_discriminant_where_the_classes_lie_apart():
+    """In a direction of little variance, which two leaked rows of each class do not show."""
+    some, labels = rows(600, "some") * 5, torch.arange(600) % 2
+    some[:, 3] = some[:, 3] / 50 + labels - 0.5
+    task = SimpleNamespace(further=lambda: some[4:])
+    found = make("discriminant").learn(some[:4], labels[:4], 2, task=task)(some[4:]).argmax(1)
+    blind = make("logistic").learn(some[:4], labels[:4], 2)(some[4:]).argmax(1)
+    right, less = ((guess == labels[4:]).float().mean() for guess in (found, blind))
+    assert right > 0.95 > less + 0.2

@@ -33,7 +33,7 @@ _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "
 _LEARNERS = (
     "label_propagation", "label_propagation:neighbours=5", "label_propagation:neighbours=20",
     "label_propagation:spread=0.9", "logistic", "logistic:strength=0.1", "nearest_mean", "knn",
-    "svm", "svm:strength=10", "ridge", "mlp", "mlp:loss=robust", "trees",
+    "svm", "svm:strength=10", "ridge", "discriminant", "mlp", "mlp:loss=robust", "trees",
 )  # fmt: skip
 
 
@@ -255,20 +255,36 @@ def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
+    """What won most often on victims of digits that no figure of ours is about, the cheap first."""
     models, whole = [one for one in layers if one != "inputs"], "+".join(layers)
-    for layer in (whole, *models) if len(layers) > 1 else layers:
-        yield f"logistic:at={layer}"
-        yield f"label_propagation:at={layer},scaler=whiten"
-        yield f"label_propagation:at={layer}"
-        yield f"logistic:at={layer},scaler=whiten,unlabelled=self_training,rounds=6"
+    if "inputs" in layers:
+        yield "label_propagation:at=inputs,neighbours=5"
     if len(layers) > 1:
-        yield f"logistic:at={whole},unlabelled=co_training"
+        yield f"label_propagation:at={whole},neighbours=5,scaler=whiten,mix=0.5"
+    for layer in models or layers:
+        yield f"discriminant:at={layer}"
+    if "inputs" in layers:
+        for layer in models:
+            yield f"label_propagation:at={layer}+inputs,neighbours=5,scaler=rank,mix=0.5"
+    if len(layers) > 1:
+        taught = "mix=0.5,unlabelled=co_training"
+        yield f"label_propagation:at={whole},spread=0.9,scaler=shrink,{taught}"
+    for layer in models or layers:
+        yield f"logistic:at={layer}"
+        yield f"label_propagation:at={layer}"
+        yield f"label_propagation:at={layer},scaler=whiten"
+        yield f"logistic:at={layer},scaler=whiten,unlabelled=self_training,rounds=6"
     if "inputs" in layers:
         teacher = "label_propagation:at=inputs"
         yield teacher
         for layer in models or layers:
-            yield f"mlp:at={layer},scaler=whiten,teacher={teacher}"
             yield f"logistic:at={layer},teacher={teacher},unlabelled=self_training"
+            yield f"mlp:at={layer},scaler=whiten,teacher={teacher}"
+    if len(layers) > 1:
+        yield f"ridge:at={whole},scaler=shrink,mix=0.5"
+        yield f"discriminant:at={whole},mix=0.5"
+        yield f"logistic:at={whole},scaler=whiten,unlabelled=self_training,rounds=6"
+        yield f"logistic:at={whole},unlabelled=co_training"
 
 
 def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:

@@ -16,6 +16,7 @@ from vfl.attacks.labels.mixmatch import fit_mixmatch
 from vfl.attacks.view import Grant
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import scoped
+from vfl.defenses.components import principal
 
 
 def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor:
@@ -254,6 +255,73 @@ class Trees(Composed):
         return lambda some: as_scores(
             np.log(model.predict_proba(some.numpy()).clip(1e-12)), model.classes_, classes
         )
+
+
+class Discriminant(Composed):
+    """A linear discriminant: a Gaussian a class, all of one shape, unlabelled rows included.
+
+    Expectation-maximisation: each step gives an unlabelled row to the classes in shares, leaked
+    rows keep their labels. The shape is learned from all rows, so it finds classes that lie in
+    directions of little variance.
+
+    Source: Nigam et al. 2000 (labelled and unlabelled rows), of linear discriminants.
+
+    Args:
+        steps: of expectation and maximisation.
+        columns: rows of more columns are read by so many of their principal components.
+        options: of all composed attacks; see `Composed`.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    uses = frozenset({Grant.LEAKED, Grant.UNLABELLED})
+
+    def __init__(self, steps: int = 30, columns: int = 64, **options: Any) -> None:
+        require_at_least(1, steps=steps, columns=columns)
+        super().__init__(**self.defaults | options)
+        self.steps, self.columns = steps, columns
+
+    def learn(
+        self, rows: Tensor, labels: Tensor, classes: int,
+        weights: Tensor | None = None, task: Task | None = None,
+    ) -> Predict:  # fmt: skip
+        further = rows[:0] if task is None else task.further()
+        every = torch.cat([rows, further]).double()
+        turn = None
+        if every.shape[1] > self.columns:
+            turn = principal(every)[2][:, : self.columns]
+            every = every @ turn
+        counts = torch.ones(len(rows)) if weights is None else weights
+        known = one_hot(labels, classes).double() * counts[:, None]
+        present = known.sum(0) > 0
+        shares = torch.cat([known, torch.zeros(len(further), classes, dtype=torch.float64)])
+        apart = torch.eye(every.shape[1], dtype=torch.float64)
+        apart *= 1e-3 * every.var(0).mean().clamp_min(1e-12)  # a flat direction is no spike
+
+        def fitted(spread: Tensor | None) -> Predict:
+            total = shares.sum(0).clamp_min(1e-12)
+            means = shares.T @ every / total[:, None]
+            if spread is None:
+                away = every - shares @ means / shares.sum(1, keepdim=True)
+                spread = (away * shares.sum(1, keepdim=True)).T @ away / total.sum()
+            factor = torch.linalg.cholesky(spread + apart)
+            centres = torch.linalg.solve_triangular(factor, means.T, upper=False).T
+            prior = (total / total.sum()).log() - centres.square().sum(1) / 2
+
+            def predict(some: Tensor) -> Tensor:
+                placed = torch.linalg.solve_triangular(factor, some.T, upper=False).T
+                scores: Tensor = placed @ centres.T + prior
+                return scores.masked_fill(~present, float(scores.min()) - 1)
+
+            return predict
+
+        found = fitted(torch.cov(every.T).reshape(apart.shape))
+        for _ in range(self.steps if len(further) else 1):
+            if len(further):
+                shares[len(rows) :] = found(every[len(rows) :]).softmax(1)
+            found = fitted(None)
+        return lambda some: found(some.double() if turn is None else some.double() @ turn).float()
 
 
 Loss = Literal["cross_entropy", "robust"]

@@ -78,6 +78,11 @@ def _among_kept(rows: np.ndarray, count: int) -> _Found:
     return _KEPT[key]
 
 
+def forget_neighbours() -> None:
+    """Let go of what was kept of the last rows, so that the next attack takes its whole time."""
+    _KEPT.clear()
+
+
 def _among(rows: np.ndarray, count: int, of: np.ndarray | None = None) -> _Found:
     """The nearest rows of each other row, or of each row of another group; as many as there are."""
     from sklearn.neighbors import NearestNeighbors

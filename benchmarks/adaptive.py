@@ -1,0 +1,133 @@
+"""The adaptive attacker against the heavy pack at equal processor time, on victims of a grid.
+
+    vfl grid quick --defense potential:alpha=4 --defense potential:alpha=16 --defense dcor:alpha=4 \
+        --defense label_dp:flip=0.08 --defense anchored:rate=0.02+potential:alpha=2,norm=no \
+        --attack kmeans --leaks 5 --draws 1 --seeds 0,1 -s grid.baselines=raw --out runs/defended
+    python -m benchmarks.adaptive runs/defended
+
+On each victim the attacks of the pack run one after another, and the best of them is chosen by the
+answer, which no attacker has. What they took together is the budget of the adaptive attacker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import harness
+from vfl import attacks
+from vfl.attacks.labels import propagation
+from vfl.attacks.labels.adaptive import Adaptive
+from vfl.config.grid import HEAVY
+from vfl.config.run_folder import RunFolder
+from vfl.core.seeds import generator, use_one_thread
+from vfl.datasets import PartyData
+from vfl.experiments.attack_runner import run_attack
+from vfl.experiments.cells import GridFolder, grid_settings_of
+from vfl.experiments.leaderboard import UNDEFENDED
+from vfl.experiments.scenarios import Cases, scenario_of
+from vfl.experiments.scores import BASELINES
+from vfl.experiments.tables import Table
+from vfl.training.run import load_data
+
+LAYERS = "cut+before+inputs"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One victim.
+
+    Attributes:
+        victim: its defense and seed.
+        k: leaked labels of each class.
+        best: of the pack, by the answer.
+        heavy, adaptive, gain: shares of right answers in percent, and their difference.
+        budget_s, spent_s: processor time of the whole pack, and of the adaptive attacker.
+        tried: compositions.
+        voted: those that answered.
+    """
+
+    victim: str
+    k: int
+    best: str
+    heavy: float
+    adaptive: float
+    gain: float
+    budget_s: float
+    spent_s: float
+    tried: int
+    voted: str
+
+
+def compare(cases: Cases, seed: int, k: int, victim: str) -> Compared:
+    """The pack and then the adaptive attacker, on one leak of one victim."""
+
+    def attempt(spec: str) -> tuple[float, float, attacks.Attack]:
+        made = attacks.make(spec)
+        leak = generator(seed, "leak", 0)
+        case = cases.case(scenario_of(made, spec, own_columns=True), k, leak)
+        started = time.process_time()
+        found = run_attack(case, made, generator(seed, "attack", 0))
+        accuracy = next(s for s in found.scores if s.measure.endswith("accuracy"))
+        return 100 * accuracy.value, time.process_time() - started, made
+
+    propagation.forget_neighbours()
+    pack = {spec: attempt(spec)[:2] for spec in HEAVY}
+    best = max(pack, key=lambda spec: pack[spec][0])
+    budget = sum(seconds for _, seconds in pack.values())
+    propagation.forget_neighbours()
+    value, spent, made = attempt(f"adaptive:at={LAYERS},budget_s={budget}")
+    assert isinstance(made, Adaptive)
+    assert made.report is not None
+    return Compared(
+        victim, k, best, pack[best][0], value, value - pack[best][0], round(budget, 2),
+        round(spent, 2), len(made.report.trials), "; ".join(made.report.best),
+    )  # fmt: skip
+
+
+def compare_all(run: Path, leaks: Sequence[int]) -> list[Compared]:
+    """Every stored victim with a defense."""
+    folder, found = GridFolder(run), list[Compared]()
+    settings, known = grid_settings_of(folder.experiment()), dict[int, Mapping[str, PartyData]]()
+    for cell in folder.cells():
+        if cell.victim in (BASELINES, UNDEFENDED):
+            continue
+        seed, victim = cell.experiment.seed, RunFolder(folder.cells_path / cell.name)
+        if seed not in known:
+            known[seed] = load_data(cell.experiment)
+        cases = Cases(victim.experiment(), known[seed], settings, victim)
+        for k in leaks:
+            found.append(compare(cases, seed, k, f"{cell.victim}, seed {seed}"))
+            harness.say(f"{found[-1].victim}, k = {k}: {found[-1].gain:+.1f}")
+    return found
+
+
+def table(rows: Sequence[Compared]) -> str:
+    """A line a victim, and how often the adaptive attacker was ahead."""
+    head = ["victim", "k", "best of heavy", "reaches", "adaptive", "ahead by", "its time, s", "of"]
+    lines = [
+        [
+            *(one.victim, str(one.k), one.best, f"{one.heavy:.1f}", f"{one.adaptive:.1f}"),
+            *(f"{one.gain:+.1f}", f"{one.spent_s:.2f}", f"{one.budget_s:.2f}"),
+        ]
+        for one in rows
+    ]
+    ahead = sum(one.gain > 0 for one in rows)
+    above = sum(one.spent_s > one.budget_s for one in rows)
+    below = f"ahead on {ahead} of {len(rows)}, above its budget on {above}"
+    return f"{Table(head, lines).markdown()}\n{below}"
+
+
+def main() -> None:
+    """Compare them as the command line says."""
+    options = harness.parser("adaptive", "The adaptive attacker against the heavy pack.")
+    options.add_argument("run", type=Path, help="the folder of a grid")
+    options.add_argument("--leaks", default="5", help="leaked labels of each class: 5,10")
+    use_one_thread()
+    harness.run(options, lambda asked: compare_all(asked.run, harness.numbers(asked.leaks)), table)
+
+
+if __name__ == "__main__":
+    main()
