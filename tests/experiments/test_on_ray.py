@@ -15,7 +15,7 @@ import pytest
 
 import vfl
 from vfl.config import Experiment
-from vfl.core.errors import UserError
+from vfl.core.errors import ConfigError, UserError
 from vfl.experiments import GridFolder, training
 from vfl.experiments.cells import data_digest
 from vfl.experiments.on_ray import RayCluster
@@ -181,6 +181,16 @@ def test_cells_of_several_seeds_ask_for_their_own_rows_at_once(cluster, tmp_path
         found = list(pool.map(lambda cell: ray.get(shared.rows(folder, cell)), asked))
     for cell, data in zip(asked, found, strict=True):
         assert data_digest(data) == data_digest(load_data(cell.experiment))
+
+
+@inside
+def test_a_cell_takes_what_is_said_of_a_machine(cluster):
+    """Two machines with one CPU each and no GPU."""
+    assert RayCluster.of(cluster).places == 2
+    assert RayCluster.of(f"{cluster},cpus=0.5").places == 4
+    for much in ("cpus=2", "gpus=1"):
+        with pytest.raises(ConfigError, match="room for a cell"):
+            _ = RayCluster.of(f"{cluster},{much}").places
 
 
 @inside

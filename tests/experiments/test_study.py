@@ -9,6 +9,7 @@ from vfl.core.storage import read_json, write_json
 from vfl.experiments import GridFolder
 from vfl.experiments.cells import GRID, experiment_digest
 from vfl.experiments.folders import list_runs
+from vfl.experiments.on_ray import RayCluster
 from vfl.experiments.pages import build_report
 from vfl.experiments.results import write_results
 from vfl.experiments.study import plan_study
@@ -93,6 +94,13 @@ def test_a_project_has_no_strata():
         check_project(
             Experiment.model_validate({"parties": {"a": {}}, "data": {"split": "stratified"}})
         )
+
+
+@pytest.mark.parametrize("asked", ["auto,cpu=2", "auto,cpus=many", "auto,gpus=-1", "auto,cpus=0"])
+def test_what_a_cell_takes_of_a_cluster_is_checked_before_it_is_sought(asked):
+    with pytest.raises(ConfigError) as caught:
+        RayCluster.of(asked)
+    assert caught.value.where == "--ray"
 
 
 def test_the_folder_of_another_format_is_refused_and_listed(tmp_path):

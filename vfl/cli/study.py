@@ -33,7 +33,10 @@ Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where; otherwi
 Jobs = Annotated[int, typer.Option(min=1, help="Cells at a time, a process each.")]
 Ray = Annotated[
     str | None,
-    typer.Option(metavar="auto|ADDRESS", help="Train on a Ray cluster of one's own machines."),
+    typer.Option(
+        metavar="auto|ADDRESS",
+        help="Train on a Ray cluster of one's own machines; auto,cpus=2,gpus=0.5 for each cell.",
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells; train nothing.")]
 

@@ -10,6 +10,7 @@ passes objects in its own form, as pickles: all of its machines have to be one's
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import shutil
 import tempfile
@@ -74,6 +75,16 @@ class RayCluster:
         self._cache, self._alone = DataCache(), threading.Lock()
         self._kept: tuple[Any, Any] = None, None
 
+    @classmethod
+    def of(cls, asked: str) -> RayCluster:
+        """The cluster of an address, and behind commas what a cell takes: `auto,cpus=2,gpus=0.5`.
+
+        Raises:
+            ConfigError: neither CPUs nor GPUs, or not so many above 0.
+            UserError: see the class.
+        """
+        return cls(*_address_and_room(asked))
+
     @property
     def places(self) -> int:
         """How many cells find room at a time.
@@ -106,6 +117,29 @@ class RayCluster:
             if self._kept[0] is not data:
                 self._kept = data, self.ray.put(data)
             return self._kept[1]
+
+
+def _address_and_room(asked: str) -> tuple[str, float, float]:
+    """Address, CPUs and GPUs of `ADDRESS,cpus=N,gpus=N`.
+
+    >>> _address_and_room("10.0.0.1:6379,gpus=0.5")
+    ('10.0.0.1:6379', 1.0, 0.5)
+    """
+    address, *words = asked.split(",")
+    room = {"cpus": 1.0, "gpus": 0.0}
+    for word in words:
+        name, _, number = word.partition("=")
+        try:
+            much = float(number)
+        except ValueError:
+            much = math.nan
+        if name not in room or not 0 <= much < math.inf:
+            raise ConfigError("no such resource of a cell", where="--ray", got=word,
+                              want="ADDRESS,cpus=NUMBER,gpus=NUMBER")  # fmt: skip
+        room[name] = much
+    if not any(room.values()):
+        raise ConfigError("a cell takes something of a machine", where="--ray", got=asked)
+    return address, room["cpus"], room["gpus"]
 
 
 class RayWorker:

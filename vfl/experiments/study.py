@@ -100,13 +100,14 @@ def run_study(
         jobs: cells at a time, a process each.
         device: where models run.
         on_end: gets every cell as it ends.
-        ray: address of a Ray cluster that trains, or "auto"; None trains on this machine.
+        ray: address of a Ray cluster that trains, or "auto", and behind commas what a cell takes,
+            such as "auto,cpus=2,gpus=0.5"; None trains on this machine.
     """
     cluster = None
     if ray is not None:
         from vfl.experiments.on_ray import RayCluster
 
-        cluster = RayCluster(ray)
+        cluster = RayCluster.of(ray)
     folder = GridFolder(path)
     folder.write(study.experiment, study.cells, command, study.notes)
     chosen = study.cells if cells is None else cells
