@@ -182,11 +182,14 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
     if _forked or folder is None:
         return None
     with _connected(folder) as connection:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         if not connection or not _ask(connection, ["vfl", *arguments], (0, 1, 2), follows=True):
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return None
         connection.settimeout(None)
         while True:
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came meanwhile is passed on
                 code = connection.recv(1)
                 break
             except (KeyboardInterrupt, SystemExit) as told:
