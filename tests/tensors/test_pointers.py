@@ -1,6 +1,7 @@
 """Ordinary torch code on tensors at workers, and what their owners decide."""
 
 import io
+
 import pytest
 import torch
 from torch import nn
@@ -114,7 +115,8 @@ def test_nothing_but_operations_is_run(workers):
     alice = workers[0]
     x = tensors.send(X, alice)
     for call in [
-        lambda: x.item(), lambda: x.numpy(), lambda: x.tolist(), lambda: torch.save(x, io.BytesIO()),
+        lambda: x.item(), lambda: x.numpy(), lambda: x.tolist(),
+        lambda: torch.save(x, io.BytesIO()),
         lambda: alice.run("torch.load", ("x",), {}), lambda: alice.run("tensor.item", (x,), {}),
     ]:  # fmt: skip
         with pytest.raises(UserError):
