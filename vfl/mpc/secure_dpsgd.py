@@ -299,7 +299,9 @@ def train(
     return member.reveal(weights, "model")
 
 
-def train_alone(terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret) -> Tensor:
+def train_alone(
+    terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret, begin: Tensor | None = None
+) -> Tensor:
     """DP-SGD of one who sees all of some rows; the weights as `train` has them, float64.
 
     Args:
@@ -307,9 +309,11 @@ def train_alone(terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret) 
         start: the rest.
         own: inputs and labels.
         secret: the owner's; batches and noise follow from it.
+        begin: the weights to begin with; zeros unless given.
     """
     inputs, truth, _ = prepared(terms, *own)
-    weights = torch.zeros(inputs.shape[1], terms.classes, dtype=torch.float64)
+    shape = (inputs.shape[1], terms.classes)
+    weights = torch.zeros(shape, dtype=torch.float64) if begin is None else begin.clone()
     rate = min(start.batch_size / len(inputs), 1.0)
     for step in range(start.steps):
         batch = torch.from_numpy(secret.uniform((len(inputs),), "local batch", step) < rate)

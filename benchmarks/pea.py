@@ -1,0 +1,506 @@
+"""The tables of PEA (2022): what features, beginnings and noise shared among holders are worth.
+
+Three holders, linear models by DP-SGD with the rule of `vfl.mpc.secure_dpsgd`, on MNIST, CIFAR-10
+and film reviews. Accuracies are of the same arithmetic in clear, with the noise that holders leave
+together; "on shares" runs the protocols. A linear model begins at zero and takes the rate that was
+best on a sixth of the training rows, which costs privacy that is not counted; networks likewise.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks import harness
+from vfl import models
+from vfl.config.toml import Settings
+from vfl.core.registry import require_choice
+from vfl.core.seeds import Secret, generator, use_one_thread
+from vfl.datasets.named import read_bundled
+from vfl.datasets.texts import Texts
+from vfl.mpc.secure_dpsgd import LocalStart, Rows, SecureSgd, train_alone, train_here
+from vfl.privacy.accountants import noise_for
+from vfl.privacy.dpsgd import PrivateHalf
+
+TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise")
+HOLDERS, STEPS, EPSILONS = 3, 120, (0.5, 1.0, 2.0, 4.0, 8.0)
+_CLIP, _LONGEST, _WORDS = 1.0, 8.0, 256
+_RATES = (1.0, 4.0, 16.0)
+_ALMOST_NONE = 1e-3
+_NETWORK_RATES = (0.25, 1.0, 4.0)
+#: Of what all holders leave together, over what a third of them cannot take away (Protocol 2).
+_SHARED = math.sqrt(1.5)
+
+
+class PeaRow(Settings):
+    """One figure.
+
+    Attributes:
+        table: which of `TABLES`.
+        task: which of `TASKS`.
+        what: was trained, and how.
+        rows: it learned from.
+        epsilon: of a row of the data, at delta 1 / (10 rows); None without noise.
+        accuracy: on test rows, of classes of the same size; mean over the seeds.
+        deviation: between the seeds, 0 of a single one.
+    """
+
+    table: str
+    task: str
+    what: str
+    rows: int
+    epsilon: float | None
+    accuracy: float
+    deviation: float
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Rows of one task: as they are for a network, and two forms for a linear model."""
+
+    name: str
+    raw: Tensor
+    features: Tensor
+    labels: Tensor
+    train: int
+    classes: int
+    batch_size: int
+
+    @property
+    def delta(self) -> float:
+        """As the source has it."""
+        return 1 / (10 * self.train)
+
+    def noise(self, epsilon: float | None, steps: int = STEPS, part: float = 1.0) -> float:
+        """Deviation over the clip norm, for a part of epsilon and delta."""
+        if epsilon is None:
+            return _ALMOST_NONE
+        return _noise(part * epsilon, part * self.delta, steps, self.batch_size / self.train)
+
+    def noise_of_release(self, epsilon: float) -> float:
+        """Deviation over the sensitivity, of a row that is given away once."""
+        return _noise(epsilon, self.delta, 1, 1.0)
+
+
+_noise = cache(noise_for)
+
+
+def read_task(name: str, limit: int | None = None) -> Task:
+    """One of `TASKS`.
+
+    Args:
+        name: of it.
+        limit: rows at most.
+    """
+    require_choice("task", name, TASKS)
+    source = {"reviews": "review_polarity"}.get(name, name)
+    found = read_bundled(source, limit=limit)
+    labels = torch.from_numpy(found.labels)
+    parts = {"mnist": 6 / 7, "cifar10": 5 / 6, "reviews": 4 / 5}
+    train = int(len(labels) * parts[name])
+    if isinstance(found.cells, Texts):
+        raw = torch.from_numpy(found.cells.rows(np.arange(train)))
+        features = hashed_words(found.cells)
+    else:
+        raw = torch.from_numpy(np.asarray(found.cells)).float().div(255)
+        bottom = models.make_bottom("hog:cell=7" if name == "mnist" else "hog:cell=8")
+        assert isinstance(bottom, models.FixedBottom), "it has no weights"
+        features = torch.cat([bottom.features(each) for each in torch.split(raw, 1000)])
+    batch_size = min(1024, train // 8)
+    return Task(name, raw, features.double(), labels, train, len(found.classes), batch_size)
+
+
+def hashed_words(texts: Texts, columns: int = _WORDS) -> Tensor:
+    """Which words a text has, by a fixed hash into columns, its norm the longest; no data decides.
+
+    Args:
+        texts: to take words of.
+        columns: of the result; axes (rows, columns), float64.
+    """
+    of_word = np.array([crc32(word.encode()) for word in texts.words], dtype=np.int64)
+    ends = zip(texts.starts[:-1], texts.starts[1:], strict=True)
+    result = torch.zeros(len(texts.starts) - 1, columns, dtype=torch.float64)
+    for row, (start, end) in enumerate(ends):
+        hashes = torch.from_numpy(of_word[np.unique(texts.numbers[start:end])])
+        result[row].index_add_(0, hashes % columns, 1 - (hashes >> 31 & 1).double() * 2)
+    return _LONGEST * nn.functional.normalize(result, dim=1)
+
+
+# --- linear models --------------------------------------------------------------------------------
+
+
+def terms_of(task: Task, inputs: Tensor, rate: float, noise: float, seed: int) -> SecureSgd:
+    """Of a training of three holders with as many rows each."""
+    part = task.train // HOLDERS
+    rows = (part, part, task.train - 2 * part)
+    return SecureSgd(
+        rows, inputs.shape[1], task.classes, STEPS, task.batch_size, rate, _CLIP, noise, _LONGEST,
+        seed=seed,
+    )  # fmt: skip
+
+
+def linear(
+    task: Task,
+    own: Rows,
+    rate: float,
+    noise: float,
+    seed: int,
+    *,
+    steps: int = STEPS,
+    begin: Tensor | None = None,
+) -> Tensor:
+    """Weights of DP-SGD on some rows, as many of a batch in proportion as all have."""
+    size = max(1, round(task.batch_size * len(own[0]) / task.train))
+    start = LocalStart(steps, size, rate, noise)
+    terms = terms_of(task, own[0], rate, noise, seed)
+    return train_alone(terms, start, own, Secret.fresh(), begin)
+
+
+def judged(task: Task, inputs: Tensor, weights: Tensor, rows: slice) -> float:
+    """Accuracy of a linear model on rows."""
+    scale = (_LONGEST / inputs[rows].norm(dim=1, keepdim=True)).clamp(max=1)
+    found = (inputs[rows] * scale @ weights[:-1] + weights[-1]).argmax(1)
+    return float((found == task.labels[rows]).double().mean())
+
+
+def best_rate(task: Task, inputs: Tensor, noise: float) -> float:
+    """Of `_RATES`, by a sixth of the training rows."""
+    edge = task.train * 5 // 6
+    own = (inputs[:edge], task.labels[:edge])
+
+    def score(rate: float) -> float:
+        return judged(task, inputs, linear(task, own, rate, noise, 0), slice(edge, task.train))
+
+    return max(_RATES, key=score)
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+def network(task: Task) -> nn.Module:
+    """LeNet-5, VGG-16 with groups normalised in place of batches, or words averaged."""
+    if task.name == "reviews":
+        return _WordsNetwork(int(task.raw.max()) + 1, task.classes)
+    if task.name == "mnist":
+        return nn.Sequential(
+            nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5),
+            nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.Tanh(),
+            nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10),
+        )  # fmt: skip
+    parts: list[nn.Module] = []
+    before = 3
+    for widths in ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3):
+        for width in widths:
+            parts += [nn.Conv2d(before, width, 3, padding=1), nn.GroupNorm(32, width), nn.ReLU()]
+            before = width
+        parts.append(nn.MaxPool2d(2))
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(512, 10))
+
+
+class _WordsNetwork(nn.Module):
+    def __init__(self, words: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, 16)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        found: Tensor = self.head(self.embedding(numbers.long()).mean(1))
+        return found
+
+
+def train_network(
+    task: Task, rows: int, rate: float, noise: float, seed: int, steps: int = STEPS
+) -> nn.Module:
+    """DP-SGD on raw inputs (Abadi et al. 2016, algorithm 1) of the first rows."""
+    torch.manual_seed(seed)
+    model, secret = network(task), Secret.fresh()
+    size = task.batch_size * rows / task.train
+    half = PrivateHalf(
+        model, norm=_CLIP, noise=noise, batch_size=size, secret=secret, party="central"
+    )
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    share = task.batch_size / task.train
+    for step in range(steps):
+        drawn = torch.from_numpy(secret.uniform((rows,), "batch", step) < share)
+        at = torch.nonzero(drawn)[:, 0]
+        with half.recording() as calls:
+            outputs = model(task.raw[at])
+        grad = outputs.detach().softmax(1) - nn.functional.one_hot(task.labels[at], task.classes)
+        half.give_gradients(outputs, grad, calls, step)
+        optimizer.step()
+    return model
+
+
+def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
+    """Accuracy on rows."""
+    with torch.no_grad():
+        found = torch.cat([model(each).argmax(1) for each in torch.split(task.raw[rows], 500)])
+    return float((found == task.labels[rows]).double().mean())
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+def models_table(
+    task: Task, epsilon: float, seeds: int, *, shares: bool, networks: bool
+) -> Iterator[PeaRow]:
+    """Linear models on features and raw inputs, and a network on raw ones (sections 5.2, 5.4)."""
+    test = slice(task.train, None)
+    noise = task.noise(epsilon)
+    for what, inputs in (("features", task.features), ("raw", task.raw.flatten(1).double())):
+        own = (inputs[: task.train], task.labels[: task.train])
+        rate = best_rate(task, inputs, _SHARED * noise)
+        trained = [linear(task, own, rate, _SHARED * noise, seed) for seed in range(seeds)]
+        found = [judged(task, inputs, each, test) for each in trained]
+        yield _row("models", task, f"linear on {what}", epsilon, found)
+        if what == "features" and shares:
+            found = []
+            for seed in range(seeds):
+                terms = terms_of(task, inputs, rate, noise, seed)
+                parts = zip(*(torch.split(each, list(terms.rows)) for each in own), strict=True)
+                found.append(judged(task, inputs, train_here(terms, list(parts)), test))
+            yield _row("models", task, "linear on features, on shares", epsilon, found)
+    if networks:
+        edge = task.train * 5 // 6
+        rates = _NETWORK_RATES if task.name != "cifar10" else _NETWORK_RATES[:1]
+        rate = max(
+            rates,
+            key=lambda each: (
+                len(rates) > 1
+                and judged_network(
+                    task, train_network(task, edge, each, noise, 0), slice(edge, task.train)
+                )
+            ),
+        )
+        found = [
+            judged_network(task, train_network(task, task.train, rate, noise, seed), test)
+            for seed in range(seeds if len(rates) > 1 else 1)
+        ]
+        name = {"mnist": "LeNet", "cifar10": "VGG-16", "reviews": "words averaged"}[task.name]
+        yield _row("models", task, f"{name} on raw", epsilon, found)
+
+
+def beginnings_table(
+    task: Task, epsilon: float, seeds: int, steps: Sequence[int] = (2, 10, 40)
+) -> Iterator[PeaRow]:
+    """Average and best of local models, rows even and sorted (section 5.5)."""
+    noise = task.noise(epsilon, part=0.5)  # a batch has as large a part of a holder's rows
+    rate = best_rate(task, task.features, _SHARED * task.noise(epsilon))
+    few = min(500, (len(task.labels) - task.train) // 4)
+    public, test = slice(task.train, task.train + few), slice(task.train + few, None)
+    inputs, truth = task.features, task.labels
+    averages = []
+    for split in ("even", "sorted by label"):
+        found: dict[str, list[float]] = {"average": [], "best": []}
+        for seed in range(seeds):
+            order = torch.randperm(task.train, generator=generator(seed, "holders"))
+            if split != "even":
+                order = order[truth[order].argsort(stable=True)]
+            parts = order.tensor_split(HOLDERS)
+            local = [linear(task, (inputs[at], truth[at]), rate, noise, seed) for at in parts]
+            average = torch.stack(local).mean(0)
+            best = max(local, key=lambda each: judged(task, inputs, each, public))
+            found["average"].append(judged(task, inputs, average, test))
+            found["best"].append(judged(task, inputs, best, test))
+            averages.append(average)
+        for choice, accuracies in found.items():
+            what = f"{choice} of local models, rows {split}"
+            yield _row("beginnings", task, what, epsilon / 2, accuracies)
+    yield from _after(task, epsilon, rate, averages[:seeds], steps, test)
+
+
+def _after(
+    task: Task,
+    epsilon: float,
+    rate: float,
+    averages: Sequence[Tensor],
+    steps: Sequence[int],
+    test: slice,
+) -> Iterator[PeaRow]:
+    """Steps from the averages with what they left of epsilon, and from nothing with all of it."""
+    own = (task.features[: task.train], task.labels[: task.train])
+    for name in ("average", "normal of deviation 0.2", "zero"):
+        for count in steps:
+            accuracies = []
+            for seed, average in enumerate(averages):
+                begin, part = torch.zeros_like(average), 1.0
+                if name == "average":
+                    begin, part = average, 0.5
+                elif name != "zero":
+                    begin = 0.2 * begin.normal_(generator=generator(seed, "first weights"))
+                noise = _SHARED * task.noise(epsilon, count, part)
+                model = linear(task, own, rate, noise, seed, steps=count, begin=begin)
+                accuracies.append(judged(task, task.features, model, test))
+            yield _row("beginnings", task, f"{count} steps from {name}", epsilon, accuracies)
+
+
+def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[PeaRow]:
+    """The noise of holders together beside that of one, of each alone, and of each row."""
+    inputs, test = task.features, slice(task.train, None)
+    own = (inputs[: task.train], task.labels[: task.train])
+
+    def row(what: str, epsilon: float | None, trained: Iterable[Tensor]) -> PeaRow:
+        found = [judged(task, inputs, weights, test) for weights in trained]
+        return _row("noise", task, what, epsilon, found)
+
+    for epsilon in (*epsilons, None):
+        noise, runs = task.noise(epsilon), range(seeds)
+        rate = best_rate(task, inputs, _SHARED * noise)
+        yield row("one curator", epsilon, (linear(task, own, rate, noise, n) for n in runs))
+        if epsilon is None:
+            continue
+        together = (linear(task, own, rate, _SHARED * noise, n) for n in runs)
+        yield row("holders together (PEA)", epsilon, together)
+        alone = (federated(task, own, rate, noise, n) for n in runs)
+        yield row("each holder, models averaged 12 times", epsilon, alone)
+        local = (
+            linear(task, released_rows(task, own, epsilon), rate, _ALMOST_NONE, n) for n in runs
+        )
+        yield row("each row", epsilon, local)
+
+
+def federated(
+    task: Task, own: Rows, rate: float, noise: float, seed: int, rounds: int = 12
+) -> Tensor:
+    """Each holder trains by DP-SGD from the average of all; every holder's noise is whole."""
+    draws = torch.randperm(task.train, generator=generator(seed, "holders"))
+    parts = [(own[0][at], own[1][at]) for at in draws.tensor_split(HOLDERS)]
+    weights = None
+    for _ in range(rounds):
+        steps = STEPS // rounds
+        local = [
+            linear(task, part, rate, noise, seed, steps=steps, begin=weights) for part in parts
+        ]
+        weights = torch.stack(local).mean(0)
+    assert weights is not None, "there is a round"
+    return weights
+
+
+def released_rows(task: Task, own: Rows, epsilon: float) -> Rows:
+    """Rows that their owners give away once, with noise, and labels by randomised response.
+
+    Half of epsilon is for each (Kairouz et al. 2016 for labels of many classes).
+    """
+    inputs, labels = own
+    secret = Secret.fresh()
+    short = inputs * (_LONGEST / inputs.norm(dim=1, keepdim=True)).clamp(max=1)
+    # Another row in its place moves a row by twice the longest.
+    deviation = 2 * _LONGEST * task.noise_of_release(epsilon / 2)
+    noisy = short + deviation * torch.from_numpy(secret.normal(tuple(short.shape), "rows", 0))
+    kept = math.exp(epsilon / 2) / (math.exp(epsilon / 2) + task.classes - 1)
+    draws = torch.from_numpy(secret.uniform((len(labels),), "whether", 0))
+    others = torch.from_numpy(secret.uniform((len(labels),), "which", 0))
+    shift = 1 + (others * (task.classes - 1)).long()
+    given = torch.where(draws < kept, labels, (labels + shift) % task.classes)
+    return noisy, given
+
+
+def _row(
+    table: str, task: Task, what: str, epsilon: float | None, accuracies: Sequence[float]
+) -> PeaRow:
+    found = torch.tensor(accuracies, dtype=torch.float64)
+    return PeaRow(
+        table=table,
+        task=task.name,
+        what=what,
+        rows=task.train,
+        epsilon=epsilon,
+        accuracy=float(found.mean()),
+        deviation=float(found.std()) if len(found) > 1 else 0.0,
+    )
+
+
+def bench_pea(
+    tasks: Sequence[str] = TASKS,
+    tables: Sequence[str] = TABLES,
+    *,
+    epsilon: float = 1.0,
+    epsilons: Sequence[float] = EPSILONS,
+    seeds: int = 3,
+    limit: int | None = None,
+    shares: bool = True,
+    networks: bool = True,
+    say: Callable[[str], None] = harness.silent,
+) -> list[PeaRow]:
+    """Every figure of the tables.
+
+    Args:
+        tasks: of `TASKS`.
+        tables: of `TABLES`.
+        epsilon: of the first two.
+        epsilons: of the last.
+        seeds: trainings of each kind; VGG-16 has one.
+        limit: rows of a task at most.
+        shares: whether the protocols run too.
+        networks: whether networks are trained.
+        say: told each row.
+    """
+    use_one_thread()
+    for table in tables:
+        require_choice("table", table, TABLES)
+    found = []
+    for name in tasks:
+        task = read_task(name, limit)
+        for table in tables:
+            if table == "models":
+                rows = models_table(task, epsilon, seeds, shares=shares, networks=networks)
+            elif table == "beginnings":
+                rows = beginnings_table(task, epsilon, seeds)
+            else:
+                rows = noise_table(task, epsilons, seeds)
+            for row in rows:
+                say(format_pea([row]).splitlines()[1])
+                found.append(row)
+    return found
+
+
+def format_pea(rows: Sequence[PeaRow]) -> str:
+    """One line a row."""
+    head = f"{'table':<12}{'task':<9}{'what':<48}{'rows':>7}{'epsilon':>9}{'accuracy':>10}{'+-':>7}"
+    lines = [
+        f"{row.table:<12}{row.task:<9}{row.what:<48}{row.rows:>7}{row.epsilon or '-':>9}"
+        f"{row.accuracy:>10.4f}{row.deviation:>7.4f}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser("pea", "The tables of PEA (2022).")
+    add = options.add_argument
+    add("--tasks", default=",".join(TASKS), help="%(default)s")
+    add("--tables", default=",".join(TABLES), help="%(default)s")
+    add("--epsilon", type=float, default=1.0, help="of models and beginnings; %(default)s")
+    add("--epsilons", default="0.5,1,2,4,8", help="of noise; %(default)s")
+    add("--seeds", type=int, default=3, help="trainings of each kind; %(default)s")
+    add("--limit", type=int, help="rows of a task at most")
+    add("--no-shares", action="store_true", help="leave the protocols out")
+    add("--no-networks", action="store_true", help="leave networks out")
+
+    def measure(asked: Namespace) -> list[PeaRow]:
+        return bench_pea(
+            asked.tasks.split(","),
+            asked.tables.split(","),
+            epsilon=asked.epsilon,
+            epsilons=[float(each) for each in asked.epsilons.split(",")],
+            seeds=asked.seeds,
+            limit=asked.limit,
+            shares=not asked.no_shares,
+            networks=not asked.no_networks,
+            say=harness.say,
+        )
+
+    harness.run(options, measure, format_pea)
+
+
+if __name__ == "__main__":
+    main()

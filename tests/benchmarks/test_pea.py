@@ -1,0 +1,66 @@
+"""The tables of PEA: every kind of row once, small, and what the baselines promise."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from benchmarks.pea import Task, bench_pea, format_pea, hashed_words, network, released_rows
+from vfl.core.errors import UserError
+from vfl.datasets.texts import Texts
+
+
+def stand_in(rows=400):
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.arange(rows) % 2
+    features = torch.randn(rows, 4, generator=draws, dtype=torch.float64)
+    features[:, 0] += 3 * labels
+    return Task("mnist", features.float(), features, labels, rows * 3 // 4, 2, 40)
+
+
+def test_every_table_has_its_rows(monkeypatch):
+    monkeypatch.setattr("benchmarks.pea.read_task", lambda name, limit: stand_in())
+    said = []
+    rows = bench_pea(
+        ["mnist"], epsilon=8.0, epsilons=[8.0], seeds=1, networks=False, say=said.append
+    )
+    assert Counter(row.table for row in rows) == {"models": 3, "beginnings": 13, "noise": 5}
+    assert len(said) == len(rows)
+    accuracy = {row.what: row.accuracy for row in rows if row.table != "beginnings"}
+    assert accuracy["linear on features, on shares"] > 0.8
+    assert accuracy["one curator"] > 0.85
+    assert accuracy["each row"] < accuracy["one curator"]
+    assert [row.epsilon for row in rows if row.table == "noise"][-1] is None
+    assert len(format_pea(rows).splitlines()) == len(rows) + 1
+
+
+def test_rows_given_away_have_the_noise_and_the_labels_of_half_the_budget():
+    task = stand_in(20_000)
+    inputs, labels = task.features, task.labels
+    noisy, given = released_rows(task, (inputs, labels), 2.0)
+    kept = float((given == labels).double().mean())
+    assert kept == pytest.approx(math.e / (math.e + 1), abs=0.02)
+    deviation = (noisy - inputs).std()
+    assert deviation == pytest.approx(16 * task.noise_of_release(1.0), rel=0.02)
+
+
+def test_words_fall_into_columns_whatever_the_data():
+    one = hashed_words(Texts.of(["good film", "bad film"], 10, 10), 32)
+    other = hashed_words(Texts.of(["a film", "good film", "b"], 10, 10), 32)
+    assert one.norm(dim=1).tolist() == pytest.approx([8.0, 8.0])
+    assert torch.equal(one[0], other[1])
+
+
+def test_the_networks_take_the_raw_rows():
+    pictures = Task(
+        "cifar10", torch.rand(2, 3, 32, 32), torch.rand(2, 4), torch.arange(2), 1, 10, 1
+    )
+    assert network(pictures)(pictures.raw).shape == (2, 10)
+    words = Task("reviews", torch.ones(2, 7), torch.rand(2, 4), torch.arange(2), 1, 2, 1)
+    assert network(words)(words.raw).shape == (2, 2)
+
+
+def test_a_table_that_is_none_is_refused():
+    with pytest.raises(UserError, match="table"):
+        bench_pea(["mnist"], ["other"])
