@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-net docs build bench leaderboard clean
+.PHONY: demo test test-net docs build bench leaderboard verify-claims clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/vfl demo
@@ -30,6 +30,10 @@ build: $(VENV)/.development
 # Which defense holds against what: hours of trainings, which go on where they were stopped.
 leaderboard: $(VENV)/.runtime
 	$(BIN)/python -m benchmarks.leaderboard
+
+# A random tenth of that page again; DRAW=n draws other ones.
+verify-claims: $(VENV)/.runtime
+	$(BIN)/python -m benchmarks.leaderboard --verify 0.1 --draw $(or $(DRAW),0)
 
 bench: $(VENV)/.runtime
 	$(BIN)/python -m benchmarks.step

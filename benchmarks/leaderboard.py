@@ -3,19 +3,27 @@
     make leaderboard                                     # all of it, where it was left
     python -m benchmarks.leaderboard --tasks bank_marketing --attack light --seeds 0,1,2
     python -m benchmarks.leaderboard --plan              # time and memory; nothing is trained
+    make verify-claims                                   # a random tenth of the page again
 
 The tasks are `examples/leaderboard/*.toml`: two tables, pictures, a text. Every defense is trained
 as it stands in `DEFENSES`, honestly and against a feature party that tampers. What was trained and
 attacked before is not done again, so that the same command goes on after it was stopped. Tables are
 looked for in `VFL_DATA`.
+
+`--verify 0.1` draws a tenth of the defenses on the page, trains their victims again, with the seeds
+of the page, and compares utility, the worst attack's reach and the verdict with the rows that are
+stored beside the page. Exit code 1 where one does not come out again.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
+import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,11 +85,13 @@ def defenses_of(task: str) -> list[str]:
     return [spec for spec in DEFENSES if not {parse(one)[0] for one in spec.split("+")} & left_out]
 
 
-def study_of(task: str, pack: str, seeds: Sequence[int]) -> Study:
-    """The grid of one task."""
+def study_of(
+    task: str, pack: str, seeds: Sequence[int], defenses: Sequence[str] | None = None
+) -> Study:
+    """The grid of one task, with some of its defenses or all."""
     gradients = GRADIENTS[:1] if task in MANY_CLASSES else GRADIENTS
     given = {
-        "defenses": defenses_of(task),
+        "defenses": defenses_of(task) if defenses is None else list(defenses),
         "adversaries": ["none", ADVERSARY],
         "attacks": [pack, *gradients],
         "baselines": ["scratch", "raw", "pca"],
@@ -188,6 +198,86 @@ def page_of(paths: Sequence[Path], page: Path) -> None:
         page.with_suffix(".csv").write_text(csv_text(list(rows[0]), rows), encoding="utf-8")
 
 
+# --- a part of the page again ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One stored row of the page beside the same one again.
+
+    Attributes:
+        stored, again: as in the page's CSV file; `again` is None where no victim came out.
+    """
+
+    stored: Mapping[str, str]
+    again: Mapping[str, Any] | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether utility and reach lie within a point, or both half widths; and the verdict.
+
+        Noise that protects is never drawn twice alike, so that such rows differ by chance; a
+        verdict may then become undecided, and no more. A row of one victim has no half width.
+        """
+        if self.again is None:
+            return False
+        pairs = [("utility", "utility_half_width"), ("reaches", "above_half_width")]
+        for name, width in pairs:
+            room = max(0.01, float(self.stored[width] or 0) + float(self.again[width] or 0))
+            if not abs(float(self.stored[name]) - float(self.again[name])) <= room:
+                return False
+        verdicts = {self.stored["verdict"], self.again["verdict"]}
+        return len(verdicts - {"undecided", "inconclusive"}) <= 1
+
+    def __str__(self) -> str:
+        """One line."""
+        of = self.stored
+        line = f"{of['task']}  {of['defense']}  k={of['k']}  "
+        if self.again is None:
+            return line + "has no victim any more  FALLEN"
+        line += f"utility {float(of['utility']):.3f} -> {self.again['utility']:.3f}  "
+        line += f"reaches {float(of['reaches']):.3f} -> {self.again['reaches']:.3f}  "
+        line += f"{of['verdict']} -> {self.again['verdict']}"
+        return line + ("" if self.holds else "  FALLEN")
+
+
+def drawn(rows: Sequence[Mapping[str, str]], share: float, draw: int) -> dict[str, list[str]]:
+    """At least one defense of the page's rows, drawn without repetition, by task."""
+    pairs = sorted({(row["task"], row["defense"]) for row in rows if row["defense"] != UNDEFENDED})
+    chosen = random.Random(draw).sample(pairs, max(1, round(share * len(pairs))))
+    return {task: [d for t, d in sorted(chosen) if t == task] for task in TASKS}
+
+
+def checks_of(rows: Sequence[Mapping[str, str]], path: Path) -> list[Check]:
+    """The stored rows of one task's chosen defenses beside what a grid gave."""
+    found = {
+        (one["defense"], str(one["k"])): one for one in standings_of(path.name, entries_of(path))
+    }
+    return [Check(row, found.get((row["defense"], row["k"]))) for row in rows]
+
+
+def verify(asked: argparse.Namespace, seeds: Sequence[int]) -> int:
+    """Train a part of the page's victims again; how many of their rows fell."""
+    with asked.page.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        stored = list(csv.DictReader(file))
+    chosen = drawn(
+        [row for row in stored if row["task"] in asked.tasks.split(",")], asked.verify, asked.draw
+    )
+    checks: list[Check] = []
+    for task, defenses in chosen.items():
+        if not defenses:
+            continue
+        study = study_of(task, asked.attack, seeds, defenses)
+        path = asked.out / f"verify-{asked.draw}" / task
+        run_study(study, path, "make verify-claims", jobs=asked.jobs, on_end=say)
+        rows = [row for row in stored if row["task"] == task and row["defense"] in defenses]
+        checks += checks_of(rows, path)
+        print(*checks[-len(rows) :], sep="\n", flush=True)
+    fallen = sum(not one.holds for one in checks)
+    print(f"{len(checks) - fallen} of {len(checks)} rows came out again")
+    return fallen
+
+
 def main() -> None:
     """Tell time and memory, run what is left, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -198,10 +288,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/leaderboard"))
     parser.add_argument("--page", type=Path, default=Path("docs/results/leaderboard.md"))
     parser.add_argument("--plan", action="store_true", help="tell time and memory; train nothing")
+    parser.add_argument(
+        "--verify", type=float, metavar="SHARE", help="of the page's defenses, again"
+    )
+    parser.add_argument("--draw", type=int, default=0, help="which of them; a number")
     asked = parser.parse_args()
     tasks, seeds = asked.tasks.split(","), [int(one) for one in asked.seeds.split(",")]
     if missing := [task for task in tasks if task in TABLES and "VFL_DATA" not in os.environ]:
         parser.error(f"VFL_DATA says where the tables of {', '.join(missing)} lie")
+    if asked.verify:
+        sys.exit(verify(asked, seeds) > 0)
     studies = {task: study_of(task, asked.attack, seeds) for task in tasks}
     for task, study in studies.items():
         seconds = SECONDS[task] * len(study.cells) / asked.jobs

@@ -79,3 +79,68 @@ def test_the_real_tasks_are_experiments(task, monkeypatch):
     assert plan_study(
         "grid", *read_checked(leaderboard.EXAMPLES / f"{task}.toml", ["grid.draws=1"])
     )
+
+
+STORED = {
+    "task": "tiny", "defense": "layer_norm", "k": "5",
+    "utility": ".80", "utility_half_width": ".02",
+    "attack": "knn", "reaches": ".60", "above_half_width": ".02", "verdict": "leaks",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("again", "holds"),
+    [
+        ({}, True),
+        ({"reaches": 0.63}, True),
+        ({"reaches": 0.65}, False),
+        ({"utility": 0.75}, False),
+        ({"utility": float("nan")}, False),
+        ({"verdict": "undecided"}, True),
+        ({"verdict": "protected"}, False),
+        (None, False),
+    ],
+)
+def test_a_row_holds_within_both_intervals(again, holds):
+    found = None
+    if again is not None:
+        numbers = {"utility": 0.8, "utility_half_width": 0.02, "reaches": 0.6}
+        found = {**STORED, **numbers, "above_half_width": 0.02, **again}
+    check = leaderboard.Check(STORED, found)
+    assert check.holds is holds
+    assert ("FALLEN" in str(check)) is not holds
+
+
+def test_a_share_of_the_page_is_drawn_by_task(monkeypatch):
+    monkeypatch.setattr(leaderboard, "TASKS", ("a", "b"))
+    rows = [
+        {"task": task, "defense": defense, "k": k}
+        for task in "ab"
+        for defense in ("none", *"uvwxy")
+        for k in "12"
+    ]
+    chosen = leaderboard.drawn(rows, 0.3, 0)
+    assert sum(map(len, chosen.values())) == 3
+    assert "none" not in {*chosen["a"], *chosen["b"]}
+    assert chosen == leaderboard.drawn(rows, 0.3, 0)
+    assert len({str(leaderboard.drawn(rows, 0.3, draw)) for draw in range(5)}) > 1
+
+
+@pytest.mark.slow
+def test_a_part_of_the_page_comes_out_again_or_falls(ask, capsys):
+    folder = ask()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        ask("--verify", "0.1")
+    assert not ended.value.code
+    said = capsys.readouterr().out
+    assert "2 of 2 rows came out again" in said
+    page = folder / "page.csv"
+    rows = list(csv.DictReader(page.read_text().splitlines()))
+    for row in rows:
+        row["utility"] = "0.01"
+    page.write_text(leaderboard.csv_text(list(rows[0]), rows))
+    with pytest.raises(SystemExit) as ended:
+        ask("--verify", "0.1")
+    assert ended.value.code
+    assert capsys.readouterr().out.count("FALLEN") == 2
