@@ -15,6 +15,7 @@ from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, UserError
 from vfl.core.ledger import Ledger
+from vfl.federation import programs
 from vfl.federation.processes import Service
 from vfl.transport.stream import listen
 
@@ -187,11 +188,13 @@ def test_an_experiment_is_not_its_own_correction(vfl, loans):
     assert "did you mean 'loans.csv'?" in vfl("check", loans, "-s", "data.source=loan.csv").err
 
 
-def test_an_attack_on_a_federations_run(vfl, tmp_path):
+@pytest.mark.parametrize("attack", ["logistic", "gradient_norm"])
+def test_an_attack_on_a_federations_run(vfl, tmp_path, attack):
+    """Nor is anybody told to record a training first, which would be refused here as well."""
     experiment = Experiment.model_validate({"parties": {"bank": {}, "shop": {}}})
     folder = RunFolder.create(tmp_path / "run", experiment, "federated", "vfl train project")
     folder.finish({"run": "run", "weights_sha256": "0" * 64}, Ledger())
-    done = vfl("attack", "run", "--attack", "logistic")
+    done = vfl("attack", "run", "--attack", attack)
     assert done.code == 2
     assert "a federation leaves them with their party" in done.err
     assert "whose [parties] have a source each" in done.err
@@ -227,6 +230,21 @@ def test_a_port_in_use_is_named_by_whoever_wanted_it(tmp_path):
     assert passed_on.value.where == f"127.0.0.1:{port}"
     assert "Address already in use" in str(passed_on.value.got)
     assert "choose another port" in str(passed_on.value.fix)
+
+
+def test_a_supernodes_port_in_use_is_named_with_its_setting(monkeypatch, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv(programs.LOCAL_API_VARIABLE, str(tmp_path / "local"))
+        monkeypatch.setattr("sys.argv", ["flower-supernode", "--port", str(port)])
+        with pytest.raises(SystemExit) as ended:
+            programs.supernode()
+    assert ended.value.code == 2
+    said = capsys.readouterr().out
+    assert "cannot listen for this SuperNode's own programs" in said
+    assert f"127.0.0.1:{port}" in said
+    assert "Address already in use" in said
+    assert "another node.api_port in party.toml" in said
 
 
 def test_a_prediction_of_training_rows_says_so(vfl, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from sealed import weights_at
 from stand_in_flower import Flower
 
 from vfl.config import read_party_file
-from vfl.core.errors import DisagreementError, VFLError
+from vfl.core.errors import DisagreementError, MisalignedError, VFLError
 from vfl.core.frame import Kind
 from vfl.session.party_folder import own_ledger, own_secret
 from vfl.session.terms import Terms
@@ -266,3 +266,16 @@ def test_a_party_names_its_company_under_a_secure_sum(session):
     assert refusal.got == "2 feature parties; no club"
     assert refusal.want == "at least 3 in a secure mode; club in a secure mode"
     assert read_party_file(session.folder / "bank" / "party.toml").consent.min_parties == 3
+
+
+def test_an_innocent_party_is_told_whose_rows_differ(session):
+    """Not to check host, port and TLS, which are as they should be."""
+    table = session.folder / "shop" / "data.csv"
+    pd.read_csv(table).iloc[1:].to_csv(table, index=False)
+    with pytest.raises(MisalignedError):
+        session.play()
+    assert len(session.flower.failures) == len(PARTIES)
+    for told in map(str, session.flower.failures):
+        assert "the tables of 'shop' and 'lender' have different rows" in told
+        assert "keep only the ids all parties share" in told
+        assert "TLS" not in told

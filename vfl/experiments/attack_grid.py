@@ -65,6 +65,7 @@ from vfl.experiments.scores import (
     write_scores,
 )
 from vfl.experiments.training import recording, train_cell
+from vfl.session import PartyFolder
 from vfl.training.run import load_data
 
 
@@ -286,6 +287,8 @@ def attack_finished_run(
     """
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
+    for party in folder.experiment().parties:  # before what else it lacks, which would help nobody
+        PartyFolder(folder.party(party)).require()
     require_complete_rows(folder.experiment(), "an attack")
     check_attacks(folder.experiment(), settings)
     require_recorded(folder.path, settings.attack_specs)

@@ -34,7 +34,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from vfl.config import read_party_file
-from vfl.core.errors import ConfigError, ConsentError, LostPeerError, VFLError
+from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
 from vfl.core.storage import close_to_others, private_folder, write_bytes, write_text
 from vfl.federation.bundle import check_bundle
 from vfl.federation.guard import (
@@ -365,6 +365,13 @@ def supernode() -> None:
         names = ("uvicorn", "start_client_internal", "flower_supernode")
         command = _module("flwr.supernode.cli.flower_supernode", *names)
         internal = _module("flwr.supernode.start_client_internal", "time")
+        port = int(sys.argv[sys.argv.index("--port") + 1])
+        try:  # Flower would go on without its local API, and say nothing of why
+            listen(HOST, port).close()
+        except UserError as refused:
+            refused.what = "cannot listen for this SuperNode's own programs"
+            refused.fix = "another node.api_port in party.toml, one a SuperNode of this machine"
+            raise
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
     sys.argv += ["--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]

@@ -212,7 +212,12 @@ class PartyFolder:
         digest: str = self.card()["data"]["hmac_sha256"]
         return hmac.compare_digest(digest, _data_digest(data, key))
 
-    def _record(self) -> dict[str, Any]:
+    def require(self) -> None:
+        """Refuse a run that lacks this party's part.
+
+        Raises:
+            RunFolderError: a federation trained it, and left weights with their owners.
+        """
         if not self.path.exists():
             raise RunFolderError(
                 f"the weights of party '{self.path.name}' are not in this run",
@@ -222,6 +227,9 @@ class PartyFolder:
                 fix="vfl train an experiment file whose [parties] have a source each, and use "
                 "that run",
             )
+
+    def _record(self) -> dict[str, Any]:
+        self.require()
         return read_sealed_json(self.path / _RECORD, self._seal("party's part", None))
 
     def _seal(self, kind: str, run: str | None) -> Seal:
