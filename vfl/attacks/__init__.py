@@ -56,6 +56,7 @@ ATTACKS: Registry[Attack] = Registry(
         "pooled": "vfl.attacks.wrappers:Pooled",
         "subtraction": "vfl.attacks.wrappers:Subtraction",
         "scratch": "vfl.attacks.labels.scratch:Scratch",
+        "regression": "vfl.attacks.labels.regression:Regression",
         "direct_label": "vfl.attacks.labels.gradients:DirectLabel",
         "gradient_norm": "vfl.attacks.labels.gradients:GradientNorm",
         "gradient_direction": "vfl.attacks.labels.gradients:GradientDirection",

@@ -23,7 +23,7 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 from vfl.defenses.label_free import AnchoredBottom
 
-Goal = Literal["labels", "clusters", "inputs", "tokens", "scores"]
+Goal = Literal["labels", "values", "clusters", "inputs", "tokens", "scores"]
 
 
 class Attack(ABC):
@@ -31,7 +31,8 @@ class Attack(ABC):
 
     Attributes:
         goal: what `run` gives. "labels": a score for each class, axes (targets, classes), the
-            largest being the guess. "clusters": int64 codes without a meaning, axes (targets,).
+            largest being the guess. "values": labels that are numbers, in their unit, axes
+            (targets,). "clusters": int64 codes without a meaning, axes (targets,).
             "inputs": reconstructed columns, axes (targets, ...). "tokens": int64 words of texts,
             axes (targets, words), of their beginnings if those are fewer. "scores": one number a
             target, larger for what is looked for (a member, or the class that `rarest` names),

@@ -239,6 +239,17 @@ class Setting:
     trained_by: TrainedBy = "split"
 
 
+def labels_of(label: PartyData) -> tuple[Tensor, int]:
+    """The labels of all rows, axes (rows,), and how many classes there are; 1 of numbers."""
+    assert label.labels is not None, "a label party has some"
+    return label.labels, 1 if label.classes is None else len(label.classes)
+
+
+def codes_of(labels: Tensor, classes: int) -> Tensor:
+    """What leaks are drawn by: classes; numbers are all of one."""
+    return labels if classes > 1 else torch.zeros(len(labels), dtype=torch.int64)
+
+
 def classes_of(label: PartyData) -> tuple[Tensor, int]:
     """The labels of all rows, int64, axes (rows,), and how many classes there are.
 
@@ -255,9 +266,11 @@ def _inputs_of(data: PartyData) -> Tensor:
     return data.inputs
 
 
-def _prior_of(label: PartyData) -> Tensor:
-    """Share of each class among the training rows, axes (classes,)."""
-    labels, classes = classes_of(label)
+def _prior_of(label: PartyData) -> Tensor | None:
+    """Share of each class among the training rows, axes (classes,); None of numbers."""
+    labels, classes = labels_of(label)
+    if classes == 1:
+        return None
     train = labels[torch.from_numpy(label.split.train)]
     return train.bincount(minlength=classes) / len(train)
 
@@ -275,7 +288,7 @@ class Victim:
         secret: its own; noise on queries comes from here. None takes a stand-in of the seed.
 
     Raises:
-        UserError: no such feature party, or the task has no classes.
+        UserError: no such feature party.
         ExposedCutError: first layers are shared, so it has no bottom.
     """
 
@@ -292,7 +305,7 @@ class Victim:
         if party not in experiment.feature_parties or data[party].inputs is None:
             known = ", ".join(experiment.feature_parties)
             raise UserError("no feature party has that name", got=party, want=known)
-        self.labels, self.classes = classes_of(label)
+        self.labels, self.classes = labels_of(label)
         if shares_weights(experiment):
             raise nobodys_bottom(party)
         self.name, self._experiment, self._split = party, experiment, data[party].split
@@ -344,6 +357,7 @@ class Victim:
         if setting.leaks == setting.targets:
             raise UserError("rows that leak cannot be attacked as well", got=setting.leaks)
         grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
+        grants -= {Grant.PRIOR} if self.classes == 1 else frozenset()
         grants |= {Grant.SNAPSHOTS} if snapshots else set()
         grants |= {Grant.PARTNERS} if partners else set()
         names = tuple(one.name for one in partners)
@@ -392,7 +406,8 @@ class Victim:
 
     def _leak(self, k: int, draw: torch.Generator, part: Part) -> Evidence:
         rows = self._rows(part)
-        leaked = rows[draw_leak(self.labels[rows], k, draw, self.classes)]
+        codes = codes_of(self.labels[rows], self.classes)
+        leaked = rows[draw_leak(codes, k, draw, self.classes)]
         return Evidence(self._inputs[leaked], self.cuts(leaked), self.labels[leaked])
 
     def _part(self, part: Part) -> Evidence:
@@ -456,7 +471,7 @@ class TrainedParts:
 
     def top(self) -> nn.Module:
         """The label party's top."""
-        _, classes = classes_of(self.data[self._terms.label_party])
+        _, classes = labels_of(self.data[self._terms.label_party])
         width = self._terms.merged_width
         with scoped(0):
             top = top_recipe(self.experiment, classes)(width)
@@ -526,7 +541,7 @@ def columns_case(
         threat: its grants; those of a label party's own columns are added where it has some.
     """
     experiment, label = parts.experiment, parts.data[parts.experiment.label.party]
-    labels, classes = classes_of(label)
+    labels, classes = labels_of(label)
     inputs, (rows, sent), (known, sent_of_known) = _inputs_of(parts.data[party]), targets, leaked
     own, shape = None if label.inputs is None else label.inputs[rows], tuple(inputs.shape[1:])
     holdings = Holdings(
@@ -605,9 +620,9 @@ def training_case(
         TooFewRowsError: a class has fewer rows to leak.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
-    (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)
+    (labels, classes), train = labels_of(label), torch.from_numpy(label.split.train)
     none = torch.empty(0, dtype=torch.int64)
-    known = draw_leak(labels[train], k, draw, classes) if k else none
+    known = draw_leak(codes_of(labels[train], classes), k, draw, classes) if k else none
     rest = torch.ones(len(train), dtype=torch.bool)
     rest[known] = False
     targets, leaked = train[rest], train[known]
@@ -624,7 +639,9 @@ def training_case(
         prior=_prior_of(label),
         new_top=top_recipe(experiment, classes),
     )
-    threat = ThreatModel("feature party", "training", TRAINING if k else TRAINING - {Grant.LEAKED})
+    grants = TRAINING if k else TRAINING - {Grant.LEAKED}
+    grants -= {Grant.PRIOR} if classes == 1 else frozenset()
+    threat = ThreatModel("feature party", "training", grants)
     return seeking(Case(View(threat, classes, holdings), labels[targets]))
 
 

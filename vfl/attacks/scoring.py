@@ -183,7 +183,8 @@ class Case:
 
     Attributes:
         view: what the attacker holds.
-        labels: classes of the targets, int64, axes (targets,).
+        labels: of the targets: classes, int64, or the numbers of a regression, float32, axes
+            (targets,).
         inputs: what a reconstruction is compared with, axes (targets, ...).
         positive: which targets are looked for, axes (targets,), for attacks that score; see
             `seeking`.
@@ -200,8 +201,9 @@ class Score:
     """What a guess was worth, and what guessing without any evidence is worth.
 
     Attributes:
-        measure: of labels see `scores_of_labels`; else "auc", "mse" or "token_accuracy", and
-            besides them "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and "whole_texts".
+        measure: of labels see `scores_of_labels` and `scores_of_values`; else "auc", "mse" or
+            "token_accuracy", and besides them "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and
+            "whole_texts".
         value: of the attack.
         guess: of the best constant guess; for clusters, of one that falls together.
     """
@@ -214,10 +216,14 @@ class Score:
 def seeking(case: Case) -> Case:
     """The same case with the rarer of two classes as what is looked for, by the training's shares.
 
+    Of labels that are numbers nothing is looked for in that way.
+
     Raises:
         NotGrantedError: the view does not say how frequent each class is.
     """
     assert case.labels is not None
+    if case.view.classes == 1:
+        return case
     return replace(case, positive=case.labels == rarest(case.view.prior))
 
 
@@ -265,6 +271,9 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
     if goal == "labels":
         assert case.labels is not None
         return scores_of_labels(found, case.labels)
+    if goal == "values":
+        assert case.labels is not None
+        return scores_of_values(found, case.labels)
     if goal == "clusters":
         assert case.labels is not None
         each = scores_of_labels(matched(found, case.labels), case.labels)
@@ -310,6 +319,28 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
         Score("auc", fmean(areas), 0.5),
         Score("average_precision", fmean(precisions), fmean(shares)),
     ]
+
+
+def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
+    """What a guess at numbers is worth, beside the best constant guess.
+
+    "r2", the share of their variance that is explained, below 0 where the mean would be nearer; its
+    guess is the mean, which is 0. "mae", the mean absolute error, whose guess is the median.
+
+    >>> [one.measure for one in scores_of_values(torch.ones(2), torch.tensor([0.0, 2.0]))]
+    ['r2', 'mae']
+
+    Args:
+        values: axes (rows,).
+        labels: the truth, axes (rows,).
+    """
+    truth, off = labels.double(), labels.double() - values.double()
+    away = truth - truth.mean()
+    median = truth.quantile(0.5)
+    mae = Score("mae", float(off.abs().mean()), float((truth - median).abs().mean()))
+    if not away.any():
+        return [mae]
+    return [Score("r2", 1 - float(off.square().sum() / away.square().sum()), 0.0), mae]
 
 
 def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:

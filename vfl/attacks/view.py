@@ -201,7 +201,7 @@ class Evidence:
     Attributes:
         inputs: float32, the columns.
         cuts: float32, axes (rows, width), as they travelled.
-        labels: int64, axes (rows,).
+        labels: int64, or float32 where they are numbers, axes (rows,).
         outputs: float32, axes (rows, outputs), what the network answered.
         before: gives what the last layer of `Holdings.bottom` is given for these rows, axes (rows,
             features), where that is kept; it follows from inputs and bottom.
@@ -319,7 +319,7 @@ class GrantedRows:
 
     @property
     def labels(self) -> Tensor:
-        """The classes (of leaked rows, or an attribute's), int64, axes (rows,)."""
+        """The labels (of leaked rows, or an attribute's), int64 or float32, axes (rows,)."""
         leaked = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES) if self.leaked else ()
         return self._view.opened(self._evidence.labels, *leaked, Grant.LABELS)
 
@@ -342,7 +342,7 @@ class View:
 
     Args:
         threat: who it is and what it is granted.
-        classes: how many classes there are, which is public.
+        classes: how many classes there are, which is public; 1 where labels are numbers.
         holdings: what there is to grant.
 
     What is not a group of rows is found under its name in `Holdings`; makers make copies.

@@ -20,7 +20,7 @@ Overrides = Annotated[tuple[str, ...], BeforeValidator(several)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(several), Field(min_length=1)]
 Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
 Part = Literal["train", "validation", "test"]
-LabelMeasure = Literal["accuracy", "balanced_accuracy", "auc", "average_precision"]
+LabelMeasure = Literal["accuracy", "balanced_accuracy", "auc", "average_precision", "r2"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
 #: What a training can record: frames of its training rows, frames of the last queries, or every
 #: bottom after each epoch.
@@ -62,11 +62,21 @@ PACKS: dict[str, tuple[str, ...]] = {
     "thesis": ("fine_tuning", "kmeans"),
     # What the quick profile runs; where a cut is blurred on its way, its owner reads the bottom.
     "quick": ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans"),
+    # Where labels are numbers; takes the place of the four above on a regression.
+    "numbers": (
+        "regression",
+        "regression:at=bottom",
+        "regression:at=bottom,learner=kernel",
+        "regression:at=bottom,learner=neighbours",
+    ),
     # What a label party makes of cuts it was sent; those that no other party's columns disturb.
     "columns": ("inversion", "white_box_inversion", "unsplit", "pseudo_client", "attribute"),
     # What whoever asks for predictions finds out about training rows.
     "members": ("membership", "likelihood_ratio"),
 }
+
+#: Packs that look for classes.
+_OF_CLASSES = frozenset({"light", "heavy", "thesis", "quick"})
 
 
 def _no_doubles(listed: tuple[object, ...] | None) -> tuple[object, ...] | None:
@@ -165,7 +175,8 @@ class GridSettings(Settings):
         leaks_from, unlabelled: which rows leak, and which the attacker has without labels. The test
             rows are those that are attacked, so none of them leaks.
         measure: of attacks on labels, by which defenses are ranked; "auto" is AUC where there are
-            two classes or one holds more than 65 % of the rows, else accuracy. All are kept.
+            two classes or one holds more than 65 % of the rows, else accuracy, and R2 where labels
+            are numbers. All are kept.
         margin: points of accuracy that a defense may cost.
         known_columns: rows of a feature party whose columns the label party knows as well, of the
             validation rows, at most.
@@ -231,6 +242,22 @@ class GridSettings(Settings):
     def baseline_specs(self) -> tuple[str, ...]:
         """The attacks that label-free bottoms meet, one by one."""
         return unpacked(self.attacks if self.baseline_attacks is None else self.baseline_attacks)
+
+    def of_task(self, task: str) -> GridSettings:
+        """The same where packs of attacks on classes stand for "numbers" if labels are numbers.
+
+        >>> GridSettings(attacks=("quick", "columns")).of_task("regression").attacks
+        ('numbers', 'columns')
+        """
+        if task != "regression":
+            return self
+
+        def fitting(listed: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys("numbers" if one in _OF_CLASSES else one for one in listed))
+
+        met = self.baseline_attacks
+        update = {"attacks": fitting(self.attacks), "baseline_attacks": met and fitting(met)}
+        return self.model_copy(update=update)
 
     def draws_rows(self, own: bool) -> bool:
         """Whether rows may be seen on a page.

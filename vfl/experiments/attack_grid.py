@@ -223,7 +223,8 @@ def attack_victim(
         return [detected(cell.adversary, settings)]
     runner = AttackRunner.of_run(RunFolder(path), data, settings, cell.adversary)
     scores = list(runner.run(jobs, ScoresFile(path)))
-    if cell.experiment.seed == settings.seeds[0] and settings.pictures:
+    drawn = settings.pictures and cell.experiment.label.task == "classification"
+    if cell.experiment.seed == settings.seeds[0] and drawn:
         draw_pictures(RunFolder(path), data, settings)
     forget_recordings(path, settings)
     return scores
@@ -290,6 +291,7 @@ def attack_finished_run(
     for party in folder.experiment().parties:  # before what else it lacks, which would help nobody
         PartyFolder(folder.party(party)).require()
     require_complete_rows(folder.experiment(), "an attack")
+    settings = settings.of_task(folder.experiment().label.task)
     check_attacks(folder.experiment(), settings)
     require_recorded(folder.path, settings.attack_specs)
     data = load_data(folder.experiment())

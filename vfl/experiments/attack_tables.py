@@ -21,7 +21,7 @@ from vfl.experiments.leaderboard import (
     leaked,
     utility_of,
 )
-from vfl.experiments.records import Record
+from vfl.experiments.records import LOWER_IS_BETTER, Record
 from vfl.experiments.scores import OF_CELL
 from vfl.experiments.statistics import Estimate, advantage, over_victims
 from vfl.experiments.tables import MEASURES, Table, estimate_text, left_out
@@ -39,6 +39,8 @@ def measure_words(measure: LabelMeasure, asked: str) -> str:
     """By what attacks on labels are ranked, and why."""
     if asked != "auto":
         return f"Attacks on labels are ranked by {MEASURES[measure]}, as the experiment says"
+    if measure == "r2":
+        return "Attacks on labels are ranked by R², the share of the labels' variance they explain"
     if measure == "accuracy":
         return "Attacks on labels are ranked by accuracy: no class is much larger than the others"
     return (
@@ -169,7 +171,7 @@ def _plain(found: Estimate | None) -> str:
 
 
 #: Measures that are no share of anything.
-NO_SHARES = ("mse", "psnr", "ssim")
+NO_SHARES = ("mse", "psnr", "ssim", "mae")
 
 
 def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
@@ -179,7 +181,11 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
     """
     head = ["attack", "k", "measure", "reaches", "from scratch", "best without the model", "guess"]
     groups: dict[tuple[str, int, str], list[Record]] = {}
-    for row in in_measure(rows, fitting_measure(rows, asked)):
+    measure = fitting_measure(rows, asked)
+    chosen = in_measure(rows, measure)
+    if measure == "r2":  # the same in the labels' unit
+        chosen += [row for row in rows if label_measure(row) == "mae"]
+    for row in chosen:
         groups.setdefault((row.subject, row.k, row.measure), []).append(row)
     lines = [
         [
@@ -217,7 +223,8 @@ def _best(rows: Sequence[Record]) -> list[float]:
     """The values of the baseline with the highest mean."""
     names = {name for row in rows for name in row.baselines}
     each = [[row.baselines[name] for row in rows if name in row.baselines] for name in names]
-    return max(each, key=statistics.fmean, default=[])
+    best = min if rows[0].measure in LOWER_IS_BETTER else max
+    return best(each, key=statistics.fmean, default=[])
 
 
 def outside_table(rows: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:

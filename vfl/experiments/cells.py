@@ -254,7 +254,7 @@ def grid_settings_of(experiment: Experiment) -> GridSettings:
             "nothing says what is attacked",
             want="a table [grid] with defenses and attacks, or --defense SPEC --attack SPEC",
         )
-    return experiment.grid
+    return experiment.grid.of_task(experiment.label.task)
 
 
 _DIGITS = 12

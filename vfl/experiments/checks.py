@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 from vfl import compression
-from vfl.attacks import Attack, Grant
+from vfl.attacks import Attack, Goal, Grant
 from vfl.attacks.active import make_adversary
-from vfl.attacks.cases import Part, classes_of, draw_leak, require_column
+from vfl.attacks.cases import Part, codes_of, draw_leak, labels_of, require_column
 from vfl.config import Experiment, GridSettings
 from vfl.core.errors import ExposedCutError, TooFewRowsError, UserError
 from vfl.core.seeds import generator
@@ -142,11 +142,11 @@ def attack_mistakes(
 
     Raises:
         TooFewRowsError: there are no test rows.
-        UserError: a regression, or no feature party of that name.
+        UserError: no feature party of that name.
     """
     require_test_rows(experiment, data)
     party, label = attacker_of(experiment, settings), data[experiment.label.party]
-    labels, classes = classes_of(label)
+    labels, classes = labels_of(label)
     width = compression.make(experiment.codec).wire_width(experiment.parties[party].width)
     planned = scenarios_of(settings)
     for spec, (attack, scenario) in planned.items():
@@ -155,7 +155,9 @@ def attack_mistakes(
     leaking = {one for attack, one in planned.values() if Grant.LEAKED in attack.needs}
     for part in {"train" if one == TRAINING_TIME else settings.leaks_from for one in leaking}:
         rows = torch.from_numpy(getattr(label.split, part))
-        leak = partial(draw_leak, labels[rows], max(settings.leaks), generator(0), classes)
+        leak = partial(
+            draw_leak, codes_of(labels[rows], classes), max(settings.leaks), generator(0), classes
+        )
         yield from _refusal("leaks", "", leak)
     if any(one.by_cuts for _, one in planned.values()):
         yield from _refusal(
@@ -193,10 +195,21 @@ def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> 
         )
 
 
+#: Goals that have no meaning where labels are classes, and where they are numbers.
+_OF_TASK: tuple[tuple[Goal, ...], ...] = (("values",), ("labels", "clusters", "scores"))
+
+
 def _check_attack(
     attack: Attack, scenario: Scenario, classes: int, width: int, own: PartyData
 ) -> None:
     """Refuse an attack that has no meaning for the task, or whose attacker knows no row."""
+    if not scenario.attribute and attack.goal in _OF_TASK[classes == 1]:
+        raise UserError(
+            "this attack looks for classes, and labels here are numbers"
+            if classes == 1
+            else "this attack looks for numbers, and labels here are classes",
+            fix="the pack numbers" if classes == 1 else "the pack light",
+        )
     if scenario in (RECORDED_QUERIES, QUERIES_ATTRIBUTE, SECURE_SUM):
         known_rows(own.split, "a label party")
     if scenario == PREDICTIONS and Grant.LEAKED_INPUTS in attack.needs:

@@ -29,7 +29,7 @@ from vfl.experiments.statistics import (
 #: "undecided": several could be true; of a single victim always.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
 #: What models are judged by.
-Utility = Literal["accuracy", "auc"]
+Utility = Literal["accuracy", "auc", "r2"]
 #: Measures of attacks on labels; one worst case is taken over all rows of the same one.
 OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)
 #: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
@@ -103,7 +103,7 @@ class LeaderboardEntry:
 def label_measure(one: Record) -> str | None:
     """The measure of an attack on labels, clusters too; None of anything else."""
     measure = one.measure.removeprefix("matched_")
-    return measure if one.evaluator == "attack" and measure in OF_LABELS else None
+    return measure if one.evaluator == "attack" and measure in (*OF_LABELS, "mae") else None
 
 
 def in_measure(records: Iterable[Record], measure: LabelMeasure) -> list[Record]:
@@ -118,12 +118,15 @@ def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"
     Args:
         rows: of a run or a grid; the guesses beside attacks tell how many classes there are, and
             the largest.
-        asked: "auto" is AUC where there are two classes or one is large, else accuracy.
+        asked: "auto" is AUC where there are two classes or one is large, else accuracy; of numbers
+            R2.
     """
     if asked != "auto":
         return asked
     found = ((label_measure(one), one.guess) for one in rows)
     guesses = {name: guess for name, guess in found if name and guess is not None}
+    if "r2" in guesses:
+        return "r2"
     binary = guesses.get("balanced_accuracy", 0) >= 0.5
     large = guesses.get("accuracy", 0) > IMBALANCED
     return "auc" if (binary or large) and "auc" in guesses else "accuracy"
@@ -143,6 +146,8 @@ def utility_of(
 
 def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
     """By what models are judged beside attacks; AUC is unknown where test rows lack a class."""
+    if measure == "r2":
+        return "r2"
     cells = {
         name: {one.cell for one in records if (one.subject, one.measure) == (TEST, name)}
         for name in ("accuracy", "auc")

@@ -109,7 +109,8 @@ class Record:
     @property
     def no_model(self) -> float | None:
         """The best value without the model; None where there is none."""
-        return max(self.baselines.values(), default=None)
+        best = min if self.measure in LOWER_IS_BETTER else max
+        return best(self.baselines.values(), default=None)
 
     @property
     def attacker(self) -> str:

@@ -46,7 +46,7 @@ from vfl.session import PartyFolder
 from vfl.session.trace import Replayed, read
 from vfl.training.run import session_of, trained
 
-_OF_LABELS: tuple[Goal, ...] = ("labels", "clusters", "scores")
+_OF_LABELS: tuple[Goal, ...] = ("labels", "values", "clusters", "scores")
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ ANY = "raw"
 #: Baselines by the attack that they are; the others are bottoms.
 SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
 
-#: The attack of feature parties that lay their rows side by side.
-_POOLED = "pooled"
+#: The attack of feature parties that lay their rows side by side, and that on numbers.
+_POOLED, _NUMBERS = "pooled", "regression"
 
 #: In the place of a bottom: no attack, but what an adversary itself reached.
 OUTCOME = "outcome"
@@ -127,8 +127,10 @@ def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
 
 def scratch_of(spec: str, name: str) -> str:
     """Training from scratch on what an attack's leaked rows are; of all who pool, if they do."""
-    pooled = parse(spec)[0] == _POOLED
-    return f"{_POOLED}:of={SCRATCH[name]}" if pooled else SCRATCH[name]
+    attack = parse(spec)[0]
+    if attack == _NUMBERS:
+        return f"{_NUMBERS}:learner=scratch"
+    return f"{_POOLED}:of={SCRATCH[name]}" if attack == _POOLED else SCRATCH[name]
 
 
 def setting_text(settings: GridSettings) -> str:

@@ -25,6 +25,7 @@ MEASURES = {
     "average_precision": "average precision",
     "f1": "F1",
     "hit_rate": "hit rate",
+    "r2": "R²",
 }
 SHARES = frozenset(MEASURES)
 

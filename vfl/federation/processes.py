@@ -7,6 +7,7 @@ answers lines with lines.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -206,6 +207,12 @@ def _reason(said: str) -> tuple[str | None, str, str]:
     what = first.partition("]: ")[2]
     why = f": {what}" + (f": {facts['got']}" if "got" in facts else "")
     return facts.get("where"), why, facts.get("try", "")
+
+
+def return_memory() -> None:
+    """Return what was allocated and freed to the operating system, where its C library can."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def last_words(text: str) -> str:

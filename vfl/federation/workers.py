@@ -20,7 +20,6 @@ it whether the worker takes it, and a second one the exit code. What it sends me
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -40,6 +39,7 @@ from typing import Any
 from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.version import VERSION
+from vfl.federation.processes import return_memory
 
 Program = Callable[[], object]
 
@@ -291,7 +291,7 @@ def stand(programs: Mapping[str, Program], preloaded: Sequence[str], life: int) 
         return
     gc.collect()
     gc.freeze()  # a collection in a child would copy what it only looks at
-    _give_back()
+    return_memory()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     _call_itself(NAME)
     print("vfl: a worker stands by", flush=True)
@@ -322,12 +322,6 @@ def _first_step() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     import_module("vfl.session.exchange").optimizer_factory(settings)([parameter]).step()
-
-
-def _give_back() -> None:
-    """Return what imports allocated and freed to the operating system, where its C library can."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _forked_child(listener: socket.socket, life: int) -> None:
