@@ -9,12 +9,15 @@ from functools import cache
 
 import pytest
 import torch
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import Ridge
 from torch import nn
 
 from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, SentCuts, ThreatModel, View
 from vfl.attacks.active import ADVERSARIES
 from vfl.attacks.base import fit, through
 from vfl.attacks.cases import draw_leak
+from vfl.attacks.labels.regression import predicted
 from vfl.attacks.scoring import Case, attempt
 from vfl.attacks.view import IN_TRAINING
 from vfl.core.errors import BadOptionError
@@ -88,6 +91,60 @@ class Few:
 
 class TestAttacks(AttackContract):
     specs = SPECS
+
+
+class TestNumbers(AttackContract):
+    """A label is a number: a direction of the rows with a little noise, or nothing of them."""
+
+    specs = (
+        "regression",
+        "regression:scaler=none,at=inputs,strength=10",
+        "regression:learner=kernel,strength=100",
+        "regression:learner=scratch",
+    )
+    classes, width, leaks, wins = 1, 3, 60, 0.85
+
+    def case(self, leaking, grants):
+        base, draw = super().case(False, frozenset(Grant) - IN_TRAINING), generator(0, "numbers")
+        groups = {name: getattr(base.view, name) for name in ("targets", "leaked", "unlabelled")}
+        numbers = {}
+        for name, seen in groups.items():
+            numbers[name] = torch.randn(seen.rows, generator=draw)
+            if leaking:
+                numbers[name] = 0.1 * numbers[name] + 7 * seen.inputs[:, 0] - 40
+        leaked = replace(base.view._holdings.leaked, labels=numbers["leaked"])
+        held = replace(base.view._holdings, leaked=leaked)
+        threat = ThreatModel("feature party", "inference", grants)
+        return Case(View(threat, 1, held), numbers["targets"])
+
+
+def test_neighbours_say_the_numbers_of_leaked_rows_again():
+    known, wanted = torch.randn(9, 2, generator=generator(1)), torch.arange(9.0)
+    found = predicted(known, wanted, known, "neighbours")
+    assert torch.allclose(found, wanted, atol=1e-3)
+
+
+def test_ridge_and_kernel_ridge_as_scikit_learn_has_them():
+    draw = generator(2)
+    known, wanted = torch.randn(12, 3, generator=draw), torch.randn(12, generator=draw)
+    asked, wanted = torch.randn(5, 3, generator=draw), wanted - wanted.mean()
+    ridge = Ridge(alpha=1 / 7).fit(known.numpy(), wanted.numpy())
+    found = predicted(known, wanted, asked, strength=7)
+    assert found.numpy() == pytest.approx(ridge.predict(asked.numpy()), abs=1e-5)
+    gamma = 1 / (3 * known.numpy().var())
+    kernel = KernelRidge(alpha=1 / 7, kernel="rbf", gamma=gamma).fit(known.numpy(), wanted.numpy())
+    found = predicted(known, wanted, asked, "kernel", 7)
+    assert found.numpy() == pytest.approx(kernel.predict(asked.numpy()), abs=1e-5)
+
+
+def test_one_number_is_said_of_every_row():
+    case = TestNumbers().case(True, frozenset(Grant) - IN_TRAINING)
+    leaked = case.view._holdings.leaked
+    alone = Evidence(leaked.inputs[:1], leaked.cuts[:1], leaked.labels[:1])
+    for learner in ("ridge", "kernel", "neighbours", "scratch"):
+        attack = ATTACKS.make(f"regression:learner={learner}")
+        found = attack.run(case.view.instead(leaked=alone), generator(0))
+        assert found.tolist() == [leaked.labels[0].item()] * case.view.targets.rows
 
 
 class TestScoresOfARareClass(AttackContract):
@@ -395,6 +452,7 @@ class TestMembership(Few, AttackContract):
 
 CONTRACTS = (
     TestAttacks,
+    TestNumbers,
     TestScoresOfARareClass,
     TestNoisyCuts,
     TestSnapshots,

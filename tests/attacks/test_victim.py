@@ -181,16 +181,6 @@ def test_what_cannot_be_attacked_is_refused(trained):
         victim.case(500, leak())
 
 
-def test_a_regression_has_no_classes():
-    asked = experiment()
-    data = run.load_data(asked)
-    data["label"] = type(data["label"])(
-        "label", None, torch.zeros(400), None, data["label"].split, b"x" * 32
-    )
-    with pytest.raises(UserError, match="no classes"):
-        Victim(asked, data, "left", {})
-
-
 def test_a_run_with_shared_first_layers_has_no_bottom_to_attack(tmp_path):
     parties = {name: {"width": 8, "bottom": "mlp:hidden=none"} for name in ("left", "right")}
     train = {"epochs": 1, "optimizer": "sgd", "momentum": 0}

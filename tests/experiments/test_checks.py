@@ -136,8 +136,12 @@ def test_there_are_rows_and_classes_to_attack(data):
     with pytest.raises(TooFewRowsError, match="without test rows"):
         told(load_data(experiment(**untested)), **untested)
     numbers = {**data, "label": replace(data["label"], classes=None)}
-    with pytest.raises(UserError, match="a regression has no classes to infer"):
-        told(numbers)
+    told_of = [error for _, error in told(numbers)]
+    assert told_of
+    assert all("looks for classes, and labels here are numbers" in error for error in told_of)
+    assert all("the pack numbers" in error for error in told_of)
+    ((_, error),) = told(data, grid={"attacks": ["regression"]})
+    assert "looks for numbers, and labels here are classes" in error
 
 
 def test_a_cell_trains_nothing_that_its_attacks_could_not_meet(tmp_path, monkeypatch):

@@ -139,7 +139,7 @@ def require_form(
     found: Tensor, attack: Attack, rows: int, classes: int, inputs: torch.Size | None
 ) -> None:
     """Hold a guess about so many rows to the goal of its attack; see `Attack.goal`."""
-    wanted = {"labels": (rows, classes), "clusters": (rows,), "scores": (rows,)}
+    wanted = {"labels": (rows, classes)} | dict.fromkeys(("values", "clusters", "scores"), (rows,))
     assert found.shape == wanted.get(attack.goal, inputs), "a guess of another shape"
     wanted_type = torch.int64 if attack.goal in ("clusters", "tokens") else torch.float32
     assert found.dtype == wanted_type, "a guess of another type"
