@@ -16,7 +16,8 @@ from vfl.core.storage import read_json, read_lines
 from vfl.experiments import GridFolder, Line, write_results
 from vfl.experiments.cells import CODEC
 from vfl.experiments.lines import beside_method
-from vfl.experiments.records import records_of, usage_of
+from vfl.experiments.pages import glance
+from vfl.experiments.records import compared_measure, records_of, usage_of
 from vfl.experiments.results import codec_lines
 from vfl.experiments.study import Results
 from vfl.experiments.training import unit_usage
@@ -57,7 +58,9 @@ def test_a_measure_of_which_less_is_better(trained, tmp_path):
     path = tmp_path / "copy"
     shutil.copytree(trained.path, path)
     text = (path / "config.toml").read_text()
-    (path / "config.toml").write_text(text.replace('"accuracy"', '"log_loss"'))
+    (path / "config.toml").write_text(
+        text.replace("[compare]\n", '[compare]\nmeasure = "log_loss"\n')
+    )
     for run, found in figures_of(GridFolder(path)):
         records = list(read_lines(run / "metrics.jsonl"))
         assert 0 < found["training rows", "log_loss"] < found["test rows", "log_loss"]
@@ -65,6 +68,28 @@ def test_a_measure_of_which_less_is_better(trained, tmp_path):
         assert found.get(("training", "bytes_to_2")) == (
             good[0]["bytes_up"] + good[0]["bytes_down"] if good else None
         )
+
+
+def test_the_measure_fits_the_labels_unless_it_is_named(trained, tmp_path, monkeypatch):
+    """Guesses that summaries might hold stand in for other labels."""
+    path = tmp_path / "copy"
+    shutil.copytree(trained.path, path)
+    assert compared_measure(GridFolder(path)) == "accuracy"
+    summary = RunFolder.summary
+    for guess, measure in (
+        ({"classes": 10, "accuracy": 0.6, "auc": 0.5}, "accuracy"),
+        ({"classes": 10, "accuracy": 0.7, "auc": 0.5}, "auc"),
+        ({"rmse": 3.0}, "rmse"),
+        ({"classes": 2, "accuracy": 0.5, "auc": 0.5}, "auc"),
+    ):
+        monkeypatch.setattr(
+            RunFolder, "summary", lambda run, known=guess: summary(run) | {"guess": known}
+        )
+        assert compared_measure(GridFolder(path)) == measure
+    table, content = write_results(GridFolder(path))
+    assert content["measure"] == "auc"
+    assert "less none, points" in table
+    assert glance(path).cards[0].title == "Test AUC"
 
 
 def test_ratios_are_those_of_the_ledger(results):

@@ -97,7 +97,9 @@ class CompareSettings(Settings):
         levels: percent of dense float32 that a training frame of the cut may take; looked at for
             codecs with ``?`` only.
         accuracy: the bytes until the validation rows are that good are told; one needs no list.
-        measure: what is compared, as the records name it after ``validation_`` and ``test_``.
+        measure: what is compared, as the records name it after ``validation_`` and ``test_``;
+            unless it is named, AUC where there are two classes or one holds more than 65 % of the
+            rows, the root of the mean squared error of numbers, else accuracy.
         baseline: the codec all others are set against, repeat by repeat; the first one otherwise.
         variants: lists of overrides; every codec is trained under each.
     """
@@ -109,7 +111,7 @@ class CompareSettings(Settings):
         tuple[Annotated[float, Field(gt=0, le=100)], ...], BeforeValidator(several)
     ] = ()
     accuracy: Annotated[tuple[float, ...], BeforeValidator(several)] = ()
-    measure: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] = "accuracy"
+    measure: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
     baseline: str | None = None
     variants: dict[VariantName, Overrides] = Field(default_factory=dict)
 

@@ -139,19 +139,18 @@ def of_grid(rows: Sequence[Record], settings: GridSettings) -> Glance:
     return Glance(cards, f"{sentence}; {columns.short}.", list(filter(None, details)))
 
 
-def of_comparison(settings: CompareSettings, lines: Sequence[Line]) -> Glance:
+def of_comparison(settings: CompareSettings, lines: Sequence[Line], measure: str) -> Glance:
     """A comparison of codecs: the reference beside the smallest that is not shown to be worse.
 
     That is no proof of being as good: few repeats show little, and how far it may be is said.
     """
-    measure = settings.measure
     reference = next((one for one in lines if one.about["method"] == settings.reference), None)
     known = [one for one in lines if one.values(measure)]
     if reference is None or reference not in known:
         return Glance([Card("Utility", NOT_MEASURED), Card("On the wire", NOT_MEASURED)], "")
     word = MEASURES.get(measure, measure.replace("_", " "))
     name = reference.about["codec"]
-    small = min((one for one in known if one is reference or _not_worse(one, settings)), key=_share)
+    small = min((one for one in known if one is reference or _not_worse(one, measure)), key=_share)
     cards = [
         Card(f"Test {word}", score_text(reference.over(measure), measure), name),
         Card(
@@ -184,12 +183,12 @@ def of_comparison(settings: CompareSettings, lines: Sequence[Line]) -> Glance:
     return Glance(cards, found, ["What cuts and gradients give away was not measured here."])
 
 
-def _not_worse(one: Line, settings: CompareSettings) -> bool:
+def _not_worse(one: Line, measure: str) -> bool:
     """Whether the 95 % interval of its difference to the reference reaches 0, or is better."""
-    less = one.difference(settings.measure)
+    less = one.difference(measure)
     if less is None or less.half_width is None:
         return False
-    return less.low <= 0 if settings.measure in LOWER_IS_BETTER else less.high >= 0
+    return less.low <= 0 if measure in LOWER_IS_BETTER else less.high >= 0
 
 
 def _share(line: Line) -> float:

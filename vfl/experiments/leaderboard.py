@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from vfl.config.grid import LabelMeasure
 from vfl.experiments.cells import HONEST
-from vfl.experiments.records import TEST, Record
+from vfl.experiments.records import IMBALANCED, TEST, Record
 from vfl.experiments.scores import SCRATCH, scratch_of
 from vfl.experiments.statistics import (
     ONE_SIDED,
@@ -32,8 +32,6 @@ Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
 Utility = Literal["accuracy", "auc", "r2"]
 #: Measures of attacks on labels; one worst case is taken over all rows of the same one.
 OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)
-#: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
-IMBALANCED = 0.65
 UNDEFENDED = "none"
 #: The baseline that every attack has: the best answer without any evidence.
 GUESS = "guess"

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 RESULTS = "results.csv"
 #: Measures of which less is better.
 LOWER_IS_BETTER = frozenset({"loss", "log_loss", "rmse", "mae"})
+#: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
+IMBALANCED = 0.65
 #: Subjects that are no party and no attack.
 TEST, TRAIN, TRAINING, ALL = "test rows", "training rows", "training", "all parties"
 #: Figures of a whole training, by the key of its summary.
@@ -130,6 +132,29 @@ class Record:
 #: Of `results.csv`, and of the table of pandas.
 COLUMNS = [one.name for one in fields(Record) if one.name not in ("baselines", "threat", "report")]
 COLUMNS.insert(COLUMNS.index("seconds"), "no_model")
+
+
+def fitting_quality(guess: Mapping[str, float]) -> str:
+    """The measure that fits a task, by the `guess` of a summary.
+
+    >>> fitting_quality({"classes": 2, "accuracy": 0.88}), fitting_quality({"classes": 10})
+    ('auc', 'accuracy')
+    """
+    if "rmse" in guess:
+        return "rmse"
+    uneven = guess.get("classes") == 2 or guess.get("accuracy", 0) > IMBALANCED
+    return "auc" if uneven else "accuracy"
+
+
+def compared_measure(folder: GridFolder) -> str:
+    """What a comparison is about: the measure that is asked for, or that fits its first run."""
+    if (asked := settings_of(folder.experiment()).measure) is not None:
+        return asked
+    for cell in folder.cells():
+        path = folder.cells_path / cell.name
+        if (path / "summary.json").exists():
+            return fitting_quality(RunFolder(path).summary().get("guess") or {})
+    return "accuracy"
 
 
 def records_of(path: Path) -> Iterator[Record]:
@@ -261,7 +286,7 @@ def _bytes_to(
     """Bytes until validation rows were as good as a comparison asks; no record where never."""
     if not (path / "summary.json").exists():
         return
-    measure = settings_of(folder.experiment()).measure if asked else ""
+    measure = compared_measure(folder) if asked else ""
     sign = -1 if measure in LOWER_IS_BETTER else 1
     epochs = epochs_of(path) if asked else []
     for least in asked:

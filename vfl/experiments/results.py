@@ -37,6 +37,7 @@ from vfl.experiments.records import (
     TRAINING,
     Record,
     bytes_to,
+    compared_measure,
     records_of,
     write_records,
 )
@@ -71,18 +72,18 @@ Written = tuple[dict[str, Any], Sequence[Table], Sequence[str]]
 
 
 def _of_codecs(folder: GridFolder, records: Sequence[Record]) -> Written:
-    settings = settings_of(folder.experiment())
+    settings, measure = settings_of(folder.experiment()), compared_measure(folder)
     lines = codec_lines(folder, records)
     failed = {cell.title: failure["what"] for cell in folder.cells()
               if (failure := failure_of(folder.cells_path / cell.name))}  # fmt: skip
     content = {
-        "measure": settings.measure,
+        "measure": measure,
         "reference": settings.reference,
-        "codecs": [_codec_record(line, settings) for line in lines],
+        "codecs": [_codec_record(line, settings, measure) for line in lines],
         "failed": failed,
     }
     below = [*folder.head("notes"), *unfinished(folder)]
-    return content, codec_tables(settings, lines), below
+    return content, codec_tables(settings, lines, measure), below
 
 
 def _of_value(folder: GridFolder, records: Sequence[Record]) -> Written:
@@ -198,9 +199,10 @@ def codec_lines(folder: GridFolder, records: Sequence[Record]) -> list[Line]:
 Columns = dict[str, list[str]]
 
 
-def codec_tables(settings: CompareSettings, lines: Sequence[Line]) -> tuple[Table, Table]:
+def codec_tables(
+    settings: CompareSettings, lines: Sequence[Line], measure: str
+) -> tuple[Table, Table]:
     """What these lines need: how good at how many bytes, and what it takes to send."""
-    measure = settings.measure
     about: Columns = {"codec": [line.about["codec"] for line in lines]}
     if any(line.about["variant"] for line in lines):
         about = {"variant": [line.about["variant"] for line in lines], **about}
@@ -278,8 +280,7 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
     return f"{found.mean:{sign}.4g}{half}"
 
 
-def _codec_record(line: Line, settings: CompareSettings) -> dict[str, Any]:
-    measure = settings.measure
+def _codec_record(line: Line, settings: CompareSettings, measure: str) -> dict[str, Any]:
     reached = {f"{one:g}": line.values(bytes_to(one), TRAINING) for one in settings.accuracy}
     figures = {
         name: line.mean(name, subject)

@@ -32,7 +32,16 @@ from vfl.experiments.pages.charts import (
     widened,
 )
 from vfl.experiments.pages.sections import Content, Section
-from vfl.experiments.records import ALL, TEST, TRAIN, TRAINING, Record, epochs_of, usage_of
+from vfl.experiments.records import (
+    ALL,
+    TEST,
+    TRAIN,
+    TRAINING,
+    Record,
+    compared_measure,
+    epochs_of,
+    usage_of,
+)
 from vfl.experiments.results import codec_lines, codec_tables
 from vfl.experiments.statistics import Estimate, resampled
 from vfl.experiments.tables import SHARES, bytes_text, list_text
@@ -352,8 +361,8 @@ def _shared(given: dict[str, str]) -> list[str]:
 def comparison_page(folder: GridFolder, records: Sequence[Record]) -> Content:
     """What the page of a comparison says, from what its cells hold."""
     settings = settings_of(folder.experiment())
-    measure, lines = settings.measure, codec_lines(folder, records)
-    quality, work = codec_tables(settings, lines)
+    measure, lines = compared_measure(folder), codec_lines(folder, records)
+    quality, work = codec_tables(settings, lines, measure)
     sections = []
     if best := list(frontiers(lines, measure)):
         sections.append(Section(title="Best at their bytes", drawings=best))
@@ -365,7 +374,7 @@ def comparison_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         Section(title="Curves", drawings=drawn, below=absent),
     ]
     return Content(
-        of_comparison(settings, lines),
+        of_comparison(settings, lines, measure),
         f"{sum(len(line.runs) for line in lines)} trainings",
         _sentence(settings, lines),
         [*folder.head("notes"), *unfinished(folder)],

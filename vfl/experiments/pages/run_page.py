@@ -21,9 +21,9 @@ from vfl.core.storage import read_bytes, read_json, read_lines
 from vfl.core.text import as_written
 from vfl.experiments.attack_tables import searches_table, sentences, summary_table
 from vfl.experiments.glance import Card, of_run
-from vfl.experiments.leaderboard import IMBALANCED, fitting_measure, label_measure
+from vfl.experiments.leaderboard import fitting_measure, label_measure
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
-from vfl.experiments.records import Record, attacks_on_run, records_of
+from vfl.experiments.records import Record, attacks_on_run, fitting_quality, records_of
 from vfl.experiments.tables import (
     MEASURES,
     NOT_MEASURED,
@@ -409,7 +409,7 @@ def _utility(run: Run) -> Card:
     note = "" if validation is None else f"validation {percent_text(validation)}"
     beside = f"guess {percent_text(guess['accuracy'])}" if "accuracy" in guess else ""
     area = run.figure("test_auc")
-    if area is not None and (guess.get("classes") == 2 or guess.get("accuracy", 0) > IMBALANCED):
+    if area is not None and fitting_quality(guess) == "auc":
         note = f"accuracy {percent_text(accuracy)}"
         return Card("Test AUC", percent_text(area), ", ".join(filter(None, (note, beside))))
     return Card("Test accuracy", percent_text(accuracy), ", ".join(filter(None, (note, beside))))
