@@ -28,7 +28,9 @@ def test_a_run_has_figures_tables_and_a_page(run):
     assert run.table.epoch.tolist() == [1, 2, 3]
     assert run.summary["test_accuracy"] > 0.3
     assert run.page.read_text().startswith("<!doctype html>")
-    assert re.match(r"<run .*one: Test accuracy [0-9.]+\s%, .* sent; labels were not", repr(run))
+    assert re.match(
+        r"<run .*one: Test accuracy [0-9.]+\s%, .* sent in .*; labels were not", repr(run)
+    )
     shown = run._repr_html_()
     assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
     assert 'sandbox="allow-scripts"' in shown
@@ -44,7 +46,7 @@ def test_attacks_are_one_call(run):
     assert float(auc.guess.iloc[0]) == 0.5 < float(auc.value.iloc[0])
     assert "| nearest_mean    | 2 | auc" in repr(found)
     assert "<table" in found._repr_html_()
-    assert "the best attack on labels is" in run.glance.sentence
+    assert "the best attack on labels gains" in run.glance.sentence
     with pytest.raises(ConfigError, match="no setting is called 'leeks'"):
         run.attack("kmeans", leeks=[1])
 

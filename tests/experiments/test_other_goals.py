@@ -69,7 +69,7 @@ def test_every_measure_is_a_row_beside_its_guess(whole):
     rows = attacks_of(whole)
     assert {(row.subject, row.measure) for row in rows} == {
         *((spec, measure) for spec in COLUMNS for measure in ("mse", "psnr", "ssim")),
-        *(("attribute", f"attribute_{measure}") for measure in OF_LABELS),
+        *(("attribute", f"attribute_{measure}") for measure in OF_LABELS[:4]),
         *((spec, f"membership_{one}") for spec in QUERIES for one in ("auc", "tpr_at_1_fpr")),
     }
     assert len({row.guess for row in rows if row.measure == "mse"}) == 1  # the mean picture

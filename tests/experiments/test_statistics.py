@@ -14,8 +14,8 @@ from vfl.experiments.statistics import (
     by_victim,
     chance_below,
     equivalence,
+    gains,
     holm,
-    joined_gains,
     judge,
     leaking,
     over_victims,
@@ -321,10 +321,17 @@ def test_the_share_of_victims_that_none_of_those_trained_shows():
 
 def test_gains_are_of_the_same_victims():
     joined = {(0, 0): 0.7, (0, 1): 0.9, (1, 0): 0.5}
-    assert joined_gains(joined, {(0, 0): 0.6, (0, 1): 0.6}) == pytest.approx([0.2])
+    assert gains(joined, {(0, 0): 0.6, (0, 1): 0.6}) == pytest.approx([0.2])
 
 
 def test_the_steady_interval_is_students_at_a_smaller_error():
     low, high = steady_interval(SCORES.tolist())
     test = stats.ttest_1samp(SCORES, 0).confidence_interval(0.991)
     assert (low, high) == pytest.approx((test.low, test.high))
+
+
+def test_a_verdict_is_said_of_whatever_was_repeated():
+    assert judge([0.0] * 6).words("as good", "worse", "seeds") == "as good (margin 1.0 points)"
+    worse = judge([0.2, 0.21, 0.19, 0.2, 0.22]).words("as good", "worse", "seeds")
+    assert worse.startswith("worse by 20.4 points (")
+    assert judge([0.03]).words("as good", "worse", "seeds").startswith("undecided: ")

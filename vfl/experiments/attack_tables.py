@@ -83,13 +83,14 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
     """One line a defense and k: the worst attack beside the best baseline."""
     head = [
         "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
-        "it reaches", "above that", "over scratch",
+        "it reaches", "above that", "over scratch", "labels are, by that alone",
     ]  # fmt: skip
     lines = [
         [
             *(entry.defense, str(one.k), one.verdict, one.attack, estimate_text(one.value)),
             *(estimate_text(one.guess), one.baseline, estimate_text(one.baseline_value)),
             *(estimate_text(one.advantage, "+"), estimate_text(one.over_scratch, "+")),
+            one.judged.sentence,
         ]
         for entry in entries
         for one in entry.standings

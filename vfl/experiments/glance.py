@@ -25,7 +25,7 @@ from vfl.experiments.leaderboard import (
 from vfl.experiments.lines import Line
 from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
 from vfl.experiments.results import score_text
-from vfl.experiments.statistics import over_victims, repeats_to_decide
+from vfl.experiments.statistics import over_victims
 from vfl.experiments.tables import (
     MEASURES,
     NOT_MEASURED,
@@ -72,7 +72,12 @@ class _Part:
 
 
 def of_run(
-    utility: Card, traffic: Card, promises: str, rows: Sequence[Record], alone: str = ""
+    utility: Card,
+    traffic: Card,
+    promises: str,
+    rows: Sequence[Record],
+    alone: str = "",
+    took: str = "",
 ) -> Glance:
     """A run, and what attacks on it reached.
 
@@ -82,13 +87,14 @@ def of_run(
         promises: of differential privacy; empty where nothing is promised.
         rows: its attacks; empty if nobody attacked it.
         alone: what it gains over each party alone; empty where that was not measured.
+        took: how long it took; likewise.
     """
     labels, columns = _labels_of(rows), _columns_of(rows)
     gained = f" ({alone})" if alone else ""
     privacy = f"It promises {promises}." if promises else "It promises no differential privacy."
     sentence = (
-        f"{utility.title} {utility.value}{gained}, {traffic.value} sent; {labels.short}, "
-        f"{columns.short}. {privacy}"
+        f"{utility.title} {utility.value}{gained}, {traffic.value} sent{took and f' in {took}'}; "
+        f"{labels.short}; {columns.short}. {privacy}"
     )
     cards = [utility, traffic, labels.card, columns.card]
     return Glance(cards, sentence, list(filter(None, (labels.details, columns.details))))
@@ -125,8 +131,10 @@ def of_grid(rows: Sequence[Record], settings: GridSettings) -> Glance:
         columns.card,
     ]
     attacks = len({row.attacker for row in rows if label_measure(row) == measure})
-    beside = f"{_above(plain.worst)} points of {MEASURES[measure]} beside no model"
-    sentence = f"Undefended, {verdict_words(plain.worst)} ({beside})"
+    sentence = (
+        f"Test {good} {cards[0].value}, {cards[1].value} {cards[1].note}; "
+        f"undefended, {verdict_words(plain.worst)} ({_gained(plain.worst, measure)})"
+    )
     details = [_attack_sentence("Without a defense", plain, measure, attacks)]
     if best is not plain:
         price = "" if best.difference is None else estimate_text(best.difference, "+", "")
@@ -208,7 +216,7 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
     attacks = len({row.attacker for row in rows if label_measure(row) == measure})
     value = f"{_above(worst)} points"
     card = Card("Labels, above no model", value, f"{worst.attack}; one victim decides nothing")
-    short = f"the best attack on labels is {value} of {MEASURES[measure]} beside no model"
+    short = f"the best attack on labels gains {_gained(worst, measure)}"
     return _Part(card, short, _attack_sentence("On this run", entries[0], measure, attacks))
 
 
@@ -217,7 +225,8 @@ def _attack_sentence(
 ) -> str:
     """What the worst attack reaches, beside the guess and beside no model; then the verdict."""
     worst = entry.worst
-    leaked = f"{worst.k} leaked labels of each class" if worst.k else "no leaked label"
+    each = "" if measure == "r2" else " of each class"
+    leaked = f"{worst.k} leaked labels{each}" if worst.k else "no leaked label"
     over_guess = 100 * (worst.value.mean - worst.guess.mean)
     name = (
         f"the strongest of {attacks} attacks ({worst.attack}"
@@ -238,21 +247,32 @@ def verdict_words(one: Standing) -> str:
         return "no attack that was run gains anything from the model"
     if one.verdict == "leaks":
         return "the model gives labels away"
-    victims = "one victim" if one.advantage.count == 1 else f"{one.advantage.count} victims"
-    return f"{victims} leave undecided whether the model gives labels away"
+    count = one.advantage.count
+    victims = "one victim leaves" if count == 1 else f"{count} victims leave"
+    return f"{victims} undecided whether the model gives labels away"
 
 
 def _more_words(one: Standing) -> str:
-    """How many victims would decide what is undecided."""
-    more = repeats_to_decide(one.advantage)
-    if one.verdict in ("protected", "leaks") or more is None:
+    """What a margin of one point decides, and how many victims would."""
+    if one.verdict in ("protected", "leaks") or one.judged.verdict == "easier":
         return ""
-    return f"; some {more} would decide it, if further ones are alike"
+    if one.judged.verdict == "undecided":
+        return f"; {one.judged.more} more victims would decide it, to a point"
+    return f"; labels are {one.judged.sentence}"
 
 
 def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:
     """The best protected of those that are not shown to cost more than the margin."""
     return next((one for one in entries if one.affordable != "no"), entries[0])
+
+
+def _gained(one: Standing, measure: LabelMeasure) -> str:
+    """What the worst attack gains, over the guess and over having no model."""
+    over_guess = 100 * (one.value.mean - one.guess.mean)
+    return (
+        f"{over_guess:+.1f} points of {MEASURES[measure]} beside the guess, "
+        f"{_above(one)} beside no model"
+    )
 
 
 def _above(one: Standing) -> str:
@@ -339,7 +359,7 @@ def _cost_card(records: Sequence[Record]) -> Card:
     sent, took = ([one.value for one in plain if one.measure == name] for name in _TOOK)
     if not sent:
         return Card("On the wire", NOT_MEASURED)
-    words = f"a training, undefended; in {seconds_text(fmean(took))}"
+    words = f"in {seconds_text(fmean(took))} a training"
     return Card("On the wire", bytes_text(fmean(sent)), words)
 
 

@@ -13,11 +13,14 @@ from vfl.experiments.scores import SCRATCH, scratch_of
 from vfl.experiments.statistics import (
     ONE_SIDED,
     Estimate,
+    Judgement,
     Values,
     advantage,
     chance_above,
     chance_below,
+    gains,
     holm,
+    judge,
     leaking,
     over_victims,
     paired_difference,
@@ -56,6 +59,8 @@ class Standing:
         chance: p-value of perfect protection from every attack, adjusted over k, and over the
             baselines of which any may be the best.
         verdict: what follows.
+        judged: the same advantage tested for a margin of one point, see `judge`; it says how many
+            more victims would decide.
     """
 
     k: int
@@ -68,6 +73,7 @@ class Standing:
     over_scratch: Estimate | None
     chance: float
     verdict: Verdict
+    judged: Judgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +271,10 @@ def _standing(k: int, own: Sequence[Record], plain: Sequence[Record], chance: fl
     guess = over_victims(baselines[GUESS])
     assert guess is not None
     verdict = _verdict(above, chance, _leaks(own), _leaks(plain))
-    return Standing(k, attack, value, guess, baseline, beside, above, over_scratch, chance, verdict)
+    judged = judge(gains(attacks[attack], baselines[baseline]))
+    return Standing(
+        k, attack, value, guess, baseline, beside, above, over_scratch, chance, verdict, judged
+    )
 
 
 def _verdict(above: Estimate, chance: float, leaks: bool, conclusive: bool) -> Verdict:

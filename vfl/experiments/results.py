@@ -41,7 +41,7 @@ from vfl.experiments.records import (
     records_of,
     write_records,
 )
-from vfl.experiments.statistics import Estimate, advantage, over_victims
+from vfl.experiments.statistics import Estimate, advantage, judge, over_victims
 from vfl.experiments.tables import (
     SHARES,
     Table,
@@ -225,6 +225,8 @@ def codec_tables(
     if any(line.reference for line in lines):
         less = f"less {settings.reference}" + (", points" if measure in SHARES else "")
         quality[less] = [score_text(line.difference(measure), measure, "+") for line in lines]
+        if measure in SHARES:
+            quality["verdict"] = [verdict_on(line, measure) for line in lines]
     bound = "<=" if measure in LOWER_IS_BETTER else ">="
     for least in settings.accuracy:
         quality[f"bytes to {bound} {least:g}"] = [_bytes_text(line, least) for line in lines]
@@ -240,6 +242,15 @@ def codec_tables(
         "dead": number("dead_units"),
     }
     return _table(about | quality), _table(about | work)
+
+
+def verdict_on(line: Line, measure: str) -> str:
+    """Whether a codec is as good as the reference within a point; empty of that itself."""
+    if line.reference is None or line.difference(measure) is None:
+        return ""
+    ours, theirs = line.values(measure), line.reference.values(measure)
+    lost = [theirs[repeat] - ours[repeat] for repeat in ours if repeat in theirs]
+    return judge(lost).words("as good", "worse", "repeats")
 
 
 def _written(

@@ -209,24 +209,6 @@ def _mirrored(found: Estimate | None) -> Estimate | None:
     return None if found is None else Estimate(-found.mean, found.half_width, found.count)
 
 
-def repeats_to_decide(found: Estimate, at_most: int = 1000) -> int | None:
-    """How many repeats would let the 95 % interval end before 0, if further ones were alike.
-
-    >>> repeats_to_decide(Estimate(0.02, 0.03, 3))  # s = 0.0121; t(3) s / sqrt(4) = 0.0192
-    4
-
-    Returns:
-        None where even `at_most` would not do.
-    """
-    if found.half_width is None or not found.mean:
-        return None
-    spread = found.standard_error * math.sqrt(found.count)
-    for count in range(max(2, found.count), at_most + 1):
-        if _quantile(count) * spread / math.sqrt(count) < abs(found.mean):
-            return count
-    return None
-
-
 Judged = Literal["no easier", "easier", "undecided"]
 #: Of one end of `steady_interval`: Student's quantile at this error errs by 5 % or less where
 #: victims are exponential, 3 to 10 of them (`python -m benchmarks.verdicts`).
@@ -272,15 +254,23 @@ class Judgement:
     @property
     def sentence(self) -> str:
         """The verdict in words, with its margin."""
+        no = "no easier to infer than without the model"
+        return self.words(no, "easier to infer", "victims")
+
+    def words(self, no: str, yes: str, repeats: str) -> str:
+        """The verdict in words of what was repeated.
+
+        >>> judge([0.0, 0.004]).words("as good", "worse", "seeds")
+        'undecided: 3 more seeds would decide (margin 1.0 points)'
+        """
         if self.verdict == "no easier":
-            points = _points(self.margin)
-            return f"no easier to infer than without the model (margin {points})"
+            return f"{no} (margin {_points(self.margin)})"
         if self.verdict == "easier":
-            return f"easier to infer by {_points(self.gain)} ({_points(self.low)} or more)"
-        return f"undecided: {self.more} more victims would decide (margin {_points(self.margin)})"
+            return f"{yes} by {_points(self.gain)} ({_points(self.low)} or more)"
+        return f"undecided: {self.more} more {repeats} would decide (margin {_points(self.margin)})"
 
 
-def judge(gains: Sequence[float], margin: float = 0.01) -> Judgement:
+def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
     """Test what the model adds to an attacker who holds the inputs, for non-inferiority.
 
     The upper end of `steady_interval` at the margin or less, of five victims or more: "no easier".
@@ -289,8 +279,8 @@ def judge(gains: Sequence[float], margin: float = 0.01) -> Judgement:
     with mean 0 is above that in all n with a chance of 5 % at most (Markov's inequality).
 
     Args:
-        gains: of each victim, the same measure of the attacker with inputs and cut less that of
-            the same attacker with inputs alone (`joined_gains`), as shares.
+        found: of each victim, the same measure of the attacker with inputs and cut less that of
+            the same attacker with inputs alone (`gains`), as shares.
         margin: the gain that counts as none.
 
     Raises:
@@ -301,14 +291,14 @@ def judge(gains: Sequence[float], margin: float = 0.01) -> Judgement:
     >>> judge([0.2, 0.21, 0.19, 0.2, 0.22]).verdict
     'easier'
     """
-    if not gains:
+    if not found:
         raise ValueError("a verdict needs a victim")
-    count, mean = len(gains), statistics.fmean(gains)
-    spread = math.inf if count == 1 else max(statistics.stdev(gains), margin / 4)
+    count, mean = len(found), statistics.fmean(found)
+    spread = math.inf if count == 1 else max(statistics.stdev(found), margin / 4)
     low, high = _ends(mean, spread, count)
     verdict = _judged(mean, spread, count, margin)
     least = margin * (_MISSED ** (-1 / count) - 1)
-    if count < _FEWEST and min(gains) < least:
+    if count < _FEWEST and min(found) < least:
         verdict = "undecided"
     more = None
     if verdict == "undecided":
@@ -319,7 +309,7 @@ def judge(gains: Sequence[float], margin: float = 0.01) -> Judgement:
     return Judgement(verdict, mean, low, high, margin, count, more)
 
 
-def joined_gains(joined: Values, alone: Values) -> list[float]:
+def gains(joined: Values, alone: Values) -> list[float]:
     """Of each victim, what the attacker with inputs and cut is above the one with inputs alone."""
     ours, reference = by_victim(joined), by_victim(alone)
     return [ours[one] - reference[one] for one in ours if one in reference]

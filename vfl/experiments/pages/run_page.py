@@ -230,6 +230,7 @@ def run_page(folder: Path) -> dict[str, Any]:
         _promised(run),
         list(records_of(folder)) if attacked else [],
         _beside_alone(run),
+        "" if (seconds := run.figure("seconds")) is None else seconds_text(seconds),
     )
     meta = (date_text(head["created"]), head["mode"], f"vfl {version}" if version else "")
     return {
