@@ -98,24 +98,32 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
     return Table(head, lines, words=4)
 
 
+def boards_by_access(
+    records: Sequence[Record], margin: float, measure: LabelMeasure
+) -> dict[str, list[LeaderboardEntry]]:
+    """A leaderboard for each kind of attacker, by its words in `ACCESS`, the weakest first."""
+    near = [name for name in ACCESS if any(one.access == name for one in records)]
+    return {
+        ACCESS[name]: leaderboard(_within(records, near[: place + 1]), margin, measure)
+        for place, name in enumerate(near)
+    }
+
+
 def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
     """One line a defense, one column an attacker: the worst of all that it can run.
 
     None where all attackers stand equally near.
     """
-    near = [name for name in ACCESS if any(one.access == name for one in records)]
-    boards = {
-        name: leaderboard(_within(records, near[: place + 1]), margin, measure)
-        for place, name in enumerate(near)
-    }
-    if len(near) < 2:
+    boards = boards_by_access(records, margin, measure)
+    if len(boards) < 2:
         return None
-    found = {name: {one.defense: one.worst for one in entries} for name, entries in boards.items()}
-    defenses = dict.fromkeys(one.defense for entries in boards.values() for one in entries)
+    found = {words: {one.defense: one.worst for one in board} for words, board in boards.items()}
+    defenses = dict.fromkeys(one.defense for board in boards.values() for one in board)
     lines = [
-        [defense, *(_reached(found[name].get(defense)) for name in near)] for defense in defenses
+        [defense, *(_reached(worst.get(defense)) for worst in found.values())]
+        for defense in defenses
     ]
-    return Table(["defense", *(ACCESS[name] for name in near)], lines)
+    return Table(["defense", *boards], lines)
 
 
 def _within(records: Sequence[Record], near: Sequence[str]) -> list[Record]:

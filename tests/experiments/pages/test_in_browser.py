@@ -19,7 +19,7 @@ EXPERIMENT = {
     "train": {"epochs": 2, "learning_rate": 0.02},
     "grid": {
         "defenses": ["layer_norm", "label_free"],
-        "attacks": ["nearest_mean", "kmeans:starts=1"],
+        "attacks": ["nearest_mean", "kmeans:starts=1", "logistic:at=bottom"],
         "baselines": ["scratch", "raw"],
         "leaks": [1, 3],
         "draws": 1,
@@ -101,6 +101,25 @@ def test_a_heading_sorts_its_column_both_ways(page):
     page.value(press)
     assert [float(one.split()[0]) for one in column(page, 2)] == up[::-1]
     assert page.value(heading) == "descending"
+
+
+def test_the_leaderboard_shows_what_an_attacker_of_one_kind_reaches(page):
+    """Each kind has what those before it in the list have; the list is used by keyboard too."""
+    shown = "[...document.querySelectorAll('.choices > *')].map(one => one.checkVisibility())"
+    kinds = "[...document.querySelector('label select').options].map(one => one.text)"
+    assert page.value(kinds) == ["everybody who attacked", "cuts alone", "with a bottom"]
+    assert page.value(shown) == [True, False, False]
+    choose = (
+        "list = document.querySelector('label select'); list.selectedIndex = {};"
+        " list.dispatchEvent(new Event('change'))"
+    )
+    page.value(choose.format(1))
+    assert page.value(shown) == [False, True, False]
+    words = page.value("document.querySelectorAll('.choices > *')[1].textContent")
+    assert "logistic:at=bottom" not in words
+    assert "label_free" in words
+    page.value(choose.format(0))
+    assert page.value(shown) == [True, False, False]
 
 
 def test_only_rows_with_the_words_are_left(page):

@@ -18,6 +18,7 @@ from vfl.core.storage import read_json
 from vfl.experiments.attack_tables import (
     access_table,
     board_table,
+    boards_by_access,
     measure_words,
     missing,
     others_table,
@@ -268,8 +269,15 @@ def _of_labels(
         yield Section(title=title, below="Not measured: no victim has been attacked yet.")
         return
     labels = [one for one in records if label_measure(one) == measure]
+    boards = boards_by_access(records, settings.margin, measure)
+    places = {one.defense: place for place, one in enumerate(entries, 1)}
+    choices = [("everybody who attacked", _board(entries, places, settings))]
+    choices += [(words, _board(one, places, settings)) for words, one in boards.items() if one]
     yield Section(
-        title=title, table=_board(entries, settings), below=_OF_BOARD.format(settings.margin)
+        title=title,
+        choices=choices if len(boards) > 1 else (),
+        table=None if len(boards) > 1 else choices[0][1],
+        below=_OF_BOARD.format(settings.margin),
     )
     if access := access_table(records, settings.margin, measure):
         yield Section(title="By what the attacker holds", table=access, below=_OF_ACCESS)
@@ -334,10 +342,12 @@ _OF_PICTURES = (
 )
 
 
-def _board(entries: Sequence[LeaderboardEntry], settings: GridSettings) -> Table:
-    """The leaderboard with the number that each defense has in the drawings."""
+def _board(
+    entries: Sequence[LeaderboardEntry], places: Mapping[str, int], settings: GridSettings
+) -> Table:
+    """A leaderboard with the number that each defense has in the drawings."""
     board = board_table(entries, settings.margin)
-    lines = [[f"{number} {line[0]}", *line[1:]] for number, line in enumerate(board.rows, 1)]
+    lines = [[f"{places[line[0]]} {line[0]}", *line[1:]] for line in board.rows]
     return replace(board, rows=lines)
 
 

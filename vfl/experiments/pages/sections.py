@@ -33,6 +33,7 @@ class Section:
 
     Attributes:
         title: its heading.
+        choices: tables of which one is shown at a time, by what is chosen; the first at the start.
         drawings, table, standings, strips, pairs: what it shows, in this order.
         below: how to read it.
         folded: a table that opens when it is asked for.
@@ -40,6 +41,7 @@ class Section:
     """
 
     title: str
+    choices: Sequence[tuple[str, Table]] = ()
     drawings: Sequence[Drawing] = ()
     table: Table | None = None
     standings: Sequence[LeaderboardEntry] = ()

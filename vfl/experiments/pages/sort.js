@@ -1,5 +1,6 @@
 "use strict";
-// Sorts a table by the column whose heading is pressed, and filters its rows by words.
+// Sorts a table by the column whose heading is pressed, filters its rows by words, and shows one of
+// several tables; without it all are shown.
 const number = text => {
   const found = text.replace(/[,\u00a0]/g, "").match(/^[+-]?\d+(\.\d+)?(e[+-]?\d+)?/i);
   return found ? parseFloat(found[0]) : null;
@@ -40,4 +41,14 @@ for (const table of document.querySelectorAll("table.sortable")) {
     }
   });
   table.before(field);
+}
+for (const group of document.querySelectorAll(".choices")) {
+  const tables = [...group.children], label = document.createElement("label");
+  const list = document.createElement("select");
+  for (const one of tables) list.add(new Option(one.dataset.choice));
+  const show = () => tables.forEach((one, place) => { one.hidden = place !== list.selectedIndex; });
+  list.addEventListener("change", show);
+  label.append(`${group.dataset.what} `, list);
+  group.before(label);
+  show();
 }
