@@ -13,10 +13,9 @@ import pytest
 from vfl.config import read_experiment
 from vfl.experiments import GridFolder
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.pages import build_report
+from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.plan import check_specs
 from vfl.experiments.records import attacks_of
-from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data, session_of
 

@@ -11,9 +11,8 @@ from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, attack_runner, training
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.leaderboard import in_measure, leaderboard, utility_of
-from vfl.experiments.pages import build_report
+from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.records import attacks_of, records_of
-from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import run_cells
 from vfl.training import local
 from vfl.training.run import train as train_once

@@ -15,10 +15,9 @@ from vfl.core.errors import UserError
 from vfl.experiments import GridFolder, attack_runner
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.leaderboard import OF_LABELS
-from vfl.experiments.pages import build_report
+from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.pictures import GALLERY, kept_pictures
 from vfl.experiments.records import attacks_of
-from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import SCORES
 from vfl.training.run import train

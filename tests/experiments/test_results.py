@@ -17,8 +17,8 @@ from vfl.experiments import GridFolder, Line, write_results
 from vfl.experiments.cells import CODEC
 from vfl.experiments.lines import beside_method
 from vfl.experiments.pages import glance
+from vfl.experiments.pages.comparison_page import codec_lines
 from vfl.experiments.records import compared_measure, records_of, usage_of
-from vfl.experiments.results import codec_lines
 from vfl.experiments.study import Results
 from vfl.experiments.training import unit_usage
 from vfl.training.run import load_data

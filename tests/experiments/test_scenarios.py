@@ -18,8 +18,8 @@ from vfl.experiments import cells as identity
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.attack_runner import AttackRunner
 from vfl.experiments.leaderboard import in_measure, leaderboard
+from vfl.experiments.pages import write_results
 from vfl.experiments.records import attacks_of, records_of
-from vfl.experiments.results import write_results
 from vfl.experiments.scenarios import (
     COLLUSION,
     INFERENCE_TIME,

@@ -10,8 +10,7 @@ from vfl.experiments import GridFolder
 from vfl.experiments.cells import GRID, experiment_digest
 from vfl.experiments.folders import list_runs
 from vfl.experiments.on_ray import RayCluster
-from vfl.experiments.pages import build_report
-from vfl.experiments.results import write_results
+from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.study import plan_study
 from vfl.training.run import load_data
 

@@ -18,8 +18,8 @@ from vfl.experiments.cells import (
     settings_of,
 )
 from vfl.experiments.lines import Line, lines_of
+from vfl.experiments.pages import write_results
 from vfl.experiments.records import Record, records_of
-from vfl.experiments.results import write_results
 from vfl.experiments.statistics import Estimate, estimate, paired_difference
 
 __all__ = [

@@ -24,7 +24,6 @@ from vfl.experiments.leaderboard import (
 )
 from vfl.experiments.lines import Line
 from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
-from vfl.experiments.results import score_text
 from vfl.experiments.statistics import over_victims
 from vfl.experiments.tables import (
     MEASURES,
@@ -33,6 +32,7 @@ from vfl.experiments.tables import (
     bytes_text,
     estimate_text,
     percent_text,
+    score_text,
     seconds_text,
     three_digits,
 )

@@ -145,14 +145,6 @@ def chance_above(found: Estimate | None, bound: float) -> float:
     return chance_below(_mirrored(found), -bound)
 
 
-def equivalence(difference: Estimate | None, margin: float) -> float:
-    """p-value of two one-sided tests that a difference lies within plus or minus `margin`.
-
-    The larger of the two (Schuirmann 1987): below 0.05 the difference is smaller than the margin.
-    """
-    return max(chance_below(difference, margin), chance_below(_mirrored(difference), margin))
-
-
 def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
     """p-values of a family, adjusted so that none is rejected wrongly too often (Holm 1979).
 

@@ -20,10 +20,9 @@ from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.comparison import comparison_of, plan_lines
 from vfl.experiments.glance import Glance
 from vfl.experiments.outside import is_stored, list_attackers, load_attackers
-from vfl.experiments.pages import build_report, glance
+from vfl.experiments.pages import build_report, glance, write_results
 from vfl.experiments.pages.build import render
 from vfl.experiments.records import frame_of
-from vfl.experiments.results import write_results
 from vfl.experiments.scheduler import FinishedCell, run_cells
 from vfl.experiments.value import value_cells
 

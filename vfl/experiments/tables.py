@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from vfl.core.storage import stamp, write_json, write_text
 from vfl.experiments.statistics import Estimate
 
 NOT_MEASURED = "not measured"
@@ -53,24 +51,6 @@ class Table:
         return "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
 
-def write_tables(
-    folder: Path,
-    content: dict[str, Any],
-    tables: Sequence[Table],
-    below: Iterable[str],
-) -> tuple[str, dict[str, Any]]:
-    """Write `results.json` and `table.md` of a grid.
-
-    Returns:
-        The tables in Markdown with the lines below them, and the content of the JSON file.
-    """
-    table = "\n".join([*(one.markdown() for one in tables), *(f"{line}\n" for line in below)])
-    whole = stamp() | content
-    write_json(folder / "results.json", whole)
-    write_text(folder / "table.md", table)
-    return table, whole
-
-
 def left_out(cells: int, failed: int, missing: int, not_yet: str) -> list[str]:
     """What a reader of a table must know about cells that are not in it."""
     found = [f"{failed} of {cells} cells failed and are left out"] if failed else []
@@ -92,6 +72,25 @@ def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> s
         return ""
     half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
     return f"{100 * found.mean:{sign}.1f}{half}{unit}"
+
+
+def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
+    """A measure with its interval, shares in percent; with a sign it is a difference, in points.
+
+    >>> score_text(Estimate(0.7213, 0.0131, 3), "accuracy")
+    '72.1 ± 1.3 %'
+    """
+    if found is None:
+        return ""
+    if measure in SHARES:
+        return estimate_text(found, sign, "" if sign else " %")
+    half = "" if found.half_width is None else f" ± {found.half_width:.2g}"
+    return f"{found.mean:{sign}.4g}{half}"
+
+
+def figures_of(found: Estimate | None) -> dict[str, Any] | None:
+    """As a record, for a JSON file."""
+    return None if found is None else asdict(found)
 
 
 def byte_unit(largest: float) -> tuple[float, str]:

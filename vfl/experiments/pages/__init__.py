@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vfl.experiments.pages.build import PAGE, build_index, build_report, glance
+from vfl.experiments.pages.build import PAGE, build_index, build_report, glance, write_results
 
-__all__ = ["PAGE", "build_index", "build_report", "glance"]
+__all__ = ["PAGE", "build_index", "build_report", "glance", "write_results"]

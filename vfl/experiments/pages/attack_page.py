@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -234,9 +234,23 @@ def attack_page(folder: GridFolder, records: Sequence[Record]) -> Content:
     attacks = [one for one in records if one.evaluator == "attack"]
     labels = [one for one in attacks if label_measure(one) == measure]
     entries = leaderboard(records, settings.margin, measure)
-    sections = list(_of_labels(entries, records, settings, measure))
-    if others := others_table(records):
-        sections.append(Section(title="Other goals", table=others))
+    margin, title = settings.margin, "Leaderboard, by the worst case over attacks"
+    tables: dict[str, Table | None] = {
+        "access": access_table(records, margin, measure) if entries else None,
+        "outside": outside_table(records, margin, measure) if entries else None,
+        "searches": searches_table(records),
+        "others": others_table(records),
+    }
+    sections = [Section(title=title, below="Not measured: no victim has been attacked yet.")]
+    if entries:
+        boards = boards_by_access(records, margin, measure)
+        leading = {"board": board_table(entries, margin), "standings": standings_table(entries)}
+        tables = {**leading, **tables}
+        sections = list(_of_labels(entries, boards, labels, settings, measure, tables))
+    elif tables["searches"]:
+        sections.append(_searched(tables))
+    if tables["others"]:
+        sections.append(Section(title="Other goals", table=tables["others"]))
     if drawn := drawings_of_cuts(folder):
         sections.append(Section(title="What the cut looks like", drawings=drawn))
     if settings.draws_rows(experiment.is_table) and (found := list(strips(folder))):
@@ -254,37 +268,39 @@ def attack_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         _sentence(settings),
         [*missing(folder), *words],
         sections,
+        [one for one in tables.values() if one is not None],
+        {
+            "measure": measure,
+            "leaderboard": [asdict(entry) for entry in entries],
+            "rows": [one.as_json() for one in attacks],
+        },
     )
 
 
 def _of_labels(
     entries: Sequence[LeaderboardEntry],
-    records: Sequence[Record],
+    boards: Mapping[str, Sequence[LeaderboardEntry]],
+    labels: Sequence[Record],
     settings: GridSettings,
     measure: LabelMeasure,
+    tables: Mapping[str, Table | None],
 ) -> Iterator[Section]:
     """The leaderboard and what belongs to it."""
-    title = "Leaderboard, by the worst case over attacks"
-    if not entries:
-        yield Section(title=title, below="Not measured: no victim has been attacked yet.")
-        return
-    labels = [one for one in records if label_measure(one) == measure]
-    boards = boards_by_access(records, settings.margin, measure)
     places = {one.defense: place for place, one in enumerate(entries, 1)}
     choices = [("everybody who attacked", _board(entries, places, settings))]
     choices += [(words, _board(one, places, settings)) for words, one in boards.items() if one]
     yield Section(
-        title=title,
+        title="Leaderboard, by the worst case over attacks",
         choices=choices if len(boards) > 1 else (),
         table=None if len(boards) > 1 else choices[0][1],
         below=_OF_BOARD.format(settings.margin),
     )
-    if access := access_table(records, settings.margin, measure):
+    if access := tables["access"]:
         yield Section(title="By what the attacker holds", table=access, below=_OF_ACCESS)
-    if outside := outside_table(records, settings.margin, measure):
+    if outside := tables["outside"]:
         yield Section(title="Attacks from outside", table=outside, below=_OF_OUTSIDE)
-    if searches := searches_table(records):
-        yield Section(title="What adaptive attackers tried", table=searches, below=_OF_SEARCHES)
+    if tables["searches"]:
+        yield _searched(tables)
     yield Section(
         title="Utility against attacks",
         drawings=list(tradeoffs(entries, labels, measure)),
@@ -295,12 +311,17 @@ def _of_labels(
         title="Each defense at each number of leaked labels",
         standings=entries,
         below=_OF_STANDINGS,
-        folded=standings_table(entries),
+        folded=tables["standings"],
     )
     yield Section(
         title="Advantage by leaked labels",
         drawings=[*advantages(entries), *attack_advantages(labels, entries)],
     )
+
+
+def _searched(tables: Mapping[str, Table | None]) -> Section:
+    title = "What adaptive attackers tried"
+    return Section(title=title, table=tables["searches"], below=_OF_SEARCHES)
 
 
 _OF_BOARD = (

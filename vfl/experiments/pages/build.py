@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vfl.core.storage import write_text
+from vfl.core.storage import stamp, write_json, write_text
 from vfl.core.text import printable_lines
 from vfl.experiments.cells import CONFIG, GridFolder, is_grid
 from vfl.experiments.folders import Listed, list_runs
@@ -19,7 +19,7 @@ from vfl.experiments.pages.attack_page import attack_page
 from vfl.experiments.pages.comparison_page import comparison_page
 from vfl.experiments.pages.run_page import run_page
 from vfl.experiments.pages.value_page import value_page
-from vfl.experiments.records import records_of
+from vfl.experiments.records import records_of, write_records
 from vfl.experiments.tables import date_text
 
 #: The one script of a page, and what lets it run: nothing else does, and nothing is fetched.
@@ -65,6 +65,26 @@ def build_report(run_folder: Path) -> Path:
     target = Path(run_folder) / PAGE
     write_text(target, render(Path(run_folder)))
     return target
+
+
+def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
+    """Write `table.md`, `results.json` and `results.csv` of a study from what its cells hold.
+
+    Returns:
+        The tables in Markdown with what they leave out, and the content of the JSON file.
+
+    Raises:
+        RunFolderError: there is no grid, or a file of it is damaged.
+    """
+    records = list(records_of(folder.path))
+    page = _STUDIES[folder.kind][1](folder, records)
+    below = (f"{line}\n" for line in (*page.said, *page.notes))
+    table = "\n".join([*(one.markdown() for one in page.tables), *below])
+    whole = stamp() | dict(page.json)
+    write_records(folder.path, records)
+    write_json(folder.path / "results.json", whole)
+    write_text(folder.path / "table.md", table)
+    return table, whole
 
 
 def render(run_folder: Path) -> str:

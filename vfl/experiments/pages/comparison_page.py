@@ -15,11 +15,12 @@ from typing import Any
 from markupsafe import Markup
 
 from vfl.config import CompareSettings
+from vfl.core.ledger import size
 from vfl.core.registry import parse
 from vfl.core.storage import read_json
-from vfl.experiments.cells import CODEC, GridFolder, settings_of
+from vfl.experiments.cells import CODEC, GridFolder, failure_of, settings_of
 from vfl.experiments.glance import of_comparison
-from vfl.experiments.lines import Line, unfinished
+from vfl.experiments.lines import Line, beside_method, lines_of, unfinished
 from vfl.experiments.pages.charts import (
     STYLES,
     Drawing,
@@ -34,17 +35,18 @@ from vfl.experiments.pages.charts import (
 from vfl.experiments.pages.sections import Content, Section
 from vfl.experiments.records import (
     ALL,
+    LOWER_IS_BETTER,
     TEST,
     TRAIN,
     TRAINING,
     Record,
+    bytes_to,
     compared_measure,
     epochs_of,
     usage_of,
 )
-from vfl.experiments.results import codec_lines, codec_tables
-from vfl.experiments.statistics import Estimate, resampled
-from vfl.experiments.tables import SHARES, bytes_text, list_text
+from vfl.experiments.statistics import Estimate, judge, resampled
+from vfl.experiments.tables import SHARES, Table, bytes_text, figures_of, list_text, score_text
 
 #: A codec that sends this share of its units in an average row leaves none out.
 _NEARLY_ALL = 0.99
@@ -358,11 +360,126 @@ def _shared(given: dict[str, str]) -> list[str]:
     return sorted(f"{key}={value}" for key, value in given.items() if key not in ("alpha", "law"))
 
 
+def codec_lines(folder: GridFolder, records: Sequence[Record]) -> list[Line]:
+    """The lines of a comparison, each beside the reference."""
+    settings = settings_of(folder.experiment())
+    return beside_method(lines_of(folder, records), settings.reference)
+
+
+#: Cells of a table by heading, a line each.
+Columns = dict[str, list[str]]
+
+
+def codec_tables(
+    settings: CompareSettings, lines: Sequence[Line], measure: str
+) -> tuple[Table, Table]:
+    """What these lines need: how good at how many bytes, and what it takes to send."""
+    about: Columns = {"codec": [line.about["codec"] for line in lines]}
+    if any(line.about["variant"] for line in lines):
+        about = {"variant": [line.about["variant"] for line in lines], **about}
+    if any(line.about["level"] for line in lines):
+        levels = [line.about["level"] for line in lines]
+        about["level"] = [f"{level} %" if level else "" for level in levels]
+
+    def percent(name: str, subject: str = ALL) -> list[str]:
+        return _written(lines, name, subject, lambda mean: f"{100 * mean:.2f} %")
+
+    def number(name: str) -> list[str]:
+        return _written(lines, name, ALL, lambda mean: f"{mean:.3g}")
+
+    quality: Columns = {
+        "formula": percent("formula_ratio", TRAINING),
+        "forward": percent("wire_ratio_up", TRAINING),
+        "backward": percent("wire_ratio_down", TRAINING),
+        measure.replace("_", " "): [score_text(line.over(measure), measure) for line in lines],
+    }
+    if any(line.reference for line in lines):
+        less = f"less {settings.reference}" + (", points" if measure in SHARES else "")
+        quality[less] = [score_text(line.difference(measure), measure, "+") for line in lines]
+        if measure in SHARES:
+            quality["verdict"] = [verdict_on(line, measure) for line in lines]
+    bound = "<=" if measure in LOWER_IS_BETTER else ">="
+    for least in settings.accuracy:
+        quality[f"bytes to {bound} {least:g}"] = [_bytes_text(line, least) for line in lines]
+    quality["repeats"] = [f"{len(line.runs)} of {line.repeats}" for line in lines]
+    work: Columns = {
+        "test frames": percent("frame_ratio"),
+        "bound": percent("bound_ratio"),
+        "encode ms": number("encode_ms"),
+        "decode ms": number("decode_ms"),
+        "values a row": number("nonzeros"),
+        "units": number("units"),
+        "never sent": number("never_sent"),
+        "dead": number("dead_units"),
+    }
+    return _table(about | quality), _table(about | work)
+
+
+def verdict_on(line: Line, measure: str) -> str:
+    """Whether a codec is as good as the reference within a point; empty of that itself."""
+    if line.reference is None or line.difference(measure) is None:
+        return ""
+    ours, theirs = line.values(measure), line.reference.values(measure)
+    lost = [theirs[repeat] - ours[repeat] for repeat in ours if repeat in theirs]
+    return judge(lost).words("as good", "worse", "repeats")
+
+
+def _written(
+    lines: Sequence[Line], name: str, subject: str, write: Callable[[float], str]
+) -> list[str]:
+    means = [line.mean(name, subject) for line in lines]
+    return ["" if mean is None else write(mean) for mean in means]
+
+
+def _table(columns: Columns) -> Table:
+    rows = list(zip(*columns.values(), strict=True))
+    return Table(list(columns), rows, words=1 + ("variant" in columns))
+
+
+def _bytes_text(line: Line, least: float) -> str:
+    """Mean bytes until so good; in brackets, how many repeats got there where not all did.
+
+    The mean is over those alone, so it means little if some did not get there.
+    """
+    found = line.values(bytes_to(least), TRAINING)
+    if not found:
+        return "never" if line.runs else ""
+    text = size(statistics.fmean(found.values()))
+    return text + ("" if len(found) == len(line.runs) else f" ({len(found)})")
+
+
+def _codec_record(line: Line, settings: CompareSettings, measure: str) -> dict[str, Any]:
+    reached = {f"{one:g}": line.values(bytes_to(one), TRAINING) for one in settings.accuracy}
+    figures = {
+        name: line.mean(name, subject)
+        for subject, name in line.figures
+        if subject in (TRAINING, ALL) and not name.startswith("bytes_to_")
+    }
+    return {
+        **{key: line.about[key] for key in ("variant", "method", "codec", "level")},
+        "repeats": len(line.runs),
+        measure: figures_of(line.over(measure)),
+        "difference": figures_of(line.difference(measure)),
+        f"train_{measure}": line.mean(measure, TRAIN),
+        "test_loss": line.mean("loss", TEST),
+        "bytes_to": {
+            least: {
+                "bytes": statistics.fmean(found.values()) if found else None,
+                "repeats": len(found),
+            }
+            for least, found in reached.items()
+        },
+        **figures,
+    }
+
+
 def comparison_page(folder: GridFolder, records: Sequence[Record]) -> Content:
     """What the page of a comparison says, from what its cells hold."""
     settings = settings_of(folder.experiment())
     measure, lines = compared_measure(folder), codec_lines(folder, records)
     quality, work = codec_tables(settings, lines, measure)
+    failed = {cell.title: failure["what"] for cell in folder.cells()
+              if (failure := failure_of(folder.cells_path / cell.name))}  # fmt: skip
     sections = []
     if best := list(frontiers(lines, measure)):
         sections.append(Section(title="Best at their bytes", drawings=best))
@@ -379,6 +496,13 @@ def comparison_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         _sentence(settings, lines),
         [*folder.head("notes"), *unfinished(folder)],
         sections,
+        (quality, work),
+        {
+            "measure": measure,
+            "reference": settings.reference,
+            "codecs": [_codec_record(line, settings, measure) for line in lines],
+            "failed": failed,
+        },
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -62,6 +63,9 @@ class Content:
         sentence: what was done.
         notes: what a reader must know of what is left out.
         sections: all else.
+        tables: what is printed of it, in Markdown.
+        json: what `results.json` holds.
+        said: lines below the printed tables, before the notes.
     """
 
     glance: Glance
@@ -69,3 +73,6 @@ class Content:
     sentence: str
     notes: Sequence[str]
     sections: Sequence[Section]
+    tables: Sequence[Table]
+    json: Mapping[str, Any]
+    said: Sequence[str] = ()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from vfl.core.ledger import size
 from vfl.experiments.cells import GridFolder
 from vfl.experiments.glance import Card, Glance
-from vfl.experiments.lines import Line, unfinished
+from vfl.experiments.lines import Line, lines_of, unfinished
 from vfl.experiments.pages.charts import Drawing, Series, line_drawing
 from vfl.experiments.pages.sections import Content, Section
-from vfl.experiments.records import LOWER_IS_BETTER, Record
-from vfl.experiments.results import (
+from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
+from vfl.experiments.tables import (
+    MEASURES,
+    NOT_MEASURED,
+    SHARES,
+    Table,
+    bytes_text,
+    figures_of,
     score_text,
-    sent_by,
-    value_lines,
-    value_sentences,
-    value_table,
 )
-from vfl.experiments.tables import MEASURES, NOT_MEASURED, SHARES, bytes_text
-from vfl.experiments.value import CENTRAL, SPLIT, measure_of
+from vfl.experiments.value import BOOSTING, CENTRAL, SPLIT, measure_of
 
 
 def value_page(folder: GridFolder, records: Sequence[Record]) -> Content:
@@ -39,6 +43,18 @@ def value_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         "Differences are taken seed by seed. Gradient boosting is scikit-learn's, as many trees as "
         "are best on the validation rows. Bytes are those of a whole training, both directions.",
     )
+    said = value_sentences(lines, measure)
+    trainings = [
+        {
+            "training": line.about["what"],
+            measure: figures_of(line.over(measure)),
+            "less_split": figures_of(line.difference(measure)),
+            "scores": dict(line.values(measure)),
+            "bytes": sent_by(line),
+            "of_dense": share_of(line),
+        }
+        for line in lines
+    ]
     return Content(
         _glance(lines, measure),
         f"{sum(len(line.values(measure)) for line in lines)} trainings",
@@ -46,7 +62,77 @@ def value_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         f"rows that all of them share, over {seeds} seeds.",
         unfinished(folder),
         [table],
+        [table.table] if table.table else [],
+        {"measure": measure, "trainings": trainings, "sentences": said},
+        said,
     )
+
+
+def value_lines(folder: GridFolder, records: Sequence[Record]) -> list[Line]:
+    """The ways of training in the order of the cells, each beside split; seeds split rows anew."""
+    found = []
+    for line in lines_of(folder, records):
+        tested, learned = (line.mean(name, TRAINING) for name in ("test_rows", "train_rows"))
+        found.append(replace(line, ratio=tested / learned if tested and learned else 0.0))
+    split = next(line for line in found if line.about["what"] == SPLIT)
+    return [one if one is split else replace(one, reference=split) for one in found]
+
+
+def _is_alone(line: Line) -> bool:
+    """Whether nothing is sent but by a stand-in, in one place."""
+    return bool(line.about["party"]) or line.about["what"] == CENTRAL
+
+
+def sent_by(line: Line) -> float:
+    """Bytes of a whole training, mean over the seeds; 0 where nothing is sent."""
+    return 0.0 if _is_alone(line) else line.mean("bytes", TRAINING) or 0.0
+
+
+def share_of(line: Line) -> float | None:
+    """Of dense float32, mean; None where nothing is sent."""
+    return None if _is_alone(line) else line.mean("wire_ratio", TRAINING)
+
+
+def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
+    """What a reader wants to know first; only what the intervals say."""
+    named = {line.about["what"]: line for line in lines if line.values(measure)}
+    split = named.pop(SPLIT, None)
+    if split is None:
+        return []
+    sign, unit = (-1, "") if measure in LOWER_IS_BETTER else (1, "")
+    unit = " points" if measure in SHARES else unit
+    found = []
+    for what, line in named.items():
+        less = split.less(line, measure)
+        if what.endswith(" alone") and less is not None:
+            text = score_text(less, measure, "+")
+            gain = sign * less.mean - (less.half_width or math.inf)
+            verdict = "joining buys that" if gain > 0 else "no gain is shown"
+            found.append(f"split less {what}: {text}{unit}; {verdict}")
+    for what in (CENTRAL, f"{BOOSTING}, all columns"):
+        if what in named and (less := split.less(named[what], measure)) is not None:
+            inside = less.half_width is not None and abs(less.mean) <= less.half_width
+            verdict = "within the interval of 0" if inside else "outside the interval of 0"
+            found.append(f"split less {what}: {score_text(less, measure, '+')}{unit}; {verdict}")
+    return found
+
+
+def value_table(lines: Sequence[Line], measure: str) -> Table:
+    """A line each: how good, how far from split, and what is sent."""
+    less = "less split" + (", points" if measure in SHARES else "")
+    head = ["training", measure.replace("_", " "), less, "bytes", "of dense", "seeds"]
+    rows = [
+        [
+            line.about["what"],
+            score_text(line.over(measure), measure),
+            score_text(line.difference(measure), measure, "+"),
+            size(round(sent)) if (sent := sent_by(line)) else "",
+            "" if (share := share_of(line)) is None else f"{100 * share:.2f} %",
+            f"{len(line.values(measure))} of {line.repeats}",
+        ]
+        for line in lines
+    ]
+    return Table(head, rows)
 
 
 def _glance(lines: Sequence[Line], measure: str) -> Glance:
