@@ -44,12 +44,12 @@ from fastapi.responses import JSONResponse
 
 from benchmarks import harness
 from vfl import models
-from vfl.config import Experiment, read_party_file
+from vfl.config import Experiment, ServeSettings, read_party_file
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import load_own
-from vfl.serving.front import Asked, ServeSettings, scores, settings_file
+from vfl.serving.front import Asked, scores, settings_file
 from vfl.session.schedule import ROW_BYTES
 from vfl.transport.certificates import session_certificate
 from vfl.transport.stream import client_context

@@ -10,14 +10,13 @@ import torch
 from served import Serving, predicted, same
 from sklearn.datasets import load_breast_cancer
 
-from vfl.config import Experiment, with_overrides
+from vfl.config import Experiment, ServeSettings, with_overrides
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, MisalignedError, SpecError, VFLError
 from vfl.core.frame import Kind
 from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.scheduler import run_cells
-from vfl.serving.front import ServeSettings
 from vfl.serving.local import serve
 from vfl.session import Exchange
 from vfl.session.schedule import own_rows

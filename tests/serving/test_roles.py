@@ -1,21 +1,25 @@
 """Runs with a party in the middle, or with several label parties, answer rows as predicted."""
 
+import json
 import socket
 import threading
 import time
 
+import numpy as np
 import pandas as pd
 import pytest
 from played_session import Noting, stand_in
-from served import Serving, consent, passes_of, predicted, same, settings, start
+from served import Client, Serving, consent, passes_of, predicted, same, settings, start
 from taken_session import FEATURES, IDS, ROWS, with_insurer, with_middle
 
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import StorageError
+from vfl.core.errors import StorageError, VFLError
 from vfl.core.frame import Kind
+from vfl.serving.front import settings_file
 from vfl.serving.local import serve
 from vfl.session.party_folder import own_ledger
+from vfl.session.relay import Switchboard
 from vfl.training import run
 
 
@@ -98,6 +102,151 @@ def test_one_process_answers_as_predicted(session, tmp_path):
         status, told = serving.client.predict(*ids)
         assert status == 200
         assert right(path, told, ids)
+    finally:
+        serving.stop()
+
+
+@pytest.fixture
+def insurer(tmp_path, monkeypatch):
+    """A run of two label parties, both of which consent to serve, trained and predicted."""
+    session = trained(with_insurer(tmp_path), monkeypatch)
+    path = session.folder / "insurer" / "party.toml"
+    port = "[serve]\nport = 0\ntimeout_s = 3.0\n"
+    session.write("insurer", path.read_text() + f'{port}[consent]\nmodes = ["train", "serve"]\n')
+    return session
+
+
+def start_both(session, **changes):
+    """Both label parties' services: the first one's session, and a client of the second."""
+    settings_file(session.run, settings(timeout_s=3.0, tasks=("insurer",)))
+    serving = Serving(session.run, lambda: session.play("serve", **changes))
+    return serving, second_client(own_part(session))
+
+
+def own_part(session):
+    return session.folder / "insurer/store/runs/run/parties/insurer"
+
+
+def second_client(own):
+    deadline = time.monotonic() + 30
+    while not ((own / "serving.json").exists() and (own / "serve.token").exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    address = json.loads((own / "serving.json").read_text())["address"]
+    return Client(address, (own / "serve.token").read_text().strip())
+
+
+def test_every_label_party_answers_its_own_clients(insurer, capfd):
+    """At the same time, each its own task, bit for bit; a row counts for whoever asks."""
+    serving, second = start_both(insurer)
+    try:
+        serving.client.wait_ready()
+        second.wait_ready()
+        seen = []
+
+        def ask(client, run, first):
+            for each in IDS[first:100:4]:
+                seen.append((run, each, *client.predict(each, IDS[199])))
+
+        both = [(serving.client, insurer.run), (second, own_part(insurer))]
+        askers = [threading.Thread(target=ask, args=(*both[n % 2], n)) for n in range(4)]
+        for thread in askers:
+            thread.start()
+        for thread in askers:
+            thread.join()
+        assert second.predict("nobody")[0] == 404
+        assert serving.client.ask("/model", token=second.token)[0] == 401
+        about, figures = (second.ask(page)[1] for page in ("/model", "/metrics"))
+    finally:
+        serving.stop()
+    assert insurer.flower.failures == []
+    assert len(seen) == 100
+    for folder, each, status, told in seen:
+        assert status == 200, told
+        assert right(folder, told, [each, IDS[199]])
+    assert json.loads(about)["parties"] == list(FEATURES)
+    assert 'vfl_party_up{party="shop"} 1' in figures
+    for name in FEATURES:
+        rows, passes = passes_of(insurer, name)
+        assert (rows > 150, passes) == (True, 100)  # of the row that all asked for
+    log = capfd.readouterr()
+    assert IDS[199] not in log.out + log.err + figures
+
+
+def test_what_one_label_party_asks_the_other_does_not_read(insurer, monkeypatch):
+    carried, real = [], Switchboard.take
+
+    def take(self, sender, frame):
+        carried.append((frame.kind, bytes(frame.payload)))
+        real(self, sender, frame)
+
+    monkeypatch.setattr(Switchboard, "take", take)
+    serving, second = start_both(insurer)
+    try:
+        second.wait_ready()
+        assert second.predict(*IDS[:3])[0] == 200
+    finally:
+        serving.stop()
+    positions = np.arange(3, dtype="<u4").tobytes()
+    asked = [payload for kind, payload in carried if kind is Kind.ASK]
+    assert len(positions) + 16 in {len(payload) for payload in asked}  # sealed
+    assert not [payload for payload in asked if positions in payload]
+
+
+def test_a_party_that_does_not_answer_is_named_by_both(insurer, monkeypatch):
+    dying, real = threading.Event(), ServedParty.answer
+
+    def answer(self):
+        if dying.is_set() and self._name == "shop":
+            dying.clear()
+            raise SystemExit
+        return real(self)
+
+    monkeypatch.setattr(ServedParty, "answer", answer)
+    serving, second = start_both(insurer)
+    try:
+        second.wait_ready()
+        dying.set()
+        deadline, seen = time.monotonic() + 30, []
+        while not (seen and seen[-1][0] == 200 and any(status == 503 for status, _ in seen)):
+            assert time.monotonic() < deadline, seen
+            try:
+                seen.append(second.predict(IDS[7]))
+            except OSError:  # its service begins anew with the session
+                second = second_client(own_part(insurer))
+        for status, told in seen:
+            assert right(own_part(insurer), told, [IDS[7]]) if status == 200 else status == 503
+        serving.client.wait_ready()
+        assert serving.client.predict(IDS[7])[0] == 200
+    finally:
+        serving.stop()
+
+
+def test_a_label_party_that_does_not_serve_refuses(insurer):
+    path = insurer.folder / "insurer" / "party.toml"
+    insurer.write("insurer", path.read_text().replace('"train", "serve"', '"train"'))
+    settings_file(insurer.run, settings(tasks=("insurer",)))
+    with pytest.raises(VFLError, match="stopped with V403"):
+        insurer.play("serve")
+    settings_file(insurer.run, settings(tasks=("shop",)))
+    with pytest.raises(VFLError, match="'shop' has no task of its own"):
+        insurer.play("serve")
+
+
+def test_one_process_answers_either_task(insurer, tmp_path):
+    run.train(insurer.joined(), tmp_path / "runs", "one")
+    path = tmp_path / "runs" / "one"
+    run.predict(RunFolder.open(path))
+    own = path / "parties" / "insurer"
+    serving = Serving(own, lambda: serve(path, settings(tasks=("insurer",))))
+    try:
+        serving.client.wait_ready()
+        expected = pd.read_csv(path / "predictions-insurer.csv", dtype={"id": str})
+        wanted = dict(zip(expected["id"], expected["prediction"], strict=True))
+        ids = list(wanted)[:7]
+        status, told = serving.client.predict(*ids)
+        assert status == 200
+        assert [one["prediction"] for one in told["predictions"]] == [wanted[each] for each in ids]
     finally:
         serving.stop()
 

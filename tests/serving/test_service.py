@@ -31,10 +31,10 @@ from served import (
 )
 
 from vfl.clients.serving import ServedParty
-from vfl.config import Experiment
+from vfl.config import Experiment, ServeSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import VFLError
-from vfl.serving.front import ServeSettings, settings_file, switch
+from vfl.serving.front import settings_file, switch
 from vfl.serving.local import serve
 from vfl.session import Terms
 from vfl.session.party_folder import own_ledger

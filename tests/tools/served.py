@@ -9,7 +9,8 @@ import urllib.request
 
 import numpy as np
 
-from vfl.serving.front import ServeSettings, settings_file
+from vfl.config import ServeSettings
+from vfl.serving.front import settings_file
 from vfl.session.party_folder import own_ledger
 
 PARTIES, ROWS = ("bank", "shop"), 90

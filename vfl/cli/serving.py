@@ -42,17 +42,27 @@ def serve(
         ),
     ] = None,
     cache_rows: Annotated[int, typer.Option(help="Answers kept in memory; 0 keeps none.")] = 0,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="PARTY",
+            help="A further label party that answers its own clients meanwhile.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a run's predictions over HTTP until it is interrupted.
 
     RUN is the folder that `vfl train` printed. On a federation the feature parties answer from
     their own SuperNodes, for the rows of the file that each names in its own `data.predict`; in
     process, for the test rows of the experiment. `--switch OTHER` has a service that runs already
-    go on with another run; with RUN itself it goes back.
+    go on with another run; with RUN itself it goes back. A party of `--task` listens at the address
+    in the `[serve]` of its own file; in process its task is served in place of the first one's.
     """
+    from vfl.config import ServeSettings
     from vfl.config.run_folder import RunFolder
     from vfl.serving import front
-    from vfl.serving.front import ServeSettings, settings_file
+    from vfl.serving.front import settings_file
 
     if switch is not None:
         front.switch(RunFolder.open(run).path, RunFolder.open(switch).path)
@@ -78,6 +88,7 @@ def serve(
         max_requests_per_second=max_requests_per_second,
         explain=explain,
         cache_rows=cache_rows,
+        tasks=tuple(tasks or ()),
     )
     folder = RunFolder.open(run)
     if folder.mode == "federated":

@@ -26,14 +26,20 @@ class _Served:
         link: to who asks.
         requests: what it is asked for, and may refuse.
         drift: counts its own inputs that are asked; it tells nobody but its own log and folder.
+        askers: how many label parties ask, each with steps of its own; see `Askers`.
     """
 
     def __init__(
-        self, name: str, link: Link, requests: Requests, drift: Drift | None = None
+        self,
+        name: str,
+        link: Link,
+        requests: Requests,
+        drift: Drift | None = None,
+        askers: int = 1,
     ) -> None:
         self.requests, self._drift = requests, drift or Drift(None, None)
-        self._name, self._link = name, link
-        self._step: int | None = None
+        self._name, self._link, self._askers = name, link, askers
+        self._steps = dict[int, int]()
 
     def answer(self) -> bool:
         """Wait for one request and answer it; False when the session is over."""
@@ -58,14 +64,15 @@ class _Served:
         frame = self._link.receive()
         if frame.kind is Kind.DONE:
             return None
-        first = self._step is None  # it may have come back in the midst of a session
-        if frame.kind is not Kind.ASK or not (first or frame.step == self._step):
+        asker = frame.step % self._askers
+        step = self._steps.get(asker, frame.step)  # it may have come back in the midst of a session
+        if frame.kind is not Kind.ASK or frame.step != step:
             raise ProtocolError(
                 "a message out of turn from the label party",
                 got=f"{frame.kind.name} of step {frame.step}",
-                want=f"ASK of step {self._step}, or DONE",
+                want=f"ASK of step {step}, or DONE",
             )
-        self._step = frame.step + 1
+        self._steps[asker] = frame.step + self._askers
         return frame, self.requests.admit(frame)
 
     def _refuse(self, step: int, why: bytes) -> None:
@@ -83,13 +90,17 @@ class ServedParty(_Served):
 
     Args:
         feature: the party, with the weights of its training.
-        requests, drift: see `_Served`.
+        requests, drift, askers: see `_Served`.
     """
 
     def __init__(
-        self, feature: FeatureParty, requests: Requests, drift: Drift | None = None
+        self,
+        feature: FeatureParty,
+        requests: Requests,
+        drift: Drift | None = None,
+        askers: int = 1,
     ) -> None:
-        super().__init__(feature.name, feature.end.link, requests, drift)
+        super().__init__(feature.name, feature.end.link, requests, drift, askers)
         self._feature = feature
 
     def answer(self) -> bool:

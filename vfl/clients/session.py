@@ -51,12 +51,12 @@ from vfl.session.party_folder import (
     own_ledger,
     own_secret,
 )
-from vfl.session.relay import PairSeals, SealedLinks
+from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
 from vfl.session.secure import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import Recorder, own_recorders, recording
-from vfl.transport import Hello, LinkLimits, Observed, TcpLink, Timeouts
+from vfl.transport import Hello, LinkLimits, Observed, ObservedPoll, TcpLink, Timeouts
 from vfl.transport.link import FanOut
 
 #: How long an attempt waits for one that lost its stream, and still writes its account.
@@ -161,6 +161,8 @@ class _PartySession:
                 return self._share(stream, link, own, meter, entry)
             if self._in_the_middle:
                 return self._mediate(link, own, meter)
+            if self.name in self.terms.serving:
+                return self._answer(stream, own, meter)
             if self.name in self.terms.tasks:
                 return self._learn(link, own, meter)
             return self._play(stream, link, own, meter)
@@ -238,6 +240,55 @@ class _PartySession:
             summary.write_predictions(path, data, label.outputs, folder.classes())
         return self._conclude(digest, links.direct)
 
+    def _answer(self, stream: TcpLink, own: Own, meter: Meter) -> PartyReport:
+        """Play a further label party that answers its own clients, at its own address."""
+        terms, data, folder, name = self.terms, self.data, self.folder, self.name
+        assert data is not None, "it has rows"
+        server = import_module("vfl.server.label_party")
+        serving = import_module("vfl.server.serving")
+        observed = ObservedPoll(stream, name, "feature", [meter])
+        links = self._sealed(observed, terms.feature_parties)
+        lead = PolledPair(links, None, observed)
+        ends = {
+            party: ObservedPoll(PolledPair(links, party, observed), party, "label", [])
+            for party in terms.feature_parties
+        }
+        task, classes = terms.tasks[name].settings_of(name), folder.classes()
+        label = server.LabelParty(
+            data,
+            terms.at_label(name),
+            ends,
+            own,
+            server.Objective.of(task, 1 if classes is None else len(classes)),
+            weights=folder.weights(),
+        )
+
+        over = False
+
+        def ended() -> bool:
+            nonlocal over
+            if not over and (said := lead.poll()) is not None:
+                if said.kind is not Kind.DONE:
+                    raise ProtocolError("a message out of turn", got=said.kind.name, want="DONE")
+                over = True
+            return over
+
+        # By name, as at the label party that leads: only who serves needs an HTTP server.
+        front = import_module("vfl.serving.front").open_own_front(self.party, folder.path, ended)
+        self.say(front.welcome)
+        try:
+            front.show(terms.run, terms.feature_parties, data, classes, folder.drift())
+            asker = (1 + terms.serving.index(name), 1 + len(terms.serving))
+            asking = serving.ServingParty(label, asker=asker)
+            try:
+                front.play(asking)
+            finally:
+                meter.rows += label.progress.asked_rows
+            asking.close()
+        finally:
+            front.close()
+        return self._conclude(label.weights_digest(), links.direct)
+
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
         """Play a feature party."""
         terms, data, start = self.terms, self.data, self.message.start
@@ -248,6 +299,8 @@ class _PartySession:
             sealed = self._sealed(link, terms.takers)
             direct, takers = sealed.direct, list(sealed.others.values())
             cuts = takers[0] if terms.middle is not None else FanOut([direct, *takers])
+            if terms.serving:
+                cuts = Askers(sealed, terms.takers)
         feature = FeatureParty(
             data,
             terms,
@@ -262,7 +315,8 @@ class _PartySession:
             requests = Requests(data.asked, self.party.consent, meter)
             drift = self.folder.drift()
             try:
-                ServedParty(feature, requests, drift).run(self.say)
+                askers = 1 + len(terms.serving)
+                ServedParty(feature, requests, drift, askers).run(self.say)
             finally:
                 self.folder.save_served(drift)
             return self._conclude(feature.weights_digest(), direct)

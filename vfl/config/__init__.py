@@ -17,7 +17,14 @@ from vfl.config.experiment import (
     with_overrides,
 )
 from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings, ValueSettings
-from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
+from vfl.config.party_file import (
+    Consent,
+    OwnData,
+    PartyFile,
+    ServeSettings,
+    is_party_file,
+    read_party_file,
+)
 from vfl.config.toml import Locations, to_toml
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "OwnData",
     "PartyFile",
     "PartySettings",
+    "ServeSettings",
     "TraceSettings",
     "TrainSettings",
     "ValueSettings",

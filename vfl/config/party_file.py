@@ -131,6 +131,41 @@ class Consent(Settings):
     )
 
 
+class ServeSettings(Settings):
+    """How the label party's service listens, and what one client may do.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one. Beyond this machine with TLS only.
+        token: file of the token that clients show, readable by its owner alone; made if missing.
+        certificate, key: PEM files for TLS.
+        client_ca: PEM file of the authority whose certificates clients must have (mutual TLS).
+        wait_ms: how long a batch waits for more requests.
+        timeout_s: most time for a request.
+        max_ids: rows of one request; a query has no more.
+        max_body_bytes: of one request.
+        max_requests_per_second: of one client address; a second's worth may come at once.
+        explain: whether contributions of parties are told; asks for 32 rows more, once.
+        cache_rows: answers that are kept in memory; 0 keeps none.
+        tasks: further label parties that answer their own clients meanwhile, each at the address
+            that its own file says; named by the label party that leads.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    token: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+    wait_ms: float = Field(default=0.0, ge=0, le=1000)
+    timeout_s: float = Field(default=5.0, gt=0, le=600)
+    max_ids: int = Field(default=256, ge=1, le=1024)
+    max_body_bytes: int = Field(default=1 << 20, ge=1, le=1 << 28)
+    max_requests_per_second: float = Field(default=10_000.0, gt=0)
+    explain: bool = False
+    cache_rows: int = Field(default=0, ge=0)
+    tasks: tuple[PartyName, ...] = ()
+
+
 class Node(Settings):
     """How this party's SuperNode reaches the SuperLink.
 
@@ -172,6 +207,7 @@ class PartyFile(Settings):
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
         device: where its models run, such as "cuda".
         trace: what this party records of its own side of a training; nobody else is told.
+        serve: how a further label party's own service listens.
     """
 
     party: PartyName
@@ -182,6 +218,7 @@ class PartyFile(Settings):
     device: str = "cpu"
     consent: Consent = Consent()
     trace: TraceSettings = TraceSettings()
+    serve: ServeSettings = ServeSettings()
     node: Node = Node()
     identity: IdentityKeys = IdentityKeys()
     _path: Path | None = PrivateAttr(default=None)

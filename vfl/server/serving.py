@@ -87,6 +87,8 @@ class ServingParty:
         away: follows parties that went away, where a learned vector may stand for their cuts.
         absent: those that are not here at the start.
         behind: feature parties behind a party in the middle, which is asked in their place.
+        asker: which of several label parties that ask this one is, and how many there are; each
+            has steps of its own, see `Askers`.
 
     Attributes:
         waits_for: the party that is waited for now, or that was lost.
@@ -100,13 +102,14 @@ class ServingParty:
         away: Away | None = None,
         absent: Collection[str] = (),
         behind: Collection[str] = (),
+        asker: tuple[int, int] = (0, 1),
     ) -> None:
         self.label, self.absent, self._behind = label, frozenset(absent), behind
         self._away, self._held = away, label.data.held
         self._rows_of: Mapping[str, np.ndarray] = {}
         self.waits_for: str | None = None
         self._between = between
-        self._step = 0
+        self._step, self._every = asker
         self._asked = np.empty(0, dtype=np.int64)
         self._late_at: float | None = None
         self._reference: Mapping[str, Tensor] | None = None
@@ -175,7 +178,7 @@ class ServingParty:
             RefusedRequest: a party sends no cut of them; the session goes on.
         """
         step, rows = self._step, self._asked
-        self._step, self._late_at = step + 1, None
+        self._step, self._late_at = step + self._every, None
         empty = [name for name, own in self._rows_of.items() if not len(own)]
         refused = dict[str, Refused]()
         for name, link in self._links.items():
@@ -241,7 +244,7 @@ class ServingParty:
             for i, name in enumerate(names)
         }
         on = {name: values.to(cuts[name].device) for name, values in mixed.items()}
-        outputs = self.label.answers(self.label.outputs_of(on, self._step - 1))
+        outputs = self.label.answers(self.label.outputs_of(on, self._step - self._every))
         return shapley(names, outputs)
 
     def close(self) -> None:

@@ -66,8 +66,10 @@ class Front(Protocol):
     Attributes:
         welcome: where it listens, for people.
         was_ready: whether rows of what is shown could be answered once.
+        tasks: further label parties that are to serve meanwhile.
     """
 
+    tasks: tuple[str, ...]
     welcome: str
     was_ready: bool
 
@@ -161,7 +163,9 @@ def _serve(
     try:
         # By name, as secure modes are: only who serves needs what an HTTP server needs.
         front = import_module("vfl.serving.front").open_front(party, terms.run)
+        assert front is not None, "it was opened"
         while True:
+            terms = terms.served_with(front.tasks)
             try:
                 run_session(grid, experiment, party, terms, simulation=simulation, front=front)
             except VFLError as error:
@@ -219,7 +223,8 @@ class LabelSession:
             require_servable(terms)
             classes = own_folder(party, terms).classes()
             drift = own_folder(party, terms).drift()
-            front.show(terms.run, terms.peers, self.data, classes, drift)
+            asked = [name for name in terms.peers if name not in terms.serving]
+            front.show(terms.run, asked, self.data, classes, drift)
             self.say(front.welcome)
 
     @property
@@ -378,7 +383,8 @@ class LabelSession:
                 board = Switchboard(links, receive, pairs, terms.window_frames)
                 ends = board.links
                 if self.front is not None:
-                    ends |= {name: Carried(board, name, links) for name in terms.takers}
+                    behind, names = terms.middle is not None, terms.at_label().feature_parties
+                    ends |= {name: Carried(board, name, links, behind) for name in names}
             label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
@@ -388,14 +394,21 @@ class LabelSession:
                 for name in absent:
                     self.say(f"party {name} is not here; serving begins without it")
                 away = federation if self._partial else None
-                behind = terms.feature_parties if terms.middle is not None else ()
-                serving = ServingParty(label, away=away, absent=absent, behind=behind)
+                serving = ServingParty(
+                    label,
+                    away=away,
+                    absent=absent,
+                    behind=terms.feature_parties if terms.middle is not None else (),
+                    asker=(0, 1 + len(terms.serving)),
+                )
                 self._tell(ProgressReport("serve"))
                 try:
                     self.front.play(serving)
                 finally:
                     meter.rows += label.progress.asked_rows
                 serving.close()
+                for name in terms.serving:
+                    ends[name].send(Frame(Kind.DONE))
                 here = {n: end.link for n, end in label.ends.items() if n not in serving.absent}
                 return self._end(label, federation, ends if terms.takers else here)
             followed = label.stopping.follow(terms.schedule(data.split, start))

@@ -24,8 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vfl.config import PartyFile
-from vfl.config.toml import Settings
+from vfl.config import PartyFile, ServeSettings
 from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
 from vfl.core.storage import read_json, write_json, write_text
 from vfl.core.version import VERSION
@@ -34,7 +33,6 @@ from vfl.datasets.table import Classes
 from vfl.server.serving import ServingParty
 from vfl.serving.service import Service, Unavailable
 from vfl.session.drift import Drift
-from vfl.session.schedule import QUERY_ROWS
 from vfl.transport.stream import require_loopback
 
 try:
@@ -61,38 +59,6 @@ _OPEN = ("/", "/health", "/ready")
 _CLIENTS = 4096  # whose rate is remembered
 _START_S = 10.0
 PREDICT = "/predict"
-
-
-class ServeSettings(Settings):
-    """How the label party's service listens, and what one client may do.
-
-    Attributes:
-        host, port: where it listens; port 0 takes a free one. Beyond this machine with TLS only.
-        token: file of the token that clients show, readable by its owner alone; made if missing.
-        certificate, key: PEM files for TLS.
-        client_ca: PEM file of the authority whose certificates clients must have (mutual TLS).
-        wait_ms: how long a batch waits for more requests.
-        timeout_s: most time for a request.
-        max_ids: rows of one request.
-        max_body_bytes: of one request.
-        max_requests_per_second: of one client address; a second's worth may come at once.
-        explain: whether contributions of parties are told; asks for 32 rows more, once.
-        cache_rows: answers that are kept in memory; 0 keeps none.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=8080, ge=0, le=65535)
-    token: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    client_ca: str | None = None
-    wait_ms: float = Field(default=0.0, ge=0, le=1000)
-    timeout_s: float = Field(default=5.0, gt=0, le=600)
-    max_ids: int = Field(default=256, ge=1, le=QUERY_ROWS)
-    max_body_bytes: int = Field(default=1 << 20, ge=1, le=1 << 28)
-    max_requests_per_second: float = Field(default=10_000.0, gt=0)
-    explain: bool = False
-    cache_rows: int = Field(default=0, ge=0)
 
 
 def token_in(path: Path) -> str:
@@ -439,6 +405,7 @@ class HttpFront:
         settings: how it listens.
         folder: of the run that is served first; its `serving.json` says where it listens, its
             `serving.stop` ends it, and its `serving.next` names the run to go on with.
+        ended: asked now and then whether something else ends it.
 
     Raises:
         UserError: the address cannot be listened on, or is open to others without TLS.
@@ -449,7 +416,9 @@ class HttpFront:
         owner: str,
         settings: ServeSettings,
         folder: Path,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.tasks = settings.tasks
         if settings.certificate is None:
             require_loopback(settings.host)
         self._state, self._next = folder / STATE_FILE, folder / NEXT_FILE
@@ -461,7 +430,7 @@ class HttpFront:
             wait_ms=settings.wait_ms,
             timeout_s=settings.timeout_s,
             cache_rows=settings.cache_rows,
-            ended=lambda: stop.exists() or self._next.exists(),
+            ended=lambda: ended() or stop.exists() or self._next.exists(),
         )
         token_file = Path(settings.token or folder / _TOKEN_FILE)
         token = token_in(token_file)
@@ -550,7 +519,7 @@ class HttpFront:
         raise UserError(
             "cannot listen for clients",
             where=f"{settings.host}:{settings.port}",
-            fix="choose another --port, or 0 for a free one",
+            fix="choose another port (--port, or port in the [serve] of a party's own file), or 0",
         )
 
 
@@ -563,6 +532,25 @@ def open_front(party: PartyFile, run: str) -> HttpFront:
     """
     folder = party.run_path(run)
     return HttpFront(party.party, read_settings(folder), folder)
+
+
+def open_own_front(party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
+    """The service of a further label party, as [serve] of its own file says.
+
+    Args:
+        party: its file.
+        folder: its own part of the run.
+        ended: asked now and then whether the session has ended.
+
+    Raises:
+        UserError: see `HttpFront`.
+    """
+    files = ("token", "certificate", "key", "client_ca")
+    named = {each: value for each in files if (value := getattr(party.serve, each)) is not None}
+    settings = party.serve.model_copy(
+        update={each: str(party.beside(value)) for each, value in named.items()}
+    )
+    return HttpFront(party.party, settings, folder, ended)
 
 
 def read_settings(folder: Path) -> ServeSettings:

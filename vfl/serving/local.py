@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vfl.clients.serving import ServedMiddle, ServedParty
-from vfl.config import Consent
+from vfl.config import Consent, ServeSettings
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import VFLError
+from vfl.core.errors import ConfigError, VFLError
 from vfl.core.storage import locked
+from vfl.server import LabelParty
 from vfl.server.serving import ServingParty
-from vfl.serving.front import HttpFront, ServeSettings
+from vfl.serving.front import HttpFront
 from vfl.session import PartyFolder
 from vfl.session.ledger import Meter
 from vfl.session.serving import Requests, require_servable
@@ -23,12 +24,12 @@ from vfl.training.u_shape import UShapedSession
 Session = LocalSession | SeveralTasksSession | UShapedSession
 
 
-def serving_of(session: Session) -> ServingParty:
-    """The label party of a session in this process, its other parties ready to answer."""
+def serving_of(session: Session, label: LabelParty) -> ServingParty:
+    """A label party of a session in this process, its other parties ready to answer."""
     if isinstance(session, LocalSession):
         session.begin()
     features = session.features if isinstance(session, UShapedSession) else session.clients
-    test, held = session.label.data.split.test, session.label.data.held
+    test, held = label.data.split.test, label.data.held
 
     def requests(party: str) -> Requests:
         rows = test[held[party][test]] if held else test
@@ -41,7 +42,7 @@ def serving_of(session: Session) -> ServingParty:
             party.answer()
 
     if not isinstance(session, UShapedSession):
-        return ServingParty(session.label, answer)
+        return ServingParty(label, answer)
     middle = ServedMiddle(session.middle, requests(session.middle.name))
 
     def through_the_middle() -> None:
@@ -50,7 +51,7 @@ def serving_of(session: Session) -> ServingParty:
         middle.give()
 
     behind = session.terms.feature_parties
-    return ServingParty(session.label, through_the_middle, behind=behind)
+    return ServingParty(label, through_the_middle, behind=behind)
 
 
 def serve(
@@ -69,31 +70,42 @@ def serve(
         ExposedCutError: its secure mode cannot be served.
         RunFolderError, UserError: see `trained` and `HttpFront`.
     """
-    first = RunFolder.open(run)
-    session, folder = _session(first), first
-    front = HttpFront(session.label.data.name, settings, first.path)
-    version = first.path.name
+    first, task = RunFolder.open(run), settings.tasks
+    if len(task) > 1:
+        raise ConfigError(
+            "one process serves one task", where="--task", fix="a vfl serve for each, with a --port"
+        )
+    session, label = _session(first, task)
+    own = first.party(label.data.name) if task else first.path
+    front = HttpFront(label.data.name, settings, own)
+    folder, version = first, first.path.name
     try:
         while True:
-            label = session.label.data
-            drift = PartyFolder(folder.party(label.name)).drift()
-            front.show(version, session.terms.peers, label, label.classes, drift)
+            drift = PartyFolder(folder.party(label.data.name)).drift()
+            asked = [name for name in session.terms.peers if name not in task]
+            front.show(version, asked, label.data, label.data.classes, drift)
             ready(front)
-            front.play(serving_of(session))
+            front.play(serving_of(session, label))
             if (following := front.following()) is None:
                 return
             try:
                 opened = RunFolder.open(following)
-                session, folder, version = _session(opened), opened, following.name
+                session, label = _session(opened, task)
+                folder, version = opened, following.name
             except VFLError as error:  # what cannot be served leaves what was
                 print(f"{error.what}; going on with {version}", flush=True)
     finally:
         front.close()
 
 
-def _session(folder: RunFolder) -> Session:
+def _session(folder: RunFolder, task: Sequence[str]) -> tuple[Session, LabelParty]:
+    """The session of a run, and the label party that answers: of one task, or the first one."""
     with locked(folder.path):
-        session = trained(folder, load_data(folder.experiment()), "serve")
+        data = load_data(folder.experiment())
+        session = trained(folder, data, "serve", serving=task)
     require_servable(session.terms)
     assert isinstance(session, Session), "networks that nobody holds were refused"
-    return session
+    if isinstance(session, SeveralTasksSession):
+        name = task[0] if task else session.label.data.name
+        return session, session.leads(name)
+    return session, session.label

@@ -422,8 +422,8 @@ class SessionLedger:
 
 
 def binding_of(terms: Terms) -> str:
-    """Digest of what a name stands for: all terms but the mode, and the version of vfl."""
-    return terms.digest("mode", "version")
+    """Digest of what a name stands for: all terms but the mode, who serves, and vfl's version."""
+    return terms.digest("mode", "serving", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:

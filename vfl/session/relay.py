@@ -25,7 +25,7 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets.alignment.protocols import Send
 from vfl.session.identity import Identity, read_pins
 from vfl.session.terms import Terms
-from vfl.transport.link import ObservedPoll, TransportLink
+from vfl.transport.link import ObservedPoll, PolledLink, TransportLink
 
 _PUBLIC_BYTES = 32
 #: Of a key that is offered and its signature.
@@ -211,16 +211,113 @@ class SealedLinks:
 
     def _receive(self, number: int) -> Frame:
         """The next frame under a number; others wait for who asks for them."""
-        numbers = {0, *map(self._number, self._seals.others)}
         while not self._waiting[number]:
-            frame = self._stream.receive()
-            if frame.branch not in numbers or len(self._waiting[frame.branch]) >= self._most:
-                raise _out_of_turn(frame, "the label party")
-            self._waiting[frame.branch].append(frame)
+            self._keep(self._stream.receive())
         return self._waiting[number].popleft()
+
+    def receive_any(self) -> tuple[str | None, Frame]:
+        """The next frame of whoever sends first, and who it is; None is the label party."""
+        while True:
+            for name in (None, *self._seals.others):
+                number = 0 if name is None else self._number(name)
+                if self._waiting[number]:
+                    link = self.direct if name is None else self.others[name]
+                    return name, link.receive()
+            self._keep(self._stream.receive())
+
+    def came(self, name: str | None, poll: Callable[[], Frame | None]) -> bool:
+        """Whether a frame of somebody is here, after taking all that the stream has."""
+        while (frame := poll()) is not None:
+            self._keep(frame)
+        return bool(self._waiting[0 if name is None else self._number(name)])
+
+    def _keep(self, frame: Frame) -> None:
+        numbers = {0, *map(self._number, self._seals.others)}
+        if frame.branch not in numbers or len(self._waiting[frame.branch]) >= self._most:
+            raise _out_of_turn(frame, "the label party")
+        self._waiting[frame.branch].append(frame)
 
     def _number(self, name: str) -> int:
         return 1 + self._parties.index(name)
+
+
+class _Pair:
+    """One end of a pair, over a stream of several."""
+
+    def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
+        self.send, self.receive = send, receive
+
+    def fail(self, error: VFLError) -> None:
+        """What went wrong is told on the stream."""
+
+    def close(self) -> None:
+        """The stream is closed by who opened it."""
+
+
+class PolledPair(_Pair):
+    """A sealed link, or the one to the label party, that never waits; of who serves clients.
+
+    Args:
+        links: of this party.
+        name: who is at the other end; None for the label party.
+        stream: that carries them.
+    """
+
+    def __init__(self, links: SealedLinks, name: str | None, stream: PolledLink) -> None:
+        link = links.direct if name is None else links.others[name]
+        super().__init__(link.send, link.receive)
+        self._links, self._name, self._stream = links, name, stream
+
+    @property
+    def patience_s(self) -> float:
+        return self._stream.patience_s
+
+    def poll(self) -> Frame | None:
+        return self.receive() if self._links.came(self._name, self._stream.poll) else None
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+class Askers:
+    """A feature party's links to several label parties that serve: it answers who asked last.
+
+    Of n label parties the i-th counts its requests i, i + n, i + 2 n and so on, so that no two
+    requests of a session have a step in common, and noise that is drawn for one is drawn once.
+
+    Args:
+        links: of the feature party.
+        names: who asks beside the label party that leads.
+    """
+
+    def __init__(self, links: SealedLinks, names: Sequence[str]) -> None:
+        self._links, self._names = links, (None, *names)
+        self._asked: Link = links.direct
+        self._done = set[str | None]()
+
+    def send(self, frame: Frame) -> None:
+        self._asked.send(frame)
+
+    def receive(self) -> Frame:
+        """The next request; DONE once nobody asks any more.
+
+        Raises:
+            ProtocolError: a label party takes a step that is another one's, or asks after DONE.
+        """
+        while True:
+            name, frame = self._links.receive_any()
+            if frame.kind is Kind.DONE and name not in self._done:
+                self._done.add(name)
+                if len(self._done) == len(self._names):
+                    return frame
+                continue
+            if name in self._done or self._names[frame.step % len(self._names)] != name:
+                raise _out_of_turn(frame, "the label party" if name is None else f"'{name}'")
+            self._asked = self._links.direct if name is None else self._links.others[name]
+            return frame
+
+    def close(self) -> None:
+        """The stream is closed by who opened it."""
 
 
 class Switchboard:
@@ -237,6 +334,8 @@ class Switchboard:
     Attributes:
         links: by party.
         unanswered: frames of others that were carried to a party, less those it sent to others.
+        came: frames that were read and not yet taken, with who sent them; see `Carried`.
+        polled: whether streams are being looked at, or one of them has failed meanwhile.
         waits_for: who was sent something last, or see `Carried`.
     """
 
@@ -249,7 +348,8 @@ class Switchboard:
     ) -> None:
         self._streams, self._receive_any, self._pairs = streams, receive_any, pairs
         self._names, self.most, self.waits_for = list(streams), most, ""
-        self.unanswered = Counter[str]()
+        self.unanswered, self.polled = Counter[str](), False
+        self.came = deque[tuple[str, Frame]]()
         self._waiting: dict[str, deque[Frame]] = {name: deque() for name in streams}
         self.links: dict[str, Link] = {
             name: _Pair(stream.send, self._receiver(name)) for name, stream in streams.items()
@@ -288,42 +388,31 @@ class Switchboard:
         self.unanswered[sender] -= 1
 
 
-class _Pair:
-    """One end of a pair, over a stream of several."""
-
-    def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
-        self.send, self.receive = send, receive
-
-    def fail(self, error: VFLError) -> None:
-        """What went wrong is told on the stream."""
-
-    def close(self) -> None:
-        """The stream is closed by who opened it."""
-
-
 class Carried(_Pair):
-    """The label party's link to a party in the middle while it serves: it never waits.
+    """The label party's link to a party that it asks while it serves: it never waits.
 
-    Every stream is looked at, for what the parties behind the middle say to it is carried too, as
-    long as no stream is cut: sending would wait for that one. Each of them answers what the middle
-    says by one frame, so that frames tell who is waited for.
+    Every stream is looked at, for what others say to each other is carried too, as long as no
+    stream is cut: sending would wait for that one. Each party behind a middle answers what the
+    middle says by one frame, so that frames tell who is waited for.
 
     Args:
         board: carries them.
-        name: the party in the middle.
+        name: the party that is asked: the one in the middle, or a feature party.
         streams: of everybody, as the board has them.
+        behind: whether that party waits for others behind it.
     """
 
-    def __init__(self, board: Switchboard, name: str, streams: Mapping[str, ObservedPoll]) -> None:
+    def __init__(
+        self, board: Switchboard, name: str, streams: Mapping[str, ObservedPoll], behind: bool
+    ) -> None:
         super().__init__(board.links[name].send, board.links[name].receive)
-        self._board, self._name, self._streams = board, name, streams
-        self._came = deque[tuple[str, Frame]]()
+        self._board, self._name, self._streams, self._behind = board, name, streams, behind
         board.waits_for = name
 
     @property
     def waits_for(self) -> str:
         """Who has to send something next, or whose stream has failed."""
-        return self._board.waits_for
+        return self._board.waits_for if self._behind or self._board.polled else self._name
 
     @property
     def patience_s(self) -> float:
@@ -335,8 +424,9 @@ class Carried(_Pair):
         return [stream.fileno() for stream in self._streams.values()]
 
     def poll(self) -> Frame | None:
-        """The next frame of the middle if it is there, after carrying what is for others."""
-        board, came = self._board, self._came
+        """The next frame of the party if it is there, after carrying what is for others."""
+        board, came = self._board, self._board.came
+        board.polled = True
         for name, stream in self._streams.items():
             board.waits_for = name
             for _ in range(board.most):  # nobody may have more on the way
@@ -347,6 +437,7 @@ class Carried(_Pair):
                 came.append((name, frame))
         while came and -1 not in self.filenos():
             board.take(*came.popleft())
+        board.polled = False
         late = (name for name, count in board.unanswered.items() if count > 0)
         board.waits_for = next((name for name in late if name != self._name), self._name)
         return board.next_of(self._name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from vfl.config.experiment import (
     token_mistake,
 )
 from vfl.config.toml import Settings
+from vfl.core.errors import ConfigError
 from vfl.core.seeds import Secret
 from vfl.core.version import VERSION
 from vfl.datasets import Split
@@ -96,6 +97,7 @@ class Terms(Settings):
         middle: who computes between bottoms and head; None without.
         tasks: further label parties.
         missing_rows: "token" where the session has rows that some feature party lacks.
+        serving: of `tasks`, those that answer their own clients in a session that serves.
         version: vfl version of the label party.
     """
 
@@ -116,6 +118,7 @@ class Terms(Settings):
     middle: MiddleSettings | None
     tasks: dict[PartyName, TaskTerms] = Field(max_length=16)
     missing_rows: MissingRows
+    serving: tuple[PartyName, ...] = Field(default=(), max_length=16)
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -132,6 +135,10 @@ class Terms(Settings):
             raise ValueError("patience and keep = 'best' need validation rows")
         if {self.label_party, *self.parties} & set(self.tasks):
             raise ValueError("a further label party has another party's name")
+        if not set(self.serving) <= set(self.tasks) or len({*self.serving}) < len(self.serving):
+            raise ValueError("only further label parties serve a task of their own, each once")
+        if self.serving and self.mode != "serve":
+            raise ValueError("nobody serves in this session")
         check_task_terms(self.tasks, self.secure, self.train, middle=self.middle is not None)
         if self.middle is not None:
             self.middle.check(self.label_party, self.parties, self.secure)
@@ -189,18 +196,18 @@ class Terms(Settings):
     def peers(self) -> list[str]:
         """Everybody the label party has a stream to: the feature parties and third parties."""
         third = [] if self.rowless is None else [self.rowless]
-        further = [] if self.mode == "serve" else self.tasks
+        further = self.serving if self.mode == "serve" else self.tasks
         return [*self.feature_parties, *third, *further]
 
     @property
     def takers(self) -> list[str]:
         """Who takes cuts through the label party, sealed: the middle, or further label parties.
 
-        The label party that leads serves its own task, and further ones take no cut meanwhile.
+        The label party that leads serves its own task, and further ones that are `serving` theirs.
         """
         if self.middle is not None:
             return [self.middle.party]
-        return [] if self.mode == "serve" else list(self.tasks)
+        return list(self.serving if self.mode == "serve" else self.tasks)
 
     @property
     def rowless(self) -> str | None:
@@ -241,7 +248,8 @@ class Terms(Settings):
         middle = self.middle
         if party is not None:
             parties = {name: self.parties[name] for name in self.feature_parties}
-            return self.model_copy(update={"label_party": party, "parties": parties, "tasks": {}})
+            alone = {"label_party": party, "parties": parties, "tasks": {}, "serving": ()}
+            return self.model_copy(update=alone)
         if middle is None:
             return self
         changed = {
@@ -252,6 +260,20 @@ class Terms(Settings):
             "middle": None,
         }
         return self.model_copy(update=changed)
+
+    def served_with(self, tasks: Sequence[str]) -> Terms:
+        """The same session in which further label parties serve their own tasks as well.
+
+        Raises:
+            ConfigError: one of them is no further label party of this run.
+        """
+        if unknown := [name for name in tasks if name not in self.tasks]:
+            raise ConfigError(
+                f"'{unknown[0]}' has no task of its own in this run",
+                where="vfl serve --task",
+                want=", ".join(self.tasks) or "a run with [[tasks]]",
+            )
+        return self.model_copy(update={"serving": tuple(dict.fromkeys(tasks))})
 
     def keyed(self, secret: Secret) -> Terms:
         """The same with the key of the draws of rows, of the label party's lasting secret."""
@@ -269,6 +291,7 @@ class Terms(Settings):
         left_out: dict[str, Any] = dict.fromkeys(without, True)
         left_out |= {} if self.dp else {"dp": True}  # as before there was any
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
+        left_out |= {} if self.serving else {"serving": True}
         if all(party.branches == 1 for party in self.parties.values()):
             left_out.setdefault("parties", {name: {"branches"} for name in self.parties})
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()

@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
         on_progress: told how far the session is, about once a second.
         connect: makes the links; frames are handed over at once if not given.
         say: told how large a trace may get before it starts, and when a checkpoint is damaged.
+        serving: further label parties whose tasks are served.
     """
 
     secrets: Mapping[str, Secret] | None
@@ -70,6 +71,7 @@ class Options(TypedDict, total=False):
     on_progress: Tell
     connect: Connect
     say: Callable[[str], None]
+    serving: Sequence[str]
 
 
 class PartiesSession:
@@ -88,7 +90,8 @@ class PartiesSession:
     def __init__(
         self, experiment: Experiment, mode: Mode, parties: Collection[str], options: Options
     ) -> None:
-        self.terms = Terms.of(experiment, mode, experiment.name)
+        terms = Terms.of(experiment, mode, experiment.name)
+        self.terms = terms.served_with(options.get("serving", ()))
         self.ledger, self._mode = Ledger(), secure.make(self.terms.secure)
         self._say: Callable[[str], None] = options.get("say", lambda line: None)
         self._tell = options.get("on_progress")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -245,6 +245,7 @@ def trained(
     mode: Mode,
     device: str = "cpu",
     tell: Tell | None = None,
+    serving: Sequence[str] = (),
 ) -> AnySession:
     """A session of a finished run with its weights, ready to evaluate or predict.
 
@@ -254,6 +255,7 @@ def trained(
         mode: evaluate, predict or serve.
         device: where the models run.
         tell: told how far it is, as the folder is.
+        serving: see `Options`.
 
     Raises:
         RunFolderError: the weights are not those of the run, or not as they were written.
@@ -264,6 +266,7 @@ def trained(
     digests = ((party, weights_digest(state)) for party, state in weights.items())
     folder.check_weights(joint_digest(digests))
     options: Options = {"weights": weights, "device": device, "on_progress": _noted(folder, tell)}
+    options["serving"] = serving
     return session_of(experiment, data, mode, **options)
 
 

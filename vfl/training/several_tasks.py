@@ -37,7 +37,7 @@ class SeveralTasksSession(PartiesSession):
 
     Attributes:
         label: the label party that leads.
-        others: the further ones, by name.
+        others: the further ones, by name; while serving those whose tasks are served.
     """
 
     clients: list[FeatureParty]
@@ -58,6 +58,7 @@ class SeveralTasksSession(PartiesSession):
         connect: Connect = options.get("connect", lambda party: local_pair())
         bottoms = options.get("bottoms") or {}
         links: dict[str, dict[str, Link]] = {name: {} for name in names}
+        self._ends: dict[str, dict[str, Link]] = {name: {} for name in names}
         self.clients = []
         for party in self.terms.feature_parties:
             ends = []
@@ -67,6 +68,7 @@ class SeveralTasksSession(PartiesSession):
                 watching: list[Observer] = [ledgers[name], *also]
                 links[name][party] = Observed(here, party, "label", watching)
                 ends.append(there)
+                self._ends[name][party] = there
             self.clients.append(self._feature(data[party], FanOut(ends), bottoms))
         self.label = LabelParty(
             data[names[0]],
@@ -91,6 +93,12 @@ class SeveralTasksSession(PartiesSession):
             )
             for name in names[1:]
         }
+
+    def leads(self, name: str) -> LabelParty:
+        """A label party whom alone the feature parties answer from now on."""
+        for client in self.clients:
+            client.end.link = self._ends[name][client.name]
+        return self.label if name == self.label.data.name else self.others[name]
 
     def run(self) -> SeveralTasksSession:
         """Go through the whole session, or the rest of it."""

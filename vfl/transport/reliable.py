@@ -325,6 +325,22 @@ class TcpLink(_StreamLink):
             loss.where = f"{host}:{port}"
             raise
 
+    def poll(self) -> Frame | None:
+        """The next frame if it is there; where the stream was cut it is mended first.
+
+        Raises:
+            LostPeerError, PeerFailedError, FrameError: see `receive`.
+        """
+        now = time.monotonic()
+        try:
+            return self._read(self._readable(now), now)
+        except TimeoutError:
+            return None
+
+    def fileno(self) -> int:
+        """Of the current stream; -1 once the link has ended."""
+        return -1 if self._stream is None else self._stream.fileno()
+
     def agree(self, limits: LinkLimits) -> None:
         """From the next frame on, take and send no more than this."""
         self.limits, self._outgoing = limits, limits.up
