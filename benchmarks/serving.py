@@ -44,12 +44,12 @@ from fastapi.responses import JSONResponse
 
 from benchmarks import harness
 from vfl import models
-from vfl.config import Experiment, ServeSettings, read_party_file
+from vfl.config import Experiment, read_party_file
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import load_own
-from vfl.serving.front import Asked, scores, settings_file
+from vfl.serving.front import Asked, LeadSettings, scores, settings_file
 from vfl.session.schedule import ROW_BYTES
 from vfl.transport.certificates import session_certificate
 from vfl.transport.stream import client_context
@@ -210,7 +210,7 @@ def play_label(folder: Path, *modes: str) -> None:
                 bins.unlink()
             continue
         if mode == "serve":
-            settings_file(settings_file_of, ServeSettings(port=0, max_requests_per_second=1e9))
+            settings_file(settings_file_of, LeadSettings(port=0, max_requests_per_second=1e9))
         terms = Terms.of(experiment, mode, RUN)  # type: ignore[arg-type]
         session.run_session(pipes, experiment, party, terms)  # type: ignore[arg-type]
         pipes.close()

@@ -10,13 +10,14 @@ import torch
 from served import Serving, predicted, same
 from sklearn.datasets import load_breast_cancer
 
-from vfl.config import Experiment, ServeSettings, with_overrides
+from vfl.config import Experiment, with_overrides
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, MisalignedError, SpecError, VFLError
 from vfl.core.frame import Kind
 from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.scheduler import run_cells
+from vfl.serving.front import LeadSettings
 from vfl.serving.local import serve
 from vfl.session import Exchange
 from vfl.session.schedule import own_rows
@@ -383,7 +384,7 @@ def test_a_served_row_is_the_predicted_one_and_says_who_lacked_it(folder, data, 
     run = RunFolder.open(tmp_path / "run")
     predict(run)
     expected = predicted(run.path)
-    serving = Serving(run.path, lambda: serve(run.path, ServeSettings(port=0, cache_rows=20)))
+    serving = Serving(run.path, lambda: serve(run.path, LeadSettings(port=0, cache_rows=20)))
     try:
         serving.client.wait_ready()
         for batch in (list(expected), list(expected)[-20:], list(expected)[-20:]):

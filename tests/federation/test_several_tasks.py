@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from real_deployment import Deployment, results
-from served import asked_of_deployment, predicted, same
+from served import asked_of_deployment, client_of, predicted, same
 from sklearn.datasets import load_breast_cancer
 from taken_project import FEATURES, alone, writer
 
@@ -51,6 +51,31 @@ def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, t
     asked = list(expected)[:7]
     answers = asked_of_deployment(federation, run, asked)
     assert all(same(one, expected[each]) for one, each in zip(answers, asked, strict=True))
+
+
+def test_each_label_party_serves_its_own_task_at_its_own_address(federation):
+    training = federation.train(EPOCHS)
+    assert training.wait() == 0, training.said()
+    run = federation.run(training)
+    assert federation.ask("predict", run).wait() == 0
+    own_file = federation.folder / "insurer" / "party.toml"
+    own_file.write_text(own_file.read_text().replace("port = 8081", "port = 0"))
+    serving = federation.ask("serve", run, "--port", "0", "--task", "insurer")
+    serving.wait_for("listens at")
+    part = federation.folder / "insurer" / "store" / "runs" / run.name / "parties" / "insurer"
+    first, second = client_of(run), client_of(part)
+    for client, folder in ((first, run), (second, part)):
+        client.wait_ready(timeout_s=90.0)
+        expected = predicted(folder)
+        asked = list(expected)[:7]
+        status, told = client.predict(*asked)
+        assert status == 200, told
+        for answer, each in zip(told["predictions"], asked, strict=True):
+            assert same(answer, expected[each])
+    (run / "serving.stop").touch()
+    assert serving.wait() == 0, serving.said()
+    with pytest.raises(OSError, match="refused"):
+        second.predict(asked[0])
 
 
 def test_a_label_party_that_dies_is_named_and_the_training_goes_on_later(federation):

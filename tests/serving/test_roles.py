@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from played_session import Noting, stand_in
-from served import Client, Serving, consent, passes_of, predicted, same, settings, start
+from served import Serving, client_of, consent, passes_of, predicted, same, settings, start
 from taken_session import FEATURES, IDS, ROWS, with_insurer, with_middle
 
 from vfl.clients.serving import ServedMiddle, ServedParty
@@ -120,20 +120,11 @@ def start_both(session, **changes):
     """Both label parties' services: the first one's session, and a client of the second."""
     settings_file(session.run, settings(timeout_s=3.0, tasks=("insurer",)))
     serving = Serving(session.run, lambda: session.play("serve", **changes))
-    return serving, second_client(own_part(session))
+    return serving, client_of(own_part(session))
 
 
 def own_part(session):
     return session.folder / "insurer/store/runs/run/parties/insurer"
-
-
-def second_client(own):
-    deadline = time.monotonic() + 30
-    while not ((own / "serving.json").exists() and (own / "serve.token").exists()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    address = json.loads((own / "serving.json").read_text())["address"]
-    return Client(address, (own / "serve.token").read_text().strip())
 
 
 def test_every_label_party_answers_its_own_clients(insurer, capfd):
@@ -213,7 +204,7 @@ def test_a_party_that_does_not_answer_is_named_by_both(insurer, monkeypatch):
             try:
                 seen.append(second.predict(IDS[7]))
             except OSError:  # its service begins anew with the session
-                second = second_client(own_part(insurer))
+                second = client_of(own_part(insurer))
         for status, told in seen:
             assert right(own_part(insurer), told, [IDS[7]]) if status == 200 else status == 503
         serving.client.wait_ready()

@@ -31,10 +31,10 @@ from served import (
 )
 
 from vfl.clients.serving import ServedParty
-from vfl.config import Experiment, ServeSettings
+from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import VFLError
-from vfl.serving.front import settings_file, switch
+from vfl.serving.front import LeadSettings, settings_file, switch
 from vfl.serving.local import serve
 from vfl.session import Terms
 from vfl.session.party_folder import own_ledger
@@ -528,7 +528,7 @@ def test_mutual_tls_lets_in_whoever_has_a_certificate(trained_run, tmp_path):
 
 def test_without_tls_it_stays_on_this_machine(trained_run):
     with pytest.raises(VFLError, match="stays on its own machine"):
-        serve(trained_run, ServeSettings(host="0.0.0.0", port=0))
+        serve(trained_run, LeadSettings(host="0.0.0.0", port=0))
 
 
 def test_a_token_that_others_can_read_is_refused(trained_run, tmp_path):

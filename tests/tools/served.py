@@ -9,8 +9,7 @@ import urllib.request
 
 import numpy as np
 
-from vfl.config import ServeSettings
-from vfl.serving.front import settings_file
+from vfl.serving.front import LeadSettings, settings_file
 from vfl.session.party_folder import own_ledger
 
 PARTIES, ROWS = ("bank", "shop"), 90
@@ -50,6 +49,16 @@ class Client:
         while (self.ask("/ready")[0] == 200) is not ready:
             assert time.monotonic() < deadline, self.ask("/ready")
             time.sleep(0.05)
+
+
+def client_of(folder, timeout_s=30.0):
+    """A client of the service whose address and token lie in a folder, once they do."""
+    deadline = time.monotonic() + timeout_s
+    while not ((folder / "serving.json").exists() and (folder / "serve.token").exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    address = json.loads((folder / "serving.json").read_text())["address"]
+    return Client(address, (folder / "serve.token").read_text().strip())
 
 
 class Serving:
@@ -113,7 +122,7 @@ def asked_of_deployment(federation, run, ids):
 
 
 def settings(**more):
-    return ServeSettings(port=0, **more)
+    return LeadSettings(port=0, **more)
 
 
 def start(session, timeout_s=3.0, **changes):

@@ -201,6 +201,8 @@ def init(
     for name, one in found.items():
         own[name]["data"] = one.data
     usual = PartyFile.model_fields["consent"].default
+    for position, name in enumerate(further if serve else ()):  # beside the first one's 8080
+        own[name]["serve"] = {"port": 8081 + position}
     for settings in own.values():
         if serve:
             settings["consent"] = {"modes": [*usual.modes, "serve"]}

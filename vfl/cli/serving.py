@@ -59,10 +59,9 @@ def serve(
     go on with another run; with RUN itself it goes back. A party of `--task` listens at the address
     in the `[serve]` of its own file; in process its task is served in place of the first one's.
     """
-    from vfl.config import ServeSettings
     from vfl.config.run_folder import RunFolder
     from vfl.serving import front
-    from vfl.serving.front import settings_file
+    from vfl.serving.front import LeadSettings, settings_file
 
     if switch is not None:
         front.switch(RunFolder.open(run).path, RunFolder.open(switch).path)
@@ -75,7 +74,7 @@ def serve(
     def path(given: Path | None) -> str | None:
         return None if given is None else str(given.resolve())
 
-    settings = ServeSettings(
+    settings = LeadSettings(
         host=host,
         port=port,
         token=path(token),

@@ -146,8 +146,6 @@ class ServeSettings(Settings):
         max_requests_per_second: of one client address; a second's worth may come at once.
         explain: whether contributions of parties are told; asks for 32 rows more, once.
         cache_rows: answers that are kept in memory; 0 keeps none.
-        tasks: further label parties that answer their own clients meanwhile, each at the address
-            that its own file says; named by the label party that leads.
     """
 
     host: str = "127.0.0.1"
@@ -163,7 +161,6 @@ class ServeSettings(Settings):
     max_requests_per_second: float = Field(default=10_000.0, gt=0)
     explain: bool = False
     cache_rows: int = Field(default=0, ge=0)
-    tasks: tuple[PartyName, ...] = ()
 
 
 class Node(Settings):
@@ -207,7 +204,7 @@ class PartyFile(Settings):
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
         device: where its models run, such as "cuda".
         trace: what this party records of its own side of a training; nobody else is told.
-        serve: how a further label party's own service listens.
+        serve: how a further label party's own service listens; the defaults where it is not said.
     """
 
     party: PartyName
@@ -218,7 +215,7 @@ class PartyFile(Settings):
     device: str = "cpu"
     consent: Consent = Consent()
     trace: TraceSettings = TraceSettings()
-    serve: ServeSettings = ServeSettings()
+    serve: ServeSettings | None = None
     node: Node = Node()
     identity: IdentityKeys = IdentityKeys()
     _path: Path | None = PrivateAttr(default=None)

@@ -61,6 +61,17 @@ _START_S = 10.0
 PREDICT = "/predict"
 
 
+class LeadSettings(ServeSettings):
+    """How the label party that leads serves.
+
+    Attributes:
+        tasks: further label parties that answer their own clients meanwhile, each at the address
+            that its own file says; in one process the one whose task is answered instead.
+    """
+
+    tasks: tuple[str, ...] = ()
+
+
 def token_in(path: Path) -> str:
     """The token that clients show; made by the operating system's generator if there is none.
 
@@ -418,7 +429,7 @@ class HttpFront:
         folder: Path,
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.tasks = settings.tasks
+        self.tasks = settings.tasks if isinstance(settings, LeadSettings) else ()
         if settings.certificate is None:
             require_loopback(settings.host)
         self._state, self._next = folder / STATE_FILE, folder / NEXT_FILE
@@ -546,20 +557,21 @@ def open_own_front(party: PartyFile, folder: Path, ended: Callable[[], bool]) ->
         UserError: see `HttpFront`.
     """
     files = ("token", "certificate", "key", "client_ca")
-    named = {each: value for each in files if (value := getattr(party.serve, each)) is not None}
-    settings = party.serve.model_copy(
+    said = party.serve or ServeSettings()
+    named = {each: value for each in files if (value := getattr(said, each)) is not None}
+    settings = said.model_copy(
         update={each: str(party.beside(value)) for each, value in named.items()}
     )
     return HttpFront(party.party, settings, folder, ended)
 
 
-def read_settings(folder: Path) -> ServeSettings:
+def read_settings(folder: Path) -> LeadSettings:
     """The settings that `settings_file` left; the defaults without any."""
     path = folder / SETTINGS_FILE
     if not path.exists():
-        return ServeSettings()
+        return LeadSettings()
     try:
-        return ServeSettings.model_validate(read_json(path))
+        return LeadSettings.model_validate(read_json(path))
     except ValueError:
         raise RunFolderError("settings of the service cannot be read", where=str(path)) from None
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vfl.clients.serving import ServedMiddle, ServedParty
-from vfl.config import Consent, ServeSettings
+from vfl.config import Consent
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, VFLError
 from vfl.core.storage import locked
 from vfl.server import LabelParty
 from vfl.server.serving import ServingParty
-from vfl.serving.front import HttpFront
+from vfl.serving.front import HttpFront, LeadSettings
 from vfl.session import PartyFolder
 from vfl.session.ledger import Meter
 from vfl.session.serving import Requests, require_servable
@@ -56,7 +56,7 @@ def serving_of(session: Session, label: LabelParty) -> ServingParty:
 
 def serve(
     run: Path,
-    settings: ServeSettings,
+    settings: LeadSettings,
     ready: Callable[[HttpFront], object] = lambda front: None,
 ) -> None:
     """Serve the test rows of a run until its front is told to stop.
