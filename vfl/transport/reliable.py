@@ -491,10 +491,12 @@ class HubLink(_StreamLink):
             return None
 
     def fileno(self) -> int:
-        """Of the current stream; -1 without one, or once a write to it has failed."""
-        with self._changed:
-            stream = self._stream if self._lost_at is None else None
-            return -1 if stream is None else stream.fileno()
+        """Of the current stream; -1 without one, or once a write to it has failed.
+
+        Without the lock, which costs more than the answer: the stream may be replaced right after.
+        """
+        stream = self._stream if self._lost_at is None else None
+        return -1 if stream is None else stream.fileno()
 
     def _bound(self, stream: Stream) -> None:
         """Take no more than was agreed, and no more at a time than what is kept of it."""
