@@ -57,6 +57,7 @@ from vfl.transport.stream import client_context
 _FLOOR_BYTES = 128  # of an answer
 PARTIES, ROWS, COLUMNS = ("bank", "shop"), 2000, 10
 CLIENTS, SECONDS, ROUNDS = (1, 8, 64), 5.0, 3
+FAULT_CLIENTS = 4
 QUICK_SECONDS = 0.5
 _START_S = 300.0
 RUN = "run"
@@ -541,7 +542,7 @@ def bench_faults(
     seconds: float,
     every_s: float,
     stop_s: float | None = None,
-    clients: int = 4,
+    clients: int = FAULT_CLIENTS,
     say: Callable[[str], None] = harness.silent,
 ) -> list[FaultRow]:
     """Load while one feature party after the other is killed or stopped.
@@ -681,7 +682,9 @@ def main() -> None:
         roles[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
         return
     options = harness.parser("serving", __doc__ or "", quick=True)
-    options.add_argument("--clients", type=harness.numbers, default=list(CLIENTS), metavar="N,N")
+    options.add_argument(
+        "--clients", type=harness.numbers, metavar="N,N", help="at once; with --kill-s the largest"
+    )
     options.add_argument("--seconds", type=float, help="of one turn, or of the load with --kill-s")
     options.add_argument("--drift", action="store_true", help="what counters of drift cost instead")
     options.add_argument("--kill-s", type=float, help="kill a party every so many seconds instead")
@@ -691,10 +694,11 @@ def main() -> None:
     def measure(asked: Namespace) -> Sequence[ServingRow] | Sequence[FaultRow]:
         if asked.kill_s is not None:
             seconds = asked.seconds or 600.0
-            return bench_faults(seconds, asked.kill_s, asked.stop_s, say=harness.say)
+            clients = max(asked.clients or [FAULT_CLIENTS])
+            return bench_faults(seconds, asked.kill_s, asked.stop_s, clients, harness.say)
         seconds = asked.seconds or (QUICK_SECONDS if asked.quick else SECONDS)
         bench = bench_drift if asked.drift else bench_serving
-        return bench(asked.clients, seconds, 1 if asked.quick else ROUNDS, harness.say)
+        return bench(asked.clients or CLIENTS, seconds, 1 if asked.quick else ROUNDS, harness.say)
 
     harness.run(options, measure, formatted)
 

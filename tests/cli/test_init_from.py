@@ -14,8 +14,8 @@ from vfl.config import read_experiment, read_party_file
 from vfl.training.run import load_data
 
 
-def init(vfl, label):
-    tables = ["lender=lender.csv", "bank=bank.csv", "shop=shop.parquet"]
+def init(vfl, label, parties=3):
+    tables = ["lender=lender.csv", "bank=bank.csv", "shop=shop.parquet"][:parties]
     given = [word for table in tables for word in ("--from", table)]
     return vfl("init", "project", *given, "--label-party", "lender", "--label", label)
 
@@ -43,11 +43,20 @@ def test_three_organisations_train_and_predict_with_no_file_edited(vfl, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.skipif("VFL_DATA" not in os.environ, reason="files below VFL_DATA")
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("common", [0.6, 0.9])
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_every_real_table_trains_as_it_was_found(vfl, tmp_path, name):
-    _, label = write_organisations(tmp_path, name, rows=4000)
-    assert init(vfl, label).code == 0
-    done = vfl("train", "project/trial.toml", "-s", "train.epochs=8", "--json")
+def test_every_real_table_aligns_and_trains_as_it_was_found(vfl, tmp_path, name, common, parties):
+    share = common ** (1 / parties)
+    frame, label = write_organisations(
+        tmp_path, name, rows=4000, overlap=share, parties=parties, seed=1
+    )
+    assert init(vfl, label, parties).code == 0
+    kept = ("-s", "data.alignment=found")
+    done = vfl("align", "project/trial.toml", *kept, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["common"] == pytest.approx(common * len(frame), rel=0.1)
+    done = vfl("train", "project/trial.toml", *kept, "-s", "train.epochs=8", "--json")
     assert done.code == 0, done.err
     figures = json.loads(done.out)
     if name == "boston-housing":
@@ -56,7 +65,8 @@ def test_every_real_table_trains_as_it_was_found(vfl, tmp_path, name):
         assert figures["test_auc"] > 0.65
     if name == "bank-marketing":
         text = Path("project/label/party.toml").read_text()
-        assert "look at 'duration' of shop: predicts the label" in text
+        owner = "shop" if parties == 3 else "bank"
+        assert f"look at 'duration' of {owner}: predicts the label" in text
 
 
 def test_what_was_found_is_in_the_files(vfl, tmp_path):

@@ -34,11 +34,12 @@ def real_table(name, rows=None):
     return frame.rename(columns=names), label
 
 
-def write_organisations(folder, name, rows=None, seed=0, overlap=0.9):
-    """Three files of one table; each has a share of the rows, in an order of its own.
+def write_organisations(folder, name, rows=None, seed=0, overlap=0.9, parties=3):
+    """Three files of one table, or two; each has a share of the rows, in an order of its own.
 
     lender.csv has the label, a semicolon, decimal commas, latin-1 and ids with zeros in front;
-    bank.csv ids such as 79499.0, dates and gaps; shop.parquet whole numbers and real dates.
+    bank.csv ids such as 79499.0, dates and gaps; shop.parquet whole numbers and real dates. Of two
+    parties the bank has the shop's columns as well.
 
     Returns:
         The table and its label column.
@@ -49,6 +50,8 @@ def write_organisations(folder, name, rows=None, seed=0, overlap=0.9):
     days = pd.Timestamp("2019-01-01") + pd.to_timedelta(draw.integers(0, 900, len(frame)), "D")
     features = [column for column in frame.columns if column != label]
     parts = np.array_split(np.array(features, dtype=object), 3)
+    if parties == 2:
+        parts = [parts[0], np.concatenate(parts[1:]), parts[2]]
     lender, bank, shop = (frame[list(own)].copy() for own in parts)
     lender.insert(0, "Kundennummer", [f"{key:08d}" for key in keys])
     lender["Größe"] = draw.normal(size=len(frame)).round(3)
@@ -67,5 +70,6 @@ def write_organisations(folder, name, rows=None, seed=0, overlap=0.9):
     how = {"sep": ";", "decimal": ",", "encoding": "latin-1"}
     lender.to_csv(folder / "lender.csv", index=False, **how)
     bank.to_csv(folder / "bank.csv", index=False)
-    shop.to_parquet(folder / "shop.parquet", index=False)
+    if parties == 3:
+        shop.to_parquet(folder / "shop.parquet", index=False)
     return frame, label
