@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from played_session import Noting, stand_in
+from played_session import Noting, run_session, stand_in
 from served import Serving, client_of, consent, passes_of, predicted, same, settings, start
 from taken_session import FEATURES, IDS, ROWS, with_insurer, with_middle
 
@@ -16,9 +16,9 @@ from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import StorageError, VFLError
 from vfl.core.frame import Kind
-from vfl.serving.front import settings_file
+from vfl.serving.front import settings_file, switch
 from vfl.serving.local import serve
-from vfl.session.party_folder import own_ledger
+from vfl.session.party_folder import own_ledger, own_terms
 from vfl.session.relay import Switchboard
 from vfl.training import run
 
@@ -112,7 +112,9 @@ def insurer(tmp_path, monkeypatch):
     session = trained(with_insurer(tmp_path), monkeypatch)
     path = session.folder / "insurer" / "party.toml"
     port = "[serve]\nport = 0\ntimeout_s = 3.0\n"
-    session.write("insurer", path.read_text() + f'{port}[consent]\nmodes = ["train", "serve"]\n')
+    session.write(
+        "insurer", path.read_text() + f'{port}[consent]\nmodes = ["train", "predict", "serve"]\n'
+    )
     return session
 
 
@@ -213,9 +215,44 @@ def test_a_party_that_does_not_answer_is_named_by_both(insurer, monkeypatch):
         serving.stop()
 
 
+def test_both_switch_to_another_run_together(insurer):
+    """The same weights under another name; a run without the task leaves what was served."""
+    for run_name, tasks in (("other", insurer.experiment().tasks), ("alone", None)):
+        experiment = insurer.experiment()
+        if tasks is None:
+            experiment = experiment.model_copy(update={"tasks": None})
+        lender = insurer.flower.files["lender"]
+        for mode in ("train", "predict"):
+            terms = own_terms(experiment, mode, run_name, lender)
+            run_session(insurer.flower, experiment, lender, terms)
+    other = insurer.run.parent / "other"
+    serving, second = start_both(insurer)
+    try:
+        second.wait_ready()
+        for run_name, served in (("alone", "run"), ("other", "other")):
+            switch(insurer.run, insurer.run.parent / run_name)
+            deadline, told = time.monotonic() + 30, {}
+            while told.get("version") != served or (insurer.run / "serving.next").exists():
+                assert time.monotonic() < deadline, told
+                told = serving.client.predict(IDS[3])[1]
+                time.sleep(0.05)
+            folder = insurer.folder / f"insurer/store/runs/{served}/parties/insurer"
+            second = client_of(folder)
+            second.wait_ready()
+            assert right(folder, second.predict(IDS[3])[1], [IDS[3]])
+            assert second.predict(IDS[3])[1]["version"] == served
+        assert right(other, serving.client.predict(IDS[3])[1], [IDS[3]])
+    finally:
+        serving.stop()
+    assert (
+        "'insurer' has no task of its own in this run; going on with run"
+        in (insurer.run / "notes.txt").read_text()
+    )
+
+
 def test_a_label_party_that_does_not_serve_refuses(insurer):
     path = insurer.folder / "insurer" / "party.toml"
-    insurer.write("insurer", path.read_text().replace('"train", "serve"', '"train"'))
+    insurer.write("insurer", path.read_text().replace(', "serve"', ""))
     settings_file(insurer.run, settings(tasks=("insurer",)))
     with pytest.raises(VFLError, match="stopped with V403"):
         insurer.play("serve")

@@ -164,8 +164,8 @@ def _serve(
         # By name, as secure modes are: only who serves needs what an HTTP server needs.
         front = import_module("vfl.serving.front").open_front(party, terms.run)
         assert front is not None, "it was opened"
+        terms = terms.served_with(front.tasks)
         while True:
-            terms = terms.served_with(front.tasks)
             try:
                 run_session(grid, experiment, party, terms, simulation=simulation, front=front)
             except VFLError as error:
@@ -181,11 +181,12 @@ def _serve(
             before = experiment, terms
             try:
                 trained = RunFolder.open(following).experiment()
+                trained = trained.model_copy(update={"federation": experiment.federation})
+                asked = own_terms(trained, "serve", following.name, party).served_with(front.tasks)
             except VFLError as error:
                 first.note(f"{error.what}; going on with {terms.run}")
                 continue
-            experiment = trained.model_copy(update={"federation": experiment.federation})
-            terms = own_terms(experiment, "serve", following.name, party)
+            experiment, terms = trained, asked
         write_json(first.path / "served.json", {"served": served})
     except VFLError as error:
         with suppress(StorageError):
