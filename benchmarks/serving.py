@@ -12,7 +12,8 @@ With ``--kill-s`` one feature party after the other is killed and started again 
 or with ``--stop-s`` stopped (SIGSTOP) and let go on after so many seconds:
 every answer is compared with the prediction of its row, every failure must be a 503 that names a
 party, and the memory of the label party is read at the beginning and at the end. With ``--drift``
-two such services take turns, one without the counters of drift.
+two such services take turns, one without the counters of drift; with ``--middle`` one of two
+parties and the same network with a third one between bottoms and head (U-shape).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import load_own
 from vfl.serving.front import Asked, LeadSettings, scores, settings_file
+from vfl.session.identity import Identity
 from vfl.session.schedule import ROW_BYTES
 from vfl.transport.certificates import session_certificate
 from vfl.transport.stream import client_context
@@ -70,18 +72,27 @@ CONTENT = {
 }
 
 
+#: The same with a party in the middle: it has the hidden layer, the label party the head.
+MIDDLE = "compute"
+MIDDLED = CONTENT | {
+    "label": {"party": "lender", "top": "linear"},
+    "middle": {"party": MIDDLE, "width": 32, "model": "mlp:hidden=none,last=relu"},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ServingRow:
     """What one load gave.
 
     Attributes:
-        server: "split", "monolith" or "floor"; or "counted" and "uncounted", see ``--drift``.
+        server: "split", "monolith" or "floor"; or "counted" and "uncounted", see ``--drift``; or
+            "plain" and "middle".
         clients: how many asked at once, each one row at a time.
         requests_per_second: over all rounds.
         p50_ms, p99_ms: of a request, as its client sees it.
         throughput_ratio, p99_ratio: to the first server of the same clients; 1 for itself.
         cpu_us: of the process that listens, a request.
-        party_cpu_us: of each feature party, a request; 0 where there is none.
+        party_cpu_us: of each other party, a request; 0 where there is none.
         failed: requests that were answered otherwise than by 200.
     """
 
@@ -137,20 +148,22 @@ class Pipes:
 
     Args:
         folder: holds every party's own.
+        parties: those with a node.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, parties: Sequence[str]) -> None:
+        self.folder, self._parties = folder, parties
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def get_nodes(self) -> list[Any]:
         """A node a party, always online."""
-        return [SimpleNamespace(node_id=i, name=name) for i, name in enumerate(PARTIES, start=1)]
+        named = enumerate(self._parties, start=1)
+        return [SimpleNamespace(node_id=i, name=name) for i, name in named]
 
     def push_messages(self, messages: Sequence[Any]) -> list[str]:
         """Start a party anew with its message; an earlier process of it ends by itself."""
         (message,) = messages
-        name = PARTIES[message.dst_node_id - 1]
+        name = self._parties[message.dst_node_id - 1]
         party = _start("party", self.folder, name, stdin=subprocess.PIPE)
         assert party.stdin is not None, "a pipe was asked for"
         party.stdin.write(str(message.content["session"]["message"]).encode())
@@ -202,8 +215,9 @@ def play_label(folder: Path, *modes: str) -> None:
     use_one_thread()
     session._COLLECT_S = 0.0  # nobody replies
     vars(federation)["Message"] = _Envelope
-    experiment = Experiment.model_validate(CONTENT)
-    party, pipes = read_party_file(folder / "lender" / "party.toml"), Pipes(folder)
+    experiment = Experiment.model_validate(json.loads((folder / "experiment.json").read_text()))
+    party = read_party_file(folder / "lender" / "party.toml")
+    pipes = Pipes(folder, PARTIES if experiment.middle is None else (*PARTIES, MIDDLE))
     settings_file_of = party.run_path(RUN)
     for mode in modes:
         if mode == "uncounted":
@@ -310,6 +324,23 @@ def write_tables(folder: Path) -> list[str]:
     return ids
 
 
+def write_middle(folder: Path) -> None:
+    """The folder of a party in the middle, and what the others need for one."""
+    names = (*PARTIES, MIDDLE)
+    (folder / MIDDLE).mkdir()
+    limits = '[consent]\nmodes = ["train", "predict", "serve"]\nmax_rows_per_second = 1e9\n'
+    limits += "max_bytes = 1000000000000\n"
+    (folder / MIDDLE / "party.toml").write_text(f'party = "{MIDDLE}"\nrole = "middle"\n{limits}')
+    for name in PARTIES:
+        with (folder / name / "party.toml").open("a") as file:
+            file.write(f'middle = ["{MIDDLE}"]\n')
+    for name in names:
+        identity = Identity.fresh()
+        identity.keep_at(folder / name / "identity.key")
+        for other in set(names) - {name}:
+            identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
+
+
 def _party(
     folder: Path, name: str, ids: list[str], columns: dict[str, Any], more: str = ""
 ) -> None:
@@ -395,12 +426,18 @@ class Servers:
     Args:
         modes: what the label party goes through before it serves.
         beside: other roles, a process each.
+        middle: whether a party stands in the middle.
     """
 
-    def __init__(self, *modes: str, beside: Sequence[str] = ()) -> None:
+    def __init__(self, *modes: str, beside: Sequence[str] = (), middle: bool = False) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vfl-serving-")
         self.folder = Path(self._folder.name)
         self.ids = write_tables(self.folder)
+        self._others = (*PARTIES, MIDDLE) if middle else PARTIES
+        if middle:
+            write_middle(self.folder)
+        content = json.dumps(MIDDLED if middle else CONTENT)
+        (self.folder / "experiment.json").write_text(content)
         self.run = self.folder / "lender" / "store" / "runs" / RUN
         label = _start("label", self.folder, "train", *modes, "serve")
         self._processes = [label, *(_start(role, self.folder) for role in beside)]
@@ -431,7 +468,7 @@ class Servers:
             return Load(address, "", self.ids, [*pids, *(int(each.read_text()) for each in echoes)])
         address = _address(self.run / "serving.json")
         _wait(lambda: _ready(address))
-        pids = [int((self.folder / f"{name}.pid").read_text()) for name in PARTIES]
+        pids = [int((self.folder / f"{name}.pid").read_text()) for name in self._others]
         token = (self.run / "serve.token").read_text().strip()
         return Load(address, token, self.ids, [self.label_pid, *pids])
 
@@ -506,6 +543,22 @@ def bench_drift(
     return rows
 
 
+def bench_middle(
+    clients: Sequence[int] = CLIENTS,
+    seconds: float = SECONDS,
+    rounds: int = ROUNDS,
+    say: Callable[[str], None] = harness.silent,
+) -> list[ServingRow]:
+    """Measure two feature parties with and without a party in the middle in turns; see above."""
+    rows = []
+    with Servers() as plain, Servers(middle=True) as middle:
+        for count in clients:
+            loads = {"plain": plain.load("split"), "middle": middle.load("split")}
+            rows += _in_turns(loads, count, seconds, rounds)
+            say(f"{count} clients: {len(loads['middle'].seconds)} requests through the middle")
+    return rows
+
+
 def _in_turns(
     loads: dict[str, Load], clients: int, seconds: float, rounds: int
 ) -> list[ServingRow]:
@@ -533,7 +586,7 @@ def _row(server: str, clients: int, load: Load, base: Load) -> ServingRow:
         throughput_ratio=rate(load) / rate(base),
         p99_ratio=float(p99 / np.percentile(base.seconds, 99)),
         cpu_us=1e6 * load.cpu_s[0] / len(load.seconds),
-        party_cpu_us=1e6 * sum(load.cpu_s[1:]) / len(PARTIES) / len(load.seconds),
+        party_cpu_us=1e6 * sum(load.cpu_s[1:]) / max(1, len(load.cpu_s[1:])) / len(load.seconds),
         failed=sum(load.statuses.values()) - load.statuses[200],
     )
 
@@ -687,6 +740,7 @@ def main() -> None:
     )
     options.add_argument("--seconds", type=float, help="of one turn, or of the load with --kill-s")
     options.add_argument("--drift", action="store_true", help="what counters of drift cost instead")
+    options.add_argument("--middle", action="store_true", help="what a party in the middle costs")
     options.add_argument("--kill-s", type=float, help="kill a party every so many seconds instead")
 
     options.add_argument("--stop-s", type=float, help="with --kill-s: stop it so long instead")
@@ -697,7 +751,7 @@ def main() -> None:
             clients = max(asked.clients or [FAULT_CLIENTS])
             return bench_faults(seconds, asked.kill_s, asked.stop_s, clients, harness.say)
         seconds = asked.seconds or (QUICK_SECONDS if asked.quick else SECONDS)
-        bench = bench_drift if asked.drift else bench_serving
+        bench = bench_drift if asked.drift else bench_middle if asked.middle else bench_serving
         return bench(asked.clients or CLIENTS, seconds, 1 if asked.quick else ROUNDS, harness.say)
 
     harness.run(options, measure, formatted)

@@ -10,6 +10,7 @@ from benchmarks.serving import (
     _row,
     bench_drift,
     bench_faults,
+    bench_middle,
     bench_serving,
     format_faults,
     format_serving,
@@ -64,6 +65,12 @@ def test_both_servers_answer_every_request():
 def test_counters_of_drift_can_be_left_out():
     rows = bench_drift([2], seconds=1.0, rounds=1)
     assert [(row.server, row.failed) for row in rows] == [("uncounted", 0), ("counted", 0)]
+
+
+@pytest.mark.net
+def test_a_party_in_the_middle_answers_every_request():
+    rows = bench_middle([2], seconds=1.0, rounds=1)
+    assert [(row.server, row.failed) for row in rows] == [("plain", 0), ("middle", 0)]
 
 
 @pytest.mark.net
