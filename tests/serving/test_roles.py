@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,12 +15,12 @@ from taken_session import FEATURES, IDS, ROWS, with_insurer, with_middle
 
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import StorageError, VFLError
-from vfl.core.frame import Kind
+from vfl.core.errors import ProtocolError, StorageError, VFLError
+from vfl.core.frame import Frame, Kind
 from vfl.serving.front import settings_file, switch
 from vfl.serving.local import serve
 from vfl.session.party_folder import own_ledger, own_terms
-from vfl.session.relay import Switchboard
+from vfl.session.relay import Askers, Switchboard
 from vfl.training import run
 
 
@@ -184,6 +185,32 @@ def test_what_one_label_party_asks_the_other_does_not_read(insurer, monkeypatch)
     asked = [payload for kind, payload in carried if kind is Kind.ASK]
     assert len(positions) + 16 in {len(payload) for payload in asked}  # sealed
     assert not [payload for payload in asked if positions in payload]
+
+
+@pytest.mark.parametrize(
+    ("sender", "frame"),
+    [
+        ("insurer", Frame(Kind.ASK, 2)),  # a step of the label party that leads
+        (None, Frame(Kind.ASK, 3)),
+        ("insurer", Frame(Kind.DONE, 1)),  # a second one
+        ("insurer", Frame(Kind.ASK, 3)),  # after it has said that it is done
+    ],
+)
+def test_no_label_party_takes_a_step_of_another(sender, frame):
+    """Or two requests would share a draw of noise, and their difference would show a cut."""
+    came = [(None, Frame(Kind.ASK, 0)), ("insurer", Frame(Kind.ASK, 1))]
+    came += [("insurer", Frame(Kind.DONE))] if frame.step % 2 else []
+    came.append((sender, frame))
+    sent = {None: [], "insurer": []}
+    ends = {name: SimpleNamespace(send=sent[name].append) for name in sent}
+    links = SimpleNamespace(direct=ends[None], others=ends, receive_any=lambda: came.pop(0))
+    askers = Askers(links, ["insurer"])
+    for answer in ("first", "second"):
+        askers.receive()
+        askers.send(answer)
+    assert sent == {None: ["first"], "insurer": ["second"]}
+    with pytest.raises(ProtocolError):
+        askers.receive()
 
 
 def test_a_party_that_does_not_answer_is_named_by_both(insurer, monkeypatch):
