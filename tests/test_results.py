@@ -1,0 +1,246 @@
+"""The headline tables of the pages, worked out again from the rows that are stored beside them.
+
+A page is found by the heading of its table, so that it can be moved; its stored rows lie in
+`docs/results`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from scipy.stats import t as student
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results"
+NUMBER = re.compile(r"[-+]?(?:\d+\.\d+|\.\d+|\d+)")
+Row = dict[str, str]
+
+
+def rows_of(name: str) -> list[Row]:
+    """The stored rows of a file."""
+    path = RESULTS / name
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table_of(heading: str, first: str) -> list[list[str]]:
+    """Cells of the table below a heading whose first column is called `first`; no head."""
+    (page,) = [
+        path for path in DOCS.rglob("*.md") if f"\n{heading}\n" in path.read_text(encoding="utf-8")
+    ]
+    text = page.read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
+    head = re.search(rf"^\| {re.escape(first)} .*$", text, re.MULTILINE)
+    assert head is not None, (heading, first)
+    lines = text[head.start() :].splitlines()
+    end = next((at for at, line in enumerate(lines) if not line.startswith("|")), len(lines))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:end]]
+
+
+def shown(cell: str) -> list[str]:
+    """Its numbers as they are printed, without emphasis."""
+    return NUMBER.findall(cell.replace("**", ""))
+
+
+def assert_shows(cell: str, values: Iterable[float]) -> None:
+    """That a cell prints these numbers, each to the places it prints."""
+    values, printed = list(values), shown(cell)
+    assert len(printed) == len(values), (cell, values)
+    for text, value in zip(printed, values, strict=True):
+        places = len(text.partition(".")[2])
+        # Some files keep a place more than the page prints, so that it is rounded twice.
+        assert abs(float(text) - value) <= 0.551 * 10**-places, (cell, values)
+
+
+# --- labels of cuts -------------------------------------------------------------------------------
+
+THESIS = ("kmeans±", "fine_tuning±1", "fine_tuning±5", "fine_tuning±10", "fine_tuning±40")
+LOGISTIC = ("logistic", "logistic:scaler=whiten")
+SPREAD = ("1", "5", "10", "40")
+LABELS = {
+    "## Attacks of the thesis": ("labels_mnist.csv", "training", ("", *THESIS)),
+    "## Stronger attacks": (
+        "labels_mnist.csv",
+        "training",
+        (*LOGISTIC, "nearest_mean:scaler=cosine", "fine_tuning:at=before"),
+    ),
+    "## An inner cut": (
+        "labels_mnist_inner.csv",
+        "training",
+        ("", "kmeans±", "fine_tuning", *LOGISTIC),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("heading", LABELS)
+def test_attacks_on_labels(heading):
+    """A column is "" for the model's accuracy, an attack at every k, or ATTACK±K with its width."""
+    name, first, columns = LABELS[heading]
+    stored = rows_of(name)
+    found = {(row["defense"], row["attack"], row["k"]): row for row in stored}
+    table = table_of(heading, first)
+    assert len(table) > 5
+    for training, *cells in table:
+        defense = training.strip("`")
+        for cell, column in zip(cells, columns, strict=True):
+            attack, _, k = column.partition("±")
+            if not column:
+                one = next(row for row in stored if row["defense"] == defense)
+                assert_shows(cell, [100 * float(one["test_accuracy"])])
+            elif "±" in column:
+                one = found[defense, attack, k or "0"]
+                assert_shows(cell, [100 * float(one["mean"]), 100 * float(one["half_width"])])
+            else:
+                means = [100 * float(found[defense, attack, k]["mean"]) for k in SPREAD]
+                assert_shows(cell, means)
+
+
+def test_hidden_labels():
+    """The best of 22 attacks, which is chosen anew at every k."""
+    for training, *cells in table_of(
+        "## A cut that tells no more than one without labels", "training"
+    ):
+        if "`" not in training:
+            continue
+        for name, (accuracy, best) in zip(
+            ("hidden_labels_mnist.csv", "hidden_labels_fashion.csv"),
+            (cells[:2], cells[2:]),
+            strict=True,
+        ):
+            of = [row for row in rows_of(name) if row["defense"] == training.strip("`")]
+            assert_shows(accuracy, [100 * float(of[0]["test_accuracy"])])
+            assert_shows(best, [_best(of, k) for k in ("1", "5", "10")])
+
+
+def _best(rows: Sequence[Row], k: str) -> float:
+    return max(100 * float(row["mean"]) for row in rows if row["k"] in (k, "0"))
+
+
+def test_the_leaderboard():
+    """Utility, what the worst attack reaches and what it is above the best without the model."""
+    stored = {(r["task"], r["defense"], r["k"]): r for r in rows_of("leaderboard.csv")}
+    for task in {task for task, _, _ in stored}:
+        table = table_of(f"## {task}", "defense")
+        assert len(table) == len({d for t, d, _ in stored if t == task})
+        for defense, _, utility, _, _, attack, k, reaches, guess, without, above in table:
+            row = stored[task, defense, k]
+            assert attack == row["attack"]
+            pairs = [(utility, "utility"), (reaches, "reaches"), (guess, "guess")]
+            pairs += [(without, "no_model"), (above, "above")]
+            for cell, name in pairs:
+                assert_shows(cell.partition("±")[0], [100 * float(row[name])])
+
+
+# --- private training -----------------------------------------------------------------------------
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and 95 % half width of independent normal values."""
+    width = stdev(values) / len(values) ** 0.5
+    return mean(values), float(student.ppf(0.975, len(values) - 1)) * width
+
+
+def test_the_three_budgets():
+    finals = [row for row in rows_of("private_scattering.jsonl") if not row["choose"]]
+    heading = "## MNIST at the three budgets, at one party and in halves at two"
+    for epsilon, _, *cells, seeds in table_of(heading, "epsilon"):
+        of = {
+            parties: {
+                row["seed"]: 100 * row["accuracy"]
+                for row in finals
+                if row["parties"] == parties and row["epsilon"] == float(epsilon)
+            }
+            for parties in (1, 2)
+        }
+        assert len(of[1]) == len(of[2]) == int(seeds)
+        less = [of[2][seed] - of[1][seed] for seed in of[1]]
+        for cell, values in zip(cells, (of[1].values(), of[2].values(), less), strict=True):
+            assert_shows(cell, interval(list(values)))
+
+
+def test_private_tables():
+    stored, names = rows_of("private_tables.jsonl"), {"Adult": "adult"}
+    names |= {"credit default": "credit_default", "bank marketing": "bank_marketing"}
+    table = ""
+
+    def of(way: str, epsilon: float | None, key: Callable[[Mapping[str, object]], float]):
+        return {
+            row["seed"]: key(row)
+            for row in stored
+            if (row["table"], row["way"], row["epsilon"]) == (table, way, epsilon)
+        }
+
+    for name, epsilon, *cells in table_of("## Three tables", "table"):
+        table = names.get(name, table)
+        budget = None if epsilon == "none" else float(epsilon)
+        auc = lambda row: 100 * row["auc"]  # noqa: E731
+        free, split = of("split", None, auc), of("split", budget, auc)
+        assert_shows(cells[0], interval(list(split.values())))
+        if budget is not None:
+            alone = of("logistic", budget, auc)
+            assert_shows(cells[1], interval([split[seed] - free[seed] for seed in free]))
+            assert_shows(cells[2], interval(list(alone.values())))
+            assert_shows(cells[3], interval([alone[seed] - free[seed] for seed in free]))
+        for cell, key, scale in zip(
+            cells[4:], ("calibration", "worst_auc", "gap"), (1, 100, 100), strict=True
+        ):
+            values = of("split", budget, lambda row, key=key: row[key])
+            assert_shows(cell, [scale * mean(values.values())])
+
+
+# --- codecs ---------------------------------------------------------------------------------------
+
+
+def test_the_controller_of_l1():
+    stored = rows_of("l1_controller.jsonl")
+    for target, *cells in table_of("## Codecs in training", "target"):
+        for task, cell in zip(("digit_pairs", "fm20", "cifar"), cells, strict=True):
+            of = [r for r in stored if (r["task"], r["codec"]) == (task, f"l1:target={target}")]
+            kept = [row["above_zero"] for row in of]
+            assert_shows(
+                cell.replace(" - ", " "), [min(kept), max(kept), mean(r["accuracy"] for r in of)]
+            )
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "measure", "intervals"),
+    [
+        ("## Twenty classes at matched bytes", "fm20.csv", "test_accuracy", True),
+        ("## Film reviews, fold by fold", "review_polarity.csv", "test_accuracy", True),
+        ("## Clicks", "yoochoose_filtered.csv", "test_hit_rate", False),
+    ],
+)
+def test_codecs_at_levels(heading, name, measure, intervals):
+    """Cells of `K: mean ± width`, of each variant; differences are left to the page."""
+    stored, checked = rows_of(name), 0
+    for method, *cells in table_of(heading, "codec"):
+        of = [row for row in stored if row["method"] == method.strip("`")]
+        variants = sorted({row["variant"] for row in of})  # with batch norm, and without
+        for cell in cells:
+            if not (found := re.match(r"(\d+): (.*)", cell)):
+                continue
+            codec = method.strip("`").replace("=?", f"={found[1]}")
+            for text, variant in zip(found[2].split(" / "), variants, strict=True):
+                values = [
+                    100 * float(row[measure])
+                    for row in of
+                    if row["codec"] == codec and row["variant"] == variant
+                ]
+                assert_shows(text, interval(values) if intervals else [mean(values)])
+                checked += 1
+    assert checked > 8
+
+
+def test_what_a_page_would_print_wrongly_is_seen():
+    assert_shows("**66.7 ± 1.3**", [66.74, 1.26])
+    with pytest.raises(AssertionError):
+        assert_shows("66.7 ± 1.3", [66.9, 1.26])
+    with pytest.raises(AssertionError):
+        assert_shows("66.7", [66.7, 1.0])
