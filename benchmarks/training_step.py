@@ -62,6 +62,7 @@ class Workload:
         steps: timed steps of one repeat; about one second of work.
         aims: the most CPU time a path should need, in that of the monolith.
         merge: "concat" or "sum".
+        parties: the feature parties.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Workload:
     steps: int
     aims: Mapping[str, float] = field(default_factory=dict)
     merge: Literal["concat", "sum"] = "concat"
+    parties: tuple[str, ...] = FEATURE_PARTIES
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,7 @@ class Workload:
     @property
     def merged_width(self) -> int:
         """Width of what the top gets."""
-        return self.width * (len(FEATURE_PARTIES) if self.merge == "concat" else 1)
+        return self.width * (len(self.parties) if self.merge == "concat" else 1)
 
     def experiment(self, seed: int, total_steps: int) -> Experiment:
         """The experiment that trains at least so many steps; SGD with momentum."""
@@ -92,7 +94,7 @@ class Workload:
             name="bench",
             seed=seed,
             merge=self.merge,
-            parties=dict.fromkeys(FEATURE_PARTIES, party),
+            parties=dict.fromkeys(self.parties, party),
             label=LabelSettings(party=LABEL_PARTY, top=self.top),
             train=TrainSettings(
                 epochs=-(-total_steps // EPOCH_STEPS),
@@ -158,7 +160,23 @@ PICTURES = Workload(
     outputs=10,
     steps=20,
 )
-KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED, "pictures": PICTURES}
+#: Sums of 64 units and little work for anybody: what a label party's streams cost shows.
+MANY = {
+    f"many_{count}": Workload(
+        model="mlp",
+        batch_size=64,
+        width=64,
+        shape=(4,),
+        bottom="mlp:hidden=none",
+        top="mlp:hidden=64",
+        outputs=2,
+        steps=40,
+        merge="sum",
+        parties=tuple(f"party{number}" for number in range(count)),
+    )
+    for count in (2, 4, 8, 16, 32, 64)
+}
+KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY
 
 
 class StepJob(SessionJob):
@@ -263,7 +281,7 @@ class Setup:
     def bottoms(self) -> dict[str, nn.Module]:
         """Every feature party's fresh bottom model."""
         seed = self.job.seed
-        return {name: fresh_bottom(self.workload, seed, name) for name in FEATURE_PARTIES}
+        return {name: fresh_bottom(self.workload, seed, name) for name in self.workload.parties}
 
     def top(self) -> nn.Module:
         """The label party's fresh top model."""
@@ -272,7 +290,7 @@ class Setup:
     def agreement(self, party: str) -> Agreement:
         """A feature party's side of an agreement on keys, with keys that protect nobody."""
         mode = secure.make(self.terms.secure)
-        everybody = {name: self.secret(name) for name in FEATURE_PARTIES}
+        everybody = {name: self.secret(name) for name in self.workload.parties}
         keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
         assert isinstance(keys, Agreement), "a mode that sums cuts"
         return keys
@@ -296,7 +314,9 @@ def synthetic(workload: Workload, seed: int) -> dict[str, PartyData]:
     rows = np.arange(workload.rows)
     split = Split(train=rows, validation=rows[:0], test=rows[:0])
     digest = digest_of(rows)
-    inputs = {name: _normal(seed, name, workload.rows, *workload.shape) for name in FEATURE_PARTIES}
+    inputs = {
+        name: _normal(seed, name, workload.rows, *workload.shape) for name in workload.parties
+    }
     scores = torch.zeros(workload.rows, workload.outputs)
     for name, own in inputs.items():
         flat = own.flatten(start_dim=1)
@@ -368,7 +388,8 @@ def monolith(setup: Setup, device: str = "cpu") -> Measurement:
 
 def modelled(job: StepJob) -> Measurement:
     """Train in process, on the clocks of the parties' lines: compute takes no time there."""
-    model = LinkModel([LABEL_PARTY, *FEATURE_PARTIES], Wan.parse(job.wan))
+    parties = [LABEL_PARTY, *KNOWN[job.workload].parties]
+    model = LinkModel(parties, Wan.parse(job.wan))
     setup = Setup(job, now=lambda: model.now(LABEL_PARTY))
     return in_process(setup, lambda party: model.between(LABEL_PARTY, party, local_pair()))
 

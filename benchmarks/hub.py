@@ -1,0 +1,177 @@
+"""What the label party pays for many feature parties: a step with 2 to 64 of them over TLS.
+
+    python -m benchmarks.hub
+    python -m benchmarks.hub --wan 40ms
+
+The label party is a process of its own; the others are threads of two processes, so their
+computations are not what a real party's would be, and only the label party's CPU time is told. Lines
+delay bytes (`benchmarks.emulation.proxy`). The limit is what the line's delay and bandwidth take.
+"""
+
+from __future__ import annotations
+
+import secrets
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from statistics import median
+
+from benchmarks import harness
+from benchmarks.emulation import Network, Wan, open_network
+from benchmarks.training_step import (
+    KNOWN,
+    LABEL_PARTY,
+    Measurement,
+    Setup,
+    StepJob,
+    host,
+    join,
+    modelled,
+)
+from benchmarks.worker import BenchmarkWorker, Endpoint, Parent
+from vfl.config.toml import Settings
+
+COUNTS, STEPS, REPEATS, WARMUP_STEPS = (2, 8, 64), 40, 3, 5
+#: Processes that play the feature parties.
+_HOSTS = 2
+
+
+class Parts(Settings):
+    """Whom a process plays: the label party, or feature parties, a thread each."""
+
+    jobs: list[StepJob]
+
+
+class HubRow(Settings):
+    """One number of parties, medians over the turns.
+
+    Attributes:
+        parties: how many feature parties.
+        wan: what every party's line does; "" on the loopback.
+        wall_ms: of a step, at the label party.
+        cpu_ms: of a step, of the label party's process.
+        cpu_a_party_us: the same for each feature party.
+        limit_ms: what lines alone take of a step; 0 on the loopback.
+    """
+
+    parties: int
+    wan: str
+    wall_ms: float
+    cpu_ms: float
+    cpu_a_party_us: float
+    limit_ms: float
+
+
+def bench_hub(
+    counts: Sequence[int] = COUNTS,
+    *,
+    wan: Wan | None = None,
+    steps: int = STEPS,
+    repeats: int = REPEATS,
+    say: Callable[[str], None] = harness.silent,
+) -> list[HubRow]:
+    """Steps with so many parties, over TLS.
+
+    Args:
+        counts: of feature parties; those of `training_step.MANY`.
+        wan: every party's line; None is the loopback.
+        steps: that are timed, of a turn.
+        repeats: turns.
+        say: told a line about each.
+    """
+    turns: dict[int, list[Measurement]] = {count: [] for count in counts}
+    for turn in range(repeats):
+        for count in counts:
+            say(f"{count} parties, turn {turn + 1} of {repeats}")
+            turns[count].append(_measure(_job(count, steps, turn), wan))
+    return [_row(count, turns[count], _job(count, steps, 0), wan) for count in counts]
+
+
+def _job(count: int, steps: int, seed: int) -> StepJob:
+    return StepJob(
+        path="tls", workload=f"many_{count}", seed=seed, warmup_steps=WARMUP_STEPS, steps=steps
+    )
+
+
+def _measure(job: StepJob, wan: Wan | None) -> Measurement:
+    parties = KNOWN[job.workload].parties
+    with ExitStack() as stack:
+        network: Network = stack.enter_context(open_network([LABEL_PARTY, *parties], wan, "proxy"))
+        label, *hosts = (stack.enter_context(BenchmarkWorker("hub")) for _ in range(1 + _HOSTS))
+        tokens = {party: secrets.token_urlsafe(32) for party in parties}
+        session = {"session": secrets.token_hex(16), "tokens": tokens}
+        own = session | {"party": LABEL_PARTY, "host": network.host(LABEL_PARTY)}
+        label.put(Parts(jobs=[job.model_copy(update=own)]))
+        listens = label.get(Endpoint)
+        for number, worker in enumerate(hosts):
+            played = [
+                job.model_copy(
+                    update=session
+                    | {"party": party, "tokens": {party: tokens[party]}}
+                    | {"endpoint": listens.seen(network, party, LABEL_PARTY)}
+                )
+                for party in parties[number::_HOSTS]
+            ]
+            worker.put(Parts(jobs=played))
+        for worker in hosts:
+            worker.get(Measurement)
+        return label.get(Measurement)
+
+
+def _row(count: int, turns: Sequence[Measurement], job: StepJob, wan: Wan | None) -> HubRow:
+    cpu_ms = median(turn.cpu_ms for turn in turns)
+    limit = modelled(job.model_copy(update={"wan": str(wan)})).wall_ms if wan else 0.0
+    return HubRow(
+        parties=count,
+        wan=str(wan or ""),
+        wall_ms=median(turn.wall_ms for turn in turns),
+        cpu_ms=cpu_ms,
+        cpu_a_party_us=1000 * cpu_ms / count,
+        limit_ms=limit,
+    )
+
+
+def work(parent: Parent) -> None:
+    """Play whom one is told to play."""
+    for parts in parent.each(Parts):
+        setups = [Setup(job) for job in parts.jobs]
+        if parts.jobs[0].party == LABEL_PARTY:
+            parent.put(host(setups[0], parent))
+            continue
+        with ThreadPoolExecutor(len(setups)) as pool:
+            first, *_ = pool.map(join, setups)
+            parent.put(first)
+
+
+def format_hub(rows: Sequence[HubRow]) -> str:
+    """One line a number of parties."""
+    head = (
+        f"{'parties':>8}{'line':>10}{'wall ms':>10}{'limit ms':>10}{'CPU ms':>9}{'us a party':>12}"
+    )
+    lines = [
+        f"{row.parties:>8}{row.wan or '-':>10}{row.wall_ms:>10.2f}{row.limit_ms:>10.2f}"
+        f"{row.cpu_ms:>9.2f}{row.cpu_a_party_us:>12.0f}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser("hub", "A label party with many feature parties, over TLS.")
+    options.add_argument("--parties", type=harness.numbers, default=COUNTS, help="2,8,64")
+    options.add_argument("--wan", type=Wan.parse, help="every party's line, such as 40ms")
+    options.add_argument("--steps", type=int, default=STEPS, help="%(default)s")
+    options.add_argument("--repeats", type=int, default=REPEATS, help="%(default)s")
+
+    def measure(asked: Namespace) -> list[HubRow]:
+        return bench_hub(
+            asked.parties, wan=asked.wan, steps=asked.steps, repeats=asked.repeats, say=harness.say
+        )
+
+    harness.run(options, measure, format_hub)
+
+
+if __name__ == "__main__":
+    main()
