@@ -4,8 +4,8 @@
     python -m benchmarks.hub --wan 40ms
 
 The label party is a process of its own; the others are threads of two processes, so their
-computations are not what a real party's would be, and only the label party's CPU time is told. Lines
-delay bytes (`benchmarks.emulation.proxy`). The limit is what the line's delay and bandwidth take.
+computations are not what a real party's would be, and only the label party's CPU time is told.
+Lines delay bytes (`benchmarks.emulation.proxy`). The limit is what delay and bandwidth take.
 """
 
 from __future__ import annotations
