@@ -71,3 +71,15 @@ def test_what_went_wrong_at_a_party_ends_the_wait(streams):
     ends["shop"].fail(VFLError("no more"))
     with pytest.raises(PeerFailedError, match="no more"):
         receive_any(links)
+
+
+def test_who_reads_nothing_delays_nobody(streams):
+    """The system's buffers take some 3.5 MB for a party, which is more than a round's gradient."""
+    links, ends = streams
+    began = time.monotonic()
+    for step in range(2):
+        links["bank"].send(Frame(Kind.GRAD, step, bytes(1_000_000)))
+        links["shop"].send(Frame(Kind.GRAD, step, b"x"))
+        assert ends["shop"].receive().step == step
+    assert time.monotonic() - began < 0.9  # after a second in which nothing is taken the link ends
+    assert [ends["bank"].receive().step for _ in range(2)] == [0, 1]
