@@ -79,3 +79,31 @@ def test_figures_of_tables_find_the_group_that_is_worst():
     calibrated = draw.random(20_000)
     drawn = (draw.random(20_000) < calibrated).astype(int)
     assert figures(calibrated, drawn, np.repeat("a", 20_000))["calibration"] < 0.02
+
+
+def test_cifar_learns_behind_convolutions_of_other_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(FOLDER)
+    cifar = program("cifar")
+    draw = torch.Generator().manual_seed(0)
+
+    def pictures(source):
+        rows = {"tiny_imagenet": 256, "cifar10": 60_000}[source]
+        labels = torch.randint(0, 10, (rows,), generator=draw)
+        pixels = torch.randint(0, 50, (rows, 3, 32, 32), generator=draw, dtype=torch.uint8)
+        bright = torch.arange(rows), labels % 3, 8 + labels, slice(None)
+        pixels[bright] = 255
+        return pixels, labels
+
+    monkeypatch.setattr(cifar, "pictures", pictures)
+    monkeypatch.setattr(cifar, "CHANNELS", 2)
+    monkeypatch.setattr(cifar, "WIDTH", 72)
+    out = tmp_path / "out.jsonl"
+    common = ["cifar.py", "--public-epochs", "1", "--out", str(out), "--state", str(tmp_path)]
+    for epochs in "12":
+        monkeypatch.setattr("sys.argv", [*common, "--epochs", epochs, "--epsilon", "8"])
+        cifar.main()
+    first, second = (json.loads(line) for line in out.read_text().splitlines())
+    assert (first["epoch"], second["epoch"]) == (1, 2)
+    assert 0 < first["epsilon_rdp"] < second["epsilon_rdp"] < 8
+    assert second["test"] > 0.3
+    assert capsys.readouterr().out.count("public pictures") == 1

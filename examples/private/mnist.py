@@ -13,6 +13,7 @@ import json
 import math
 import time
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ class Setting:
     level: str = "medium"
     width: int = 60
     hidden: int = 1000
+    layers: int = 1  # hidden ones
     lot: int = 600
     clip: float = 4.0  # of each layer
     first_rate: float = 0.1
@@ -45,7 +47,7 @@ class Setting:
     by: str = "layer"
     median: bool = False
     noise: float | None = None
-    projection: str = "pca"  # or "random", which costs nothing
+    projection: str = "pca"  # or "random" or "none", which cost nothing
     choose: bool = False
 
     def rate(self, epoch):
@@ -76,29 +78,33 @@ class Training:
         self.setting, self.test, self.step = setting, test, 0
         secret = Secret.of_simulation(seed, "mnist")
         noise, of_projection = setting.noises
+        self.train, self.test = train, test
         if setting.projection == "random":
             draws = torch.randn(784, setting.width, generator=generator(seed, "projection"))
-            directions = draws / math.sqrt(setting.width)
-        else:
-            directions = private_projection(
-                train[0], setting.width, noise=of_projection, secret=secret
+            self._project(draws / math.sqrt(setting.width))
+        elif setting.projection == "pca":
+            self._project(
+                private_projection(train[0], setting.width, noise=of_projection, secret=secret)
             )
-        self.train = (train[0] @ directions, train[1])
-        self.test = (test[0] @ directions, test[1])
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.model = nn.Sequential(
-                nn.Linear(setting.width, setting.hidden), nn.ReLU(), nn.Linear(setting.hidden, 10)
-            )
+            widths = [setting.width, *[setting.hidden] * setting.layers]
+            hidden = [(nn.Linear(one, two), nn.ReLU()) for one, two in pairwise(widths)]
+            self.model = nn.Sequential(*chain(*hidden), nn.Linear(widths[-1], 10))
         self.secret, self.rows = secret, len(train[0])
         self.q, self.a_epoch = setting.lot / self.rows, round(self.rows / setting.lot)
-        norm = setting.clip * (math.sqrt(2) if setting.by == "layer" else 1)
+        norm = setting.clip * (math.sqrt(setting.layers + 1) if setting.by == "layer" else 1)
         self.half = None
         if noise:
             self.half = PrivateHalf(
                 self.model, norm=norm, noise=noise, batch_size=setting.lot, secret=secret,
                 party="all", by=setting.by, quantile=0.5 if setting.median else None,
             )  # fmt: skip
+
+    def _project(self, directions):
+        self.train, self.test = (
+            (rows @ directions, labels) for rows, labels in (self.train, self.test)
+        )
 
     def epoch(self):
         """One pass of lots."""
