@@ -195,12 +195,12 @@ def test_spu_is_given_no_id_in_a_folder_that_is_removed(pretended, tmp_path, mon
     pretended(
         f"cat > {tmp_path}/given; stat -c %a . > {tmp_path}/mode; echo '[[0],[1]]' > rows.json"
     )
-    rows, _ = play("spu", owns([4711, 2], [3, 4711]), "shop")
+    rows, _ = play("spu", owns([471147114711, 2], [3, 471147114711]), "shop")
     assert {name: own.tolist() for name, own in rows.items()} == {"bank": [0], "shop": [1]}
     given = (tmp_path / "given").read_text()
     assert len(json.loads(given)) == 2
-    assert "4711" not in given
-    assert b"4711".hex() not in given
+    assert "471147114711" not in given
+    assert b"471147114711".hex() not in given
     assert (tmp_path / "mode").read_text().strip() == "700"
     assert not list(tmp_path.glob("vfl-spu-*"))
 

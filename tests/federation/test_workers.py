@@ -119,7 +119,7 @@ def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tm
     for _ in range(2):
         process = handing(folder, "tell", "7", cwd=tmp_path, env=environment, umask=0o027)
         out, err = process.communicate("typed\n", timeout=30)
-        assert err.strip() == "aside"
+        assert err.strip() == "aside", out
         said.append(out.splitlines()[1])
         assert out.splitlines()[2:] == ["code 7"]
         assert said[-1].startswith(f"{tmp_path} by the caller typed 0o27 True 0.")

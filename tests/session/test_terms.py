@@ -38,6 +38,10 @@ OTHER = {
 }
 
 
+#: What goes with other settings alone.
+RESTRICTED = {"branches", "unit", "serving"}
+
+
 def another(name, value):
     if name in OTHER:
         return OTHER[name]
@@ -69,7 +73,7 @@ def test_any_field_changes_the_digest(terms, dp):
     terms = Terms.model_validate(content)
     paths = leaves(terms.model_dump(mode="json"))
     paths = [path for path in paths if dp is None or path[0] == "dp"]
-    assert _differ(terms, [path for path in paths if path[-1] not in ("branches", "unit")])
+    assert _differ(terms, [path for path in paths if path[-1] not in RESTRICTED])
 
 
 def test_branches_and_what_a_budget_is_of_change_the_digest(terms):
@@ -77,6 +81,13 @@ def test_branches_and_what_a_budget_is_of_change_the_digest(terms):
     content["parties"]["shop"]["branches"] = 3
     terms = Terms.model_validate(content)
     assert _differ(terms, [("parties", "shop", "branches"), ("dp", "unit")])
+
+
+def test_who_serves_changes_the_digest(terms):
+    task = {"weight": 1.0}
+    content = terms.model_dump(mode="json") | {"mode": "serve", "tasks": {"insurer": task}}
+    terms = Terms.model_validate(content)
+    assert Terms.model_validate(content | {"serving": ["insurer"]}).digest() != terms.digest()
 
 
 def test_every_field_of_the_terms_is_required_or_the_version():

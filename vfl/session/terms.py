@@ -118,7 +118,7 @@ class Terms(Settings):
     middle: MiddleSettings | None
     tasks: dict[PartyName, TaskTerms] = Field(max_length=16)
     missing_rows: MissingRows
-    serving: tuple[PartyName, ...] = Field(default=(), max_length=16)
+    serving: tuple[PartyName, ...] = Field(max_length=16)
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -179,6 +179,7 @@ class Terms(Settings):
             ),
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             missing_rows=experiment.data.missing_rows,
+            serving=(),
             **{name: getattr(experiment, name) for name in same},
         )
 
@@ -380,6 +381,7 @@ class AlignTerms(Terms):
             alignment=data.alignment or UNNAMED_ALIGNMENT,
             table=align.table,
             missing_rows=data.missing_rows,
+            serving=(),
         )
 
     @property
