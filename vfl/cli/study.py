@@ -26,7 +26,8 @@ Attacks = Annotated[
         "--attack",
         metavar="SPEC",
         help="An attack, or a pack of them: thesis, quick, light, heavy, numbers (on labels"
-        " that are numbers), columns (on a party's inputs) or members (on who was trained on); vfl list packs says what is in each. Repeat.",
+        " that are numbers), columns (on a party's inputs) or members (on who was trained on);"
+        " vfl list packs says what is in each. Repeat.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where; otherwise runs/NAME.")]
