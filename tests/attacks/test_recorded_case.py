@@ -179,3 +179,14 @@ def test_nothing_meets_the_cuts_of_who_is_alone(alone):
 def test_more_leaks_than_rows_are_refused(alone):
     with pytest.raises(TooFewRowsError, match="1000 rows of columns"):
         received_from_the_bank(alone, leaks=1000)
+
+
+@pytest.mark.parametrize("defense", ["none", "layer_norm", "label_free"])
+def test_answers_are_the_networks_where_the_label_party_has_columns(defense):
+    """A defense stands around a feature party's bottom, and not around the label party's own."""
+    victim = trained(["bank", "shop"], owner="shop", defense=defense)
+    outputs = received_from_the_bank(victim).view.targets.outputs
+    label = victim[1]["shop"]
+    right = outputs.argmax(1) == label.labels[torch.from_numpy(label.split.test)]
+    measured = victim[3].label.history[-1]["test_accuracy"]
+    assert float(right.float().mean()) == pytest.approx(measured)

@@ -458,14 +458,16 @@ class TrainedParts:
         self._terms = Terms.of(experiment, "predict", experiment.name)
 
     def bottom(self, party: str) -> nn.Module:
-        """A party's bottom, with what defense and codec put around it."""
+        """A party's bottom, with what defense and codec put around it, unless it has the labels."""
         asked, codec = self._terms.parties[party], compression.make(self._terms.codec)
         shape = tuple(_inputs_of(self.data[party]).shape[1:])
         with scoped(0):  # whatever is drawn is overwritten
             bottom = models.make_bottom(asked.bottom).build(shape, asked.width)
-            made = nn.ModuleDict({"bottom": self._defense().wrap_bottom(bottom, asked.width)})
-            if party != self._terms.label_party and (adapter := codec.client_module(asked.width)):
-                made["codec"] = adapter
+            made = nn.ModuleDict({"bottom": bottom})
+            if party != self._terms.label_party:
+                made["bottom"] = self._defense().wrap_bottom(bottom, asked.width)
+                if adapter := codec.client_module(asked.width):
+                    made["codec"] = adapter
         self._load(made, party)
         return nn.Sequential(*made.values()).eval()
 
