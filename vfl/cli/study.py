@@ -351,12 +351,12 @@ def _study(
     say(f"{len(cells)} cells in {target}")
     words = (word for one in overrides for word in ("-s", one))
     command = shlex.join(["vfl", kind, str(path), *words, *plugin_words()])
-    found = run_study(study, target, command, cells, jobs, device, _say_cell, ray)
+    found = run_study(study, target, command, cells, jobs, device, say_cell, ray)
     if json:
         emit(found.content | {"report": str(found.page), "sentence": found.sentence})
     else:
         _print_results(found.sentence, found.text, found.page)
-    _exit_with_failures(found.failed)
+    exit_with_failures(found.failed)
 
 
 def _refuse_beside(option: str, others: Sequence[str]) -> None:
@@ -379,15 +379,16 @@ def _add_attack(
     from vfl.experiments.study import add_attack
 
     use_one_thread()
-    found = add_attack(run, file, specs, jobs, device, _say_cell)
+    found = add_attack(run, file, specs, jobs, device, say_cell)
     if json:
         emit(found.content)
     else:
         _print_results(found.sentence, found.text, found.page)
-    _exit_with_failures(found.failed)
+    exit_with_failures(found.failed)
 
 
-def _say_cell(ended: FinishedCell) -> None:
+def say_cell(ended: FinishedCell) -> None:
+    """One line about a cell that ended, and how long the others will take."""
     from vfl.experiments.tables import seconds_text
 
     left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
@@ -403,7 +404,7 @@ def _print_results(sentence: str, results: str, page: Path) -> None:
     print(f"{'report':<16} {page}")
 
 
-def _exit_with_failures(failed: Sequence[FinishedCell]) -> None:
+def exit_with_failures(failed: Sequence[FinishedCell]) -> None:
     """Say what went wrong in cells, and end with the exit code of the worst."""
     for ended in failed:
         record = ended.failure or {}

@@ -183,11 +183,11 @@ def export(
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run or a comparison.")
+        Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a grid.")
     ],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     alone: Annotated[
-        bool, typer.Option("--alone", help="First train each party of the run alone, for its gain.")
+        bool, typer.Option("--alone", help="First train each party alone, for the gain over it.")
     ] = False,
     write: Write = None,
 ) -> None:
@@ -202,12 +202,12 @@ def report(
     from vfl.experiments.pages import build_report
 
     if alone:
-        from vfl.config.run_folder import RunFolder
+        from vfl.cli.study import exit_with_failures, say_cell
         from vfl.core.seeds import use_one_thread
-        from vfl.experiments.value import train_alone
+        from vfl.experiments.study import train_alone
 
         use_one_thread()
-        train_alone(RunFolder.open(run), say=say)
+        exit_with_failures(train_alone(run, on_end=say_cell))
     page = build_report(run)
     print(page)
     if show:

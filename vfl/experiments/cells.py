@@ -67,6 +67,12 @@ class Cell:
     adversary: str = HONEST
 
     @property
+    def repeat(self) -> str:
+        """Its seed, or its fold."""
+        own = self.about.get("repeat") or self.about.get("seed") or str(self.experiment.seed)
+        return own.removeprefix("seed=")
+
+    @property
     def name(self) -> str:
         """Its folder's name; it follows from what is trained, whatever else is."""
         spec = self.victim or self.experiment.codec

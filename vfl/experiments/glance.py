@@ -7,7 +7,7 @@ command that measures it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -21,6 +21,7 @@ from vfl.experiments.leaderboard import (
     fitting_measure,
     label_measure,
     leaderboard,
+    utility_of,
 )
 from vfl.experiments.lines import Line
 from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
@@ -100,12 +101,17 @@ def of_run(
     return Glance(cards, sentence, list(filter(None, (labels.details, columns.details))))
 
 
-def of_grid(rows: Sequence[Record], settings: GridSettings) -> Glance:
+def of_grid(
+    rows: Sequence[Record],
+    settings: GridSettings,
+    alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
+) -> Glance:
     """A grid of attacks: the undefended model beside the best protected one that costs little.
 
     Args:
         rows: of all victims.
         settings: of the grid.
+        alone: what a training gains over each party alone; see `gains_over_alone`.
     """
     measure = fitting_measure(rows, settings.measure)
     entries = leaderboard(rows, settings.margin, measure)
@@ -117,6 +123,7 @@ def of_grid(rows: Sequence[Record], settings: GridSettings) -> Glance:
     plain = next((one for one in entries if one.defense == UNDEFENDED), entries[0])
     best = _best(entries)
     good = MEASURES[plain.judged_by]
+    gained = alone(plain.judged_by, utility_of(rows, plain.judged_by, plain.defense))
     note = "undefended"
     if best.difference is not None:
         note += f"; {best.defense} {estimate_text(best.difference, '+', '')} points"
@@ -132,7 +139,8 @@ def of_grid(rows: Sequence[Record], settings: GridSettings) -> Glance:
     ]
     attacks = len({row.attacker for row in rows if label_measure(row) == measure})
     sentence = (
-        f"Test {good} {cards[0].value}, {cards[1].value} {cards[1].note}; "
+        f"Test {good} {cards[0].value}{gained and f' ({gained})'}, "
+        f"{cards[1].value} {cards[1].note}; "
         f"undefended, {verdict_words(plain.worst)} ({_gained(plain.worst, measure)})"
     )
     details = [_attack_sentence("Without a defense", plain, measure, attacks)]
@@ -147,10 +155,21 @@ def of_grid(rows: Sequence[Record], settings: GridSettings) -> Glance:
     return Glance(cards, f"{sentence}; {columns.short}.", list(filter(None, details)))
 
 
-def of_comparison(settings: CompareSettings, lines: Sequence[Line], measure: str) -> Glance:
+def of_comparison(
+    settings: CompareSettings,
+    lines: Sequence[Line],
+    measure: str,
+    alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
+) -> Glance:
     """A comparison of codecs: the reference beside the smallest that is not shown to be worse.
 
     That is no proof of being as good: few repeats show little, and how far it may be is said.
+
+    Args:
+        settings: of the comparison.
+        lines: of its codecs.
+        measure: what is compared.
+        alone: what a training gains over each party alone; see `gains_over_alone`.
     """
     reference = next((one for one in lines if one.about["method"] == settings.reference), None)
     known = [one for one in lines if one.values(measure)]
@@ -188,7 +207,9 @@ def of_comparison(settings: CompareSettings, lines: Sequence[Line], measure: str
             f"{score_text(small.over(measure), measure)}, {less}{unit} beside {name}: "
             "it is not shown to be worse."
         )
-    return Glance(cards, found, ["What cuts and gradients give away was not measured here."])
+    gained = alone(measure, reference.values(measure))
+    best = f"With {name} the test {word} is {cards[0].value}{gained and f' ({gained})'}. "
+    return Glance(cards, best + found, ["What cuts and gradients give away was not measured here."])
 
 
 def _not_worse(one: Line, measure: str) -> bool:

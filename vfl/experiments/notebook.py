@@ -25,8 +25,9 @@ from vfl.experiments.study import (
     overrides_of,
     plan_study,
     run_study,
+    train_alone,
 )
-from vfl.experiments.value import alone_scores, train_alone
+from vfl.experiments.value import alone_scores
 from vfl.training import run as trainer
 from vfl.training.specs import check_specs, read_checked
 
@@ -102,8 +103,11 @@ class Run:
         """
         import pandas as pd
 
-        train_alone(self.folder, say=lambda line: None)
-        return pd.DataFrame.from_dict(alone_scores(self.path), orient="index")
+        train_alone(self.path)
+        found = {
+            party: one for party, own in alone_scores(self.path).items() for one in own.values()
+        }
+        return pd.DataFrame.from_dict(found, orient="index")
 
     def plot(self) -> Figure:
         """Loss by epoch.

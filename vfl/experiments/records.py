@@ -194,8 +194,7 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
 
 def _about(cell: Cell, name: str) -> dict[str, Any]:
     one = cell.experiment
-    repeat = cell.about.get("repeat") or cell.about.get("seed") or str(one.seed)
-    again = (f"seed={one.seed}", repeat)
+    again = (f"seed={one.seed}", cell.repeat)
     training = " ".join(word for word in cell.title.split() if word not in again)
     return {
         "training": cell.victim or training,
@@ -204,7 +203,7 @@ def _about(cell: Cell, name: str) -> dict[str, Any]:
         "defense": one.defense,
         "secure": one.secure,
         "adversary": cell.adversary,
-        "repeat": repeat.removeprefix("seed="),
+        "repeat": cell.repeat,
     }
 
 

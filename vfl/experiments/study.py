@@ -24,7 +24,7 @@ from vfl.experiments.pages import build_report, glance, write_results
 from vfl.experiments.pages.build import render
 from vfl.experiments.records import frame_of
 from vfl.experiments.scheduler import FinishedCell, run_cells
-from vfl.experiments.value import value_cells
+from vfl.experiments.value import alone_folder, plan_alone, value_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,12 +39,14 @@ class Study:
     """What is going to be trained.
 
     Attributes:
-        experiment: with the table of its kind alone.
+        kind: which table of the experiment is meant.
+        experiment: with that table alone.
         cells: in the order in which they are trained.
         notes: what was left out, and why.
         lines: what `--dry-run` prints.
     """
 
+    kind: Kind
     experiment: Experiment
     cells: Sequence[Cell]
     notes: Sequence[str]
@@ -73,10 +75,10 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
     if kind == "compare":
         comparison = comparison_of(experiment, locations)
         lines = [*plan_lines(comparison.cells), *comparison.notes]
-        return Study(experiment, comparison.cells, comparison.notes, lines)
+        return Study(kind, experiment, comparison.cells, comparison.notes, lines)
     with locations.located(Experiment):
         cells = grid_cells(experiment) if kind == "grid" else value_cells(experiment)
-    return Study(experiment, cells, (), [cell.title for cell in cells])
+    return Study(kind, experiment, cells, (), [cell.title for cell in cells])
 
 
 def run_study(
@@ -111,7 +113,37 @@ def run_study(
     folder.write(study.experiment, study.cells, command, study.notes)
     chosen = study.cells if cells is None else cells
     failed = run_cells(folder, chosen, jobs, device, on_end, cluster)
+    if study.kind != "value" and cells is None and len(study.experiment.parties) > 1:
+        train_alone(path, jobs, device, on_end)
     return write_study(folder, failed)
+
+
+def train_alone(
+    path: Path,
+    jobs: int = 1,
+    device: str = "cpu",
+    on_end: Callable[[FinishedCell], None] = lambda ended: None,
+) -> list[FinishedCell]:
+    """Train the network of every single party on the rows of a run or a study, and keep them there.
+
+    What an earlier call trained stays.
+
+    Args:
+        path: the folder.
+        jobs: trainings at a time, a process each.
+        device: where networks run.
+        on_end: gets every training as it ends.
+
+    Returns:
+        Those that failed.
+
+    Raises:
+        ConfigError, RunFolderError: see `vfl.experiments.value.plan_alone`.
+    """
+    experiment, cells = plan_alone(path)
+    folder = alone_folder(path)
+    folder.write(experiment, cells, f"vfl report {path} --alone")
+    return run_cells(folder, cells, jobs, device, on_end)
 
 
 def add_attack(

@@ -7,7 +7,7 @@ place of the training, or its protection differs.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Ledger
 from vfl.core.storage import stamp, write_json
 from vfl.experiments.cells import CODEC, Cell, GridFolder, is_done, is_grid
+from vfl.experiments.statistics import paired_difference
+from vfl.experiments.tables import SHARES, score_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 SPLIT, CENTRAL, BOOSTING = "split", "the same network, in one place", "gradient boosting"
 #: Trees at most; the validation rows say how many are used.
 _TREES, _TREE_RATE = 300, 0.05
-#: In the folder of a run: its parties alone.
+#: In the folder of a run or a study: its parties alone.
 _ALONE = "alone"
 
 
@@ -88,60 +90,82 @@ def _one_place(plain: Experiment, parties: Mapping[str, PartySettings]) -> Exper
     return plain.model_copy(update={"parties": {name: one}, "merge": "concat"})
 
 
-def train_alone(run: RunFolder, device: str = "cpu", say: Callable[[str], None] = print) -> None:
-    """Train the network of every single party of a finished run, and keep them in its folder.
+def alone_folder(path: Path) -> GridFolder:
+    """Where the parties of a run or a study lie, each trained alone."""
+    return GridFolder(path / _ALONE)
 
-    Rows, seed and settings are the run's, without codec, defense and secure mode. What an earlier
-    call trained stays.
 
-    Args:
-        run: of one process.
-        device: where networks run.
-        say: is told what is trained.
+def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
+    """The trainings of every single party on the rows of a run, or of a study's every repeat.
+
+    Rows, seeds and settings are those of what stands there, without codec, defense and secure mode.
 
     Raises:
         ConfigError: several label parties, or a party in the middle.
         RunFolderError: the run did not end, or no single process has all of its rows.
     """
-    from vfl.training.run import load_data
+    if is_grid(path):
+        folder = GridFolder(path)
+        found, trainings = folder.experiment(), dict[str, Experiment]()
+        for cell in folder.cells():
+            trainings.setdefault(cell.repeat, cell.experiment)
+    else:
+        run = RunFolder.open(path)
+        run.summary()
+        if run.mode != "in-process":
+            raise RunFolderError(
+                "no process has the rows of all parties of this run",
+                where=str(path),
+                fix="vfl value FILE, with an experiment file that names every table",
+            )
+        found = run.experiment()
+        trainings = {str(found.seed): found}
+    asked = {"compare": None, "grid": None}
+    cells = []
+    for repeat, one in trainings.items():
+        settings = ValueSettings(seeds=(one.seed,), codecs=(), defenses=())
+        planned = value_cells(one.model_copy(update=asked | {"value": settings}))
+        cells += [
+            replace(cell, about={**cell.about, "repeat": repeat})
+            for cell in planned
+            if cell.about["party"] and BOOSTING not in cell.about["what"]
+        ]
+    return found.model_copy(update=asked | {"value": ValueSettings()}), cells
 
-    run.summary()
-    if run.mode != "in-process":
-        raise RunFolderError(
-            "no process has the rows of all parties of this run",
-            where=str(run.path),
-            fix="vfl value FILE, with an experiment file that names every table",
-        )
-    found = run.experiment()
-    settings = ValueSettings(seeds=(found.seed,), codecs=(), defenses=())
-    experiment = found.model_copy(update={"value": settings, "compare": None, "grid": None})
-    cells = [cell for cell in value_cells(experiment) if _is_alone(cell)]
-    folder, data = GridFolder(run.path / _ALONE), load_data(experiment)
-    folder.write(experiment, cells, f"vfl report {run.path} --alone")
-    for cell in cells:
-        say(f"{cell.about['party']} alone")
-        run_value_cell(cell, folder, data, device)
 
-
-def alone_scores(path: Path) -> dict[str, dict[str, Any]]:
-    """The figures of each party alone, by its name; none where `train_alone` was not called.
+def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """The figures of each party alone, by its name and repeat; empty where none was trained so.
 
     Args:
-        path: of a run.
+        path: of a run or a study.
 
     Raises:
         RunFolderError: a file is damaged.
     """
-    folder = GridFolder(path / _ALONE)
-    return {
-        cell.about["party"]: RunFolder(folder.cells_path / cell.name).summary()
-        for cell in (folder.cells() if is_grid(folder.path) else ())
-        if is_done(folder.cells_path / cell.name)
-    }
+    folder, found = alone_folder(path), dict[str, dict[str, dict[str, Any]]]()
+    for cell in folder.cells() if is_grid(folder.path) else ():
+        own = folder.cells_path / cell.name
+        if is_done(own):
+            found.setdefault(cell.about["party"], {})[cell.repeat] = RunFolder(own).summary()
+    return found
 
 
-def _is_alone(cell: Cell) -> bool:
-    return bool(cell.about["party"]) and BOOSTING not in cell.about["what"]
+def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> str:
+    """What a training gains over each party alone, in words; empty where that is not known.
+
+    Args:
+        path: of a run or a study.
+        measure: what is compared.
+        reached: by the training, by repeat.
+    """
+    words = []
+    for party, own in alone_scores(path).items():
+        name = f"test_{measure}"
+        scores = {repeat: one[name] for repeat, one in own.items() if one.get(name) is not None}
+        if scores.keys() & reached.keys():
+            less = score_text(paired_difference(reached, scores), measure, "+")
+            words.append(f"{less}{' points' * (measure in SHARES)} beside {party} alone")
+    return ", ".join(words)
 
 
 def run_value_cell(

@@ -34,7 +34,8 @@ def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
     """
     if folder.kind != "value":
         return cell.experiment
-    return folder.experiment().model_copy(update={"seed": cell.experiment.seed})
+    own = {"seed": cell.experiment.seed, "data": cell.experiment.data}
+    return folder.experiment().model_copy(update=own)
 
 
 def run_cell(

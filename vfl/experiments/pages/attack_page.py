@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -64,6 +65,7 @@ from vfl.experiments.tables import (
     percent_text,
     seconds_text,
 )
+from vfl.experiments.value import gains_over_alone
 
 _ANGLE_TICKS = [(0.0, "0"), (math.pi / 4, "π/4"), (math.pi / 2, "π/2"), (3 * math.pi / 4, "3π/4"),
                 (math.pi, "π")]  # fmt: skip
@@ -263,7 +265,7 @@ def attack_page(folder: GridFolder, records: Sequence[Record]) -> Content:
     ]
     words = [measure_words(measure, settings.measure)] if labels else []
     return Content(
-        of_grid(records, settings),
+        of_grid(records, settings, partial(gains_over_alone, folder.path)),
         f"{len(in_measure(records, measure))} attacks",
         _sentence(settings),
         [*missing(folder), *words],

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -47,6 +48,7 @@ from vfl.experiments.records import (
 )
 from vfl.experiments.statistics import Estimate, judge, resampled
 from vfl.experiments.tables import SHARES, Table, bytes_text, figures_of, list_text, score_text
+from vfl.experiments.value import gains_over_alone
 
 #: A codec that sends this share of its units in an average row leaves none out.
 _NEARLY_ALL = 0.99
@@ -491,7 +493,7 @@ def comparison_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         Section(title="Curves", drawings=drawn, below=absent),
     ]
     return Content(
-        of_comparison(settings, lines, measure),
+        of_comparison(settings, lines, measure, partial(gains_over_alone, folder.path)),
         f"{sum(len(line.runs) for line in lines)} trainings",
         _sentence(settings, lines),
         [*folder.head("notes"), *unfinished(folder)],

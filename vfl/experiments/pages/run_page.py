@@ -37,7 +37,7 @@ from vfl.experiments.tables import (
     seconds_text,
     three_digits,
 )
-from vfl.experiments.value import alone_scores
+from vfl.experiments.value import gains_over_alone
 
 _NOT_RECORDED = "not recorded"
 #: What a feature party holds beside its columns, by the secure mode's name.
@@ -85,7 +85,6 @@ class Run:
         middle: who computed between bottoms and head, if anybody did.
         tasks: figures of further label parties, by party; empty while they are not known.
         audit: what the last audit of its privacy proved, in words; empty where there was none.
-        alone: the figures of each party alone, by its name; empty where nobody trained them.
     """
 
     head: Mapping[str, str]
@@ -100,7 +99,6 @@ class Run:
     middle: str | None = None
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     audit: str = ""
-    alone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def last(self, measure: str) -> float | None:
         """The last value of a measure; None where no epoch has one."""
@@ -156,7 +154,6 @@ def read_run(folder: Path) -> Run:
         middle=config.get("middle", {}).get("party"),
         tasks=tasks,
         audit=str((run.audit() or {}).get("text", "")),
-        alone=alone_scores(folder),
     )
 
 
@@ -223,13 +220,18 @@ def run_page(folder: Path) -> dict[str, Any]:
         RunFolderError: there is no run, it is of another format, or a file of it is damaged.
     """
     run, attacked = read_run(folder), attacks_on_run(folder)
-    head, version = run.head, run.head["vfl"]
+    head, version, utility = run.head, run.head["vfl"], _utility(run)
+    measure = _SHOWN[utility.title]
+    reached = run.figure(f"test_{measure}")
+    beside = (
+        {} if reached is None else {str(tomllib.loads(run.config_text).get("seed", 0)): reached}
+    )
     top = of_run(
-        _utility(run),
+        utility,
         _sent(run),
         _promised(run),
         list(records_of(folder)) if attacked else [],
-        _beside_alone(run),
+        gains_over_alone(folder, measure, beside),
         "" if (seconds := run.figure("seconds")) is None else seconds_text(seconds),
     )
     meta = (date_text(head["created"]), head["mode"], f"vfl {version}" if version else "")
@@ -377,20 +379,7 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
 
 
 #: What the card of a run's quality is called, and the figure it shows.
-_SHOWN = {"Test RMSE": "test_rmse", "Test AUC": "test_auc", "Test accuracy": "test_accuracy"}
-
-
-def _beside_alone(run: Run) -> str:
-    """The difference of the run to each party alone, in the measure of its card."""
-    name = _SHOWN[_utility(run).title]
-    reached, gains = run.figure(name), []
-    for party, figures in run.alone.items():
-        alone = _finite(figures).get(name)
-        if reached is not None and alone is not None:
-            less = reached - alone
-            points = f"{less:+.3g}" if name == "test_rmse" else f"{100 * less:+.1f} points"
-            gains.append(f"{points} beside {party} alone")
-    return ", ".join(gains)
+_SHOWN = {"Test RMSE": "rmse", "Test AUC": "auc", "Test accuracy": "accuracy"}
 
 
 def _utility(run: Run) -> Card:
