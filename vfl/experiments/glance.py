@@ -131,8 +131,8 @@ def of_grid(
         Card(f"Test {good}", estimate_text(plain.utility), note),
         _cost_card(rows),
         Card(
-            "Labels, above no model",
-            f"{estimate_text(plain.worst.advantage, '+', '')} points",
+            "Labels, points above no model",
+            _above(plain.worst),
             "undefended" + ("" if best is plain else f"; {best.defense} {_above(best.worst)}"),
         ),
         columns.card,
@@ -235,8 +235,10 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
         return _Part(card, "labels were not attacked")
     worst = entries[0].worst
     attacks = len({row.attacker for row in rows if label_measure(row) == measure})
-    value = f"{_above(worst)} points"
-    card = Card("Labels, above no model", value, f"{worst.attack}; one victim decides nothing")
+    value = _above(worst)
+    card = Card(
+        "Labels, points above no model", value, f"{worst.attack}; one victim decides nothing"
+    )
     short = f"the best attack on labels gains {_gained(worst, measure)}"
     return _Part(card, short, _attack_sentence("On this run", entries[0], measure, attacks))
 
