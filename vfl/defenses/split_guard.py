@@ -35,6 +35,12 @@ class SplitGuard(Defense):
     party with an aim of its own for the bottom, as in feature-space hijacking (Pasquini et al.
     2021), looks at no label and treats both alike. The party does not learn from a false batch.
 
+    A training is ended where the mean of the latest scores and the newest one, which rests on the
+    most batches, are both too low. Of 20 honest trainings of bank marketing (12 % positives, seeds
+    0 to 19, the leaderboard's first table) none was, of 8 hijacked ones all, within 79 to 136 steps
+    of `start`. Judged by the mean alone, the honest one with seed 2 was: the first scores rest on
+    two or three batches, whose noise is ten times their mean.
+
     A defense of gradients that hides labels well looks like hijacking too; so does a cut that has
     nothing to do with the labels.
 
@@ -42,7 +48,8 @@ class SplitGuard(Defense):
         share: of the steps whose rows are exchanged.
         start: steps before the first of them; a model that has learned nothing makes no mistakes.
         checks: false batches before the mean of as many latest scores is judged.
-        threshold: what that mean must reach; honest is near 1, hijacked near 0.25.
+        threshold: what that mean, or the newest score, must reach; honest is near 1, hijacked near
+            0.25.
 
     >>> vector = torch.tensor([1.0, 0.0])
     >>> round(score(-5 * vector, vector, 1.1 * vector), 3), round(score(vector, vector, vector), 3)

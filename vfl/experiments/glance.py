@@ -177,19 +177,22 @@ def of_comparison(
         return Glance([Card("Utility", NOT_MEASURED), Card("On the wire", NOT_MEASURED)], "")
     word = MEASURES.get(measure, measure.replace("_", " "))
     name = reference.about["codec"]
-    small = min((one for one in known if one is reference or _not_worse(one, measure)), key=_share)
+    small = min(
+        (one for one in known if one is reference or _not_worse(one, measure)),
+        key=lambda one: one.sent_percent,
+    )
     cards = [
         Card(f"Test {word}", score_text(reference.over(measure), measure), name),
         Card(
             "Smallest not shown to be worse",
-            f"{_share(small):.2f} %",
+            f"{small.sent_percent:.2f} %",
             f"of dense float32, {small.about['codec']}",
         ),
         Card("Labels", NOT_MEASURED, "vfl grid attacks these codecs"),
         Card("Columns", NOT_MEASURED, "vfl grid --attack columns"),
     ]
     if small is reference:
-        less_sent = [one for one in known if _share(one) < _share(reference)]
+        less_sent = [one for one in known if one.sent_percent < reference.sent_percent]
         differences = [one.difference(measure) for one in less_sent]
         decided = all(one is not None and one.half_width for one in differences)
         found = (
@@ -203,7 +206,7 @@ def of_comparison(
         less = score_text(small.difference(measure), measure, "+")
         unit = " points" if measure in SHARES else ""
         found = (
-            f"{small.about['codec']} sends {_share(small):.2f} % of dense float32 and reaches "
+            f"{small.about['codec']} sends {small.sent_percent:.2f} % of dense float32 and reaches "
             f"{score_text(small.over(measure), measure)}, {less}{unit} beside {name}: "
             "it is not shown to be worse."
         )
@@ -218,12 +221,6 @@ def _not_worse(one: Line, measure: str) -> bool:
     if less is None or less.half_width is None:
         return False
     return less.low <= 0 if measure in LOWER_IS_BETTER else less.high >= 0
-
-
-def _share(line: Line) -> float:
-    """Percent of dense float32 in both directions."""
-    ratios = [line.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
-    return 50 * sum(ratio or 0.0 for ratio in ratios)
 
 
 def _labels_of(rows: Sequence[Record]) -> _Part:

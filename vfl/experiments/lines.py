@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vfl.experiments.cells import Cell, GridFolder, failure_of, is_done
-from vfl.experiments.records import TEST, Record
+from vfl.experiments.records import TEST, TRAINING, Record
 from vfl.experiments.statistics import Estimate, resampled
 from vfl.experiments.tables import left_out
 
@@ -47,6 +47,12 @@ class Line:
         """The mean of a figure over the repeats that have it."""
         found = self.over(measure, subject)
         return None if found is None else found.mean
+
+    @property
+    def sent_percent(self) -> float:
+        """Of dense float32, mean of both directions and of the repeats."""
+        ratios = [self.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
+        return 50 * sum(ratio or 0.0 for ratio in ratios)
 
     def less(self, other: Line | None, measure: str) -> Estimate | None:
         """Of the test rows, the difference to another line, repeat by repeat."""

@@ -245,7 +245,7 @@ def _study(
     with _bar("cells", len(study.cells), progress) as step:
 
         def ended(cell: FinishedCell) -> None:
-            step(cell.cell.title + (" failed" if cell.failure else ""), cell.done)
+            step(cell.cell.title + (" failed" if cell.failure else ""), cell.done, cell.total)
 
         path = Path(out) if out is not None else Path("runs") / made.name
         return run_study(
@@ -279,8 +279,8 @@ def _bar(what: str, total: int, shown: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
         task = bar.add_task(what, total=total)
 
-        def step(words: str, done: int | None = None) -> None:
+        def step(words: str, done: int | None = None, total: int | None = None) -> None:
             advance = 1 if done is None else None
-            bar.update(task, description=words, completed=done, advance=advance)
+            bar.update(task, description=words, completed=done, advance=advance, total=total)
 
         yield step

@@ -135,12 +135,8 @@ def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
     """The worst case above the best baseline, by leaked labels."""
     lines = []
     for number, entry in enumerate(entries, 1):
-        above = [(float(x), one.advantage) for x, one in enumerate(entry.standings)]
-        points = [(x, 100 * one.mean) for x, one in above]
-        whiskers = [
-            (x, 100 * one.low, 100 * one.high) for x, one in above if one.half_width is not None
-        ]
-        lines.append(Series(f"{number} {entry.defense}", points, style_of(number), whiskers))
+        above = ((float(x), one.advantage) for x, one in enumerate(entry.standings))
+        lines.append(Series.of(f"{number} {entry.defense}", above, style_of(number), 100))
     words = "points of the worst attack above the best baseline, 95 % intervals"
     yield from _by_leaks("Advantage by leaked labels", words, lines, entries[0])
 

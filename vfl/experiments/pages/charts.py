@@ -9,10 +9,12 @@ long curve are worth drawing, stands at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
+
+from vfl.experiments.statistics import Estimate
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 44, 428, 34, 212
@@ -53,6 +55,30 @@ class Series:
     points: Sequence[Position]
     style: int = 1
     whiskers: Sequence[tuple[float, float, float]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        found: Iterable[tuple[float, Estimate | None]],
+        style: int,
+        factor: float = 1.0,
+    ) -> Series:
+        """A line through estimates at their x, with their intervals; what is not known is left out.
+
+        Args:
+            name: its word in the legend.
+            found: x and estimate.
+            style: colour and dash.
+            factor: what estimates are multiplied by.
+        """
+        known = [(x, one) for x, one in found if one is not None]
+        whiskers = [
+            (x, factor * one.low, factor * one.high)
+            for x, one in known
+            if one.half_width is not None
+        ]
+        return cls(name, [(x, factor * one.mean) for x, one in known], style, whiskers)
 
 
 @dataclass(frozen=True, slots=True)

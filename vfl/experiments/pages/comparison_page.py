@@ -227,11 +227,8 @@ def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
 
 
 def _placed(line: Line, measure: str) -> Iterator[CodecPoint]:
-    ways = [line.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
-    score = line.mean(measure)
-    if score is not None and None not in ways:
-        share = 50 * sum(way or 0.0 for way in ways)
-        yield CodecPoint(line.about["codec"], share, 100 * score)
+    if (score := line.mean(measure)) is not None:
+        yield CodecPoint(line.about["codec"], line.sent_percent, 100 * score)
 
 
 def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) -> Drawing:
@@ -346,15 +343,8 @@ def gap(line: Line, measure: str) -> Estimate | None:
 def _series(
     family: Family, figure: Callable[[Line], Estimate | None], scale: float = 1.0
 ) -> Series:
-    found = [(alpha, figure(line)) for alpha, line in sorted(family.members.items())]
-    known = [(alpha, one) for alpha, one in found if one is not None]
-    whiskers = [
-        (alpha, scale * one.low, scale * one.high)
-        for alpha, one in known
-        if one.half_width is not None
-    ]
-    points = [(alpha, scale * one.mean) for alpha, one in known]
-    return Series(family.name, points, family.style, whiskers)
+    found = ((alpha, figure(line)) for alpha, line in sorted(family.members.items()))
+    return Series.of(family.name, found, family.style, scale)
 
 
 def _shared(given: dict[str, str]) -> list[str]:

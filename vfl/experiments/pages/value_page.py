@@ -10,7 +10,7 @@ from vfl.core.ledger import size
 from vfl.experiments.cells import GridFolder
 from vfl.experiments.glance import Card, Glance
 from vfl.experiments.lines import Line, lines_of, unfinished
-from vfl.experiments.pages.charts import Drawing, Series, line_drawing
+from vfl.experiments.pages.charts import STYLES, Drawing, Series, line_drawing
 from vfl.experiments.pages.sections import Content, Section
 from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
 from vfl.experiments.tables import (
@@ -176,13 +176,7 @@ def _drawing(lines: Sequence[Line], measure: str) -> Drawing:
     factor, unit = (100, ", percent") if measure in SHARES else (1, "")
     series = []
     for place, line in enumerate(lines, 1):
-        found = line.over(measure)
-        assert found is not None, "it has scores"
-        whiskers = []
-        if found.half_width is not None:
-            whiskers = [(float(place), factor * found.low, factor * found.high)]
-        name = f"{place} {line.about['what']}"
-        style = 1 + (place - 1) % 8
-        series.append(Series(name, [(float(place), factor * found.mean)], style, whiskers))
+        name, found = f"{place} {line.about['what']}", [(float(place), line.over(measure))]
+        series.append(Series.of(name, found, 1 + (place - 1) % STYLES, factor))
     caption = f"{measure.replace('_', ' ')} of the test rows{unit}, with 95 % intervals"
     return line_drawing("How good each training is", caption, series, "training", whole_x=True)
