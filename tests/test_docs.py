@@ -22,7 +22,11 @@ with warnings.catch_warnings():  # importing typer uses what newer clicks deprec
     from vfl.cli import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/results/*.md")),
+]
 FOLDERS = ("vfl/", "tests/", "docs/", "examples/", "scripts/", "benchmarks/")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")

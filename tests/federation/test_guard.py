@@ -47,7 +47,7 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
     from flwr.superlink.main import create_app as superlink_app
     from flwr.supernode.main import create_app as supernode_app
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "security.md"
 REFUSED = {403, 413}
 NOBODY = 65534
 
