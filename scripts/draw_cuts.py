@@ -2,7 +2,7 @@
 
     python scripts/draw_cuts.py runs/cuts cuts.html
 
-docs/labels.md says how one did.
+docs/results/labels.md says how one did.
 """
 
 from __future__ import annotations

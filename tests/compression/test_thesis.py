@@ -1,7 +1,7 @@
 """Chapter 3 of the thesis: its tables to the printed digit, and its errata.
 
 Two more errata are held elsewhere by whole distributions: alpha = 1 and empty pools (E6, E7), in
-`test_select.py`. E9 is about accuracies; `docs/reproduction.md` has it.
+`test_select.py`. E9 is about accuracies; `docs/results/reproduction.md` has it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Which bottoms give their pictures away, and to which attack (docs/training_attacks.md).
+"""Which bottoms give their pictures away, and to which attack (docs/results/training_attacks.md).
 
 `pytest tests/attacks/inputs/test_input_figures.py -m slow -s` prints a line for each bottom.
 """

@@ -1,4 +1,4 @@
-"""Norms and directions of gradients on tables and pictures (docs/training_attacks.md).
+"""Norms and directions of gradients on tables and pictures (docs/results/training_attacks.md).
 
 `pytest tests/attacks/labels/test_gradient_figures.py -m slow -s` prints a line for each task. The
 seeds are none that the attacks were tuned on.
