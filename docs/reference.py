@@ -7,6 +7,7 @@ import re
 import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
         "LinkContract",
     ),
 }
+#: Modules whose docstring is a protocol, exactly enough to write the other end.
+PROTOCOLS: Mapping[str, str] = {
+    "Keys of pairs, and what is sealed": "vfl.mpc.secure.keys",
+    "Masks of a secure sum": "vfl.mpc.secure.sum",
+    "Shared first layers": "vfl.mpc.secure.beaver",
+}
 #: What scikit-learn adds to a class, with references to pages of its own.
 _ROUTING = "set_fit_request, set_partial_fit_request, set_score_request"
 _ITEM = re.compile(r" {4}(\w[\w, ]*): (.*)")
@@ -78,6 +85,7 @@ def pages() -> dict[str, str]:
         "commands": commands_page(),
         "errors": errors_page(),
         "plugins": plugins_page(),
+        "protocols": protocols_page(),
         "python": python_page(),
     }
 
@@ -312,6 +320,22 @@ def _paragraphs(text: str) -> Iterable[str]:
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         yield escaped(" ".join(paragraph.split()).replace("``", "`"))
         yield ""
+
+
+def protocols_page() -> str:
+    """The docstrings of modules that describe what travels."""
+    lines = ["# Protocols", "", "What travels, byte by byte; [frames](../formats.md) carry it.", ""]
+    for title, module in PROTOCOLS.items():
+        text = inspect.getdoc(import_module(module)) or ""
+        lines += [f"## {title}", "", f"`{module}`", ""]
+        for block in re.split(r"\n\s*\n", text):
+            if block.startswith("    "):
+                lines += ["```text", inspect.cleandoc(block), "```", ""]
+            elif re.match(r"\d\. ", block):
+                lines += [escaped(block.replace("``", "`")), ""]
+            else:
+                lines += _paragraphs(block)
+    return "\n".join(lines)
 
 
 def python_page() -> str:

@@ -12,6 +12,39 @@ In every exchange an owner opens its inputs to the partner, and the partner its 
 to the owner, both masked; each answers with its share of the outputs. A feature party adds masks
 that cancel out between all of them. Between two feature parties everything travels sealed, through
 the label party. No feature party ever sees an output or a gradient.
+
+On the wire, feature parties in merge order; the partner of a party is the next one. X has a last
+column of ones. Numbers are little-endian 64-bit words modulo 2^64, row by row; B rows, d columns,
+width h; inputs 13 bits behind the point, gradients times the learning rate 26, weights 39, outputs
+52. The label party draws 32 bytes a feature party and attempt, sent over TLS, from which all that
+it deals follows. Each party sends its d (4 bytes, PROTOCOL, step 1; at most 2^15); the label party
+answers with the party's key (32) and the d of the layer it is partner of (4). Owner and partner
+each draw a layer, torch's uniform times 2^-1/2, from the AES-256 key stream of their own secret.
+Streams of the owner: U = words("inputs", t), B x d; T = words("outputs", t), B x h; C =
+words("update", t), d x h. Of the partner: V = words("weights", t), d x h; R = words("gradient", t),
+B x h. With shares A (owner) and S (partner):
+
+1. Owner: E = X - U, partner: D = S - V, sealed for each other, associated data "inputs t" and
+   "weights t". A party's OPENING (QUERY_OPENING in evaluations) is its sealed E, then its sealed D
+   of the layer before; with two parties E comes before D in each direction.
+2. The label party sends each party the E and the D sealed for it, and U V - T of the layer it is
+   partner of.
+3. Each party adds X (A + D) + T of its layer, E V + (U V - T) of the other, and its masks of all
+   pairs: its CUT or QUERY. The sum over the parties is the sum of all outputs.
+4. Training: the label party sends each party (GRAD) G - R for its layer and U^T R - C for the
+   other.
+5. Owner: A -= X^T (G - R) + C. Partner: S -= E^T R + (U^T R - C).
+
+Where a third party deals, offers are those of feature parties and then of the dealer. The key of
+owner and dealer is that of the owner's stream and never travels; the dealer draws 32 bytes a layer
+for the partner's streams and sends them to the label party. Each owner tells its d (4 bytes), and
+the label party tells the dealer all of them in order.
+
+1. Owner: OPENING with E. Label party: OPENING with D to each owner, and to the dealer with the
+   number of rows (4 bytes).
+2. Dealer: OPENING with U V - T of every layer in order; in a training also GRAD with U^T R - C.
+3. Owner: CUT or QUERY with X (A + D) + T and its masks. The label party adds E V + (U V - T).
+4. Training: GRAD with G - R. Owner: A -= X^T (G - R) + C. Label party: S -= E^T R + (U^T R - C).
 """
 
 from __future__ import annotations

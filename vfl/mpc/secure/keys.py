@@ -7,6 +7,30 @@ settings, of another party or under another role does not verify. The key of a p
 (RFC 5869) from the shared secret, bound to the same facts and both offers. The label party relays
 the offers; without a private key it learns nothing from them, and without an identity key it
 cannot put its own in their place.
+
+Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in bytes.
+
+1. ``context`` = SHA-256 of the JSON array ``[session, attempt, terms, [p_1, .., p_n]]``, no spaces.
+2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), and the Ed25519 signature (64) of
+   "vfl masked sum offer 1" | context | length of its name (1) | name | X_i.
+3. The relay sends everybody all offers in order. Each checks the signatures with pinned keys, and
+   that its own offer came back unchanged.
+4. For i < j: key_ij = HKDF-SHA256, no salt, input X25519(x_i, X_j), info "vfl masked sum pair 1" |
+   context | length of p_i | p_i | X_i | length of p_j | p_j | X_j; 32 bytes.
+
+Test vector, with the keys of RFC 7748, section 6.1: session 32 times ``5``, attempt 0, terms 64
+times ``a``, parties bank and shop.
+
+    private key of bank   77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a
+    private key of shop   5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb
+    X25519                4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742
+    key of the pair       7deaf7d298f8ae132fc4f873ca93c192e144e9299a164737d3643fd478087769
+    words of ("cut", 7)   cdd91394 6c3e3d9b e83c82fb 2fb527db
+
+What two seal for each other is AES-256-GCM. Key: HKDF-SHA256 of the pair's key, no salt, info "vfl
+relayed message 1" | length of the sender's name (1) | sender | length | receiver. Nonce: 12 bytes,
+big-endian, the number of messages sealed in this direction so far. The first message "words" about
+"inputs 7" from bank to shop, under the key above, is c867c30d6f5ac5e18d3b3c702ff76033a39b5c702c.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """``secure = "sum"``: the label party learns the sum of the cuts alone.
 
 Every feature party sends its cut as elements of a ring, under masks that cancel out in the sum.
+
+In exchange t, party i sends enc(cut) + sum over j > i of pad_ij - sum over j < i of pad_ji, modulo
+2^bits. enc rounds cut * 2^fraction to whole numbers; pad_ij are the words of the pair's key for
+("cut", t), or ("query", t) in evaluations and predictions (`vfl.mpc.stream`). The label party adds
+all words modulo 2^bits, reads them as signed numbers and divides by 2^fraction.
 """
 
 from __future__ import annotations
