@@ -1,4 +1,4 @@
-"""What more evidence is worth, repeated cuts, kept bottoms, partners: docs/results/training_attacks.md.
+"""What more evidence is worth, by repeated cuts, bottoms, partners (docs/results/training_attacks).
 
 `pytest tests/attacks/test_evidence_figures.py -m slow -s` prints a line for each setting. The seeds
 are none that the tests beside were written on.
