@@ -18,12 +18,15 @@ with warnings.catch_warnings():  # importing typer uses what newer clicks deprec
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer
 
+    from vfl.attacks import Grant
+    from vfl.attacks.cases import OWN_COLUMNS
     from vfl.cli import app
     from vfl.cli.reference import _registries as registries
 from vfl.config import Experiment, PartyFile
 from vfl.config.horizontal import HorizontalSettings
 from vfl.config.llm_file import LlmFile
 from vfl.core.errors import codes, page_of, title_of
+from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
 
 #: Files of settings: the title of each, its model, and what it is.
 FILES: Mapping[str, tuple[type[BaseModel], str]] = {
@@ -292,6 +295,10 @@ def plugins_page() -> str:
     ]
     for family, registry in registries().items():
         lines += [f"## {family}", ""]
+        if family == "attacks":
+            lines += ["Goal and needs say which attacker it is; of several the first.", ""]
+            lines += ["| goal | needs, at most | attacks as | reads |", "| --- | --- | --- | --- |"]
+            lines += [f"| {' | '.join(row)} |" for row in attackers()] + [""]
         for name in registry.names():
             text = inspect.getdoc(registry.member(name)) or ""
             first = text.split("\n\n")
@@ -309,6 +316,15 @@ def plugins_page() -> str:
             if also:
                 lines += [f"Also called: {', '.join(f'`{one}`' for one in also)}.", ""]
     return "\n".join(lines)
+
+
+def attackers() -> Iterator[list[str]]:
+    """Each attacker of a grid: goals, what it may be granted, who it is, what it reads."""
+    for one in SCENARIOS:
+        grants = one.grants | (OWN_COLUMNS if one.own_columns else frozenset())
+        names = ", ".join(f"`{grant.name}`" for grant in Grant if grant in grants)
+        reads = [f"`{option}`" for option in options_of(trace_for([one]))] or ["nothing recorded"]
+        yield [", ".join(one.goals), names, f"{one.attacker}, {one.name}", ", ".join(reads)]
 
 
 def _is_section(text: str) -> bool:

@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vfl.attacks import Grant
 from vfl.config import Experiment, PartyFile, run_folder
 from vfl.core.errors import codes
 from vfl.core.frame import Frame, Kind, pack_header, to_bytes
 from vfl.core.ledger import Traffic
+from vfl.experiments.scenarios import SCENARIOS
 
 with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -164,6 +166,20 @@ def test_every_command_code_and_plugin_is_in_the_reference(site, reference):
     assert [code for code in codes() if f"{code}: " not in told] == []
     for family, registry in _registries().items():
         assert set(registry.names()) <= set(heads["reference/plugins.md"]), family
+
+
+def test_every_attacker_of_a_grid_is_in_the_reference(site, reference):
+    text = site["reference/plugins.md"]
+    for goals, grants, who, reads in reference.attackers():
+        assert grants
+        assert who
+        assert reads
+        assert f"| {goals} | {grants} | {who} | {reads} |" in text
+    assert len(list(reference.attackers())) == len(SCENARIOS)
+    assert all(f"`{grant.name}`" in text for grant in Grant)
+    assert all(
+        f"`{name}" in site["attacking.md"] for name in ("averaging", "pooled", "subtraction")
+    )
 
 
 def table_below(heading):

@@ -1,13 +1,10 @@
 """Which threat model an attack is tried under, and grids that record trainings for some."""
 
-import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from vfl.attacks import Attack, Grant, make
-from vfl.attacks.cases import OWN_COLUMNS
 from vfl.config import Experiment, TraceSettings
 from vfl.config.run_folder import RunFolder
 from vfl.config.toml import override
@@ -27,12 +24,10 @@ from vfl.experiments.scenarios import (
     QUERIES_ATTRIBUTE,
     RECORDED_QUERIES,
     RECORDED_TRAINING,
-    SCENARIOS,
     SECURE_SUM,
     SNAPSHOTS,
     TRAINING_ATTRIBUTE,
     TRAINING_TIME,
-    options_of,
     scenario_of,
     trace_for,
 )
@@ -106,23 +101,6 @@ def test_an_attack_that_nobody_could_run():
     assert scenario_of(make("generative"), "generative", own_columns=True) == RECORDED_QUERIES
     with pytest.raises(UserError, match="what generative needs"):
         scenario_of(make("generative"), "generative")
-
-
-def test_the_page_names_every_grant_of_every_scenario_and_what_it_reads():
-    page = (Path(__file__).parents[2] / "docs" / "attacking.md").read_text(encoding="utf-8")
-    _, _, below = page.partition("| goal | needs, at most |")
-    rows = [line.strip("|").split(" | ") for line in below.partition("\n\n")[0].splitlines()[2:]]
-    found = [
-        (goals.strip(), set(re.findall("[A-Z_]{3,}", needs)), reads.strip(" `"))
-        for goals, needs, _, reads in rows
-    ]
-    wanted = []
-    for scenario in SCENARIOS:
-        reads = options_of(trace_for([scenario])) or ["nothing recorded"]
-        grants = scenario.grants | (OWN_COLUMNS if scenario.own_columns else set())
-        wanted.append((", ".join(scenario.goals), {one.name for one in grants}, *reads))
-    assert found == wanted
-    assert all(f"`{name}" in page for name in ("averaging", "pooled", "subtraction"))
 
 
 def test_a_training_row_stands_beside_no_baseline_of_test_rows(tmp_path):

@@ -1,4 +1,4 @@
-"""The test vectors of docs/mpc.md are what the code computes."""
+"""The test vectors of docs/results/mpc.md are what the code computes."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import encode
 
 KEY = bytes(range(32))
-PAGE = (Path(__file__).parents[2] / "docs" / "mpc.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "results" / "mpc.md").read_text(encoding="utf-8")
 
 
 def printed(row):
