@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
@@ -27,6 +28,8 @@ from vfl.config.horizontal import HorizontalSettings
 from vfl.config.llm_file import LlmFile
 from vfl.core.errors import codes, page_of, title_of
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
+from vfl.session.handshake import Introduction, PartyReport, SessionMessage
+from vfl.session.terms import Terms
 
 #: Files of settings: the title of each, its model, and what it is.
 FILES: Mapping[str, tuple[type[BaseModel], str]] = {
@@ -66,6 +69,13 @@ PROTOCOLS: Mapping[str, str] = {
     "Keys of pairs, and what is sealed": "vfl.mpc.secure.keys",
     "Masks of a secure sum": "vfl.mpc.secure.sum",
     "Shared first layers": "vfl.mpc.secure.beaver",
+}
+#: Messages in JSON of a session, in the order in which they travel.
+MESSAGES: Mapping[str, type[BaseModel]] = {
+    "The session message": SessionMessage,
+    "Its terms": Terms,
+    "The introduction of a party": Introduction,
+    "The last report": PartyReport,
 }
 #: What scikit-learn adds to a class, with references to pages of its own.
 _ROUTING = "set_fit_request, set_partial_fit_request, set_score_request"
@@ -351,7 +361,33 @@ def protocols_page() -> str:
                 lines += [escaped(block.replace("``", "`")), ""]
             else:
                 lines += _paragraphs(block)
+    lines += ["## Messages", "", "A message with a value outside its range is refused.", ""]
+    for title, model in MESSAGES.items():
+        lines += [f"### {title}", "", "| field | type | range | meaning |"]
+        lines.append("| --- | --- | --- | --- |")
+        meanings = meanings_of(model)
+        for name, field in model.model_fields.items():
+            row = (typed(field.annotation), range_of(field), meanings.get(name, ""))
+            lines.append(f"| `{name}` | {' | '.join(map(cell, row))} |")
+        lines.append("")
     return "\n".join(lines)
+
+
+def range_of(field: FieldInfo) -> str:
+    """What a field may hold: numbers, lengths and the pattern of texts.
+
+    >>> range_of(Introduction.model_fields["rows"])
+    '>= 0, < 1099511627776'
+    """
+    known = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "max_length": "length <="}
+    found = []
+    for one in field.metadata:
+        for key, sign in known.items():
+            if (bound := getattr(one, key, None)) is not None:
+                found.append(f"{sign} {bound}")
+        if pattern := getattr(one, "pattern", None):
+            found.append(f"`{pattern}`")
+    return ", ".join(found)
 
 
 def python_page() -> str:
