@@ -272,7 +272,7 @@ def test_cuts_tell_a_label_party_of_the_labels_that_others_learn(table):
         cuts = torch.cat(cuts, 1).numpy()
         probe = RidgeCV(np.logspace(-4, 3, 20)).fit(cuts[split.train[:20]], costs[split.train[:20]])
         found[name] = probe.score(cuts[split.test], costs[split.test])
-    print(found)  # docs/roles.md has these
+    print(found)  # docs/results/roles.md has these
     assert found["alone"] < 0.3
     assert found["both"] > 0.8
 

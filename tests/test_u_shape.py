@@ -273,7 +273,7 @@ def test_the_gradients_of_the_output_tell_the_middle_nearly_every_label(attack):
         session = UShapedSession(settings, data, outputs=2, adversaries=ears).run()
         for name, ear in ears.items():
             found[name, defense] = scores_of(data, session, ear.kept, attack)
-    print(found)  # docs/roles.md has these
+    print(found)  # docs/results/roles.md has these
     assert found["compute", "none"] > 0.95
     assert found["compute", "label_dp:epsilon=0.5"] < 0.75
 

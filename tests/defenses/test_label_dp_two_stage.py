@@ -162,7 +162,7 @@ def test_what_it_cannot_serve_is_refused(data):
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1, 2, 3])
 def test_figures_on_digits_beside_one_stage(epsilon):
-    """Five seeds that no choice was made on; the table of docs/noise.md."""
+    """Five seeds that no choice was made on; the table of docs/results/defenses.md."""
     specs = f"label_dp:epsilon={epsilon}", f"label_dp_two_stage:epsilon={epsilon},epochs=10"
     found = []
     for seed in range(10, 15):
