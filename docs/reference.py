@@ -69,6 +69,8 @@ PROTOCOLS: Mapping[str, str] = {
     "Keys of pairs, and what is sealed": "vfl.mpc.secure.keys",
     "Masks of a secure sum": "vfl.mpc.secure.sum",
     "Shared first layers": "vfl.mpc.secure.beaver",
+    "Payloads of codecs": "vfl.compression.coding",
+    "Memory of a session": "vfl.models.footprint",
 }
 #: Messages in JSON of a session, in the order in which they travel.
 MESSAGES: Mapping[str, type[BaseModel]] = {

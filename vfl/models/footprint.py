@@ -3,6 +3,29 @@
 The model is built of shapes alone, on torch's meta device, and run there on as many rows as it
 would get. Whatever an operation would allocate is counted, attention's weights over all pairs of
 tokens too, whether a layer makes it or a function. What cannot be run so is refused, not guessed.
+
+With P parameters of the bottom, b bytes of buffers, A(R) all bytes that a pass over R rows makes,
+L(R) the largest tensor of those, m the cuts in flight, W the cut's width before or behind the
+codec, whichever is larger, N the training rows, Q those of a query and c the columns of the party's
+table, a training and a query need
+
+    4 P (2 + what the optimiser keeps + m, if above 1) + b + (m + 1/2) A(R) + 4 L(R) + 128 R W
+    4 P + b + 2 L(Q) + 128 Q W
+
+bytes. To a training these defenses add, at a feature party (of F features, or c if those are 0; M
+rows that no session has):
+
+    nopeek                               32 R^2 + 12 R (c + W)
+    label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c,
+                                         with features alone 12 c F more
+    label_free (autoencoder, scarf),     the perceptron behind the bottom, of 256 units, with what
+    pretrained                           Adam keeps, eight batches of 128 rows, 4 N c; with M rows
+                                         8 N c + 4 M c
+    split_guard                          128 W^2 + 16 R W + 4 R c
+    mixup                                8 R c
+
+Those of ``passport``, ``layer_norm`` and ``potential`` are counted with the bottom; others add
+nothing. Shared first layers count as ring elements.
 """
 
 from __future__ import annotations

@@ -1,1 +1,33 @@
-"""How numbers become bytes: bits and sets of indices, values, a range coder, layouts."""
+"""How numbers become bytes: bits and sets of indices, values, a range coder, layouts.
+
+Payloads of codecs. Bits are packed from the most significant down; d is the width, b the bits a
+value. Sizes are never in a payload, and zero bits fill the last byte. With ``none`` a payload is
+rows x width float32, row by row.
+
+``topk`` and ``randtopk`` write scales and then rows, back to back.
+
+1. Scales, with ``values`` of 1 to 8 bits only: the smallest and the largest kept value as two
+   bfloat16, the first rounded down, the second up. One pair a batch in training, one a row at
+   inference, none there with ``scale=agreed``.
+2. A row is the set of its indices c_1 < ... < c_k, then its values in their order. The set is
+   C(c_1, 1) + ... + C(c_k, k) in ceil(log2 C(d, k)) bits (``enumerative``), or k indices of
+   ceil(log2 d) bits (``index``). A value is the 32 bits of a float32, or the code
+   floor((v - min) 2^b / (max - min)), at most 2^b - 1, read as
+   min + (code + 1/2) (max - min) / 2^b; a value equal to both ends is read exactly.
+3. A gradient is k float32 a row.
+
+``relu`` and ``l1`` with ``packer=enumerative`` write scales and then three tables.
+
+1. Scales: the largest value of the batch or of each row, a bfloat16 rounded up; none with
+   ``values=fp32``.
+2. Of each row the number n of values above zero in ceil(log2(d + 1)) bits; of each row the rank
+   of their indices in ceil(log2 C(d, n)) bits, rows of smaller n first (of the zeros' indices, if
+   more than half are above zero); the codes, b bits each, row by row. Above 724 units, rows whose
+   ranks would need more than 2^18 table entries have a bit for every unit.
+
+``packer=range`` writes a byte that detects ends out of step (2 at first), the scales, and an
+integer ANS code (Duda 2013): a byte with the number of states (a power of two in its lower half;
+the length of the only one in its upper half), the states (five bytes each if there are several),
+words of 16 bits. Whole cuts are coded column by column, and symbols take the states in turn, one
+state for every 4,096 bits, fewer than 8 being one. Shares are of 2^16.
+"""
