@@ -28,6 +28,7 @@ COMMANDS = {
     "privacy",
     "llm",
     "horizontal",
+    "worker",
 }
 PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
 MOST_SECONDS = 0.6

@@ -29,8 +29,11 @@ from vfl.datasets import load_bundled
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.mpc import PadStream, private
+from vfl.mpc.authenticated import FIELD, AuthenticatedMember
 from vfl.mpc.ring import encode
 from vfl.mpc.secure.masks import Ring
+from vfl.mpc.shares import SharedTensor, blank
+from vfl.mpc.trio import LocalParties
 from vfl.privacy import PrivacyStatement, added
 from vfl.session import Checkpoints, Introduction, Terms, check_consent, check_introduction
 from vfl.session.handshake import PartyReport
@@ -227,6 +230,27 @@ def hijacked():
         guard.received(same, same, context)
 
 
+class Liar(AuthenticatedMember):
+    """A holder that adds one to its share."""
+
+    def _field_sums(self, parts, number):
+        return super()._field_sums([FIELD.add(parts[0], torch.tensor(1)), *parts[1:]], number)
+
+
+def cheated():
+    make = lambda role, links: (Liar if role == 1 else AuthenticatedMember)(role, links, 2)  # noqa: E731
+    values = torch.arange(3)
+    with LocalParties(make, 10.0, 3) as parties:
+        parties.agree({})
+
+        def program(member):
+            (mine,), _ = member.dealt(lambda: [FIELD.lift(values)], [values.shape], "input")
+            shared = SharedTensor(blank((2, 3)), 0) if member.deals else mine
+            return member.opened(shared)
+
+        parties.run(program)
+
+
 def same_pad_twice():
     pads = PadStream(bytes(32))
     for step in (6, 7, 7):
@@ -291,6 +315,7 @@ PROVOCATIONS = {
     "V406": peer_failed,
     "V407": lambda: PartyReport.of(Frame(Kind.CUT), "bank"),
     "V408": hijacked,
+    "V409": cheated,
     "V451": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, b"payload"))[:10]),
     "V452": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, bytes(9000))), limit_bytes=8192),
     "V453": corrupt,

@@ -33,6 +33,19 @@ CASES = {
 }
 
 
+def test_shares_at_workers_of_every_kind(any_shared):
+    x, y = any_shared(X), any_shared(Y).requires_grad_()
+    assert torch.allclose(x.get().float_precision(), X, atol=1e-4)
+    found = (functional.relu(x @ y.T) * 0.5).mean()
+    want = Y.clone().requires_grad_()
+    value = (functional.relu(X @ want.T) * 0.5).mean()
+    assert torch.allclose(found.get().float_precision(), value, atol=1e-3)
+    found.backward()
+    value.backward()
+    assert torch.allclose(y.grad.get().float_precision(), want.grad, atol=1e-3)
+    assert torch.equal((x < y).get().float_precision(), (X < Y).float())
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_floats(shared, case):
     plain = [X.clone().requires_grad_(), Y.clone().requires_grad_()]

@@ -22,6 +22,7 @@ from vfl.cli import (
     serving,
     status,
     study,
+    tensors,
     training,
 )
 from vfl.cli.output import progress_line
@@ -67,6 +68,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Run a party": {
         "up": federation.up,
         "sessions": federation.sessions,
+        "worker": tensors.worker,
         "renew": federation.renew,
     },
     "Look up": {"list": reference.listing, "explain": reference.explain},

@@ -35,6 +35,7 @@
         PeerFailedError        V406
         ProtocolError          V407
         HijackError            V408
+        CheatingError          V409
         FrameError             V450
           TruncatedFrameError  V451
           OversizedFrameError  V452
@@ -241,6 +242,10 @@ class ProtocolError(PeerError, code="V407"):
 
 class HijackError(PeerError, code="V408"):
     """Gradients that do not come from the labels."""
+
+
+class CheatingError(PeerError, code="V409"):
+    """A share whose MAC does not fit."""
 
 
 class FrameError(PeerError, code="V450"):

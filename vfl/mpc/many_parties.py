@@ -16,6 +16,8 @@ Numbers are fixed point in the ring 2^64. Bytes below are payloads a holder send
 
 from __future__ import annotations
 
+import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -44,6 +46,8 @@ _SIGN = ELEMENT_BITS - 1
 _LOW = (1 << _SIGN) - 1
 #: What makes a number that is divided positive, if it is below it.
 _OFFSET = 1 << (_SIGN - 1)
+#: Elements that `Lockstep` draws at once.
+_BLOCK = 1 << 16
 #: Factors of one product of bits, and what it takes to reach every bit of a word.
 _FAN = 4
 _STRIDES = (1, 4, 16)
@@ -76,6 +80,11 @@ class Member(Peer):
     def deals(self) -> bool:
         """Whether this is the dealer."""
         return self.role == self.dealer
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is a holder; `Lockstep` is all of them, and the dealer too."""
+        return self.role != self.dealer
 
     @property
     def others(self) -> list[int]:
@@ -167,7 +176,7 @@ class Member(Peer):
             self._mask(each.shape, "mask", at, number=number) for at, each in enumerate(closed)
         ]
         differences: Sequence[Tensor | None] = [None] * len(closed)
-        if not self.deals and closed:
+        if self.holds and closed:
             pairs = zip(closed, masks, strict=True)
             differences = self._sums([each.share - mask for each, mask in pairs], number)
         opened = (
@@ -190,9 +199,12 @@ class Member(Peer):
         number, bits = self.next_number(), left.bits + right.bits
         u, v = left.mask(), right.mask()
         if self.deals:
-            return SharedTensor(self._deal([operation(u, v)], "product", number)[0], bits)
+            whole = operation(self._whole(u), self._whole(v))
+            (dealt,) = self._deal([whole], "product", number)
+            if not self.holds:
+                return SharedTensor(dealt, bits)
         e, f = left.difference(), right.difference()
-        share = operation(e, f + v if self.role == 0 else v) + operation(u, f)
+        share = operation(e, self._plus(v, f)) + operation(u, f)
         return SharedTensor(share + self._dealt([share.shape], "product", number)[0], bits)
 
     def divide(
@@ -209,19 +221,19 @@ class Member(Peer):
         number, offset = self.next_number(), 0 if positive else _OFFSET
         mask = self._mask(shared.shape, "whole", number=number)
         if self.deals:
-            parts = [(mask & _LOW) >> shift, _upper(mask, _SIGN)]
-            self._deal(parts, "parts", number)
-            return SharedTensor(blank(shared.shape), shared.bits - shift)
-        hidden = shared.share + mask + (offset if self.role == 0 else 0)
+            whole = self._whole(mask)
+            self._deal([(whole & _LOW) >> shift, _upper(whole, _SIGN)], "parts", number)
+            if not self.holds:
+                return SharedTensor(blank(shared.shape), shared.bits - shift)
+        hidden = self._plus(shared.share + mask, offset)
         (opened,) = self._sums([hidden], number)
         low, top = self._dealt([shared.shape] * 2, "parts", number)
         # Whether the lower 63 bits carried: the two uppermost bits differ. As numbers, for those
         # of the mask are shared: b + t - 2 b t.
         public = _upper(opened, _SIGN)
         share = (top * (1 - 2 * public) << (_SIGN - shift)) - low
-        if self.role == 0:
-            share += ((opened & _LOW) >> shift) + (public << (_SIGN - shift))
-            share -= (offset >> shift) + below
+        known = ((opened & _LOW) >> shift) + (public << (_SIGN - shift))
+        share = self._plus(share, known - ((offset >> shift) + below))
         return SharedTensor(share, shared.bits - shift)
 
     # Bits. Words of 64 bits whose exclusive or is the secret; n words each.
@@ -405,6 +417,14 @@ class Member(Peer):
             found.append(total)
         return found
 
+    def _plus(self, share: Tensor, public: Tensor | int) -> Tensor:
+        """A shared value and a public one, which the first holder adds."""
+        return share + public if self.role == 0 else share
+
+    def _whole(self, mask: Tensor) -> Tensor:
+        """At the dealer: what all holders' parts of a mask are together."""
+        return mask
+
     def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
         """A shared word with some public bits the other way."""
         return word ^ where if self.role == 0 else word
@@ -457,6 +477,105 @@ class Member(Peer):
             return self.channels[self.dealer].receive(shapes, number)
         size = sum(torch.Size(shape).numel() for shape in shapes)
         return parted(self.pad(self.dealer, (size,), name, number), shapes)
+
+
+class Lockstep(Member):
+    """All holders and the dealer in one process, one operation after the other, without messages.
+
+    Shares and masks have an axis of holders in front; what is opened has none. It multiplies and
+    divides, by the methods of `Member`; comparisons want parties of their own.
+
+    Args:
+        holders: 2 to 8.
+    """
+
+    deals, holds = True, True
+
+    def __init__(self, holders: int) -> None:
+        super().__init__(0, {}, holders)
+        self._stream = PadStream(secrets.token_bytes(KEY_BYTES))
+        self._block, self._taken, self._blocks = torch.empty(0, dtype=torch.int64), 0, 0
+        self._waiting: list[Tensor] = []
+        self._divisions: dict[int, tuple[Sequence[Tensor], int]] = {}
+
+    def _uniform(self, shape: Sequence[int]) -> Tensor:
+        """Fresh elements, drawn from the stream a block at a time."""
+        count = math.prod(shape)
+        if self._taken + count > len(self._block):
+            self._blocks += 1
+            drawn = self._stream.elements64(max(_BLOCK, count), "block", self._blocks)
+            self._block, self._taken = torch.from_numpy(drawn.view("i8")), 0
+        self._taken += count
+        return self._block[self._taken - count : self._taken].view(tuple(shape))
+
+    def split(self, whole: Tensor) -> Tensor:
+        """Fresh shares of elements; axes (holders, *theirs)."""
+        shares = torch.empty((self.holders, *whole.shape), dtype=torch.int64)
+        shares[1:] = self._uniform((self.holders - 1, *whole.shape))
+        torch.sub(whole, shares[1] if self.holders == 2 else shares[1:].sum(0), out=shares[0])
+        return shares
+
+    def divide(
+        self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
+    ) -> SharedTensor:
+        """See `Member.divide`; what is dealt for it is dealt a block at a time."""
+        shape, offset = shared.share.shape, 0 if positive else _OFFSET
+        mask, part, turn = self._division(shift, shape)
+        opened = self._whole(shared.share + mask) + offset
+        # The share is p - t (1 - 2 b) of what is dealt and b, the upper bit of what was opened.
+        share = torch.addcmul(part, turn, opened >> _SIGN)
+        share[0] += ((opened >> shift) & ((1 << ELEMENT_BITS - shift) - 1)) - (
+            (offset >> shift) + below
+        )
+        return SharedTensor(share, shared.bits - shift)
+
+    def _division(self, shift: int, shape: Sequence[int]) -> list[Tensor]:
+        """Shares of a mask, of its upper bit less its other ones, and of twice that bit."""
+        count = math.prod(shape[1:])
+        block, taken = self._divisions.get(shift, ((), _BLOCK))
+        if taken + count > (block[0].shape[1] if block else 0):
+            mask = self._uniform((self.holders, max(_BLOCK // 4, count)))
+            whole = self._whole(mask)
+            top = _upper(whole, _SIGN) << (_SIGN - shift)
+            block, taken = (mask, self.split(top - ((whole & _LOW) >> shift)), self.split(top)), 0
+            block[2].mul_(2)
+        self._divisions[shift] = (block, taken + count)
+        return [each[:, taken : taken + count].view(tuple(shape)) for each in block]
+
+    def _mask(
+        self, shape: Sequence[int], *purpose: str | int, number: int, of_bits: bool = False
+    ) -> Tensor:
+        return self._uniform(shape)
+
+    def _whole(self, mask: Tensor) -> Tensor:
+        return mask[0] + mask[1] if self.holders == 2 else mask.sum(0)
+
+    def _plus(self, share: Tensor, public: Tensor | int) -> Tensor:
+        if isinstance(public, Tensor) and public.dim() >= share.dim():
+            share = share.expand(self.holders, *public.shape)
+        added = share.clone()
+        added[0] += public
+        return added
+
+    def _deal(
+        self,
+        values: Sequence[Tensor],
+        name: str,
+        number: int,
+        *,
+        of_bits: bool = False,
+        phase: str = "offline",
+    ) -> list[Tensor]:
+        self._waiting = [self.split(value) for value in values]
+        return self._waiting
+
+    def _dealt(
+        self, shapes: Sequence[Sequence[int]], name: str, number: int, *, of_bits: bool = False
+    ) -> list[Tensor]:
+        return self._waiting
+
+    def _sums(self, parts: Sequence[Tensor], number: int, *, of_bits: bool = False) -> list[Tensor]:
+        return [self._whole(part) for part in parts]
 
 
 class LocalMembers(LocalParties[Member]):

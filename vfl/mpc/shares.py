@@ -214,7 +214,7 @@ def blank(shape: Sequence[int]) -> Tensor:
 def _map(elements: Tensor, transposed: bool, rows: Tensor | None) -> Tensor:
     if rows is not None:
         return elements.index_select(0, rows)
-    return elements.t() if transposed else elements
+    return elements.mT if transposed else elements
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,25 @@ import torch
 
 from vfl.tensors.base import ChainTensor
 from vfl.tensors.fixed import BITS, FixedPrecisionTensor, fix_precision
-from vfl.tensors.workers import PointerTensor, Worker, get, on_parameters, send, virtual
+from vfl.tensors.private import PrivateTraining, pate
+from vfl.tensors.remote import Pool, Ticket, serve
+from vfl.tensors.workers import PointerTensor, Worker, find, get, on_parameters, send, virtual
 
 __all__ = [
     "ChainTensor",
     "FixedPrecisionTensor",
     "PointerTensor",
+    "Pool",
+    "PrivateTraining",
+    "Ticket",
     "Worker",
+    "find",
     "fix_precision",
     "get",
     "hook",
+    "pate",
     "send",
+    "serve",
     "share",
     "unhook",
     "virtual",
@@ -36,7 +44,7 @@ _METHODS: dict[type, dict[str, Any]] = {}
 
 
 def share(
-    module: torch.nn.Module, *holders: Worker, dealer: Worker, bits: int = BITS
+    module: torch.nn.Module, *holders: Any, dealer: Any, bits: int = BITS, mac: bool = False
 ) -> torch.nn.Module:
     """A module whose parameters are shares from now on; the module itself.
 
@@ -45,9 +53,10 @@ def share(
         holders: 2 to 8 workers.
         dealer: another worker.
         bits: after the point.
+        mac: whether shares carry MACs, so that a holder that lies is found.
     """
     return on_parameters(
-        module, lambda each: fix_precision(each, bits).share(*holders, dealer=dealer)
+        module, lambda each: fix_precision(each, bits).share(*holders, dealer=dealer, mac=mac)
     )
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vfl.core.errors import UserError
 from vfl.core.registry import require_range
-from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul
+from vfl.mpc.ring import decode
 from vfl.tensors.base import ChainTensor, axes
-from vfl.tensors.shares import Here, Ring, Session, Shares
-from vfl.tensors.workers import ME, PointerTensor, Rule, Worker
+from vfl.tensors.shares import Here, Ring, Session, Shares, elements_of
+from vfl.tensors.workers import ME, PointerTensor
 
 BITS = 16
 _FACTOR_BITS = 20
@@ -97,16 +97,17 @@ class FixedPrecisionTensor(ChainTensor):
             self.refuse("float_precision before get")
         return decode(self.child.elements, self.bits).float()
 
-    def share(self, *holders: Worker, dealer: Worker) -> FixedPrecisionTensor:
+    def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
         """Additive shares at 2 to 8 workers; the elements leave here.
 
         Args:
             holders: each gets a share.
             dealer: deals what products need, and sees no value.
+            mac: whether shares carry MACs, so that a holder that lies is found.
         """
         if not isinstance(self.child, Here):
             self.refuse("share of a shared tensor")
-        ring = Session.of(holders, dealer).split(self.child.elements, Rule())
+        ring = Session.of(holders, dealer, mac).split(self.child.elements)
         result = FixedPrecisionTensor(ring, self.bits, self.precision)
         return result.requires_grad_(self._wants_grad)
 
@@ -182,9 +183,7 @@ def public(values: Tensor, bits: int, precision: int) -> FixedPrecisionTensor:
     Raises:
         RingRangeError: a value does not fit.
     """
-    room = ELEMENT_BITS - 2 - 2 * precision
-    elements = encode(values, bits, "a tensor", room, "scale the columns, or take fewer bits")
-    return FixedPrecisionTensor(Here(elements), bits, precision)
+    return FixedPrecisionTensor(Here(elements_of(values, bits, precision)), bits, precision)
 
 
 def fix_precision(tensor: Any, bits: int = BITS) -> Any:
@@ -214,13 +213,19 @@ class Unshared:
     def __repr__(self) -> str:
         return f"<{self.bits} bits, not shared yet: {self.pointer!r}>"
 
-    def share(self, *holders: Worker, dealer: Worker) -> FixedPrecisionTensor:
+    def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
         """The worker splits its values among the holders; its rule goes with every share."""
-        held = self.pointer.location.held(self.pointer)
-        elements = public(held.value, self.bits, self.bits).child.elements
-        ring = Session.of(holders, dealer).split(elements, held.rule)
-        result = FixedPrecisionTensor(ring, self.bits, self.bits)
-        return result.requires_grad_(held.value.requires_grad)
+        session, owner = Session.of(holders, dealer, mac), self.pointer.location
+        if owner.remote != dealer.remote:
+            raise UserError(
+                "the tensor is in another process than the holders, or they are and it is not",
+                got=repr(self.pointer),
+                fix="take holders that are elsewhere as it is, or get() it first if you may",
+            )
+        result = FixedPrecisionTensor(
+            session.split_at(self.pointer, self.bits), self.bits, self.bits
+        )
+        return result.requires_grad_(self.pointer.requires_grad)
 
 
 # Arithmetic. `FP` is short for the class in this part.
@@ -235,25 +240,25 @@ def _new(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
     return found
 
 
-def _map(a: FP, linear: Callable[[Tensor], Tensor], vjp: Vjp) -> FP:
-    return _new(a.child.linear(linear), a.bits, a, (a, vjp))
+def _map(a: FP, vjp: Vjp, name: str, *parameters: Any) -> FP:
+    return _new(a.child.linear(name, *parameters), a.bits, a, (a, vjp))
 
 
 def _finer(a: FP, bits: int) -> FP:
     if bits == a.bits:
         return a
-    shifted = a.child.linear(lambda share: share << (bits - a.bits))
+    shifted = a.child.linear("scale", 1 << (bits - a.bits))
     return _new(shifted, bits, a, (a, lambda g: g))
 
 
 def _summed_to(a: FP, shape: torch.Size) -> FP:
     if a.shape == shape:
         return a
-    return _map(a, lambda share: share.sum_to_size(shape), lambda g: _expand(g, a.shape))
+    return _map(a, lambda g: _expand(g, a.shape), "sum_to", shape)
 
 
 def _expand(a: FP, shape: torch.Size) -> FP:
-    return _map(a, lambda share: share.expand(shape), lambda g: _summed_to(g, a.shape))
+    return _map(a, lambda g: _summed_to(g, a.shape), "expand", shape)
 
 
 def _number(value: float, like: FP) -> FP:
@@ -272,7 +277,7 @@ def _add(a: Any, b: Any, alpha: float = 1) -> FP:
     elif isinstance(b.child, Here):
         child = a.child.plus(b.child.elements)
     else:
-        child = a.child.linear(torch.add, b.child)
+        child = a.child.linear("add", others=[b.child])
     return _new(child, bits, a, *tape)
 
 
@@ -282,7 +287,7 @@ def _both(a: Any, b: Any) -> tuple[FP, FP]:
 
 
 def _neg(a: FP) -> FP:
-    return _map(a, torch.neg, _neg)
+    return _map(a, _neg, "scale", -1)
 
 
 def _sub(a: Any, b: Any, alpha: float = 1) -> FP:
@@ -295,7 +300,7 @@ def _scaled(a: FP, factor: float) -> FP:
     shift = 0 if whole else _FACTOR_BITS - math.frexp(factor)[1]
     times = round(factor * 2.0**shift)
     a = _fraction(a) if shift else a
-    child = a.child.linear(lambda share: share * times)
+    child = a.child.linear("scale", times)
     child = child.divide(shift) if shift else child
     return _new(child, a.bits, a, (a, lambda g: _scaled(g, factor)))
 
@@ -308,7 +313,7 @@ def _mul(a: Any, b: Any) -> FP:
     return _times(
         a,
         b,
-        torch.mul,
+        "mul",
         lambda g: _summed_to(_mul(g, b), a.shape),
         lambda g: _summed_to(_mul(g, a), b.shape),
     )
@@ -318,15 +323,13 @@ def _fraction(a: FP) -> FP:
     return _finer(a, max(a.bits, a.precision))
 
 
-def _times(a: FP, b: FP, operation: Any, to_a: Vjp, to_b: Vjp) -> FP:
+def _times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp) -> FP:
     """A bilinear map, and the division back to the precision."""
     bits = a.bits + b.bits
     if isinstance(b.child, Here):
-        elements = b.child.elements
-        child = a.child.linear(lambda share: operation(share, elements))
+        child = a.child.linear("by", b.child.elements, operation, False)
     elif isinstance(a.child, Here):
-        elements = a.child.elements
-        child = b.child.linear(lambda share: operation(elements, share))
+        child = b.child.linear("by", a.child.elements, operation, True)
     else:
         child = a.child.product(b.child, operation)
     if bits > a.precision:
@@ -339,7 +342,7 @@ def _matmul(a: FP, b: FP) -> FP:
         return _reshape(_matmul(_reshape(a, 1, -1), b), *b.shape[1:])
     if b.dim() == 1:
         return _reshape(_matmul(a, _reshape(b, -1, 1)), *a.shape[:-1])
-    return _times(a, b, matmul, lambda g: _matmul(g, _t(b)), lambda g: _matmul(_t(a), g))
+    return _times(a, b, "matmul", lambda g: _matmul(g, _t(b)), lambda g: _matmul(_t(a), g))
 
 
 def _t(a: FP) -> FP:
@@ -348,7 +351,15 @@ def _t(a: FP) -> FP:
 
 def _reshape(a: FP, *shape: Any) -> FP:
     sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    return _map(a, lambda share: share.reshape(sizes), lambda g: _reshape(g, a.shape))
+    return _map(a, lambda g: _reshape(g, a.shape), "reshape", _resolved(a.shape, sizes))
+
+
+def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
+    """With the length that -1 stands for."""
+    if -1 not in sizes:
+        return tuple(sizes)
+    rest = -math.prod(sizes)
+    return tuple(shape.numel() // max(rest, 1) if size == -1 else size for size in sizes)
 
 
 def _gather(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
@@ -356,13 +367,9 @@ def _gather(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
     places = pick(torch.arange(a.numel()).reshape(a.shape))
 
     def back(g: FP) -> FP:
-        def spread(share: Tensor) -> Tensor:
-            total = torch.zeros(a.numel(), dtype=torch.int64)
-            return total.index_add_(0, places.reshape(-1), share.reshape(-1)).reshape(a.shape)
+        return _map(g, lambda h: _gather(h, pick), "spread", places, a.shape)
 
-        return _map(g, spread, lambda h: _gather(h, pick))
-
-    return _map(a, lambda share: share.reshape(-1)[places], back)
+    return _map(a, back, "gather", places)
 
 
 def _sum(a: FP, dim: Any = None, keepdim: bool = False) -> FP:
@@ -370,11 +377,8 @@ def _sum(a: FP, dim: Any = None, keepdim: bool = False) -> FP:
     kept = torch.Size(
         1 if at in {each % a.dim() for each in dims} else size for at, size in enumerate(a.shape)
     )
-    return _map(
-        a,
-        lambda share: share.sum(dims, keepdim=keepdim) if dims else share,
-        lambda g: _expand(_reshape(g, kept), a.shape),
-    )
+    dims = tuple(each % a.dim() for each in dims)
+    return _map(a, lambda g: _expand(_reshape(g, kept), a.shape), "sum", dims, keepdim)
 
 
 def _mean(a: FP, dim: Any = None, keepdim: bool = False) -> FP:
@@ -382,8 +386,13 @@ def _mean(a: FP, dim: Any = None, keepdim: bool = False) -> FP:
     return _mul(total, total.numel() / a.numel())
 
 
+def _detached(a: FP) -> FP:
+    return FP(a.child, a.bits, a.precision)
+
+
 def _square(a: FP) -> FP:
-    return _times(a, a, torch.mul, lambda g: _mul(_mul(a, 2), g), lambda g: _mul(g, 0))
+    found = _times(_detached(a), _detached(a), "mul", _neg, _neg)
+    return _new(found.child, found.bits, a, (a, lambda g: _mul(_mul(a, 2), g)))
 
 
 def _pow(a: FP, exponent: int) -> FP:
@@ -406,7 +415,7 @@ def _not(a: FP) -> FP:
 
 def _relu(a: FP, inplace: bool = False) -> FP:
     positive = _lt(0, a)
-    return _times(a, positive, torch.mul, lambda g: _mul(g, positive), lambda g: g)
+    return _times(a, positive, "mul", lambda g: _mul(g, positive), lambda g: g)
 
 
 def _sigmoid(a: FP) -> FP:
@@ -439,9 +448,7 @@ def _stack(parts: Sequence[FP], dim: int = 0) -> FP:
     def at(place: int) -> Vjp:
         return lambda g: _gather(g, lambda places: places.select(dim, place))
 
-    child = first.child.linear(
-        lambda *shares: torch.stack(shares, dim), *(each.child for each in others)
-    )
+    child = first.child.linear("stack", dim, others=[each.child for each in others])
     return _new(child, first.bits, first, *((each, at(place)) for place, each in enumerate(parts)))
 
 
@@ -463,18 +470,12 @@ def _windows(x: FP, size: Sequence[int], stride: Sequence[int], padding: Sequenc
     if any(padding):
         around = (padding[1], padding[1], padding[0], padding[0])
         high, wide = x.shape[-2:]
-        x = _map(
-            x,
-            lambda share: torch.nn.functional.pad(share, around),
-            lambda g: _index(
-                g,
-                (
-                    ...,
-                    slice(padding[0], padding[0] + high),
-                    slice(padding[1], padding[1] + wide),
-                ),
-            ),
+        inner = (
+            ...,
+            slice(padding[0], padding[0] + high),
+            slice(padding[1], padding[1] + wide),
         )
+        x = _map(x, lambda g: _index(g, inner), "pad", around)
     return _gather(
         x,
         lambda at: (
@@ -560,9 +561,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "lt": _lt, "gt": lambda a, b: _lt(b, a), "ge": lambda a, b: _not(_lt(a, b)),
     "le": lambda a, b: _not(_lt(b, a)),
     "linear": _linear, "conv2d": _conv2d, "avg_pool2d": _avg_pool2d, "mse_loss": _mse_loss,
-    "detach": lambda a: FP(a.child, a.bits, a.precision),
-    "clone": lambda a, **_: _map(a, torch.clone, lambda g: g),
-    "zeros_like": lambda a, **_: _mul(a.detach(), 0),
+    "detach": _detached,
+    "clone": lambda a, **_: _map(a, lambda g: g, "clone"),
+    "zeros_like": lambda a, **_: _mul(_detached(a), 0),
     "add_": _in_place(_add), "sub_": _in_place(_sub), "mul_": _in_place(_mul),
-    "zero_": _in_place(lambda a: _mul(a.detach(), 0)),
+    "zero_": _in_place(lambda a: _mul(_detached(a), 0)),
 }  # fmt: skip

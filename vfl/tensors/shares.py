@@ -1,8 +1,11 @@
 """What is below a fixed-precision tensor: ring elements here, or additive shares at workers.
 
 Both do what a ring of integers does. The protocols of the shares are those of
-`vfl.mpc.many_parties`: products with a dealer's triples, exact divisions, signs. Holders and the
-dealer are workers of this process; each has its own share, and whoever leads sees none of them.
+`vfl.mpc.many_parties`, or with MACs of `vfl.mpc.authenticated`: products with a dealer's triples,
+exact divisions, signs. Each holder has its own share, and whoever leads sees none of them.
+
+A step of a computation is a kind, operands and parameters in plain data, the same for all workers;
+`perform` is what each makes of it. Workers of this process without MACs are one `Lockstep`.
 """
 
 from __future__ import annotations
@@ -10,44 +13,277 @@ from __future__ import annotations
 import secrets
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vfl.core.errors import UserError
+from vfl.core.errors import CheatingError, UserError
 from vfl.core.registry import require, require_range
-from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Member
-from vfl.mpc.ring import Operation, matmul
+from vfl.mpc.authenticated import FIELD, AuthenticatedMember, fresh
+from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Lockstep, Member
+from vfl.mpc.ring import ELEMENT_BITS, Operation, encode, matmul
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
+from vfl.mpc.trio import LocalParties
 from vfl.tensors.base import Link, axes
-from vfl.tensors.workers import ME, PointerTensor, Rule, Worker, require_reader
+from vfl.tensors.wire import packed
+from vfl.tensors.workers import (
+    ME,
+    Mask,
+    PointerTensor,
+    Rule,
+    Worker,
+    require_reader,
+    seal,
+)
 
-#: A linear map of ring elements, the same at every holder; and a part of a protocol.
-Linear = Callable[..., Tensor]
+_OPERATIONS: dict[str, Operation] = {"mul": torch.mul, "matmul": matmul}
+
+
+# Linear maps. Each takes tensors with an axis in front: of holders, of a value and its MAC, or of
+# one thing alone.
+
+
+def _reach(stack: Tensor, axes_wanted: int) -> Tensor:
+    """As many axes behind the first one, of length 1 where they are new."""
+    missing = axes_wanted + 1 - stack.dim()
+    return (
+        stack.reshape(stack.shape[0], *(1,) * missing, *stack.shape[1:]) if missing > 0 else stack
+    )
+
+
+def _added(one: Tensor, two: Tensor) -> Tensor:
+    return _reach(one, two.dim() - 1) + _reach(two, one.dim() - 1)
+
+
+def _stacked(dim: int, *stacks: Tensor) -> Tensor:
+    return torch.stack(stacks, dim + 1 if dim >= 0 else dim)
+
+
+def _spread(stack: Tensor, places: Tensor, shape: Sequence[int]) -> Tensor:
+    total = torch.zeros(stack.shape[0], torch.Size(shape).numel(), dtype=torch.int64)
+    total.index_add_(1, places.reshape(-1), stack.reshape(stack.shape[0], -1))
+    return total.reshape(stack.shape[0], *shape)
+
+
+def _summed_to(stack: Tensor, sizes: Sequence[int]) -> Tensor:
+    kept = (stack.shape[0], *(1,) * (stack.dim() - 1 - len(sizes)), *sizes)
+    return stack.sum_to_size(kept).reshape(stack.shape[0], *sizes)
+
+
+def _summed(stack: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    return stack.sum([each + 1 for each in dims], keepdim=keepdim) if dims else stack
+
+
+#: Maps that only move and add elements: the stack, parameters, and other stacks behind them.
+LINEAR: Mapping[str, Callable[..., Tensor]] = {
+    "add": _added,
+    "reshape": lambda stack, sizes: stack.reshape(stack.shape[0], *sizes),
+    "expand": lambda stack, sizes: _reach(stack, len(sizes)).expand(stack.shape[0], *sizes),
+    "sum_to": lambda stack, sizes: _summed_to(stack, sizes),
+    "gather": lambda stack, places: stack.reshape(stack.shape[0], -1)[:, places],
+    "spread": _spread,
+    "sum": _summed,
+    "pad": lambda stack, around: torch.nn.functional.pad(stack, tuple(around)),
+    "stack": lambda stack, dim, *others: _stacked(dim, stack, *others),
+    "clone": torch.clone,
+}
+
+
+class Integers:
+    """Integers modulo 2^64; what `vfl.mpc.authenticated.FIELD` is modulo a prime."""
+
+    def lift(self, elements: Tensor) -> Tensor:
+        """They are what they are."""
+        return elements
+
+    def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
+        """The product of every two elements."""
+        return one * two
+
+    def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+        """A map that only moves and adds elements."""
+        return linear(*operands)
+
+    def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
+        """A bilinear map; one of the two may have an axis in front, or both."""
+        if operation is not matmul:
+            return left * right
+        if left.dim() == right.dim() == 2:
+            return matmul(left, right)
+        if left.shape[-2] * left.shape[-1] * right.shape[-1] < _SMALL:
+            return left @ right
+        count = len(left) if left.dim() == 3 else len(right)
+        pairs = [(left[at] if left.dim() == 3 else left, right[at] if right.dim() == 3 else right)
+                 for at in range(count)]  # fmt: skip
+        return torch.stack([matmul(*pair) for pair in pairs])
+
+
+RING = Integers()
+#: Terms of a product below which torch's own loop over the first axis is faster.
+_SMALL = 1 << 17
+
+
+def mapped(field: Any, name: str, parameters: Sequence[Any], stacks: Sequence[Tensor]) -> Tensor:
+    """A linear map of stacks, by its name."""
+    first, *others = stacks
+    if name == "scale":  # by a public number
+        return _tensor(field.mul(first, parameters[0]))
+    if name == "by":  # by a public tensor, from the right or the left
+        elements, operation, from_left = parameters
+        elements = field.lift(elements)
+        if operation == "mul":
+            return _tensor(field.mul(_reach(first, elements.dim()), elements))
+        pair = (elements, first) if from_left else (first, elements)
+        if field is RING:
+            return _tensor(field.product(matmul, *pair))
+        return torch.stack(
+            [field.matmul(elements, each) if from_left else field.matmul(each, elements)
+             for each in first]
+        )  # fmt: skip
+    linear = LINEAR[name]
+    return _tensor(
+        field.additive(lambda one, *rest: linear(one, *parameters, *rest), first, *others)
+    )
+
+
+def _tensor(found: Any) -> Tensor:
+    assert isinstance(found, Tensor), "a field gives tensors"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a step gave a worker.
+
+    Attributes:
+        value: its share, or what was opened to it.
+        operands: what it had, with what was opened of it meanwhile; of a product only.
+        readers: who may read the value, beside the operands' rules.
+    """
+
+    value: Any
+    operands: Sequence[Any] = ()
+    readers: Sequence[str] | None = None
+
+
+def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequence[Any]) -> Found:
+    """One party's part of a step.
+
+    Args:
+        member: a holder, the dealer, or all of them as one.
+        kind: "linear", "plus", "product", "divide", "negative", "transposed"; with MACs also
+            "mask" and "disclose".
+        operands: its shares.
+        parameters: of the step.
+    """
+    mac = isinstance(member, AuthenticatedMember)
+    operands = [  # a dealer's own mask is to the others a share like any
+        SharedTensor(blank((2, *each.shape)), 0) if isinstance(each, Mask) else each
+        for each in operands
+    ]
+    single = not mac and not isinstance(member, Lockstep)
+    field: Any = FIELD if mac else RING
+    match kind:
+        case "linear":
+            name, *rest = parameters
+            stacks = [each.share[None] if single else each.share for each in operands]
+            found = mapped(field, name, rest, stacks)
+            return Found(SharedTensor(found[0] if single else found, 0))
+        case "plus":
+            public = field.lift(parameters[0])
+            readers = parameters[1] if len(parameters) > 1 else None
+            (own,) = operands
+            if isinstance(member, AuthenticatedMember):
+                return Found(member.known(own, public), readers=readers)
+            front = 0 if single else 1
+            sizes = (blank(own.share.shape[front:]) + blank(public.shape)).shape
+            share = own.share.expand(sizes) if single else LINEAR["expand"](own.share, sizes)
+            return Found(SharedTensor(member._plus(share, public), 0))
+        case "product":
+            operation = _OPERATIONS[parameters[0]]
+            if isinstance(member, Lockstep):
+                return _lockstep_product(member, operands, operation)
+            one, two = member.open(*operands)
+            return Found(SharedTensor(member.multiply(one, two, operation).share, 0), [one, two])
+        case "divide":
+            return Found(SharedTensor(member.divide(operands[0], parameters[0]).share, 0))
+        case "negative":
+            return Found(member.is_negative(operands[0]))
+        case "blank":
+            return Found(SharedTensor(blank(parameters[0]), 0))
+        case "transposed":
+            return Found(operands[0].transposed())
+        case "mask" if isinstance(member, AuthenticatedMember):
+            sizes, reader = parameters
+            (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], "input")
+            value = Mask(made[0]) if member.deals else shared
+            return Found(value, readers=[reader] if member.deals else None)
+        case "disclose" if isinstance(member, AuthenticatedMember):
+            value, mask = operands
+            hidden = value if member.deals else member._plus_share(value, mask)
+            (told,) = member.opened(hidden)
+            return Found(told)
+    raise UserError("a step that no worker knows", got=kind)
+
+
+def _lockstep_product(
+    member: Lockstep, operands: Sequence[SharedTensor], operation: Operation
+) -> Found:
+    """As `Found`; of element-wise factors both get as many axes."""
+    dims = [each.share.dim() for each in operands]
+    if operation is matmul or dims[0] == dims[1]:
+        one, two = member.open(*operands)
+        times = partial(RING.product, operation)
+        return Found(SharedTensor(member.multiply(one, two, times).share, 0), [one, two])
+    one, two = (SharedTensor(_reach(each.share, max(dims) - 1), 0) for each in operands)
+    return Found(SharedTensor(member.multiply(one, two, torch.mul).share, 0))
+
+
+def elements_of(values: Tensor, bits: int, precision: int | None = None) -> Tensor:
+    """Reals as ring elements, where products of this precision still fit.
+
+    Raises:
+        RingRangeError: a value does not fit.
+    """
+    room = ELEMENT_BITS - 2 - 2 * (bits if precision is None else precision)
+    return encode(values, bits, "a tensor", room, "scale the columns, or take fewer bits")
+
+
+def split(elements: Tensor, holders: int) -> list[Tensor]:
+    """Fresh additive shares of ring elements."""
+    stream = PadStream(secrets.token_bytes(KEY_BYTES))
+    pads = [
+        torch.from_numpy(stream.elements64(elements.numel(), "share", holder).view("i8"))
+        for holder in range(1, holders)
+    ]
+    pads = [pad.reshape(elements.shape) for pad in pads]
+    total = elements
+    for pad in pads:
+        total = total - pad
+    return [total, *pads]
 
 
 class Ring(Link, ABC):
-    """Integers modulo 2^64."""
+    """Integers modulo 2^64, or the signed ones of a prime field."""
 
-    @property
-    @abstractmethod
-    def shape(self) -> torch.Size:
-        """Their axes."""
+    shape: torch.Size
 
     @abstractmethod
-    def linear(self, linear: Linear, *others: Any) -> Any:
-        """A linear map of these and others of the same kind; no message."""
+    def linear(self, name: str, *parameters: Any, others: Sequence[Any] = ()) -> Any:
+        """A linear map, by its name in `LINEAR`, "scale" or "by"; no message."""
 
     @abstractmethod
     def plus(self, public: Tensor) -> Any:
         """The sum with public elements; no message."""
 
     @abstractmethod
-    def product(self, other: Any, operation: Operation) -> Any:
-        """A bilinear map of these and others of the same kind."""
+    def product(self, other: Any, operation: str) -> Any:
+        """The bilinear map "mul" or "matmul" of these and others of the same kind."""
 
     @abstractmethod
     def divide(self, shift: int) -> Any:
@@ -70,27 +306,23 @@ class Here(Ring):
     """Elements in this process, which is the only one to have them."""
 
     def __init__(self, elements: Tensor) -> None:
-        self.elements = elements
+        self.elements, self.shape = elements, elements.shape
 
     def __repr__(self) -> str:
         return "<ring elements here>"
 
-    @property
-    def shape(self) -> torch.Size:
+    def linear(self, name: str, *parameters: Any, others: Sequence[Here] = ()) -> Here:
         """See `Ring`."""
-        return self.elements.shape
-
-    def linear(self, linear: Linear, *others: Here) -> Here:
-        """See `Ring`."""
-        return Here(linear(self.elements, *(each.elements for each in others)))
+        stacks = [self.elements[None], *(each.elements[None] for each in others)]
+        return Here(mapped(RING, name, parameters, stacks)[0])
 
     def plus(self, public: Tensor) -> Here:
         """See `Ring`."""
         return Here(self.elements + public)
 
-    def product(self, other: Here, operation: Operation) -> Here:
+    def product(self, other: Here, operation: str) -> Here:
         """See `Ring`."""
-        return Here(operation(self.elements, other.elements))
+        return Here(_OPERATIONS[operation](self.elements, other.elements))
 
     def divide(self, shift: int) -> Here:
         """See `Ring`."""
@@ -109,100 +341,38 @@ class Here(Ring):
         return self.elements
 
 
-class Session:
-    """Holders and a dealer that compute together; one for the same workers.
-
-    Args:
-        holders: 2 to 8 workers.
-        dealer: another worker, that sees no value.
-    """
-
-    def __init__(self, holders: Sequence[Worker], dealer: Worker) -> None:
-        self.workers = (*holders, dealer)
-        self.parties = LocalMembers(len(holders))
-        weakref.finalize(self, self.parties.close)
-
-    @classmethod
-    def of(cls, holders: Sequence[Worker], dealer: Worker) -> Session:
-        """The session of these workers.
-
-        Raises:
-            BadOptionError: they are too few, too many, or one is there twice.
-        """
-        require_range("holders", len(holders), 2, MOST_HOLDERS)
-        everybody = (*holders, dealer)
-        names = [worker.name for worker in everybody]
-        require(
-            "dealer", ", ".join(names), "different workers", len(set(everybody)) == len(everybody)
-        )
-        for worker in everybody:
-            worker.require_alive()
-        known = holders[0].sessions
-        key = tuple(map(id, everybody))
-        if key not in known:
-            known[key] = cls(holders, dealer)
-        session: Session = known[key]
-        return session
-
-    def split(self, elements: Tensor, rule: Rule) -> Shares:
-        """Elements that one process has as fresh additive shares at the holders."""
-        stream = PadStream(secrets.token_bytes(KEY_BYTES))
-        pads = [
-            torch.from_numpy(stream.elements64(elements.numel(), "share", holder).view("i8"))
-            for holder in range(len(self.workers) - 2)
-        ]
-        pads = [pad.reshape(elements.shape) for pad in pads]
-        parts = [*pads, elements - sum(pads), blank(elements.shape)]
-        return self.keep([SharedTensor(part, 0) for part in parts], [rule] * len(parts))
-
-    def keep(self, parts: Sequence[SharedTensor], rules: Sequence[Rule]) -> Shares:
-        """A part for every worker."""
-        pointers = [
-            worker.keep(part, Rule(rule.readers))
-            for worker, part, rule in zip(self.workers, parts, rules, strict=True)
-        ]
-        return Shares(self, pointers)
-
-
 class Shares(Ring):
-    """A pointer to every holder's share, and to what the dealer keeps of its masks.
+    """Elements of which every holder has a share.
 
     Attributes:
-        pointers: by holder, the dealer's last.
+        session: who computes on them.
+        parts: what the session knows them by.
     """
 
-    def __init__(self, session: Session, pointers: Sequence[PointerTensor]) -> None:
-        self.session, self.pointers = session, pointers
+    def __init__(self, session: Session, parts: Any, shape: Sequence[int]) -> None:
+        self.session, self.parts, self.shape = session, parts, torch.Size(shape)
 
     def __repr__(self) -> str:
         *holders, dealer = (worker.name for worker in self.session.workers)
-        return f"<additive shares at {', '.join(holders)}; dealer {dealer}>"
+        mac = " with MACs" if self.session.mac else ""
+        return f"<additive shares{mac} at {', '.join(holders)}; dealer {dealer}>"
 
     @property
-    def shape(self) -> torch.Size:
+    def pointers(self) -> list[PointerTensor]:
+        """To every holder's share, and to what the dealer keeps of it."""
+        return self.session.pointers(self)
+
+    def linear(self, name: str, *parameters: Any, others: Sequence[Shares] = ()) -> Shares:
         """See `Ring`."""
-        return self.pointers[0].size()  # type: ignore[no-any-return]
-
-    def linear(self, linear: Linear, *others: Shares) -> Shares:
-        """See `Ring`."""
-
-        def each(_: int, own: SharedTensor, *rest: SharedTensor) -> SharedTensor:
-            return SharedTensor(linear(own.share, *(one.share for one in rest)), 0)
-
-        return self._alone(each, *others)
+        return self.session.do("linear", [self, *others], name, *parameters)
 
     def plus(self, public: Tensor) -> Shares:
         """See `Ring`."""
-        shape = (public + blank(self.shape)).shape
+        return self.session.do("plus", [self], public)
 
-        def each(role: int, own: SharedTensor) -> SharedTensor:
-            return SharedTensor(own.share.expand(shape) if role else own.share + public, 0)
-
-        return self._alone(each)
-
-    def product(self, other: Shares, operation: Operation) -> Shares:
+    def product(self, other: Shares, operation: str) -> Shares:
         """See `Ring`; what was opened under a mask stays so for later products."""
-        if operation is matmul:
+        if operation == "matmul":
             fits = len(self.shape) == len(other.shape) == 2 and self.shape[1] == other.shape[0]
         else:
             fits = _broadcast(self.shape, other.shape)
@@ -212,87 +382,346 @@ class Shares(Ring):
                 got=f"{axes(self.shape)} and {axes(other.shape)}",
                 fix="compare their shapes",
             )
-        operands = (self, other)
-
-        def each(member: Member) -> SharedTensor:
-            held = [ring.held(member.role) for ring in operands]
-            held[0].value, held[1].value = member.open(held[0].value, held[1].value)
-            return member.multiply(held[0].value, held[1].value, operation)
-
-        return self._together(each, other)
+        return self.session.do("product", [self, other], operation)
 
     def divide(self, shift: int) -> Shares:
         """See `Ring`."""
-
-        def each(member: Member) -> SharedTensor:
-            return SharedTensor(member.divide(self.held(member.role).value, shift).share, 0)
-
-        return self._together(each)
+        return self.session.do("divide", [self], shift)
 
     def negative(self) -> Shares:
         """See `Ring`."""
-        return self._together(lambda member: member.is_negative(self.held(member.role).value))
+        return self.session.do("negative", [self])
 
     def transposed(self) -> Shares:
         """See `Ring`; an opening stays one."""
-        return self._alone(lambda _, own: own.transposed())
+        if len(self.shape) != 2:
+            raise UserError("only matrices are transposed", got=axes(self.shape))
+        return self.session.do("transposed", [self])
 
     def reveal(self, requester: str = ME) -> Tensor:
         """See `Ring`.
 
         Raises:
             ConsentError: a holder keeps its share from this reader.
+            CheatingError: a holder lied.
         """
-        total = torch.zeros(self.shape, dtype=torch.int64)
-        for role, worker in enumerate(self.session.workers[:-1]):
-            held = self.held(role)
-            require_reader(held.rule, requester, worker, self.shape)
-            total = total + held.value.share
+        return self.session.reveal(self, requester)
+
+
+class Session(ABC):
+    """Holders and a dealer that compute together; one for the same workers.
+
+    Args:
+        holders: 2 to 8 workers.
+        dealer: another worker, that sees no value.
+        mac: whether shares have MACs.
+    """
+
+    def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool) -> None:
+        self.workers, self.mac = (*holders, dealer), mac
+
+    @staticmethod
+    def of(holders: Sequence[Any], dealer: Any, mac: bool = False) -> Session:
+        """The session of these workers.
+
+        Raises:
+            BadOptionError: they are too few, too many, or one is there twice.
+            UserError: some are of this process and some are not.
+        """
+        require_range("holders", len(holders), 2, MOST_HOLDERS)
+        everybody = (*holders, dealer)
+        names = [worker.name for worker in everybody]
+        require(
+            "dealer", ", ".join(names), "different workers", len(set(everybody)) == len(everybody)
+        )
+        for worker in everybody:
+            worker.require_alive()
+        if len({worker.remote for worker in everybody}) > 1:
+            raise UserError(
+                "workers of this process and of others do not share a tensor",
+                got=", ".join(names),
+                fix="take workers that are all virtual, or all elsewhere",
+            )
+        known = holders[0].sessions
+        key = (*map(id, everybody), mac)
+        if key not in known:
+            session = holders[0].begin_session(holders, dealer, mac)
+            for worker in everybody:
+                worker.sessions[key] = session
+        found: Session = known[key]
+        return found
+
+    def forgotten(self) -> None:
+        """The session has ended; the next tensors are shared in a new one."""
+        for worker in self.workers:
+            for key in [key for key, one in worker.sessions.items() if one is self]:
+                del worker.sessions[key]
+
+    def require_own(self, operands: Sequence[Shares]) -> None:
+        """Refuse what is shared among others."""
+        for other in operands:
+            if other.session is not self:
+                raise UserError(
+                    "two tensors are shared among different workers",
+                    got=f"{operands[0]!r} and {other!r}",
+                    fix="share both among the same holders, with one dealer",
+                )
+
+    @abstractmethod
+    def split(self, elements: Tensor) -> Shares:
+        """Elements that this process has as fresh shares."""
+
+    @abstractmethod
+    def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
+        """Elements that a worker has; its rule goes with every share."""
+
+    @abstractmethod
+    def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
+        """A step of all workers; see `perform`."""
+
+    @abstractmethod
+    def reveal(self, shares: Shares, requester: str) -> Tensor:
+        """See `Ring.reveal`."""
+
+    @abstractmethod
+    def pointers(self, shares: Shares) -> list[PointerTensor]:
+        """To what each worker has."""
+
+    def __len__(self) -> int:
+        """How many tensors every worker has, beside those that it counts itself."""
+        return 0
+
+
+@dataclass(slots=True)
+class Stack:
+    """Shares of all holders of this process, and each one's rule; the dealer's is the last."""
+
+    value: SharedTensor
+    rules: Sequence[Rule]
+    session: LockstepSession
+
+    def __del__(self) -> None:
+        self.session.count -= 1
+
+
+class LockstepSession(Session):
+    """Workers of this process, as one; see `vfl.mpc.many_parties.Lockstep`."""
+
+    def __init__(self, holders: Sequence[Worker], dealer: Worker, mac: bool = False) -> None:
+        super().__init__(holders, dealer, mac)
+        self._member = Lockstep(len(holders))
+        self._open_rules = [Rule() for _ in self.workers]
+        self._apart: LocalMembers | None = None
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def split(self, elements: Tensor) -> Shares:
+        """See `Session`."""
+        return self._kept(SharedTensor(self._member.split(elements), 0), self._open_rules)
+
+    def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
+        """See `Session`."""
+        held = pointer.location.held(pointer)
+        elements = elements_of(held.value, bits)
+        rules = [Rule(held.rule.readers) for _ in self.workers]
+        return self._kept(SharedTensor(self._member.split(elements), 0), rules)
+
+    def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
+        """See `Session`."""
+        self.require_own(operands)
+        rules = self._rules(operands)
+        values = [each.parts.value for each in operands]
+        if kind == "negative":
+            return self._kept(self._negative(values[0]), rules)
+        if kind == "linear":  # the shortest way, for there are many
+            share = mapped(RING, parameters[0], parameters[1:], [each.share for each in values])
+            return self._kept(SharedTensor(share, 0), rules)
+        found = perform(self._member, kind, values, parameters)
+        for each, value in zip(operands, found.operands, strict=False):
+            each.parts.value = value
+        return self._kept(found.value, rules)
+
+    def reveal(self, shares: Shares, requester: str) -> Tensor:
+        """See `Session`."""
+        self._rules([shares])
+        for worker, rule in zip(self.workers[:-1], shares.parts.rules, strict=False):
+            require_reader(rule, requester, worker.name, shares.shape)
+        total: Tensor = shares.parts.value.share.sum(0)
         return total
 
-    def held(self, role: int) -> Any:
-        """What a worker keeps of it."""
-        return self.session.workers[role].held(self.pointers[role])
-
-    def _alone(self, each: Callable[..., SharedTensor], *others: Shares) -> Shares:
-        rings, rules = (self, *others), self._rules(*others)
-        found = [
-            each(role, *(ring.held(role).value for ring in rings))
-            for role in range(len(self.pointers))
+    def pointers(self, shares: Shares) -> list[PointerTensor]:
+        """See `Session`; made when they are asked for."""
+        parts = [*shares.parts.value.share, blank(shares.shape)]
+        return [
+            worker.keep(SharedTensor(part, 0), rule)
+            for worker, part, rule in zip(self.workers, parts, shares.parts.rules, strict=True)
         ]
-        return self.session.keep(found, rules)
 
-    def _together(self, each: Callable[[Member], SharedTensor], *others: Shares) -> Shares:
-        """A protocol: the dealer's part first, for it awaits nothing."""
-        rules = self._rules(*others)
-        parties = self.session.parties
-        try:
-            dealt = each(parties.parties[-1])
-        except BaseException:  # the holders would count other operations than the dealer
-            parties.close()
-            raise
-        found = parties.run(each, range(len(self.pointers) - 1))
-        return self.session.keep([*found, dealt], rules)
+    def _kept(self, value: SharedTensor, rules: Sequence[Rule]) -> Shares:
+        self.count += 1
+        return Shares(self, Stack(value, rules, self), value.share.shape[1:])
 
-    def _rules(self, *others: Shares) -> list[Rule]:
-        """At every worker: who may read what comes of these. A stopped worker says so here."""
-        for other in others:
-            self._require_session_of(other)
-        rules = []
-        for role in range(len(self.pointers)):
-            rule = Rule()
-            for ring in (self, *others):
-                rule.narrow(ring.held(role).rule)
-            rules.append(rule)
+    def _negative(self, value: SharedTensor) -> SharedTensor:
+        """By parties of their own: the words of a comparison have no axis of holders."""
+        if self._apart is None:
+            self._apart = LocalMembers(len(self.workers) - 1)
+            weakref.finalize(self, self._apart.close)
+        parts = [*value.share, blank(value.share.shape[1:])]
+        found = self._apart.run(
+            lambda member: member.is_negative(SharedTensor(parts[member.role], 0))
+        )
+        return SharedTensor(torch.stack([each.share for each in found[:-1]]), 0)
+
+    def _rules(self, operands: Sequence[Shares]) -> Sequence[Rule]:
+        """Who may read what comes of these, at every worker; a stopped one says so here."""
+        for worker in self.workers:
+            worker.require_alive()
+        owned = [each.parts.rules for each in operands if each.parts.rules is not self._open_rules]
+        if not owned:
+            return self._open_rules
+        rules = [Rule() for _ in self.workers]
+        for each in owned:
+            for rule, other in zip(rules, each, strict=True):
+                rule.narrow(other)
         return rules
 
-    def _require_session_of(self, other: Shares) -> None:
-        if other.session is not self.session:
-            raise UserError(
-                "two tensors are shared among different workers",
-                got=f"{self!r} and {other!r}",
-                fix="share both among the same holders, with one dealer",
+
+class PointerSession(Session):
+    """Workers that each keep their share; whoever leads has a pointer to each.
+
+    Args:
+        holders, dealer, mac: see `Session`.
+        ask: asks workers something at once, each with arguments of its own; their answers.
+        name: by which the workers know it.
+    """
+
+    def __init__(
+        self,
+        holders: Sequence[Any],
+        dealer: Any,
+        mac: bool,
+        ask: Callable[[str, Sequence[tuple[Any, Sequence[Any]]]], list[Any]],
+        name: str,
+    ) -> None:
+        super().__init__(holders, dealer, mac)
+        self._ask, self._name = ask, name
+
+    def split(self, elements: Tensor) -> Shares:
+        """See `Session`."""
+        if self.mac:
+            mask = self.do("mask", [], list(elements.shape), ME)
+            pad = self.workers[-1].read(mask.parts[-1].number, ME)
+            return self.do("plus", [mask], FIELD.lower(FIELD.sub(FIELD.lift(elements), pad)))
+        parts = split(elements, len(self.workers) - 1)
+        keys = self._ask("public_key", [(each, ()) for each in self.workers[:-1]])
+        parcels = [
+            seal(key, packed({"value": part, "readers": None, "share": True}))
+            for key, part in zip(keys, parts, strict=True)
+        ]
+        return self._accepted(parcels, elements.shape)
+
+    def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
+        """See `Session`."""
+        owner, dealer = pointer.location, self.workers[-1]
+        if self.mac:
+            mask = self.do("mask", [], list(pointer.shape), owner.name)
+            parcel = dealer.pack(mask.parts[-1].number, owner.name, owner.public_key())
+            number, _ = owner.accept(parcel)
+            public, readers = owner.masked(pointer.number, number, bits)
+            return self.do("plus", [mask], FIELD.lower(public), readers)
+        holders = self.workers[:-1]
+        keys = self._ask("public_key", [(each, ()) for each in holders])
+        parcels = owner.split(pointer.number, bits, keys)
+        return self._accepted(parcels, pointer.shape)
+
+    def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
+        """See `Session`."""
+        self.require_own(operands)
+        for worker in self.workers:
+            worker.require_alive()
+        asked = [
+            (worker, (self._name, kind, [each.parts[role].number for each in operands], parameters))
+            for role, worker in enumerate(self.workers)
+        ]
+        try:
+            places = self._ask("perform", asked)
+        except BaseException:  # the parties would count other operations from here on
+            self.forgotten()
+            raise
+        pointers = [
+            PointerTensor(worker, *place)
+            for worker, place in zip(self.workers, places, strict=True)
+        ]
+        shape = pointers[0].size()
+        behind = self.mac and kind != "disclose"  # the value and its MAC are the first axis
+        return Shares(self, pointers, shape[1:] if behind else shape)
+
+    def reveal(self, shares: Shares, requester: str) -> Tensor:
+        """See `Session`."""
+        holders = self.workers[:-1]
+        if not self.mac:
+            total = torch.zeros(shares.shape, dtype=torch.int64)
+            for part in self._read(shares, requester):
+                total = total + part
+            return total
+        for worker in self.workers:
+            worker.require_alive()
+        mask = self.do("mask", [], list(shares.shape), requester)
+        told = self._read(self.do("disclose", [shares, mask]), requester)
+        if any(not torch.equal(each, told[0]) for each in told[1:]):
+            raise CheatingError(
+                "holders do not tell the same",
+                where=", ".join(each.name for each in holders),
+                fix="stop working with these holders; nothing that follows can be trusted",
             )
+        pad = self.workers[-1].read(mask.parts[-1].number, requester)
+        return FIELD.lower(FIELD.sub(told[0], pad))
+
+    def pointers(self, shares: Shares) -> list[PointerTensor]:
+        """See `Session`."""
+        return list(shares.parts)
+
+    def _read(self, shares: Shares, requester: str) -> list[Tensor]:
+        return [
+            worker.read(pointer.number, requester)
+            for worker, pointer in zip(self.workers[:-1], shares.parts, strict=False)
+        ]
+
+    def _accepted(self, parcels: Sequence[bytes], shape: torch.Size) -> Shares:
+        pointers = [
+            PointerTensor(worker, *worker.accept(parcel))
+            for worker, parcel in zip(self.workers[:-1], parcels, strict=True)
+        ]
+        dealer = self.workers[-1]
+        place = dealer.perform(self._name, "blank", [], [list(shape)])
+        return Shares(self, [*pointers, PointerTensor(dealer, *place)], shape)
+
+
+def begin_session(holders: Sequence[Worker], dealer: Worker, mac: bool) -> Session:
+    """A session of workers of this process; with MACs each is a thread of its own."""
+    if not mac:
+        return LockstepSession(holders, dealer)
+    parties = LocalParties(
+        lambda role, links: AuthenticatedMember(role, links, len(holders)), 30.0, len(holders) + 1
+    )
+    parties.agree({})
+    name, everybody = secrets.token_hex(8), (*holders, dealer)
+    for member, worker in zip(parties.parties, everybody, strict=True):
+        worker.seats[name] = member
+
+    def ask(what: str, asked: Sequence[tuple[Worker, Sequence[Any]]]) -> list[Any]:
+        if what != "perform":
+            return [getattr(worker, what)(*args) for worker, args in asked]
+        programs = {id(worker): args for worker, args in asked}
+        return parties.run(
+            lambda member: everybody[member.role].perform(*programs[id(everybody[member.role])])
+        )
+
+    session = PointerSession(holders, dealer, mac, ask, name)
+    weakref.finalize(session, parties.close)
+    return session
 
 
 def _broadcast(one: torch.Size, other: torch.Size) -> bool:

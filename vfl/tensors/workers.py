@@ -1,27 +1,54 @@
 """Workers that hold tensors, and pointers to what they hold.
 
-A virtual worker lives in this process: it protects nobody, and behaves as one that does. It keeps
-its tensors by number, runs operations of `vfl.tensors.base.OPERATIONS` on them, and asks its rule
-who may read a result: whoever may read every operand. A tensor goes when its last pointer does.
+A worker keeps its tensors by number, runs operations of `vfl.tensors.base.OPERATIONS` on them, and
+asks its rule who may read a result: whoever may read every operand. A tensor goes when its last
+pointer does. What may be asked of a worker is in `ASKED`, in plain data: names, numbers, tensors.
+
+A virtual worker lives in this process: it protects nobody, and behaves as one that does. Those of
+other processes are in `vfl.tensors.remote`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Self
 
 import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from vfl.core.errors import ConsentError, LostPeerError, UserError
+from vfl.core.errors import (
+    AuthenticationError,
+    ConsentError,
+    LostPeerError,
+    UnknownNameError,
+    UserError,
+    nearest,
+)
 from vfl.core.registry import require
+from vfl.mpc.shares import SharedTensor
 from vfl.tensors.base import OPERATIONS, VIEWS, ChainTensor, axes
+from vfl.tensors.wire import packed, unpacked
 
 #: Who asks, in this process.
 ME = "me"
 _EVERYBODY: frozenset[str] | None = None
+_ASKED = """
+store find run read note require_grad gradient set_gradient backward forget count
+public_key pack accept split masked sit perform private_step vote tally
+"""
+#: All that may be asked of a worker.
+ASKED = frozenset(_ASKED.split())
+_NONCE_BYTES = 12
+#: A tensor at a worker: its number there and its axes.
+Place = tuple[int, torch.Size]
 
 
 @dataclass(slots=True)
@@ -55,88 +82,122 @@ class Held:
     grad_rule: Rule = field(default_factory=Rule)
 
 
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of the worker that is asked, by its number."""
+
+    number: int
+
+
 class Worker:
     """A worker of this process.
 
     Args:
         name: by which messages and rules call it.
+
+    Attributes:
+        budgets: what its owner allows a training with noise, by number of the rows.
+        seats: its places in computations on shares, by session.
+        plans: networks that it trains with noise, by training.
+        teachers: networks that vote, by name, with who may count the votes.
     """
+
+    remote = False
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.sessions: dict[Any, Any] = {}
+        self.seats: dict[str, Any] = {}
+        self.budgets: dict[int, Any] = {}
+        self.plans: dict[str, Any] = {}
+        self.teachers: dict[str, tuple[torch.nn.Module, str]] = {}
         self._held: dict[int, Held] = {}
+        self._tags: dict[str, int] = {}
         self._numbers = count(1)
         self._stopped = False
+        self._key: X25519PrivateKey | None = None
 
     def __repr__(self) -> str:
         state = ", stopped" if self._stopped else ""
-        return f"<worker {self.name}: {len(self._held)} tensors{state}>"
+        return f"<worker {self.name}: {len(self)} tensors{state}>"
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + sum(len(each) for each in self.sessions.values())
 
-    def load(self, tensor: Tensor, readers: Iterable[str] | None = ()) -> PointerTensor:
-        """As its owner: put a tensor here, which only `readers` may get; nobody if not given.
+    # What its owner does.
+
+    def load(
+        self, tensor: Tensor, readers: Iterable[str] | None = (), tag: str = ""
+    ) -> PointerTensor:
+        """Put a tensor here, which only `readers` may get; nobody if not given.
 
         Args:
             tensor: a copy of it is kept.
             readers: names; None is everybody.
+            tag: a name by which `find` finds it, from elsewhere too; it then stays.
         """
         rule = Rule(None if readers is None else frozenset(readers))
-        kept = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        return self.keep(kept, rule)
+        pointer = self.keep(tensor.detach().clone().requires_grad_(tensor.requires_grad), rule)
+        if tag:
+            self._tags[tag] = pointer.number
+        return pointer
 
     def allow(self, tensor: Any, reader: str = ME) -> None:
-        """As its owner: let somebody get a tensor, or this worker's share of one."""
+        """Let somebody get a tensor, or this worker's share of one."""
         for pointer in tensor.pointers():
             if pointer.location is self:
-                for rule in (self.held(pointer).rule, self.held(pointer).grad_rule):
+                held = self.held(pointer)
+                for rule in (held.rule, held.grad_rule):
                     if rule.readers is not None:
                         rule.readers |= {reader}
+
+    def grant(self, tag: str, *, epsilon: float, delta: float = 1e-5) -> None:
+        """Let a training take gradients with noise from what was loaded under a name.
+
+        Args:
+            tag: of the rows, or of their labels; a training needs leave of both.
+            epsilon: what all trainings together may spend of it.
+            delta: of that.
+        """
+        from vfl.tensors.private import Budget
+
+        self.budgets[self.find(tag)[0]] = Budget(epsilon, delta)
+
+    def teach(self, tag: str, network: torch.nn.Module, aggregator: str) -> None:
+        """Let a network vote on public rows, for one worker that counts; see `private.pate`."""
+        self.teachers[tag] = (network, aggregator)
 
     def stop(self) -> None:
         """End: what it held is gone, and whoever asks is told."""
         self._stopped = True
         self._held.clear()
+        self.seats.clear()
 
-    # What the chain asks.
+    # What may be asked of it.
 
-    def keep(self, value: Any, rule: Rule) -> PointerTensor:
-        """Keep a value under a number; a pointer to it."""
-        self.require_alive()
-        number = next(self._numbers)
-        self._held[number] = Held(value, rule)
-        return PointerTensor(self, number, value.shape)
+    def store(self, value: Tensor, readers: Iterable[str] | None = None) -> Place:
+        """Keep what somebody sends."""
+        rule = Rule(None if readers is None else frozenset(readers))
+        kept = value.detach().clone().requires_grad_(value.requires_grad)
+        return self._kept(kept, rule)
 
-    def held(self, pointer: PointerTensor) -> Held:
-        """What a pointer of this worker points to.
-
-        Raises:
-            LostPeerError: the worker has ended.
-        """
-        found = self._held.get(pointer.number)
-        if found is None:
-            self.require_alive()
-            raise UserError("no such tensor", where=self.name, fix="send it again")
-        return found
-
-    def require_alive(self) -> None:
-        """Refuse what is asked of a worker that has ended.
+    def find(self, tag: str) -> Place:
+        """What the owner has loaded under a name.
 
         Raises:
-            LostPeerError: it has.
+            UnknownNameError: nothing.
         """
-        if self._stopped:
-            raise LostPeerError(
-                f"{self.name} has stopped", fix="start a new worker and send its tensors again"
+        if tag not in self._tags:
+            raise UnknownNameError(
+                "no tensor of this name",
+                where=self.name,
+                want=", ".join(self._tags) or "a name that its owner gave",
+                fix=nearest(tag, self._tags) or "its owner loads it: load(tensor, tag=...)",
             )
+        number = self._tags[tag]
+        return number, self._of(number).value.shape
 
-    def forget(self, number: int) -> None:
-        """Nobody points there any more."""
-        self._held.pop(number, None)
-
-    def run(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
         """An operation on tensors that are here.
 
         Raises:
@@ -150,7 +211,7 @@ class Worker:
         # A result in memory that somebody else reads would pass by its rule.
         if "out" in kwargs or kwargs.get("inplace"):
             PointerTensor.refuse(f"{name} into another tensor, or in place")
-        if in_place and not isinstance(args[0], PointerTensor):
+        if in_place and not isinstance(args[0], PointerTensor | Ref):
             PointerTensor.refuse(f"{name} on a tensor that is not at the worker")
         used: list[Held] = []
         real = [self._real(each, used) if isinstance(each, _DEEP) else each for each in args]
@@ -167,42 +228,54 @@ class Worker:
         if in_place:
             for other in used[1:]:
                 used[0].rule.narrow(other.rule)
-            return args[0]
+            return args[0].number, used[0].value.shape
+        if not isinstance(result, Tensor):
+            PointerTensor.refuse(f"{name} with several results")
         rule = used[0].rule if short in VIEWS else Rule()
         for each in used:
             rule.narrow(each.rule)
-        return self.keep(result, rule)
+        return self._kept(result, rule)
 
-    def _real(self, value: Any, used: list[Held]) -> Any:
-        if isinstance(value, PointerTensor):
-            if value.location is not self:
-                raise UserError(
-                    "two tensors are at different workers",
-                    got=f"{self.name} and {value.location.name}",
-                    want="operands at one worker",
-                    fix=f"move one of them: tensor.move({self.name})",
-                )
-            held = self.held(value)
-            if not isinstance(held.value, Tensor):
-                PointerTensor.refuse("an operation on one share")
-            used.append(held)
-            return held.value
-        if isinstance(value, ChainTensor) or (isinstance(value, Tensor) and value.dim()):
-            raise UserError(
-                "an operand is not at the worker",
-                where=self.name,
-                got="a local or shared tensor",
-                fix=f"send it first: tensor.send({self.name})",
-            )
-        if isinstance(value, list | tuple):
-            return type(value)(self._real(each, used) for each in value)
-        return value
+    def read(self, number: int, requester: str = ME) -> Tensor:
+        """A tensor, or this worker's share of one, for whom its rule names.
 
-    def backward(self, pointer: PointerTensor) -> None:
+        Raises:
+            ConsentError: it does not name this reader.
+        """
+        held = self._of(number)
+        require_reader(held.rule, requester, self.name, held.value.shape)
+        if isinstance(held.value, SharedTensor):
+            return held.value.share
+        if isinstance(held.value, Mask):
+            return held.value.elements
+        value: Tensor = held.value.detach().clone()
+        return value.requires_grad_(held.value.requires_grad)
+
+    def note(self, number: int) -> tuple[torch.dtype, bool]:
+        """Of a tensor: the type of its elements, and whether gradients flow there."""
+        value = self._tensor(number)
+        return value.dtype, value.requires_grad
+
+    def require_grad(self, number: int, wanted: bool) -> None:
+        """Let gradients flow there, or not."""
+        self._tensor(number).requires_grad_(wanted)
+
+    def gradient(self, number: int) -> Place | None:
+        """The gradient of a tensor."""
+        grad = self._tensor(number).grad
+        return None if grad is None else self._kept(grad, self._of(number).grad_rule)
+
+    def set_gradient(self, number: int, other: int | None) -> None:
+        """Put another tensor, or none, in the place of a gradient."""
+        held = self._of(number)
+        held.value.grad = None if other is None else self._tensor(other)
+        held.grad_rule = Rule() if other is None else self._of(other).rule
+
+    def backward(self, number: int) -> None:
         """Gradients of everything here that a scalar depends on; who may not read it, not them."""
-        loss = self.held(pointer)
+        loss = self._of(number)
         try:
-            loss.value.backward()
+            torch.autograd.backward(self._tensor(number))
         except RuntimeError:
             raise UserError(
                 "torch cannot follow gradients from here",
@@ -214,6 +287,275 @@ class Worker:
         for each in self._held.values():
             if isinstance(each.value, Tensor) and each.value.requires_grad:
                 each.grad_rule.narrow(loss.rule)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Nobody points there any more."""
+        for number in numbers:
+            if number not in self._tags.values():
+                self._held.pop(number, None)
+
+    # What goes to another worker, so that nobody between the two can read it.
+
+    def count(self) -> int:
+        """How many tensors are here."""
+        return len(self)
+
+    def public_key(self) -> bytes:
+        """What others seal for it with; X25519, 32 bytes."""
+        if self._key is None:
+            self._key = X25519PrivateKey.generate()
+        return self._key.public_key().public_bytes_raw()
+
+    def pack(self, number: int, reader: str, key: bytes) -> bytes:
+        """A tensor for another worker, sealed, with its rule.
+
+        Args:
+            number: of the tensor.
+            reader: the other worker's name, which the rule must hold.
+            key: the other worker's public key.
+
+        Raises:
+            ConsentError: the owner lets this worker not read it.
+        """
+        held = self._of(number)
+        require_reader(held.rule, reader, self.name, held.value.shape)
+        readers = None if held.rule.readers is None else sorted(held.rule.readers)
+        if isinstance(held.value, Mask):
+            content = {"value": held.value.elements, "readers": [], "mask": True}
+        else:
+            content = {"value": self._tensor(number).detach(), "readers": readers}
+        return seal(key, packed(content))
+
+    def accept(self, parcel: bytes) -> Place:
+        """What another worker has sealed for this one."""
+        content = unpacked(self.unseal(parcel))
+        rule = Rule(None if content["readers"] is None else frozenset(content["readers"]))
+        value = content["value"]
+        if content.get("share") is not None:
+            value = SharedTensor(value, 0)
+        elif content.get("mask"):
+            value = Mask(value)
+        return self._kept(value, rule)
+
+    def agreed(self, key: bytes, about: str) -> bytes:
+        """A key that this worker and the one of a public key have in common, for one purpose."""
+        own = self.public_key()
+        assert self._key is not None, "a public key has a private one"
+        shared = self._key.exchange(X25519PublicKey.from_public_bytes(key))
+        return _derived(shared, min(own, key), max(own, key), about)
+
+    def unseal(self, parcel: bytes) -> bytes:
+        """The content of `seal`.
+
+        Raises:
+            AuthenticationError: it is for somebody else, or was changed.
+        """
+        own = self.public_key()
+        assert self._key is not None, "a public key has a private one"
+        public, nonce = parcel[:32], parcel[32 : 32 + _NONCE_BYTES]
+        try:
+            shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
+            cipher = AESGCM(_derived(shared, public, own))
+            return cipher.decrypt(nonce, parcel[32 + _NONCE_BYTES :], None)
+        except (InvalidTag, ValueError):
+            raise AuthenticationError(
+                "what came from another worker cannot be opened", where=self.name
+            ) from None
+
+    # Computations on shares; see `vfl.tensors.shares`.
+
+    def split(self, number: int, bits: int, keys: Sequence[bytes]) -> list[bytes]:
+        """A tensor's elements as fresh shares, each sealed for a holder, under its rule."""
+        from vfl.tensors.shares import elements_of, split
+
+        held = self._of(number)
+        readers = None if held.rule.readers is None else sorted(held.rule.readers)
+        parts = split(elements_of(self._tensor(number), bits), len(keys))
+        return [
+            seal(key, packed({"value": part, "readers": readers, "share": True}))
+            for key, part in zip(keys, parts, strict=True)
+        ]
+
+    def masked(self, number: int, mask: int, bits: int) -> tuple[Tensor, Any]:
+        """A tensor's elements less a mask that a dealer sealed for this worker; and their rule.
+
+        The mask is good for this once.
+        """
+        from vfl.mpc.authenticated import FIELD
+        from vfl.tensors.shares import elements_of
+
+        held, pad = self._of(number), self._held.pop(mask, None)
+        if pad is None or not isinstance(pad.value, Mask):
+            raise UserError("this is no mask of a dealer", where=self.name)
+        elements = elements_of(self._tensor(number), bits)
+        readers = None if held.rule.readers is None else sorted(held.rule.readers)
+        return FIELD.sub(FIELD.lift(elements), pad.value.elements), readers
+
+    def sit(self, *about: Any) -> None:
+        """Take a place in a computation on shares; a worker elsewhere does, with its links."""
+        raise UserError("a worker of this process sits down with others", where=self.name)
+
+    def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Any:
+        """A computation of workers of this kind."""
+        from vfl.tensors.shares import begin_session
+
+        return begin_session(holders, dealer, mac)
+
+    def perform(
+        self, session: str, kind: str, numbers: Sequence[int], parameters: Sequence[Any]
+    ) -> Place:
+        """This worker's part of one step of a computation on shares."""
+        from vfl.tensors.shares import perform
+
+        member = self.seats.get(session)
+        if member is None:
+            self.require_alive()
+            raise UserError("no such computation", where=self.name, fix="share the tensors again")
+        held = [self._of(number) for number in numbers]
+        found = perform(member, kind, [each.value for each in held], parameters)
+        for each, operand in zip(held, found.operands, strict=False):
+            each.value = operand
+        rule = Rule(None if found.readers is None else frozenset(found.readers))
+        for each in held:
+            rule.narrow(each.rule)
+        return self._kept(found.value, rule)
+
+    # Learning with noise; see `vfl.tensors.private`.
+
+    def private_step(self, request: Mapping[str, Any]) -> list[Tensor]:
+        """Gradients that are clipped by row, with noise, of rows that are here."""
+        from vfl.tensors.private import sanitised_gradients
+
+        return sanitised_gradients(self, request)
+
+    def vote(self, tag: str, rows: Tensor) -> Place:
+        """The classes that a network of its owner gives rows, for one who counts them."""
+        from vfl.tensors.private import vote
+
+        if tag not in self.teachers:
+            raise UnknownNameError(
+                "no network of this name votes",
+                where=self.name,
+                want=", ".join(self.teachers) or "a name that its owner gave",
+                fix=nearest(tag, self.teachers)
+                or "its owner calls teach(tag, network, aggregator)",
+            )
+        try:
+            votes = vote(self, tag, rows)
+        except (RuntimeError, IndexError, TypeError):  # whose text may hold values
+            raise UserError(
+                "the network does not take these rows", where=self.name, got=axes(rows.shape)
+            ) from None
+        return self._kept(votes, Rule(frozenset({self.teachers[tag][1]})))
+
+    def tally(self, numbers: Sequence[int], sigma: float, threshold: float) -> Tensor:
+        """Labels by the votes of teachers that were sent here, with noise; see `private`."""
+        from vfl.core.seeds import Secret
+        from vfl.tensors.private import tally
+
+        held = [self._of(number) for number in numbers]
+        for each in held:
+            require_reader(each.rule, self.name, self.name, each.value.shape)
+        return tally([each.value for each in held], sigma, threshold, Secret.fresh())
+
+    # Inside.
+
+    def keep(self, value: Any, rule: Rule) -> PointerTensor:
+        """Keep a value under a number; a pointer to it."""
+        return PointerTensor(self, *self._kept(value, rule))
+
+    def held(self, pointer: PointerTensor) -> Held:
+        """What a pointer of this worker points to.
+
+        Raises:
+            LostPeerError: the worker has ended.
+        """
+        return self._of(pointer.number)
+
+    def held_at(self, number: int) -> Held:
+        """Likewise by its number."""
+        return self._of(number)
+
+    def require_alive(self) -> None:
+        """Refuse what is asked of a worker that has ended.
+
+        Raises:
+            LostPeerError: it has.
+        """
+        if self._stopped:
+            raise LostPeerError(
+                f"{self.name} has stopped", fix="start a new worker and send its tensors again"
+            )
+
+    def _kept(self, value: Any, rule: Rule) -> Place:
+        if self._stopped:
+            self.require_alive()
+        number = next(self._numbers)
+        self._held[number] = Held(value, rule)
+        return number, value.shape
+
+    def _of(self, number: int) -> Held:
+        found = self._held.get(number)
+        if found is None:
+            self.require_alive()
+            raise UserError("no such tensor", where=self.name, fix="send it again")
+        return found
+
+    def _tensor(self, number: int) -> Tensor:
+        value = self._of(number).value
+        if not isinstance(value, Tensor):
+            PointerTensor.refuse("an operation on one share")
+        return value
+
+    def _real(self, value: Any, used: list[Held]) -> Any:
+        if isinstance(value, PointerTensor):
+            if value.location is not self:
+                raise UserError(
+                    "two tensors are at different workers",
+                    got=f"{self.name} and {value.location.name}",
+                    want="operands at one worker",
+                    fix=f"move one of them: tensor.move({self.name})",
+                )
+            value = Ref(value.number)
+        if isinstance(value, Ref):
+            self._tensor(value.number)
+            used.append(self._of(value.number))
+            return used[-1].value
+        if isinstance(value, ChainTensor) or (isinstance(value, Tensor) and value.dim()):
+            raise UserError(
+                "an operand is not at the worker",
+                where=self.name,
+                got="a local or shared tensor",
+                fix=f"send it first: tensor.send({self.name})",
+            )
+        if isinstance(value, list | tuple):
+            return type(value)(self._real(each, used) for each in value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What a dealer drew for the owner of a value to hide it under."""
+
+    elements: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its axes."""
+        return self.elements.shape
+
+
+def seal(key: bytes, content: bytes) -> bytes:
+    """Bytes that only the worker of a public key can read; each time under a new key."""
+    once = X25519PrivateKey.generate()
+    public, nonce = once.public_key().public_bytes_raw(), secrets.token_bytes(_NONCE_BYTES)
+    shared = once.exchange(X25519PublicKey.from_public_bytes(key))
+    return public + nonce + AESGCM(_derived(shared, public, key)).encrypt(nonce, content, None)
+
+
+def _derived(shared: bytes, once: bytes, key: bytes, about: str = "seal") -> bytes:
+    info = b"vfl.tensors " + about.encode() + once + key
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(shared)
 
 
 class PointerTensor(ChainTensor):
@@ -227,8 +569,8 @@ class PointerTensor(ChainTensor):
 
     kind = "a tensor at a worker"
 
-    def __init__(self, location: Worker, number: int, shape: torch.Size) -> None:
-        self.location, self.number, self._shape = location, number, shape
+    def __init__(self, location: Any, number: int, shape: Sequence[int]) -> None:
+        self.location, self.number, self._shape = location, number, torch.Size(shape)
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -236,7 +578,11 @@ class PointerTensor(ChainTensor):
         first = args[0]
         if not isinstance(first, PointerTensor):
             first = _pointer_in([*args, *kwargs.values()])
-        return first.location.run(name, args, kwargs)
+        number, shape = first.location.run(name, args, kwargs)
+        if number == first.number:  # in place
+            first._shape = torch.Size(shape)
+            return first
+        return PointerTensor(first.location, number, shape)
 
     def pointers(self) -> list[PointerTensor]:
         """To everything at workers that this tensor is made of."""
@@ -245,62 +591,56 @@ class PointerTensor(ChainTensor):
     def get(self, requester: str = ME) -> Tensor:
         """The tensor, if its owner lets you.
 
+        Args:
+            requester: who asks; a worker elsewhere knows that by itself.
+
         Raises:
             ConsentError: the owner does not.
             LostPeerError: the worker has ended.
         """
-        held = self.location.held(self)
-        require_reader(held.rule, requester, self.location, self._shape)
-        if not isinstance(held.value, Tensor):
-            self.refuse("get of one share")
-        value: Tensor = held.value.detach().clone()
-        return value.requires_grad_(held.value.requires_grad)
+        found: Tensor = self.location.read(self.number, requester)
+        return found
 
-    def move(self, worker: Worker) -> PointerTensor:
+    def move(self, worker: Any) -> PointerTensor:
         """The tensor at another worker, under the same rule; gradients do not follow it.
+
+        Nobody between the two can read it.
 
         Raises:
             ConsentError: the owner lets this worker not read it.
         """
-        held = self.location.held(self)
-        require_reader(held.rule, worker.name, self.location, self._shape)
-        if not isinstance(held.value, Tensor):
-            self.refuse("move of one share")
-        return worker.keep(held.value.detach().clone(), Rule(held.rule.readers))
+        parcel = self.location.pack(self.number, worker.name, worker.public_key())
+        return PointerTensor(worker, *worker.accept(parcel))
 
     def backward(self) -> None:  # type: ignore[override]
         """See `Worker.backward`."""
-        self.location.backward(self)
+        self.location.backward(self.number)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Let gradients flow here."""
-        self.location.held(self).value.requires_grad_(requires_grad)
+        self.location.require_grad(self.number, requires_grad)
         return self
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         """Whether gradients flow here."""
-        return bool(self.location.held(self).value.requires_grad)
+        return bool(self.location.note(self.number)[1])
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         """Of the elements."""
-        found: torch.dtype = self.location.held(self).value.dtype
+        found: torch.dtype = self.location.note(self.number)[0]
         return found
 
     @property  # type: ignore[override]
     def grad(self) -> PointerTensor | None:
         """A pointer to the gradient."""
-        held = self.location.held(self)
-        if held.value.grad is None:
-            return None
-        return self.location.keep(held.value.grad, held.grad_rule)
+        place = self.location.gradient(self.number)
+        return None if place is None else PointerTensor(self.location, *place)
 
     @grad.setter
     def grad(self, value: PointerTensor | None) -> None:
-        held = self.location.held(self)
-        held.value.grad = None if value is None else self.location.held(value).value
-        held.grad_rule = Rule() if value is None else self.location.held(value).rule
+        self.location.set_gradient(self.number, None if value is None else value.number)
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"<pointer to {axes(self._shape)} at {self.location.name}, number {self.number}>"
@@ -308,22 +648,22 @@ class PointerTensor(ChainTensor):
     def __del__(self) -> None:
         location = getattr(self, "location", None)
         if location is not None:
-            location.forget(self.number)
+            location.forget((self.number,))
 
 
-_DEEP = (Tensor, list, tuple)
+_DEEP = (Tensor, list, tuple, Ref)
 
 
 def _pointer_in(values: Iterable[Any]) -> PointerTensor:
     for value in values:
         if isinstance(value, PointerTensor):
             return value
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value):
             return _pointer_in(value)
     raise AssertionError("torch found a pointer among the operands")
 
 
-def require_reader(rule: Rule, requester: str, owner: Worker, shape: torch.Size) -> None:
+def require_reader(rule: Rule, requester: str, owner: str, shape: torch.Size) -> None:
     """Refuse a tensor to somebody its rule does not name.
 
     Raises:
@@ -331,10 +671,10 @@ def require_reader(rule: Rule, requester: str, owner: Worker, shape: torch.Size)
     """
     if rule.readers is not None and requester not in rule.readers:
         raise ConsentError(
-            f"{owner.name} does not let {requester} have this tensor",
-            where=f"a tensor {axes(shape)} at {owner.name}",
+            f"{owner} does not let {requester} have this tensor",
+            where=f"a tensor {axes(shape)} at {owner}",
             want="a reader that its owner allows",
-            fix=f"the owner may call {owner.name}.allow(tensor, {requester!r})",
+            fix=f"the owner may call {owner}.allow(tensor, {requester!r})",
         )
 
 
@@ -349,7 +689,12 @@ def virtual(*names: str) -> list[Worker]:
     return [Worker(name) for name in names]
 
 
-def send(tensor: Any, worker: Worker) -> Any:
+def find(worker: Any, tag: str) -> PointerTensor:
+    """A pointer to what a worker's owner has loaded under a name."""
+    return PointerTensor(worker, *worker.find(tag))
+
+
+def send(tensor: Any, worker: Any) -> Any:
     """A tensor at a worker, or a module whose parameters are there from now on."""
     if isinstance(tensor, torch.nn.Module):
         return on_parameters(tensor, lambda each: send(each, worker))
@@ -357,7 +702,7 @@ def send(tensor: Any, worker: Worker) -> Any:
         raise UserError(
             "this tensor is not here", got=repr(tensor), want="a torch tensor", fix="move() it"
         )
-    return worker.load(tensor, None)
+    return PointerTensor(worker, *worker.store(tensor))
 
 
 def on_parameters(module: torch.nn.Module, change: Callable[[Any], Any]) -> torch.nn.Module:

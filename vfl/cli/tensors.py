@@ -1,0 +1,61 @@
+"""``vfl worker``: hold tensors for whoever leads, in a process of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl.cli.output import say
+
+
+def worker(
+    ticket: Annotated[
+        Path, typer.Argument(metavar="TICKET", help="File that Pool.write_tickets made.")
+    ],
+    load: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="Numbers that are found by a name: .npy or .csv."),
+    ] = None,
+    epsilon: Annotated[
+        float, typer.Option(help="Privacy that training with noise may spend of each; 0 is none.")
+    ] = 0.0,
+    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+) -> None:
+    """Be a worker of vfl.tensors: hold tensors, and let nobody have what `--load` brings.
+
+    Whoever leads makes a ticket for each worker and hands it over as a secret. The worker connects,
+    does what it is asked of a fixed list, and ends when the leader does. What it loads is found by
+    `tensors.find(worker, NAME)`; neither that nor what is computed from it can be read elsewhere.
+    With `--epsilon` a training may take gradients with noise from it, until that is spent.
+    """
+    import numpy as np
+    import torch
+
+    from vfl.core.errors import UserError
+    from vfl.core.seeds import use_one_thread
+    from vfl.tensors import Ticket, Worker, serve
+
+    use_one_thread()
+    paper = Ticket.read(ticket)
+    here = Worker(paper.name)
+    for each in load or []:
+        name, equals, file = each.partition("=")
+        if not equals:
+            raise typer.BadParameter("--load takes NAME=FILE")
+        try:
+            if file.endswith(".npy"):
+                table = np.load(file, allow_pickle=False)
+            else:
+                table = np.loadtxt(file, delimiter=",", ndmin=2)
+        except (OSError, ValueError):
+            raise UserError(
+                "this file cannot be loaded", where=file, want="numbers alone"
+            ) from None
+        here.load(torch.from_numpy(table).float(), tag=name)
+        if epsilon:
+            here.grant(name, epsilon=epsilon, delta=delta)
+    say(f"worker {paper.name} connects to {paper.host}:{paper.port}")
+    serve(here, paper)
+    say("done")

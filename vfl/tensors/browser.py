@@ -1,0 +1,181 @@
+"""Workers that are pages of a browser: a page is served, and connects by a web socket.
+
+The page (`page.html`) holds shares and computes on them as a holder of
+`vfl.mpc.many_parties.Member` does, by the same messages; it knows no other requests. It listens to
+this machine alone, for a web socket here has no TLS. Each page has an address that is its secret.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from vfl.core.errors import LostPeerError, MissingPackageError, MissingPartyError
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind
+
+_PAGE = Path(__file__).parent / "page.html"
+_TICK_S = 0.02
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+)
+
+
+class PageLink:
+    """A page's end as a pool uses it; see `vfl.transport.PolledLink`."""
+
+    patience_s = 600.0
+
+    def __init__(self, name: str) -> None:
+        self.name, self.attached = name, threading.Event()
+        self._frames: deque[bytes] = deque()
+        self._read, self._write = os.pipe()
+        self._ended: LostPeerError | None = None
+        self._say: Any = None
+
+    # The server's side, in its own thread.
+
+    def attach(self, say: Any) -> None:
+        """A page has connected; `say` sends it bytes."""
+        self._say = say
+        self.attached.set()
+
+    def came(self, raw: bytes) -> None:
+        """A message of the page."""
+        self._frames.append(raw)
+        os.write(self._write, b"x")
+
+    def left(self) -> None:
+        """The page is gone."""
+        self._ended = self._ended or LostPeerError(f"the page of {self.name} was closed")
+        os.write(self._write, b"x")
+
+    # The pool's side.
+
+    def send(self, frame: Frame) -> None:
+        """See `Link`."""
+        if self._ended is not None:
+            raise self._ended
+        if self._say is None:
+            raise LostPeerError(f"nobody opened the page of {self.name}")
+        self._say(bytes(frame.payload))
+
+    def receive(self) -> Frame:
+        """See `Link`."""
+        while (frame := self.poll()) is None:
+            time.sleep(_TICK_S)
+        return frame
+
+    def poll(self) -> Frame | None:
+        """See `PolledLink`."""
+        if self._frames:
+            os.read(self._read, 1)
+            return Frame(Kind.PROTOCOL, 0, self._frames.popleft())
+        if self._ended is not None:
+            raise self._ended
+        return None
+
+    def fileno(self) -> int:
+        """See `PolledLink`."""
+        return self._read
+
+    def fail(self, error: Exception) -> None:
+        """See `TransportLink`."""
+        self.close()
+
+    def close(self) -> None:
+        """See `Link`."""
+        self._ended = self._ended or LostPeerError(f"the page of {self.name} was closed")
+
+
+class Pages:
+    """The server of a pool's pages, in a thread of its own; on this machine alone.
+
+    Raises:
+        MissingPackageError: what serves pages is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import uvicorn
+            import websockets  # noqa: F401
+            from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+            from fastapi.responses import HTMLResponse, Response
+        except ImportError as error:
+            raise MissingPackageError(
+                "pages need a web server",
+                got=f"no package {error.name}",
+                fix="pip install 'vfl[serve]'",
+            ) from None
+        import anyio.from_thread
+
+        app = FastAPI(openapi_url=None)
+        self._links: dict[str, PageLink] = {}
+        headers = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer"}
+
+        async def page(token: str) -> Response:
+            if token not in self._links:
+                return Response(status_code=404)
+            return HTMLResponse(_PAGE.read_text(encoding="utf-8"), headers=headers)
+
+        async def socket(websocket: WebSocket, token: str) -> None:
+            link, origin = self._links.get(token), websocket.headers.get("origin")
+            here = origin == f"http://127.0.0.1:{self._port}"
+            if link is None or not here or link.attached.is_set():
+                await websocket.close(1008)
+                return
+            await websocket.accept()
+            portal = anyio.from_thread.BlockingPortal()
+            async with portal:
+                link.attach(lambda raw: portal.call(websocket.send_bytes, raw))
+                try:
+                    while True:
+                        link.came(await websocket.receive_bytes())
+                except (WebSocketDisconnect, KeyError, RuntimeError):
+                    link.left()
+
+        socket.__annotations__["websocket"] = WebSocket
+        app.add_api_route("/{token}", page, response_class=HTMLResponse)
+        app.add_api_websocket_route("/{token}/socket", socket)
+        config = uvicorn.Config(
+            app, host="127.0.0.1", port=0, log_level="critical", ws_max_size=LIMIT_BYTES,
+            access_log=False, ws="websockets-sansio",
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, name="vfl-pages", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self._server.started:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise LostPeerError("the server of the pages did not start")
+            time.sleep(_TICK_S)
+        self._port = self._server.servers[0].sockets[0].getsockname()[1]
+
+    def add(self, name: str) -> tuple[str, PageLink]:
+        """A page's address, and its link."""
+        token = secrets.token_urlsafe(24)
+        link = self._links[token] = PageLink(name)
+        return f"http://127.0.0.1:{self._port}/{token}", link
+
+    def wait(self, timeout_s: float) -> None:
+        """Until every page is there.
+
+        Raises:
+            MissingPartyError: names one that is not.
+        """
+        deadline = time.monotonic() + timeout_s
+        for link in self._links.values():
+            if not link.attached.wait(max(0.0, deadline - time.monotonic())):
+                raise MissingPartyError(
+                    f"nobody opened the page of {link.name} within {timeout_s:g} s",
+                    fix="open the address that Pool.page gave",
+                )
+
+    def close(self) -> None:
+        """End the server, and with it the pages' connections."""
+        self._server.should_exit = True
+        self._thread.join(10)

@@ -1,0 +1,491 @@
+"""Learning from rows at workers with noise: DP-SGD at the worker, and votes of teachers (PATE).
+
+The rows stay where they are. `PrivateTraining` has a worker draw a batch of its own rows, clip each
+row's gradient and add noise (Abadi et al. 2016), by `vfl.privacy`; only then gradients leave it, as
+far as its owner has granted. `pate` labels public rows by teachers' votes (Papernot et al. 2018):
+an aggregator counts them and tells the winner of the counts with noise.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl.core.errors import ConsentError, UserError
+from vfl.core.registry import require, require_choice, require_range
+from vfl.core.seeds import Secret
+from vfl.privacy import PrivacyStatement
+from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of, steps_for
+from vfl.privacy.dpsgd import RowClipper
+from vfl.tensors.base import axes
+from vfl.tensors.workers import Held, PointerTensor, Ref, Worker
+
+#: Layers of a network that a worker makes from its description, and what each is made from.
+_LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+    "linear": (nn.Linear, ("in_features", "out_features")),
+    "conv2d": (nn.Conv2d, ("in_channels", "out_channels", "kernel_size", "stride", "padding")),
+    "relu": (nn.ReLU, ()),
+    "tanh": (nn.Tanh, ()),
+    "sigmoid": (nn.Sigmoid, ()),
+    "flatten": (nn.Flatten, ()),
+    "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
+}
+_MOST_WEIGHTS = 1 << 28
+#: The gradient of each row's loss at the output, axes (rows, width).
+_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out[0].numel()),
+    "cross_entropy": lambda out, truth: (
+        out.softmax(1) - nn.functional.one_hot(truth.long().reshape(-1), out.shape[1])
+    ),
+    "bce": lambda out, truth: out.sigmoid() - truth.reshape(out.shape),
+}
+
+
+#: Layers that `Plan` takes the short way with; of functions, the slope by their values.
+_DENSE: Mapping[type[nn.Module], Callable[[Tensor], Any]] = {
+    nn.Linear: lambda out: 1,
+    nn.ReLU: lambda out: out > 0,
+    nn.Tanh: lambda out: 1 - out * out,
+    nn.Sigmoid: lambda out: out * (1 - out),
+}
+
+
+def described(module: nn.Module) -> list[Any]:
+    """A network of known layers in plain data.
+
+    Raises:
+        UserError: it has another layer, or is no `nn.Sequential`.
+    """
+    layers = list(module) if isinstance(module, nn.Sequential) else [module]
+    found = []
+    for layer in layers:
+        name = next((name for name, (kind, _) in _LAYERS.items() if type(layer) is kind), None)
+        if name is None or getattr(layer, "groups", 1) != 1:
+            raise UserError(
+                "a worker does not know this layer",
+                got=type(layer).__name__,
+                want=f"nn.Sequential of {', '.join(_LAYERS)}",
+            )
+        made = [getattr(layer, each) for each in _LAYERS[name][1]]
+        weights = [each is not None for each in layer._parameters.values()]
+        found.append([name, made, *(weights[1:] if len(weights) > 1 else [])])
+    return found
+
+
+def built(layers: Sequence[Any]) -> nn.Sequential:
+    """The network of a description; what its weights are at first does not matter.
+
+    Raises:
+        UserError: the description is of no such network.
+    """
+    try:
+        made: list[nn.Module] = []
+        for name, values, *bias in layers:
+            kind, names = _LAYERS[name]
+            options = dict(zip(names, values, strict=True))
+            flat = [one for each in values for one in (each if isinstance(each, tuple) else [each])]
+            whole = all(type(each) is int and 0 <= each < 1 << 20 for each in flat)
+            if not whole or math.prod(each or 1 for each in flat) > _MOST_WEIGHTS:
+                raise ValueError("sizes")
+            made.append(kind(**options, **({"bias": bool(bias[0])} if bias else {})))
+        return nn.Sequential(*made)
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise UserError("this describes no network that a worker makes") from None
+
+
+@dataclass(slots=True)
+class Budget:
+    """What may be spent of one table by training with noise.
+
+    Attributes:
+        epsilon, delta: differential privacy of one of its rows, of everything together.
+        spent: the steps that were taken.
+    """
+
+    epsilon: float
+    delta: float
+    spent: list[GaussianSteps] = field(default_factory=list)
+    _left: int = 0
+
+    def take(self, noise: float, rate: float, where: str) -> None:
+        """Count a step before it is made.
+
+        Raises:
+            ConsentError: it would cost more than its owner grants.
+        """
+        last = self.spent[-1] if self.spent else None
+        if last is None or (last.noise, last.sampling_rate) != (noise, rate):
+            self.spent.append(GaussianSteps(noise, 0, rate))
+            self._left = self._affordable()
+        if not self._left:
+            raise ConsentError(
+                "the privacy that its owner grants is spent",
+                where=where,
+                got=f"{sum(each.steps for each in self.spent)} steps",
+                want=f"epsilon {self.epsilon:g} at delta {self.delta:g}",
+                fix="train with more noise or fewer steps from the start, or ask its owner",
+            )
+        self._left -= 1
+        self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + 1)
+
+    def _affordable(self) -> int:
+        """Steps of the last kind that the rest is enough for."""
+        *before, new = self.spent
+        if not before:
+            rate, noise = new.sampling_rate, new.noise
+            return steps_for(self.epsilon, self.delta, noise, rate)
+        low, high = 0, 1
+
+        def fits(steps: int) -> bool:
+            return (
+                epsilon_by([*before, replace(new, steps=steps)], self.delta, "rdp") <= self.epsilon
+            )
+
+        while high < 1 << 20 and fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+class Plan:
+    """A network as a worker trains it for one training; see `sanitised_gradients`."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.model = built(request["layers"])
+        self.clip, self.noise = float(request["clip"]), float(request["noise"])
+        self.rate, self.loss = float(request["rate"]), str(request["loss"])
+        require_range("noise", self.noise, 0.01, 1e6)
+        require("rate", self.rate, "above 0, at most 1", 0 < self.rate <= 1)
+        require_choice("loss", self.loss, tuple(_LOSSES))
+        self.clipper = RowClipper(self.model, self.clip)
+        self.weights = list(self.model.parameters())
+        self.sizes = [each.numel() for each in self.weights]
+        self.dense = all(type(each) in _DENSE for each in self.model)
+        self.secret, self.step = Secret.fresh(), 0
+
+    def gradients(
+        self, inputs: Tensor, labels: Tensor, weights: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Of a fresh batch: the sum of clipped gradients with noise, over the expected rows.
+
+        Args:
+            inputs: all rows.
+            labels: theirs.
+            weights: at which; those of the plan's own network if not given.
+        """
+        self.step += 1
+        rows = torch.from_numpy(self.secret.uniform((len(inputs),), "rows", self.step))
+        taken = (rows < self.rate).nonzero()[:, 0]
+        noise = torch.from_numpy(self.secret.normal((sum(self.sizes),), "noise", self.step))
+        noise *= self.noise * self.clip
+        if len(taken):
+            batch, truth = inputs[taken], labels[taken]
+            if self.dense:
+                sums = self._of_dense(batch, truth, weights or self.weights)
+            else:
+                sums = self._of_any(batch, truth, weights)
+            noise += torch.cat([each.reshape(-1) for each in sums])
+        noise /= self.rate * len(inputs)
+        parts = torch.split(noise.float(), self.sizes)
+        return [part.view(each.shape) for part, each in zip(parts, self.weights, strict=True)]
+
+    @torch.no_grad()
+    def _of_dense(self, batch: Tensor, truth: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Of linear layers and functions of an element: a row's gradient is an outer product.
+
+        So its square norm is a product of two (Goodfellow 2015), and one pass back is enough.
+        """
+        at, seen = 0, [batch]
+        places: list[int] = []
+        for layer in self.model:
+            if isinstance(layer, nn.Linear):
+                places.append(at)
+                bias = weights[at + 1] if layer.bias is not None else None
+                seen.append(nn.functional.linear(seen[-1], weights[at], bias))
+                at += 1 if bias is None else 2
+            else:
+                seen.append(layer(seen[-1]))
+        if at != len(weights):
+            raise ValueError("weights")
+        grad = _LOSSES[self.loss](seen[-1], truth).to(batch)
+        squares = torch.zeros(len(batch))
+        found = []
+        for layer, given, output in zip(
+            reversed(self.model), reversed(seen[:-1]), reversed(seen), strict=False
+        ):
+            if isinstance(layer, nn.Linear):
+                inner = given.square().sum(1)
+                if layer.bias is not None:
+                    inner += 1
+                squares.addcmul_(inner, grad.square().sum(1))
+                place = places.pop()
+                found.append((given, grad, layer.bias is not None))
+                if places:
+                    grad = grad @ weights[place]
+            else:
+                grad = grad * _DENSE[type(layer)](output)
+        factors = (self.clip / squares.sqrt().clamp_min(torch.finfo().tiny)).clamp(max=1.0)[:, None]
+        sums = []
+        for given, grad, biased in reversed(found):
+            scaled = grad * factors
+            sums.append(scaled.T @ given)
+            if biased:
+                sums.append(scaled.sum(0))
+        return sums
+
+    def _of_any(
+        self, batch: Tensor, truth: Tensor, weights: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        """Of any network; see `vfl.privacy.dpsgd.RowClipper`."""
+        if weights is not None:
+            with torch.no_grad():
+                for weight, new in zip(self.weights, weights, strict=True):
+                    weight.copy_(new)
+        with self.clipper.recording() as calls:
+            output = self.model(batch)
+        flat = output if output.dim() > 1 else output[:, None]
+        grad = _LOSSES[self.loss](flat.detach(), truth).to(flat)
+        return self.clipper.sums(flat, grad, self.weights, calls)[0]
+
+
+def sanitised_gradients(worker: Worker, request: Mapping[str, Any]) -> list[Tensor]:
+    """At a worker: gradients of a batch of its rows, which everybody may have.
+
+    Args:
+        worker: that has the rows.
+        request: of `PrivateTraining`; weights are tensors, or numbers of tensors here.
+
+    Raises:
+        ConsentError: the owner grants no training with noise, or no more of it.
+    """
+    plan = worker.plans.get(request["plan"])
+    if plan is None:
+        plan = worker.plans[request["plan"]] = Plan(request)
+    tables = [worker.held_at(request[name].number) for name in ("inputs", "labels")]
+    inputs, labels = (each.value for each in tables)
+    if len(inputs) != len(labels):
+        raise UserError("inputs and labels differ in length", where=worker.name)
+    for name, held in zip(("inputs", "labels"), tables, strict=True):
+        if held.rule.readers is not None:
+            _budget(worker, request[name].number, held).take(plan.noise, plan.rate, worker.name)
+    given = [_weight(worker, each) for each in request["weights"]]
+    try:
+        return plan.gradients(inputs, labels, given)
+    except (RuntimeError, IndexError, TypeError, ValueError):  # whose text may hold values
+        raise UserError(
+            "the network does not fit these rows",
+            where=worker.name,
+            got=f"{axes(inputs.shape)} and labels {axes(labels.shape)}",
+            fix="compare the first and the last layer, and the loss",
+        ) from None
+
+
+def _weight(worker: Worker, given: Any) -> Tensor:
+    """A weight that everybody may read: gradients tell of it."""
+    if not isinstance(given, Ref):
+        assert isinstance(given, Tensor), "a request holds tensors"
+        return given
+    held = worker.held_at(given.number)
+    if held.rule.readers is not None:
+        raise ConsentError(
+            f"{worker.name} does not show by its gradients what nobody may read",
+            where=f"a weight {axes(held.value.shape)} at {worker.name}",
+            fix="train weights that you sent yourself",
+        )
+    found: Tensor = held.value
+    return found
+
+
+def _budget(worker: Worker, number: int, held: Held) -> Budget:
+    budget = worker.budgets.get(number)
+    if budget is None:
+        raise ConsentError(
+            f"{worker.name} grants no training with noise on this table",
+            where=f"a tensor {axes(held.value.shape)} at {worker.name}",
+            fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for what has a tag",
+        )
+    found: Budget = budget
+    return found
+
+
+class PrivateTraining:
+    """DP-SGD over workers: each step one of them, chosen at random, gives a gradient with noise.
+
+    Args:
+        module: `nn.Sequential` of layers that workers know; its weights are here, or where the only
+            table is.
+        inputs: a pointer to the rows of each worker.
+        labels: a pointer to their labels.
+        loss: "mse", "cross_entropy" or "bce" (of logits).
+        clip: bound of a row's gradient (2-norm).
+        noise: its deviation over `clip`.
+        batch_size: rows that a batch has on average; each has each row by chance.
+
+    >>> (alice,) = __import__("vfl").tensors.virtual("alice")
+    >>> x, y = (alice.load(torch.ones(50, each), tag=f"{each}") for each in (3, 1))
+    >>> for each in (3, 1):
+    ...     alice.grant(f"{each}", epsilon=1.0)
+    >>> model = nn.Sequential(nn.Linear(3, 1))
+    >>> training = PrivateTraining(model, [x], [y], noise=4.0, batch_size=5)
+    >>> training.step()
+    >>> round(training.statement(1e-5).epsilon, 2)
+    0.14
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[PointerTensor],
+        labels: Sequence[PointerTensor],
+        *,
+        loss: str = "mse",
+        clip: float = 1.0,
+        noise: float = 1.1,
+        batch_size: int = 32,
+    ) -> None:
+        require("inputs", len(inputs), "as many as labels", len(inputs) == len(labels) > 0)
+        require_choice("loss", loss, tuple(_LOSSES))
+        self._module, self._tables = module, list(zip(inputs, labels, strict=True))
+        self._clip, self._noise = clip, noise
+        self._request: dict[str, Any] = {
+            "plan": secrets.token_hex(16), "layers": described(module), "loss": loss,
+            "clip": clip, "noise": noise,
+        }  # fmt: skip
+        self._batch_size = batch_size
+        self._rates = [min(1.0, batch_size / len(each)) for each in inputs]
+        self._steps = [0] * len(inputs)
+
+    def step(self) -> None:
+        """Leave a gradient with noise at every weight, for any optimiser.
+
+        Raises:
+            ConsentError: an owner grants no more.
+        """
+        at = secrets.randbelow(len(self._tables))
+        inputs, labels = self._tables[at]
+        location, weights = inputs.location, list(self._module.parameters())
+        request: dict[str, Any] = self._request | {
+            "plan": f"{self._request['plan']} {at}", "rate": self._rates[at],
+            "inputs": inputs, "labels": labels, "weights": weights,
+        }  # fmt: skip
+        if not location.remote:
+            request |= {
+                key: [_ref(each) for each in value] if key == "weights" else _ref(value)
+                for key, value in request.items()
+                if key in ("inputs", "labels", "weights")
+            }
+        found = location.private_step(request)
+        self._steps[at] += 1
+        for weight, grad in zip(weights, found, strict=True):
+            if isinstance(weight, PointerTensor):
+                weight.grad = PointerTensor(location, *location.store(grad))
+            else:
+                weight.grad = grad
+
+    def statement(self, delta: float = 1e-5) -> PrivacyStatement:
+        """What the steps so far promise each row of every worker."""
+        kinds = [
+            GaussianSteps(self._noise, steps, rate)
+            for steps, rate in zip(self._steps, self._rates, strict=True)
+        ]
+        return PrivacyStatement(
+            protects="records",
+            against="whoever sees every gradient that leaves a worker",
+            epsilon=max(epsilon_of(each, delta) for each in kinds),
+            delta=delta,
+            unit="record",
+            per="training",
+            relation="add or remove",
+            adversary="partner",
+            accountant="rdp",
+            assumes=("each worker keeps its secret", "a record is at one worker"),
+        )
+
+
+def _ref(value: Any) -> Any:
+    return Ref(value.number) if isinstance(value, PointerTensor) else value
+
+
+# PATE.
+
+
+def vote(worker: Worker, tag: str, rows: Tensor) -> Tensor:
+    """At a teacher: one 1 for each row, at the class its network gives it; (rows, classes)."""
+    model, _ = worker.teachers[tag]
+    with torch.no_grad():
+        scores = model(rows)
+    return nn.functional.one_hot(scores.argmax(1), scores.shape[1]).to(torch.int64)
+
+
+def tally(votes: Sequence[Tensor], sigma: float, threshold: float, secret: Secret) -> Tensor:
+    """At the aggregator: the class with most votes, with noise; -1 where too few agree.
+
+    Papernot et al. 2018, section 3 (GNMax). The threshold looks at the same noisy counts, so it
+    costs nothing beside them.
+    """
+    counts = torch.stack(list(votes)).sum(0)
+    drawn = torch.from_numpy(secret.normal(tuple(counts.shape), "votes"))
+    most, winner = (counts.double() + sigma * drawn).max(1)
+    return torch.where(most >= threshold, winner, -1)
+
+
+def pate(
+    teachers: Mapping[Any, str] | Sequence[tuple[Any, str]],
+    rows: Tensor,
+    aggregator: Any,
+    *,
+    sigma: float,
+    threshold: float = 0.0,
+    delta: float = 1e-5,
+) -> tuple[Tensor, PrivacyStatement]:
+    """Labels of public rows by the votes of teachers that nobody sees, and what that promises.
+
+    A teacher's owner says who may count its votes: ``worker.teach(tag, network, aggregator)``. A
+    record is in the data of one teacher; another value of it moves one vote, so that counts differ
+    by sqrt(2) at most, and Gaussian noise of all counts bounds the cost whatever the votes are
+    (proposition 8; where teachers agree the true cost is smaller, but it would be a secret itself).
+
+    Args:
+        teachers: workers, each with the name of its network.
+        rows: public, as the networks take them.
+        aggregator: another worker; it counts, and keeps what it counted.
+        sigma: deviation of the noise of a count.
+        threshold: votes with noise that an answer needs; below it a row's label is -1.
+        delta: of the statement.
+
+    Returns:
+        Labels, axes (rows,), and the statement.
+    """
+    require("sigma", sigma, "above 0", 0 < sigma < math.inf)
+    pairs = list(teachers.items() if isinstance(teachers, Mapping) else teachers)
+    require("teachers", len(pairs), "at least 2", len(pairs) >= 2)
+    numbers, key = [], aggregator.public_key()
+    moved = []
+    for worker, tag in pairs:
+        number, shape = worker.vote(tag, rows)
+        kept = PointerTensor(worker, number, shape)
+        parcel = worker.pack(kept.number, aggregator.name, key)
+        moved.append(PointerTensor(aggregator, *aggregator.accept(parcel)))
+        numbers.append(moved[-1].number)
+    labels = aggregator.tally(numbers, sigma, threshold)
+    statement = PrivacyStatement(
+        protects="records",
+        against="whoever sees the labels and the student",
+        epsilon=epsilon_of(GaussianSteps(sigma / math.sqrt(2), len(rows)), delta),
+        delta=delta,
+        unit="record",
+        per="training",
+        relation="replace",
+        adversary="partner",
+        accountant="exact",
+        assumes=("a record is in one teacher's data", "the aggregator tells nobody the votes"),
+    )
+    return labels, statement

@@ -1,0 +1,513 @@
+"""Workers of other processes: a pool that they connect to, and the loop of a worker.
+
+Whoever leads listens; each worker connects with its ticket, by the frames, the handshake and the
+TLS of `vfl.transport`. A request is the name of one of `workers.ASKED` and plain data (see `wire`),
+answered by data or by an error that keeps its type. What workers say to each other in a computation
+passes through the leader sealed, by keys that two workers agree on: it cannot read it. It hands the
+workers' public keys on, and must do that truly.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from vfl.core.errors import (
+    AuthenticationError,
+    LostPeerError,
+    PeerFailedError,
+    ProtocolError,
+    UserError,
+    VFLError,
+    read_record,
+)
+from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
+from vfl.core.registry import require
+from vfl.mpc.authenticated import AuthenticatedMember
+from vfl.mpc.many_parties import Member
+from vfl.tensors.shares import PointerSession, Session
+from vfl.tensors.wire import packed, unpacked
+from vfl.tensors.workers import ASKED, ME, PointerTensor, Ref, Worker
+from vfl.transport import (
+    Admission,
+    Credential,
+    Hello,
+    PolledLink,
+    TcpHub,
+    TcpLink,
+    Timeouts,
+    receive_any,
+    session_certificate,
+)
+
+_WINDOW = 64
+#: How long a worker may compute, and how long a leader may be silent.
+_STEP_S, _IDLE_S = 600.0, 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a worker needs to connect; whoever has it is that worker.
+
+    Attributes:
+        host, port: where the leader listens.
+        session: of the pool.
+        name: of the worker.
+        token: secret of this worker.
+        ca: certificate authority of the leader's TLS, PEM; empty for none, on one machine.
+    """
+
+    host: str
+    port: int
+    session: str
+    name: str
+    token: str = field(repr=False)
+    ca: str = field(default="", repr=False)
+
+    def write(self, path: Path) -> None:
+        """As a file that only its owner can read."""
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Ticket:
+        """From a file.
+
+        Raises:
+            UserError: it holds no ticket.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise UserError(
+                "this is no worker's ticket",
+                where=str(path),
+                fix="take the file that Pool.write_tickets made for this worker",
+            ) from None
+
+
+class PoolLink(PolledLink, Protocol):
+    """What a pool needs of a worker's link."""
+
+
+class Pool:
+    """Workers of other processes, as this process reaches them; a context manager.
+
+    Args:
+        names: of the workers.
+        host, port: where to listen; port 0 takes a free one.
+        tls: encrypt, by a certificate of this pool's own; without it workers are on this machine.
+        rejoin_window_s: how long a cut connection may take to come back.
+
+    Attributes:
+        tickets: what each worker needs, by name.
+
+    >>> with Pool("alice", "bob") as pool:
+    ...     sorted(pool.tickets), pool.tickets["bob"].host
+    (['alice', 'bob'], '127.0.0.1')
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: bool = True,
+        rejoin_window_s: float = 8.0,
+    ) -> None:
+        require("names", len(names), "different names", len(set(names)) == len(names) > 0)
+        session = secrets.token_hex(16)
+        tokens = {name: secrets.token_urlsafe(32) for name in names}
+        certificate = session_certificate([host]) if tls else None
+        self._admission = Admission(session, {n: Credential(n, t) for n, t in tokens.items()})
+        waits = Timeouts(step_s=_STEP_S, idle_s=_IDLE_S, rejoin_window_s=rejoin_window_s)
+        self._hub = TcpHub(host, port, self._admission, certificate, waits, _WINDOW)
+        ca = certificate.ca_pem.decode() if certificate else ""
+        self.tickets = {
+            name: Ticket(host, self._hub.port, session, name, token, ca)
+            for name, token in tokens.items()
+        }
+        self._links: dict[str, PoolLink] = {}
+        self._workers = {name: RemoteWorker(self, name) for name in names}
+        self._of_session: dict[str, Sequence[RemoteWorker]] = {}
+        self._browser: Any = None
+
+    def write_tickets(self, folder: Path) -> None:
+        """A file for each worker: NAME.ticket."""
+        for name, ticket in self.tickets.items():
+            ticket.write(Path(folder) / f"{name}.ticket")
+
+    def page(self, name: str) -> str:
+        """The address of a page that is this worker, in a browser on this machine."""
+        from vfl.tensors.browser import Pages
+
+        if self._browser is None:
+            self._browser = Pages()
+        address, self._links[name] = self._browser.add(name)
+        return str(address)
+
+    def wait(self, timeout_s: float = 60.0) -> list[RemoteWorker]:
+        """The workers, once all have connected.
+
+        Raises:
+            MissingPartyError: names who has not.
+        """
+        if self._browser is not None:
+            self._browser.wait(timeout_s)
+        others = [name for name in self._workers if name not in self._links]
+        self._hub.wait_all(others, timeout_s)
+        self._links |= {name: self._hub.link(name) for name in others}
+        return list(self._workers.values())
+
+    def ask(self, what: str, asked: Sequence[tuple[RemoteWorker, Sequence[Any]]]) -> list[Any]:
+        """Ask several workers at once; each one's answer.
+
+        Raises:
+            LostPeerError: a worker has gone.
+            VFLError: what went wrong at one of them.
+        """
+        for worker, _ in asked:
+            worker.require_alive()
+        requests = [worker.message(what, args) for worker, args in asked]  # before any is sent
+        for (worker, _), request in zip(asked, requests, strict=True):
+            self._send(worker.name, request)
+        waiting = {worker.name for worker, _ in asked}
+        answers: dict[str, Any] = {}
+        errors: list[VFLError] = []
+        while waiting:
+            name, message = self._next(waiting, errors)
+            if message is None:
+                waiting.discard(name)
+            elif "relay" in message:
+                self._relay(name, message)
+                continue
+            elif "error" in message:
+                waiting.discard(name)
+                errors.append(_error_of(message["error"], name))
+            else:
+                waiting.discard(name)
+                answers[name] = message["answer"]
+                continue
+            for other in waiting:  # who waits for the one that broke off
+                self._send(other, {"drop": errors[-1].what})
+        if errors:
+            raise min(errors, key=_rank)
+        return [answers[worker.name] for worker, _ in asked]
+
+    def close(self) -> None:
+        """Tell the workers that there is nothing more to do, and stop listening."""
+        for name, worker in self._workers.items():
+            if name in self._links and worker.lost is None:
+                self._send(name, {"end": True})
+                worker.lost = LostPeerError("the pool was closed", where=name)
+        if self._browser is not None:
+            self._browser.close()
+        self._hub.close()
+
+    def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
+        """See `Worker.begin_session`; all are of this pool."""
+        everybody = (*holders, dealer)
+        if any(worker.pool is not self for worker in everybody):
+            raise UserError("these workers are of different pools", fix="take workers of one pool")
+        name = secrets.token_hex(16)
+        keys = self.ask("public_key", [(worker, ()) for worker in everybody])
+        peers = [[worker.name, key] for worker, key in zip(everybody, keys, strict=True)]
+        self._of_session[name] = everybody
+        self.ask(
+            "sit",
+            [(each, (name, role, len(holders), mac, peers)) for role, each in enumerate(everybody)],
+        )
+        return PointerSession(holders, dealer, mac, self.ask, name)
+
+    def _next(
+        self, waiting: set[str], errors: list[VFLError]
+    ) -> tuple[str, Mapping[str, Any] | None]:
+        """The next message, or None of a worker that is lost."""
+        links = {name: self._links[name] for name in waiting}
+        try:
+            name, frame = receive_any(links)
+            return name, unpacked(frame.payload)
+        except VFLError as error:
+            name = self._ended(links)
+            self._lose(name, error)
+            errors.append(self._workers[name].lost or error)
+            return name, None
+
+    def _ended(self, links: Mapping[str, PoolLink]) -> str:
+        for name, link in links.items():
+            try:
+                link.poll()
+            except VFLError:
+                return name
+        return next(iter(links))
+
+    def _lose(self, name: str, error: VFLError) -> None:
+        loss = LostPeerError(
+            f"{name} has gone",
+            got=error.what,
+            fix="see what its own process says; start it again in a new pool",
+        )
+        self._workers[name].lost = loss
+        self._links[name].close()
+
+    def _send(self, name: str, message: Mapping[str, Any] | bytes) -> None:
+        payload = message if isinstance(message, bytes) else packed(message)
+        try:
+            self._links[name].send(Frame(Kind.PROTOCOL, 0, payload))
+        except VFLError as error:
+            self._lose(name, error)
+
+    def _relay(self, name: str, message: Mapping[str, Any]) -> None:
+        session = self._of_session.get(message["relay"], ())
+        roles = [worker.name for worker in session]
+        to = message["to"]
+        if name not in roles or not 0 <= to < len(roles):
+            return  # to nobody that it computes with
+        self._send(
+            roles[to],
+            {"relay": message["relay"], "from": roles.index(name), "frame": message["frame"]},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class RemoteWorker:
+    """A worker of another process; it does what `workers.ASKED` says, as a `Worker` does.
+
+    Args:
+        pool: that it connects to.
+        name: by which messages and rules call it.
+
+    Attributes:
+        lost: why it is not there any more.
+    """
+
+    remote = True
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        self.pool, self.name = pool, name
+        self.sessions: dict[Any, Any] = {}
+        self.lost: LostPeerError | None = None
+        self._forgotten: deque[int] = deque()
+
+    def __repr__(self) -> str:
+        return f"<worker {self.name}, elsewhere{', lost' if self.lost else ''}>"
+
+    def __len__(self) -> int:
+        return int(self.count())
+
+    def __getattr__(self, what: str) -> Callable[..., Any]:
+        if what not in ASKED:
+            raise AttributeError(what)
+        return partial(self._ask, what)
+
+    def require_alive(self) -> None:
+        """See `Worker.require_alive`."""
+        if self.lost is not None:
+            raise self.lost
+
+    def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
+        """See `Pool.begin_session`."""
+        return self.pool.begin_session(holders, dealer, mac)
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Told with the next request: this may be called from anywhere, at any time."""
+        self._forgotten.extend(numbers)
+
+    def message(self, what: str, args: Sequence[Any]) -> bytes:
+        """A request as bytes."""
+        forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        grad = torch.is_grad_enabled()
+        return packed(
+            {"ask": what, "args": list(args), "forget": forgotten, "grad": grad}, self._ref
+        )
+
+    def _ask(self, what: str, *args: Any) -> Any:
+        return self.pool.ask(what, [(self, args)])[0]
+
+    def _ref(self, value: Any) -> int | None:
+        if not isinstance(value, PointerTensor):
+            return None
+        if value.location is not self:
+            raise UserError(
+                "two tensors are at different workers",
+                got=f"{self.name} and {value.location.name}",
+                want="operands at one worker",
+                fix=f"move one of them: tensor.move({self.name})",
+            )
+        return value.number
+
+
+def serve(worker: Worker, ticket: Ticket) -> None:
+    """Be a worker for whoever made the ticket, until there is nothing more to do.
+
+    Args:
+        worker: with what its owner has loaded.
+        ticket: of this worker.
+
+    Raises:
+        LostPeerError: whoever leads has gone.
+        AuthenticationError: the ticket is not good there.
+    """
+    hello = Hello(ticket.session, ticket.name, ticket.token)
+    link = TcpLink.connect(
+        ticket.host, ticket.port, hello, ticket.ca.encode() or None,
+        Timeouts(step_s=_STEP_S, idle_s=_IDLE_S), _WINDOW, "whoever leads",
+    )  # fmt: skip
+    try:
+        _Desk(worker, link).serve()
+    finally:
+        worker.stop()
+        link.close()
+
+
+class _Desk:
+    """A worker's end of its connection.
+
+    Args:
+        worker: that does what is asked.
+        link: to the leader.
+    """
+
+    def __init__(self, worker: Worker, link: TcpLink) -> None:
+        self._worker, self._link = worker, link
+        self._relayed: dict[tuple[str, int], deque[bytes]] = defaultdict(deque)
+
+    def serve(self) -> None:
+        """Answer until told to end."""
+        while True:
+            message = self._next()
+            if "end" in message:
+                return
+            if "ask" in message:
+                self.say(self._answer(message))
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send a message to the leader."""
+        self._link.send(Frame(Kind.PROTOCOL, 0, packed(message)))
+
+    def relayed(self, session: str, role: int) -> bytes:
+        """The next that another worker of a computation has to say.
+
+        Raises:
+            PeerFailedError: the computation broke off elsewhere.
+        """
+        waiting = self._relayed[session, role]
+        while not waiting:
+            message = self._next()
+            if "drop" in message:
+                raise PeerFailedError("another worker broke off", got=str(message["drop"]))
+            if "relay" not in message:
+                raise ProtocolError("a request in the middle of a computation")
+        return waiting.popleft()
+
+    def _next(self) -> Mapping[str, Any]:
+        message = unpacked(self._link.receive().payload, Ref)
+        if not isinstance(message, dict):
+            raise ProtocolError("a message of another form", want="a table")
+        if "relay" in message:
+            frame = bytes(message["frame"])
+            self._relayed[str(message["relay"]), int(message["from"])].append(frame)
+        return message
+
+    def _answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        what, args = message.get("ask"), message.get("args")
+        try:
+            self._worker.forget(message.get("forget", ()))
+            if what not in ASKED or not isinstance(args, list):
+                raise UserError("a worker does nothing of this name", where=self._worker.name)
+            if what == "read":  # who asks is known from the connection
+                args = [args[0], ME]
+            if what == "sit":
+                self._sit(*args)
+                return {"answer": None}
+            with torch.set_grad_enabled(bool(message.get("grad", True))):
+                return {"answer": getattr(self._worker, what)(*args)}
+        except VFLError as error:
+            return {"error": {key: text for key, text in error.record().items() if text}}
+        except Exception as error:  # its text may hold values
+            problem = ProtocolError(
+                "a worker could not do what was asked",
+                where=f"{what} at {self._worker.name}",
+                got=type(error).__name__,
+            )
+            return {"error": {key: text for key, text in problem.record().items() if text}}
+
+    def _sit(
+        self, session: str, role: int, holders: int, mac: bool, peers: Sequence[Sequence[Any]]
+    ) -> None:
+        """Take a place in a computation on shares, with keys of every pair."""
+        links = {
+            other: _Sealed(self, session, role, other, self._worker.agreed(key, session))
+            for other, (_, key) in enumerate(peers)
+            if other != role
+        }
+        kind = AuthenticatedMember if mac else Member
+        member = kind(role, links, holders)
+        member.agree({}, session)
+        self._worker.seats[session] = member
+
+
+class _Sealed:
+    """A link to another worker of a computation, through the leader, who cannot read it."""
+
+    def __init__(self, desk: _Desk, session: str, role: int, other: int, key: bytes) -> None:
+        self._desk, self._session, self._role, self._other = desk, session, role, other
+        self._cipher, self._sent, self._received = AESGCM(key), 0, 0
+
+    def send(self, frame: Frame) -> None:
+        """See `vfl.core.frame.Link`."""
+        sealed = self._cipher.encrypt(_nonce(self._role, self._sent), to_bytes(frame), None)
+        self._sent += 1
+        self._desk.say({"relay": self._session, "to": self._other, "frame": sealed})
+
+    def receive(self) -> Frame:
+        """See `vfl.core.frame.Link`."""
+        sealed = self._desk.relayed(self._session, self._other)
+        try:
+            raw = self._cipher.decrypt(_nonce(self._other, self._received), sealed, None)
+        except InvalidTag:
+            raise AuthenticationError("a message of another worker was changed") from None
+        self._received += 1
+        return from_bytes(raw)
+
+    def close(self) -> None:
+        """See `vfl.core.frame.Link`."""
+
+
+def _nonce(role: int, number: int) -> bytes:
+    return role.to_bytes(4, "big") + number.to_bytes(8, "big")
+
+
+def _error_of(record: object, name: str) -> VFLError:
+    """An error of a worker, of the type that it had there."""
+    texts = read_record(record, name)
+    kinds = {kind.code: kind for kind in _kinds(VFLError)}
+    kind = kinds.get(texts.pop("code"), ProtocolError)
+    return kind(texts.pop("what"), **texts)
+
+
+def _kinds(kind: type[VFLError]) -> list[type[VFLError]]:
+    return [kind, *(each for below in kind.__subclasses__() for each in _kinds(below))]
+
+
+def _rank(error: VFLError) -> int:
+    """The cause before its consequences at the others."""
+    if isinstance(error, LostPeerError):
+        return 0
+    return 2 if isinstance(error, PeerFailedError) else 1
