@@ -94,7 +94,7 @@ def test_rows_of_a_federation_are_nobodys(run, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_study_says_what_joining_gains_over_each_party(kind, table, tmp_path):
     study = plan_study(kind, Experiment.model_validate(ABOUT | {"codec": "none", kind: table}))
-    found = run_study(study, tmp_path / "study", f"vfl {kind}")
+    found = run_study(study, tmp_path / "study", f"vfl {kind}", study.cells)
     frame, scores = found.table, alone_scores(found.path)["clinic"]
     joined = frame[(frame.subject == "test rows") & (frame.measure == "auc")]
     joined = joined[(joined.defense == "none") & (joined.codec == "none")].set_index("repeat").value

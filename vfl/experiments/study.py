@@ -113,7 +113,8 @@ def run_study(
     folder.write(study.experiment, study.cells, command, study.notes)
     chosen = study.cells if cells is None else cells
     failed = run_cells(folder, chosen, jobs, device, on_end, cluster)
-    if study.kind != "value" and cells is None and len(study.experiment.parties) > 1:
+    whole = len(chosen) == len(study.cells)
+    if study.kind != "value" and whole and len(study.experiment.parties) > 1:
         train_alone(path, jobs, device, on_end)
     return write_study(folder, failed)
 
