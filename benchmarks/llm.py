@@ -1,67 +1,186 @@
-"""A decoder asked by `vfl llm`: owner and dealer as processes, the user as this one, over TLS.
+"""A decoder asked by `vfl llm`, beside plain torch and other systems that compute its tokens.
 
-First token: from the call on, so with the greeting of the stream, TLS and fresh keys. A line delays
-and narrows what the user's two streams carry, and the owner's to the dealer not; its bytes are
-counted beneath TLS. Everything is on one machine, one thread a process.
+Owner, dealer and user are processes of one thread each, over TLS; of other systems each party is
+one too, over plain TCP. All stand in one network and take turns: a question of ours, then each
+other system's first token of it and one from the middle of the answer, whose earlier keys and
+values are shared beforehand. First token of ours: from the call on, so with the greeting of the
+stream, TLS and fresh keys. What is dealt comes before it and is told apart; other systems deal
+within their clock. Each of their runs is the second of two, as in `benchmarks.mpc`.
 """
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks import harness
-from benchmarks.emulation import TcpProxy, Wan
-from vfl.config.llm_file import LlmLimits, read_llm_file
+from benchmarks.emulation import Network, Wan, open_network
+from benchmarks.mpc import Run, RunningSystem, System, peers, take_turns
+from benchmarks.mpc_party import DecoderStep, Ready, Task
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.config.llm_file import LlmLimits, LlmParty, read_llm_file
 from vfl.config.toml import Settings
+from vfl.core.errors import ConfigError
 from vfl.core.seeds import generator, use_one_thread
-from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.decoder import Cache, Decoder, DecoderShape, Rotation
 from vfl.models.pretrained import load_pretrained, save_decoder
-from vfl.serving.llm import Reply, User
+from vfl.mpc.private_decoder import linear_layers
+from vfl.mpc.rules import NAMES
+from vfl.serving.llm import PARTIES, ROLES, User
 from vfl.serving.llm_project import free_addresses, start_standing, write_llm_project
 
 _MB = 1e6
 
 
 class LlmRow(Settings):
-    """What questions took on one line.
+    """What questions took of one system on one line.
 
     Attributes:
+        system: "vfl", "plain torch" or another's name.
         line: such as "80mbps,40ms", or "loopback".
         first_s, next_s: seconds to the first token, and between two later ones; medians.
-        offline_s: of dealing for a question.
-        online_mb, offline_mb: frames of all parties, of a question.
-        messages: online.
-        framing: what the sockets carried of a question beyond its frames, over these.
-        plain_s: plain torch's next token.
+        offline_s, offline_mb: of dealing for a token, one of an answer's; None within the clock.
+        first_mb, next_mb: of ours frames, headers included, of the user and the owner; of others
+            what their interfaces sent, with headers of packets, None where nothing counts it.
+        messages: of the whole answer, online.
+        framing: what the network carried of a question beyond its frames, over these; None where
+            nothing counts it.
         same, of: tokens that are plain torch's, and all.
+        error: the largest of a score.
     """
 
+    system: str
     line: str
     first_s: float
     next_s: float
-    offline_s: float
-    online_mb: float
-    offline_mb: float
-    messages: int
-    framing: float
-    plain_s: float
-    same: int
-    of: int
+    offline_s: float | None = None
+    offline_mb: float | None = None
+    first_mb: float | None = None
+    next_mb: float | None = None
+    messages: int | None = None
+    framing: float | None = None
+    same: int | None = None
+    of: int | None = None
+    error: float | None = None
+
+
+class Begin(Settings):
+    """What the user's process is told first: its folder, where it finds the others, what to deal.
+
+    Attributes:
+        folder, model: the user's, and the weights to compare with.
+        addresses: of owner and dealer, as the user finds them.
+        prompt_tokens, count, questions: dealt for; and once for an answer of one token.
+    """
+
+    folder: str
+    model: str
+    addresses: dict[str, str]
+    prompt_tokens: int
+    count: int
+    questions: int
+
+
+class Question(Settings):
+    """Asked next."""
+
+    prompt: list[int]
+    count: int
+
+
+class Answer(Settings):
+    """What the user's process has of it.
+
+    Attributes:
+        tokens: of the answer.
+        seconds: from the call to the first token, then from token to token.
+        error: the largest of a score, against plain torch on the same tokens.
+        phases: of `vfl.serving.llm.Reply`.
+    """
+
+    tokens: list[int]
+    seconds: list[float]
+    error: float
+    phases: dict[str, dict[str, Any]]
+
+
+def work(parent: Parent) -> None:
+    """The user's process."""
+    begin = parent.get(Begin)
+    plain, file = load_pretrained(Path(begin.model)), read_llm_file(Path(begin.folder))
+    assert isinstance(plain, Decoder), "tokens are counted"
+    changed = file.model_copy(update=begin.addresses)
+    changed._path = file._path
+    user = User(changed, harness.silent)
+    user.deal(begin.prompt_tokens, 1)
+    user.deal(begin.prompt_tokens, begin.count, begin.questions)
+    parent.put(Ready())
+    for asked in parent.each(Question):
+        parent.put(_answer(user, plain, asked))
+
+
+def _answer(user: User, plain: Decoder, asked: Question) -> Answer:
+    scores: list[Tensor] = []
+    times = [time.monotonic()]
+
+    def pick(seen: Tensor) -> int:
+        scores.append(seen.sort().values)
+        return int(seen.argmax())
+
+    def on_token(token: int) -> bool:
+        times.append(time.monotonic())
+        return False
+
+    reply = user.ask(asked.prompt, asked.count, pick, on_token)
+    with torch.no_grad():
+        whole = plain(torch.tensor([[*asked.prompt, *reply.tokens]]))[0].double()
+    wanted = whole[len(asked.prompt) - 1 : -1].sort(-1).values
+    error = float((torch.stack(scores) - wanted).abs().max())
+    seconds = [after - earlier for earlier, after in pairwise(times)]
+    return Answer(tokens=reply.tokens, seconds=seconds, error=error, phases=reply.phases)
 
 
 def bench_llm(
-    model: Path | None, wan: Wan | None, questions: int, prompt_tokens: int, count: int
+    model: Path | None,
+    wan: Wan | None,
+    questions: int,
+    prompt_tokens: int,
+    count: int,
+    *,
+    network: str = "auto",
+    others: Sequence[System] = (),
+    turns: int = 2,
+    say: Callable[[str], None] = harness.silent,
 ) -> list[LlmRow]:
-    """The loopback, and a line if one is given."""
+    """The loopback, and a line if one is given.
+
+    Args:
+        model: folder of a decoder; None for a small random one.
+        wan: the line.
+        questions: asked of ours.
+        prompt_tokens: of each.
+        count: of tokens answered.
+        network: how the line is made.
+        others: other systems.
+        turns: questions of which they compute two tokens each.
+        say: told a line about each turn.
+
+    Raises:
+        ConfigError: other systems, and a decoder of other parts than their programs have.
+    """
     use_one_thread()
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="vfl-llm-")))
@@ -69,94 +188,294 @@ def bench_llm(
             torch.manual_seed(0)
             model = folder / "model"
             save_decoder(model, Decoder(DecoderShape(vocabulary=512, width=64, layers=2)))
-        plain, (owner, dealer) = load_pretrained(model), free_addresses(2)
+        plain = load_pretrained(model)
         assert isinstance(plain, Decoder), "tokens are counted"
-        limits = LlmLimits(max_tokens=prompt_tokens + count)
-        project = folder / "project"
-        write_llm_project(project, plain.shape, model, owner=owner, dealer=dealer, limits=limits)
-        start_standing(project, held)
+        if others:
+            _require_parts(plain.shape)
         prompts = torch.randint(
             plain.shape.vocabulary, (questions, prompt_tokens), generator=generator(0, "prompts")
         ).tolist()
-        return [
-            _measured(project, plain, line, prompts, count)
-            for line in ([None] if wan is None else [None, wan])
-        ]
+        rows = []
+        for line in [None] if wan is None else [None, wan]:
+            part = folder / ("loopback" if line is None else "line")
+            part.mkdir()
+            with open_network(NAMES, line, network) as net:
+                bench = _Bench(part, model, plain, net, prompts, count, say)
+                rows += bench.measured(others, turns)
+        return rows
 
 
-def _measured(
-    project: Path, plain: Decoder, wan: Wan | None, prompts: list[list[int]], count: int
-) -> LlmRow:
-    file, same, firsts, gaps = read_llm_file(project / "user"), 0, [], []
-    replies: list[Reply] = []
-    with ExitStack() as held:
-        lines = {
-            peer: held.enter_context(TcpProxy(file.address(peer), wan))
-            for peer in ("owner", "dealer")
+class _Bench:
+    """All systems in one network.
+
+    Args:
+        folder: for the project, and for arrays of others.
+        model: folder of the weights.
+        plain: the model itself.
+        network: where they stand.
+        prompts: of all questions.
+        count: of tokens answered.
+        say: told a line about each turn.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        plain: Decoder,
+        network: Network,
+        prompts: list[list[int]],
+        count: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._model, self._plain, self._network = folder, model, plain, network
+        self._prompts, self._count, self._say = prompts, count, say
+        self._line = "loopback" if network.kind == "loopback" else str(network.wan)
+
+    def measured(self, others: Sequence[System], turns: int) -> list[LlmRow]:
+        """A row a system."""
+        with ExitStack() as held:
+            user = self._user(held)
+            running = {
+                each.name: held.enter_context(RunningSystem(each, self._network)) for each in others
+            }
+            runs: dict[str, tuple[list[Run], list[Run]]] = {name: ([], []) for name in running}
+            first = self._ask(user, self._prompts[0], 1)[0]
+            answers, carried = [], []
+            for number, prompt in enumerate(self._prompts):
+                answer, sent = self._ask(user, prompt, self._count)
+                answers.append(answer)
+                carried.append(sent)
+                self._say(f"{self._line}: question {number}, {sum(answer.seconds):.2f} s")
+                if number >= turns or not running:
+                    continue
+                for place, taken in enumerate(self._others(running, number, prompt)):
+                    for name, (run,) in taken.items():
+                        runs[name][place].append(run)
+                        self._say(f"{self._line}: {name} {run.milliseconds / 1000:.2f} s")
+        rows = [self._row(first, answers, carried)]
+        rows += [self._other(name, *taken) for name, taken in runs.items()]
+        return [*rows, self._alone()]
+
+    def _user(self, held: ExitStack) -> BenchmarkWorker:
+        """The project's parties, started; material is dealt."""
+        network, ports = self._network, [each.rpartition(":")[2] for each in free_addresses(2)]
+        standing: dict[LlmParty, str] = {"owner": ports[0], "dealer": ports[1]}
+        at = {name: NAMES[ROLES[name]] for name in PARTIES}
+        listening = {name: f"{network.host(at[name])}:{port}" for name, port in standing.items()}
+        limits = LlmLimits(max_tokens=len(self._prompts[0]) + self._count)
+        project = self._folder / "project"
+        write_llm_project(
+            project,
+            self._plain.shape,
+            self._model,
+            owner=listening["owner"],
+            dealer=listening["dealer"],
+            limits=limits,
+        )
+        start_standing(project, held, lambda name: network.command(at[name]))
+        worker = held.enter_context(BenchmarkWorker("llm", network.command(at["user"])))
+        found = {
+            name: network.reach(at["user"], at[name], int(port)) for name, port in standing.items()
         }
-        changes = {peer: f"127.0.0.1:{line.port}" for peer, line in lines.items()}
-        changed = file.model_copy(update=changes)
-        changed._path = file._path
-        user = User(changed, harness.silent)
-        user.deal(len(prompts[0]), count, len(prompts))
-        before = lines["owner"].sent_bytes
-        for prompt in prompts:
-            times = [time.monotonic()]
+        begin = Begin(
+            folder=str(project / "user"),
+            model=str(self._model),
+            addresses={name: f"{host}:{port}" for name, (host, port) in found.items()},
+            prompt_tokens=len(self._prompts[0]),
+            count=self._count,
+            questions=len(self._prompts),
+        )
+        worker.put(begin)
+        worker.get(Ready)
+        return worker
 
-            def told(token: int, times: list[float] = times) -> bool:
-                times.append(time.monotonic())
-                return False
+    def _ask(self, user: BenchmarkWorker, prompt: list[int], count: int) -> tuple[Answer, int]:
+        """And what the network carried of it."""
+        before = sum(self._network.bytes_sent().values())
+        user.put(Question(prompt=prompt, count=count))
+        return user.get(Answer), sum(self._network.bytes_sent().values()) - before
 
-            replies.append(user.ask(prompt, count, on_token=told))
-            firsts.append(times[1] - times[0])
-            gaps += [after - earlier for earlier, after in pairwise(times[1:])]
-        carried = (lines["owner"].sent_bytes - before) / len(prompts)
-    began = time.monotonic()
-    for prompt, reply in zip(prompts, replies, strict=True):
-        wanted = plain.generate(prompt, count)
-        same += sum(one == other for one, other in zip(reply.tokens, wanted, strict=True))
-    plain_s = (time.monotonic() - began) / (count * len(prompts))
-    phases = replies[0].phases
-    frames = phases["online"]["bytes"] + phases["control"]["bytes"]
-    return LlmRow(
-        line="loopback" if wan is None else str(wan),
-        first_s=median(firsts),
-        next_s=median(gaps),
-        offline_s=phases["offline"]["seconds"],
-        online_mb=phases["online"]["bytes"] / _MB,
-        offline_mb=phases["offline"]["bytes"] / _MB,
-        messages=phases["online"]["messages"],
-        framing=carried / frames - 1,
-        plain_s=plain_s,
-        same=same,
-        of=count * len(prompts),
+    def _others(
+        self, running: dict[str, RunningSystem], number: int, prompt: list[int]
+    ) -> list[dict[str, list[Run]]]:
+        """The first token, and one from the middle of the answer."""
+        middle = self._plain.generate(prompt, self._count)[: self._count // 2]
+        found = []
+        for text, past in ((prompt, 0), (prompt + middle, len(prompt) + len(middle) - 1)):
+            name = f"decoder-{number}-{past}"
+            path = self._folder / f"{name}.npz"
+            task = decoder_task(self._plain, text, past, name, path)
+            found.append(take_turns(running, task, 1))
+            path.unlink()
+        return found
+
+    def _row(self, first: Answer, answers: Sequence[Answer], carried: Sequence[int]) -> LlmRow:
+        same = 0
+        for prompt, answer in zip(self._prompts, answers, strict=True):
+            wanted = self._plain.generate(prompt, self._count)
+            same += sum(one == other for one, other in zip(answer.tokens, wanted, strict=True))
+        phases = answers[0].phases
+        online = phases["online"]["bytes"]
+        frames = online + phases["control"]["bytes"]
+        rest = max(self._count - 1, 1)
+        return LlmRow(
+            system="vfl",
+            line=self._line,
+            first_s=median(each.seconds[0] for each in answers),
+            next_s=median(gap for each in answers for gap in each.seconds[1:]),
+            offline_s=phases["offline"]["seconds"] / self._count,
+            offline_mb=phases["offline"]["bytes"] / self._count / _MB,
+            first_mb=first.phases["online"]["bytes"] / _MB,
+            next_mb=(online - first.phases["online"]["bytes"]) / rest / _MB,
+            messages=phases["online"]["messages"],
+            framing=median(carried) / frames - 1 if any(carried) else None,
+            same=same,
+            of=self._count * len(answers),
+            error=max(each.error for each in answers),
+        )
+
+    def _other(self, name: str, firsts: Sequence[Run], nexts: Sequence[Run]) -> LlmRow:
+        def mb(runs: Sequence[Run]) -> float | None:
+            sent = [run.bytes_online for run in runs if run.bytes_online is not None]
+            return median(sent) / _MB if sent else None
+
+        both = [*firsts, *nexts]
+        return LlmRow(
+            system=name,
+            line=self._line,
+            first_s=median(run.milliseconds for run in firsts) / 1000,
+            next_s=median(run.milliseconds for run in nexts) / 1000,
+            first_mb=mb(firsts),
+            next_mb=mb(nexts),
+            same=len(both) - sum(run.wrong_tokens for run in both),
+            of=len(both),
+            error=max(run.max_error for run in both),
+        )
+
+    def _alone(self) -> LlmRow:
+        """Plain torch, in this process."""
+        firsts: list[float] = []
+        nexts: list[float] = []
+        for prompt in self._prompts:
+            cache: Cache = []
+            step = torch.tensor([prompt])
+            for taken in range(self._count):
+                began = time.monotonic()
+                with torch.no_grad():
+                    token = int(self._plain(step, cache)[0, -1].argmax())
+                (nexts if taken else firsts).append(time.monotonic() - began)
+                step = torch.tensor([[token]])
+        return LlmRow(
+            system="plain torch", line=self._line, first_s=median(firsts), next_s=median(nexts)
+        )
+
+
+def decoder_task(plain: Decoder, text: Sequence[int], past: int, name: str, path: Path) -> Task:
+    """What another system computes: the token behind a text, of which `past` tokens are known.
+
+    Args:
+        plain: the model.
+        text: token ids.
+        past: of its first tokens keys and values are there.
+        name: of the run.
+        path: where the arrays are written to.
+    """
+    shape, cache = plain.shape, Cache()
+    found: dict[str, Tensor] = {}
+    new = torch.tensor(text[past:])
+    with torch.no_grad():
+        if past:
+            plain(torch.tensor([text[:past]]), cache)
+        kept = [(keys[0], values[0]) for keys, values in cache]
+        logits = plain(new[None], cache)[0, -1:]
+    for index, (keys, values) in enumerate(kept):
+        found |= {f"{index}.keys": keys, f"{index}.values": values}
+    found |= {layer: weight for layer, (weight, _) in linear_layers(plain).items()}
+    found["inputs"] = F.one_hot(new, shape.vocabulary)
+    found |= {"wanted.logits": logits, "wanted.token": logits.argmax(-1)}
+    arrays: dict[str, Any] = {each: array.float().numpy() for each, array in found.items()}
+    np.savez(path, **arrays)
+    turned = Rotation.at(past, len(new), shape)
+    step = DecoderStep(
+        layers=shape.layers,
+        heads=shape.heads,
+        epsilon=shape.epsilon,
+        cos=turned.cos.tolist(),
+        sin=turned.sin.tolist(),
+        past=past,
+    )
+    return Task(
+        system="",
+        workload=name,
+        session=secrets.token_hex(16),
+        rows=len(new),
+        widths=(),
+        training=False,
+        function="",
+        rate=0.0,
+        arrays=str(path),
+        decoder=step,
     )
 
 
+def _require_parts(shape: DecoderShape) -> None:
+    parts = (shape.positions, shape.norm, shape.mlp, shape.bias, shape.groups == shape.heads)
+    if parts != ("rotary", "rms", "silu", False, True):
+        raise ConfigError(
+            "other systems' programs know no such decoder",
+            got=repr(shape),
+            want="rotary positions, RMSNorm, gated SiLU, no biases, no groups",
+            fix="the demo's model: python examples/llm/train_decoder.py",
+        )
+
+
 def format_llm(rows: Sequence[LlmRow]) -> str:
-    """A table."""
-    lines = ["| line | first token s | next token s | dealing s | online, offline MB | messages |"]
-    lines[0] += " framing | plain torch s | tokens right |"
-    lines.append("| --- " * 9 + "|")
+    """As a table of Markdown."""
+    lines = [
+        "| line | system | first token s | next token s | dealing a token s, MB | first token MB "
+        "| next token MB | messages | framing | tokens right | largest error of a score |",
+        "| --- " * 11 + "|",
+    ]
     for row in rows:
-        sizes = f"{row.online_mb:.3f}, {row.offline_mb:.3f}"
-        seconds = f"{row.first_s:.2f} | {row.next_s:.3f} | {row.offline_s:.2f}"
-        right = f"{row.framing:.2%} | {row.plain_s:.4f} | {row.same} of {row.of}"
-        lines.append(f"| {row.line} | {seconds} | {sizes} | {row.messages} | {right} |")
+        dealt = "" if row.offline_s is None else f"{row.offline_s:.3f}, {row.offline_mb:.3f}"
+        framing = "" if row.framing is None else f"{row.framing:.2%}"
+        right = "" if row.of is None else f"{row.same} of {row.of}"
+        error = "" if row.error is None else f"{row.error:.1e}"
+        sizes = " | ".join("" if mb is None else f"{mb:.3f}" for mb in (row.first_mb, row.next_mb))
+        lines.append(
+            f"| {row.line} | {row.system} | {row.first_s:.4f} | {row.next_s:.4f} | {dealt} "
+            f"| {sizes} | {row.messages or ''} | {framing} | {right} | {error} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("llm", "A decoder asked by vfl llm, over TLS.", wan="")
+    options = harness.parser("llm", "A decoder asked by vfl llm, over TLS, beside others.", wan="")
     options.add_argument("--model", type=Path, help="folder of a decoder; a random one without")
     options.add_argument("--questions", type=int, default=10)
     options.add_argument("--prompt-tokens", type=int, default=8)
     options.add_argument("--count", type=int, default=20, help="tokens of an answer")
+    options.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        help="another system and the Python that has it: spu=PATH or crypten=PATH; may be repeated",
+    )
+    options.add_argument("--turns", type=int, default=2, help="questions of other systems")
 
     def measure(asked: Namespace) -> list[LlmRow]:
-        wan = Wan.parse(asked.wan) if asked.wan else None
-        return bench_llm(asked.model, wan, asked.questions, asked.prompt_tokens, asked.count)
+        return bench_llm(
+            asked.model,
+            questions=asked.questions,
+            prompt_tokens=asked.prompt_tokens,
+            count=asked.count,
+            others=[one for spec in asked.peer for one in peers(spec)],
+            turns=asked.turns,
+            **harness.line(asked, options),
+            say=harness.say,
+        )
 
     harness.run(options, measure, format_llm)
 

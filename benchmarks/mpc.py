@@ -94,6 +94,7 @@ class Run:
         offline_ms: of the party that took longest with what was dealt ahead.
         bytes_setup, bytes_offline, bytes_online: of all parties; None if not counted.
         max_error: against float64 in plaintext.
+        wrong_tokens: of a decoder's step, that are not plaintext's.
     """
 
     milliseconds: float
@@ -103,6 +104,7 @@ class Run:
     bytes_offline: int | None
     bytes_online: int | None
     max_error: float
+    wrong_tokens: int = 0
 
     @property
     def end_to_end_ms(self) -> float:
@@ -198,6 +200,7 @@ class RunningSystem:
             _total([turn.bytes_offline for turn in turns]),
             counted if self.system.command else online,
             max(errors),
+            sum(turn.wrong_tokens or 0 for turn in turns),
         )
 
     def _connect(self) -> None:
@@ -355,15 +358,21 @@ def bench_mpc(
                 mode: modelled(workload, rules_of(workload, mode), wan or Wan(), fresh=fresh)
                 for mode in own
             }
-            taken = _take_turns(running, _task(workload, fresh, folder, bool(peers)), turns)
+            taken = take_turns(running, _task(workload, fresh, folder, bool(peers)), turns)
             rows += _rows(workload, kind, models, taken, fresh)
     return rows
 
 
-def _take_turns(
+def take_turns(
     running: Mapping[str, RunningSystem], task: Task, turns: int
 ) -> dict[str, list[Run]]:
-    """All systems one after the other, again and again; the last run of each turn counts."""
+    """All systems one after the other, again and again; the last run of each turn counts.
+
+    Args:
+        running: by name.
+        task: for all of them.
+        turns: of each.
+    """
     taken: dict[str, list[Run]] = {system: [] for system in running}
 
     def run(system: str) -> Run:

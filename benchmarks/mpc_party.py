@@ -76,6 +76,27 @@ class Endpoints(Settings):
     endpoints: tuple[tuple[str, int], ...]
 
 
+class DecoderStep(Settings):
+    """What a decoder computes: the last token's scores, and which is the largest.
+
+    All of it is public. It has rotary positions, RMSNorm and gated SiLU; the weights are those of
+    `vfl.mpc.private_decoder.linear_layers`, so norms are folded into what stands behind them.
+
+    Attributes:
+        layers, heads: how many.
+        epsilon: of the norms.
+        cos, sin: what the new tokens' positions turn by; axes (steps, head width).
+        past: tokens whose keys and values are there, as arrays "0.keys", "0.values", "1.keys" ...
+    """
+
+    layers: int
+    heads: int
+    epsilon: float
+    cos: list[list[float]]
+    sin: list[list[float]]
+    past: int
+
+
 class Task(Settings):
     """One run.
 
@@ -88,6 +109,7 @@ class Task(Settings):
         fresh: inputs were not opened before.
         arrays: npz file with inputs, weights, targets and what is wanted; "" for our own parties,
             who draw them from the same seed.
+        decoder: the step of a decoder, instead of a network or a function; of other systems alone.
     """
 
     system: str
@@ -100,6 +122,7 @@ class Task(Settings):
     rate: float
     fresh: bool = False
     arrays: str = ""
+    decoder: DecoderStep | None = None
 
 
 class Ready(Settings):
@@ -125,6 +148,7 @@ class Turn(Settings):
         offline_ms: work ahead of the clock that each turn needs anew; 0 if there is none.
         bytes_setup, bytes_offline, bytes_online: sent by this party; None if it cannot tell.
         max_error: against float64 in plaintext, at the party that has the result.
+        wrong_tokens: that a decoder chose otherwise than in plaintext; likewise.
     """
 
     began: float
@@ -135,6 +159,7 @@ class Turn(Settings):
     bytes_offline: int | None = None
     bytes_online: int | None = None
     max_error: float | None = None
+    wrong_tokens: int | None = None
 
 
 class Part:

@@ -53,6 +53,8 @@ class Peer:
 
     def _compute(self) -> dict[str, Any]:
         task, own = self._task, self._own
+        if task["decoder"]:
+            return self._decoder(task["decoder"])
         if task["function"]:
             return {"": _element_wise(task["function"], own["inputs"])}
         values, seen, last = own["inputs"], [], len(task["widths"]) - 2
@@ -75,6 +77,48 @@ class Peer:
             if index:
                 delta = delta.matmul(own[weight].t()) * slopes[index - 1]
         return stepped
+
+    def _decoder(self, step: dict[str, Any]) -> dict[str, Any]:
+        """The scores of the next token, and the largest one's index."""
+        torch, cat, own, heads = self._torch, self._crypten.cat, self._own, step["heads"]
+        cos, sin = torch.tensor(step["cos"]), torch.tensor(step["sin"])
+        steps, x = len(cos), own["inputs"].matmul(own["tokens"])
+        future = torch.ones(steps, step["past"] + steps).triu(step["past"] + 1)
+
+        def normed(x: Any) -> Any:
+            width = x.size(-1)
+            mean = (x * x).sum(-1, keepdim=True) / width
+            return x * (mean + step["epsilon"]).inv_sqrt()
+
+        def turned(x: Any) -> Any:
+            half = x.size(-1) // 2
+            return x * cos + cat([-x[..., half:], x[..., :half]], -1) * sin
+
+        for index in range(step["layers"]):
+            name, width = f"layers.{index}", x.size(-1)
+            parts = normed(x).matmul(own[f"{name}.attention_in"])
+            q, k, v = (
+                parts[:, start : start + width].reshape(steps, heads, -1).transpose(0, 1)
+                for start in range(0, 3 * width, width)
+            )
+            q, k = turned(q), turned(k)
+            if step["past"]:
+                k, v = (
+                    cat([own[f"{index}.{kind}"], each], 1)
+                    for kind, each in (("keys", k), ("values", v))
+                )
+            scores = q.matmul(k.transpose(1, 2))
+            if steps > 1:
+                # Its exponential is a limit that goes astray below -256.
+                scores = scores * (1 - future) - 60 * future
+            found = scores.softmax(-1).matmul(v).transpose(0, 1).reshape(steps, width)
+            x = x + found.matmul(own[f"{name}.attention_out"])
+            inner = normed(x).matmul(own[f"{name}.mlp_in"])
+            half = inner.size(-1) // 2
+            gate = inner[:, :half]
+            x = x + (gate * gate.sigmoid() * inner[:, half:]).matmul(own[f"{name}.mlp_out"])
+        logits = normed(x[-1:]).matmul(own["head"])
+        return {"logits": logits, "token": logits.argmax(-1, one_hot=False)}
 
 
 def _element_wise(name: str, values: Any) -> Any:

@@ -92,6 +92,8 @@ def _packed(share: Any) -> str:
 
 
 def _outputs(task: dict[str, Any]) -> list[str]:
+    if task["decoder"]:
+        return ["logits", "token"]
     if not task["training"]:
         return [""]
     layers = range(len(task["widths"]) - 1)
@@ -118,6 +120,8 @@ def _program(jax: Any, task: dict[str, Any], names: list[str]) -> Any:
 
     def workload(*arrays: Any) -> Any:
         own = dict(zip(names, arrays, strict=True))
+        if task["decoder"]:
+            return _decoder(jax, task["decoder"], own)
         if task["function"]:
             return {"": functions[task["function"]](own["inputs"])}
         values, seen = logits(own, own["inputs"])
@@ -135,3 +139,39 @@ def _program(jax: Any, task: dict[str, Any], names: list[str]) -> Any:
         return stepped
 
     return workload
+
+
+def _decoder(jax: Any, step: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The scores of the next token, and the largest one's index."""
+    jnp, heads = jax.numpy, step["heads"]
+    cos, sin = np.array(step["cos"], np.float32), np.array(step["sin"], np.float32)
+    steps = len(cos)
+    mask = np.tril(np.ones((steps, step["past"] + steps), bool), step["past"])
+
+    def normed(x: Any) -> Any:
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + step["epsilon"])
+
+    def turned(x: Any) -> Any:
+        first, second = jnp.split(x, 2, -1)
+        return x * cos + jnp.concatenate([-second, first], -1) * sin
+
+    x = own["inputs"] @ own["tokens"]
+    for index in range(step["layers"]):
+        name, width = f"layers.{index}", x.shape[-1]
+        parts = jnp.split(normed(x) @ own[f"{name}.attention_in"], 3, -1)
+        q, k, v = (each.reshape(steps, heads, -1).swapaxes(0, 1) for each in parts)
+        q, k = turned(q), turned(k)
+        if step["past"]:
+            k, v = (
+                jnp.concatenate([own[f"{index}.{kind}"], each], 1)
+                for kind, each in (("keys", k), ("values", v))
+            )
+        scores = q @ k.swapaxes(1, 2)
+        if steps > 1:
+            scores = jnp.where(mask, scores, -100.0)
+        found = (jax.nn.softmax(scores, -1) @ v).swapaxes(0, 1).reshape(steps, width)
+        x = x + found @ own[f"{name}.attention_out"]
+        gate, up = jnp.split(normed(x) @ own[f"{name}.mlp_in"], 2, -1)
+        x = x + (jax.nn.silu(gate) * up) @ own[f"{name}.mlp_out"]
+    logits = normed(x[-1:]) @ own["head"]
+    return {"logits": logits, "token": jnp.argmax(logits, -1)}

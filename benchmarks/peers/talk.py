@@ -64,11 +64,14 @@ def _turn(peer: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     began, busy = time.monotonic(), time.process_time()
     peer.run()
     ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
-    found = peer.result()
-    error = None
-    if found is not None:
-        error = max(float(np.abs(found[name] - value).max()) for name, value in wanted.items())
-    return {"began": began, "ended": ended, "cpu_ms": cpu_ms, "max_error": error}
+    found, taken = peer.result(), {"began": began, "ended": ended, "cpu_ms": cpu_ms}
+    if found is None:
+        return taken
+    chosen = wanted.get("token")
+    errors = {name: np.abs(found[name] - value) for name, value in wanted.items()}
+    if chosen is not None:
+        taken["wrong_tokens"] = int((errors.pop("token") > 0).sum())
+    return taken | {"max_error": max(float(each.max()) for each in errors.values())}
 
 
 def _arrays(path: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,16 +1,71 @@
 """What `python -m benchmarks.llm` measures, on a model that answers in moments."""
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.emulation import Wan
-from benchmarks.llm import bench_llm, format_llm
+from benchmarks.llm import bench_llm, decoder_task, format_llm
+from benchmarks.mpc import peers
+from vfl.core.errors import ConfigError
+from vfl.models.decoder import Decoder, DecoderShape
 
 
 @pytest.mark.slow
 def test_the_bytes_are_those_of_the_frames_and_the_line_takes_its_hops():
-    here, far = bench_llm(None, Wan.parse("40mbps,60ms"), questions=2, prompt_tokens=8, count=3)
+    rows = bench_llm(None, Wan.parse("40mbps,60ms"), 2, 8, 3, network="proxy")
+    here, far = (row for row in rows if row.system == "vfl")
     assert (here.same, far.same) == (here.of, far.of) == (6, 6)
-    assert (here.online_mb, here.messages) == (far.online_mb, far.messages)
-    assert 0 < here.framing < 0.05
+    assert (here.next_mb, here.messages) == (far.next_mb, far.messages)
+    assert 0 < here.next_mb < here.first_mb
+    assert here.framing is None
+    assert 0 < far.framing < 0.05
+    assert 0 < here.error < 0.05
     assert far.next_s > 0.9 * 0.03 * here.messages / 3
-    assert "40mbps,60ms" in format_llm([here, far])
+    assert "40mbps,60ms" in format_llm(rows)
+
+
+def test_other_systems_get_the_text_the_weights_and_what_was_said_before(tmp_path):
+    """The arrays alone give the wanted scores: by the formulas of both programs, in numpy."""
+    torch.manual_seed(0)
+    shape = DecoderShape(
+        40, 16, 2, 2, inner=24, positions="rotary", norm="rms", mlp="silu", bias=False
+    )
+    plain, text = Decoder(shape), [3, 1, 4, 1, 5]
+    task = decoder_task(plain, text, 4, "decoder", tmp_path / "arrays.npz")
+    step = task.decoder
+    with np.load(tmp_path / "arrays.npz") as own:
+        x = own["inputs"] @ own["tokens"]
+        for layer in range(step.layers):
+            name = f"layers.{layer}"
+            parts = _normed(x, step) @ own[f"{name}.attention_in"]
+            q, k, v = (each.reshape(2, 1, 8) for each in np.split(parts, 3, -1))
+            q, k = _turned(q, step), _turned(k, step)
+            k = np.concatenate([own[f"{layer}.keys"], k], 1)
+            v = np.concatenate([own[f"{layer}.values"], v], 1)
+            chances = np.exp(q @ k.swapaxes(1, 2))
+            mixed = chances / chances.sum(-1, keepdims=True) @ v
+            x = x + mixed.reshape(1, 16) @ own[f"{name}.attention_out"]
+            gate, up = np.split(_normed(x, step) @ own[f"{name}.mlp_in"], 2, -1)
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ own[f"{name}.mlp_out"]
+        logits = _normed(x, step) @ own["head"]
+        with torch.no_grad():
+            wanted = plain(torch.tensor([text]))[0, -1:].numpy()
+        np.testing.assert_allclose(logits, wanted, atol=1e-4)
+        np.testing.assert_allclose(own["wanted.logits"], wanted, atol=1e-4)
+        assert own["wanted.token"] == wanted.argmax()
+
+
+def _normed(x, step):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + step.epsilon)
+
+
+def _turned(x, step):
+    first, second = np.split(x, 2, -1)
+    return x * np.array(step.cos) + np.concatenate([-second, first], -1) * np.array(step.sin)
+
+
+def test_a_decoder_that_other_systems_do_not_compute_is_refused():
+    others = peers("spu=/nowhere/python")
+    with pytest.raises(ConfigError, match="know no such decoder"):
+        bench_llm(None, None, 1, 4, 2, others=others)

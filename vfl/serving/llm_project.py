@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vfl.config.llm_file import LLM_FILE, LlmFile, LlmLimits, LlmTerms
+from vfl.config.llm_file import LLM_FILE, LlmFile, LlmLimits, LlmParty, LlmTerms
 from vfl.config.toml import to_toml
 from vfl.core.errors import MissingDataError, RunFolderError
 from vfl.core.storage import private_folder, write_text
@@ -143,10 +144,21 @@ def plain_answer(model: Decoder | Encoder, prompt: list[int], count: int) -> lis
         return model(torch.tensor([prompt]))[0].tolist()  # type: ignore[no-any-return]
 
 
-def start_standing(project: Path, services: ExitStack) -> None:
-    """Start the model owner and the dealer of a project; they end with the services."""
-    for name, command in (("owner", "serve"), ("dealer", "deal")):
-        line = [sys.executable, "-m", "vfl", "llm", command, str(project / name)]
+def start_standing(
+    project: Path,
+    services: ExitStack,
+    prefix: Callable[[LlmParty], Sequence[str]] = lambda party: (),
+) -> None:
+    """Start the model owner and the dealer of a project; they end with the services.
+
+    Args:
+        project: its folder.
+        services: to end them with.
+        prefix: what a party's command line begins with.
+    """
+    standing: list[tuple[LlmParty, str]] = [("owner", "serve"), ("dealer", "deal")]
+    for name, command in standing:
+        line = [*prefix(name), sys.executable, "-m", "vfl", "llm", command, str(project / name)]
         log = project / name / "log.txt"
         service = Service(f"the {name}", line, os.environ, log)
         services.callback(service.stop)
