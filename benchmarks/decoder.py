@@ -39,7 +39,11 @@ from vfl.mpc.rules import P0, P1
 from vfl.mpc.two_party import Form, Growing, LocalRoles, Role, Shared
 
 #: By name. Values between layers below 2^6 take two bits less of every element.
-_FORMS = {"thesis": Form("thesis"), "fast": Form("fast"), "fast, room 6": Form("fast", room=6)}
+_FORMS = {
+    "thesis": Form("thesis"),
+    "fast": Form("fast"),
+    "fast, 6 bits": Form("fast", integer_bits=6),
+}
 #: Of Table 6.2: what a token looks at, and the heads of a layer by its width.
 _CONTEXT, _HEADS = 32, {768: 12, 4096: 32}
 _MIB = 2.0**20
@@ -56,7 +60,8 @@ class DecoderRow(Settings):
 
     Attributes:
         what: such as "gelu 100000".
-        mode: "thesis", "fast", or "fast" with values between layers below 2^6; see `Form.room`.
+        mode: "thesis", "fast", or "fast" with values between layers below 2^6; see
+            `Form.integer_bits`.
         online_mib: payload between P0 and P1.
         messages: likewise, one after the other.
         offline_mib: all that all parties sent ahead, headers included.
@@ -140,12 +145,12 @@ def bench_decoder(
     use_one_thread()
     rows = []
     for mode, form in _FORMS.items():
-        for count in elements if form.room == Form().room else ():
+        for count in elements if form.integer_bits == Form().integer_bits else ():
             say(f"{mode}: {count} elements")
             rows.append(_gelu(mode, form, count, turns, wan))
             rows.append(_argmax(mode, form, count, turns, wan))
             if find_spec("tenseal"):
-                by_bfv = replace(form, fetch="bfv")
+                by_bfv = replace(form, retrieval="bfv")
                 rows.append(_argmax(f"{mode}, by BFV", by_bfv, count, turns, wan))
         for width in widths:
             say(f"{mode}: a layer of {width}")
@@ -199,11 +204,11 @@ def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
     model of `tests/mpc/test_private_decoder.py`, seconds by products of whole numbers.
     """
     width = max(_HEADS)
-    room = form.room + 2
-    bits = _TOKENS * (24 + room + 14 + room + 1) + width * (11 + room + 30 + room)
+    above = form.integer_bits + 2
+    bits = _TOKENS * (24 + above + 14 + above + 1) + width * (11 + above + 30 + above)
     messages = _LAYERS * layer.messages + 6
     if form.mode == "thesis":
-        bits += width * (13 + room + 30 + room) + _TOKENS * (16 + room)
+        bits += width * (13 + above + 30 + above) + _TOKENS * (16 + above)
         messages += 3
     sent = layer.online_mib * _MIB * _LAYERS + bits / 8
     # Of 12 width^2 products in a layer.
@@ -321,7 +326,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:
                 values = x[0, start:end].double()
-                shared = _dealt(party, values, _SUM, _SUM + form.room + _GUARD)
+                shared = _dealt(party, values, _SUM, _SUM + form.integer_bits + _GUARD)
                 began, clock = time.thread_time(), time.perf_counter()
                 found = layers[party.role].layer(party, 0, shared, start, caches)
             return found, time.thread_time() - began, time.perf_counter() - clock

@@ -31,7 +31,7 @@ def test_bytes_and_messages_of_table_6_1(rows, what, mode, most_mib, messages):
     assert row.wan_s >= messages * 0.001 + row.online_mib * 2**20 * 8 / 1e9
 
 
-@pytest.mark.parametrize(("mode", "messages"), [("fast", 10), ("fast, room 6", 10), ("thesis", 20)])
+@pytest.mark.parametrize(("mode", "messages"), [("fast", 10), ("fast, 6 bits", 10), ("thesis", 20)])
 def test_a_layer_and_tokens(rows, mode, messages):
     layer, tokens = rows["layer 64", mode], rows["2 layers of 64", mode]
     assert layer.messages == messages

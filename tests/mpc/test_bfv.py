@@ -67,7 +67,7 @@ def test_messages_that_are_none(damage):
 def test_answers_with_it(mode):
     torch.manual_seed(0)
     model = Decoder(DecoderShape(vocabulary=60, width=32, layers=1, heads=2)).eval()
-    with private(model, form=Form(mode, fetch="bfv")) as hidden:
+    with private(model, form=Form(mode, retrieval="bfv")) as hidden:
         assert hidden.generate([4, 9], 3) == model.generate([4, 9], 3)
         found = hidden.generate_all([[4], [9]], 2)
     assert found == [model.generate([4], 2), model.generate([9], 2)]

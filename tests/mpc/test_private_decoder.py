@@ -82,14 +82,14 @@ def test_logits_are_close(shape):
     assert worst < (2e-2 if shape is LLAMA else 4e-2)
 
 
-def layer_model(mode, width, inner, keys, room=8):
+def layer_model(mode, width, inner, keys, integer_bits=8):
     """Table 6.2 in the ring, one token in one layer: payload bytes by the messages of the protocol.
 
     `keys` is heads times what a head looks at. 24 fraction bits between layers, 11 of what is shown
     (two more before it), 12 and 8 of queries and keys, 20 of a mixture, and 23 more that are
-    dropped on the way from the first norm; each with the room and two bits.
+    dropped on the way from the first norm; each with the integer_bits and two bits.
     """
-    own = room + 2
+    own = integer_bits + 2
     total, shown, first, pair, mixed = 24 + own, 11 + own, 13 + own, 20 + own, 32 + own
     normed = total + 23
     if mode == "fast":
@@ -132,24 +132,24 @@ def layer_model(mode, width, inner, keys, room=8):
     return sum(packed_bytes(*part) for each in messages for part in each), len(messages)
 
 
-@pytest.mark.parametrize(("mode", "room"), [("fast", 8), ("fast", 6), ("thesis", 8)])
-def test_a_layer_costs_what_the_model_says(mode, room):
+@pytest.mark.parametrize(("mode", "integer_bits"), [("fast", 8), ("fast", 6), ("thesis", 8)])
+def test_a_layer_costs_what_the_model_says(mode, integer_bits):
     """To the byte: what two layers of a token cost beyond one."""
     costs = []
     for layers in (1, 2):
         model = decoder(layers=layers)
-        with private(model, form=Form(mode, room=room)) as hidden:
+        with private(model, form=Form(mode, integer_bits=integer_bits)) as hidden:
             hidden.generate([1, 2, 3], 1)
             first = traffic(hidden)
             hidden.generate([1, 2, 3], 2)
             both = [after - before for after, before in zip(traffic(hidden), first, strict=True)]
         costs.append([b - a for a, b in zip(first, both, strict=True)])
     found = tuple(b - a for a, b in zip(*costs, strict=True))
-    assert found == layer_model(mode, 64, 256, 4 * 4, room)
+    assert found == layer_model(mode, 64, 256, 4 * 4, integer_bits)
 
 
 @pytest.mark.parametrize(
-    ("mode", "room", "width", "heads", "most_mib", "messages"),
+    ("mode", "integer_bits", "width", "heads", "most_mib", "messages"),
     [
         ("thesis", 8, 768, 12, 0.10, 20),
         ("thesis", 8, 4096, 32, 0.50, 20),
@@ -157,9 +157,9 @@ def test_a_layer_costs_what_the_model_says(mode, room):
         ("fast", 6, 4096, 32, 0.25, 10),
     ],
 )
-def test_bytes_of_table_6_2(mode, room, width, heads, most_mib, messages):
+def test_bytes_of_table_6_2(mode, integer_bits, width, heads, most_mib, messages):
     """By the model that the test above holds to the byte; a token at a context of 32."""
-    found, frames = layer_model(mode, width, 4 * width, 32 * heads, room)
+    found, frames = layer_model(mode, width, 4 * width, 32 * heads, integer_bits)
     assert found <= most_mib * 2**20
     assert frames == messages
 
@@ -180,15 +180,15 @@ def test_a_token_costs_what_the_model_says(mode):
 
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA])
-@pytest.mark.parametrize("joined", [0, 3, 64])
-def test_attention_in_two_messages_less_is_the_same(shape, joined):
+@pytest.mark.parametrize("fused", [0, 3, 64])
+def test_attention_in_two_messages_less_is_the_same(shape, fused):
     """Also where a text grows out of it: what was opened before serves both forms."""
     model = decoder(**shape)
-    with private(model, form=Form(joined=joined)) as hidden:
+    with private(model, form=Form(fused_tokens=fused)) as hidden:
         hidden.generate([4, 9], 1)
         before = traffic(hidden)[1]
         assert hidden.generate([4, 9], 4) == model.generate([4, 9], 4)
-        less = 2 * model.shape.layers * {0: 0, 3: 1, 64: 3}[joined]
+        less = 2 * model.shape.layers * {0: 0, 3: 1, 64: 3}[fused]
         # A first token as before, and three next ones: a question, layers, the last norm, index.
         assert traffic(hidden)[1] - 2 * before == 3 * (1 + 2 * 12 + 2 + 3) - less
 

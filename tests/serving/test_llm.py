@@ -21,6 +21,7 @@ from vfl.core.errors import (
     MissingDataError,
     PeerFailedError,
     ReusedPadError,
+    RingRangeError,
 )
 from vfl.core.frame import HEADER_BYTES
 from vfl.models.pretrained import save_decoder
@@ -93,6 +94,19 @@ def test_questions_side_by_side_count_each(parties):
     with pytest.raises(PeerFailedError, match="so many questions"):
         user.ask_all([PROMPT, PROMPT], 1)
     assert user.ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)
+
+
+@pytest.mark.parametrize("bits", [8, 13])
+def test_a_model_of_larger_values_is_answered_with_more_integer_bits(parties, bits):
+    model = small_model()
+    model.tokens.weight.data.mul_(150)
+    user = parties("owner", "dealer", model=model, integer_bits=bits).user()
+    if bits == 13:
+        assert user.ask(PROMPT, 4).tokens == model.generate(PROMPT, 4)
+        return
+    with pytest.raises(RingRangeError) as caught:
+        user.ask(PROMPT, 4)
+    assert "--integer-bits" in caught.value.fix
 
 
 def test_a_classifier_gives_the_logits_of_plain_torch(parties, tmp_path):

@@ -53,7 +53,7 @@ def fresh(data, width=12):
 def encode_weights(layer):
     """A plain layer's weights in the ring, the bias as last row; int64, (columns + 1, width)."""
     whole = torch.cat([layer.weight.detach().t(), layer.bias.detach()[None]])
-    return ring.encode(whole, WEIGHT_BITS, "weights", room=10)
+    return ring.encode(whole, WEIGHT_BITS, "weights", integer_bits=10)
 
 
 def start_from(session, bottoms):

@@ -36,6 +36,14 @@ ModelFolder = Annotated[
     Path | None,
     typer.Option("--model", help="Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT."),
 ]
+IntegerBits = Annotated[
+    int,
+    typer.Option(
+        help="Bits before the point of values between layers; large models need up to 13.",
+        min=4,
+        max=15,
+    ),
+]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Text that ends the answer. Repeat.")
 ]
@@ -60,6 +68,7 @@ def init(
     mode: Annotated[
         str, typer.Option(help="fast, or thesis for the protocols as printed.")
     ] = "fast",
+    integer_bits: IntegerBits = 8,
 ) -> None:
     """Write a project: a folder each for the model owner, the user and the dealer.
 
@@ -81,7 +90,16 @@ def init(
         "the limits",
     )
     shape = load_pretrained(model).shape
-    write_llm_project(folder, shape, model, owner=owner, dealer=dealer, limits=limits, mode=mode)
+    write_llm_project(
+        folder,
+        shape,
+        model,
+        owner=owner,
+        dealer=dealer,
+        limits=limits,
+        mode=mode,
+        integer_bits=integer_bits,
+    )
     say(f"wrote {folder}: one folder each for owner, user and dealer")
     say(f"then: vfl llm serve {folder}/owner; vfl llm deal {folder}/dealer")
     say(f'      vfl llm ask {folder}/user "a question"')
@@ -189,6 +207,7 @@ def demo(
     mode: Annotated[
         str, typer.Option(help="fast, or thesis for the protocols as printed.")
     ] = "fast",
+    integer_bits: IntegerBits = 8,
     json: Json = False,
 ) -> None:
     """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
@@ -218,7 +237,14 @@ def demo(
     prompt = read_tokenizer(model).encode(question)
     limits = LlmLimits(max_tokens=len(prompt) + max_tokens)
     write_llm_project(
-        folder, plain.shape, model, owner=owner, dealer=dealer, limits=limits, mode=mode
+        folder,
+        plain.shape,
+        model,
+        owner=owner,
+        dealer=dealer,
+        limits=limits,
+        mode=mode,
+        integer_bits=integer_bits,
     )
     say(f"the project of the demo is {folder}")
     with ExitStack() as held:

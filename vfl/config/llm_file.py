@@ -45,7 +45,7 @@ class LlmTerms(Settings):
             classifier.
         labels: names of a classifier's classes.
         end_tokens: that end an answer.
-        mode, shown_bytes, first_bytes: see `vfl.mpc.two_party.Form`.
+        mode, shown_bytes, first_bytes, integer_bits: see `vfl.mpc.two_party.Form`.
         limits: what the model owner consents to.
     """
 
@@ -58,6 +58,7 @@ class LlmTerms(Settings):
     mode: Literal["fast", "thesis"] = "fast"
     shown_bytes: int = 3
     first_bytes: int = 4
+    integer_bits: int = 8
     limits: LlmLimits = LlmLimits()
 
     def digest(self) -> str:

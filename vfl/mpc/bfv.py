@@ -1,8 +1,8 @@
-"""An index fetched by homomorphic encryption: the query of algorithm 6.5 (thesis, 2025).
+"""An index, privately retrieved by homomorphic encryption: algorithm 6.5's query (thesis, 2025).
 
 **It does not hide the order from an asker that studies the noise of the answer**, which depends on
-the order: SEAL has no noise flooding, and the printed protocol names none. `Form.fetch` is "sets"
-for that reason, and for its size; this form is there to be measured beside it.
+the order: SEAL has no noise flooding, and the printed protocol names none. `Form.retrieval` is
+"sets" for that reason, and for its size; this form is there to be measured beside it.
 
 The asker encrypts a one-hot vector with BFV (Fan and Vercauteren 2012), in parts of 4096 numbers;
 the owner multiplies each with its part of the order and adds them up; all other slots are zero, so
@@ -154,8 +154,8 @@ def package() -> Any:
         import tenseal
     except ImportError:
         raise MissingPackageError(
-            "an index is fetched with a package that is not installed",
+            "an index is retrieved with a package that is not installed",
             want="tenseal",
-            fix="pip install 'vfl[he]', or Form(fetch=\"sets\")",
+            fix="pip install 'vfl[he]', or Form(retrieval=\"sets\")",
         ) from None
     return tenseal

@@ -19,7 +19,7 @@ from torch import Tensor
 from vfl.core.errors import BadOptionError
 from vfl.mpc.party import Party, Question
 from vfl.mpc.permuted import function
-from vfl.mpc.ring import inner, matmul, require_room
+from vfl.mpc.ring import inner, matmul, require_integer_bits
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import SharedTensor, Truncation
 
@@ -143,7 +143,7 @@ class Network:
         last = len(self.layers) - 1
         if not self.layers[last].function:
             room = rules.magnitude_bits if rules.mode == "thesis" else rules.sum_bits
-            require_room(outputs, room, rules.bits, f"outputs of {_named(last)}")
+            require_integer_bits(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
         """The weights in plaintext at one party, named as in `share`; empty elsewhere."""

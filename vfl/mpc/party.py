@@ -32,7 +32,7 @@ from vfl.mpc.permuted import (
     from_upper_40_bits,
     upper_40_bits,
 )
-from vfl.mpc.ring import Operation, decode, encode, product_shape, require_room
+from vfl.mpc.ring import Operation, decode, encode, product_shape, require_integer_bits
 from vfl.mpc.rules import P0, P1, P2, Rules, name_of
 from vfl.mpc.shares import (
     MovedIndices,
@@ -272,7 +272,7 @@ class Party(Peer, ABC):
         rules, bits = self.rules, self.rules.bits if bits < 0 else bits
         if scale and values is not None:
             fix = f"scale {scale}, or raise magnitude_bits ({rules.most_magnitude_bits} at most)"
-            require_room(values.double(), rules.magnitude_bits, bits, where, fix)
+            require_integer_bits(values.double(), rules.magnitude_bits, bits, where, fix)
         number, own = self.next_number(), None
         if owner == self.role:
             assert values is not None, "the owner has the values"
@@ -646,7 +646,7 @@ class Dealer(Party):
             size = part.stop - part.start
             elements = self._permuted(asked.number, size, cut=self.sends_40_bits(function))
             seen = decode(elements, self.shown_bits(shared))
-            require_room(seen, self._room(function, slope), self.rules.bits, where)
+            require_integer_bits(seen, self._room(function, slope), self.rules.bits, where)
             first, *rest = (
                 encode(f(seen), each, where).sub_(pad)
                 for f, each, pad in zip(wanted, asked.bits, pads[:, part], strict=True)

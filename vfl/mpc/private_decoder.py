@@ -199,7 +199,7 @@ class PrivateLayers:
         for index in range(self.shape.layers):
             x = self.layer(party, index, x, start, caches[index], count)
         x = x.map(lambda share: share[steps - 1 :: steps])
-        ring = _LAST + _LAST_WEIGHT + party.form.room + _GUARD
+        ring = _LAST + _LAST_WEIGHT + party.form.integer_bits + _GUARD
         last = self._normed(party, x, "norm", ring, _LAST)
         scores = party.multiply(last, self.constants["head"])
         return party.choose(scores, pick, shown=_SCORE_SEEN)
@@ -228,7 +228,7 @@ class PrivateLayers:
             ring_next = ring if last else ring + _ATTENTION_RING
             normed = self._normed(party, x, f"{name}.mlp_norm", ring_next)
         pooled = party.multiply(normed, self.constants["pooler"])
-        ring = _LAST + _LAST_WEIGHT + party.form.room + _GUARD
+        ring = _LAST + _LAST_WEIGHT + party.form.integer_bits + _GUARD
         found = party.apply(pooled, torch.tanh, _LAST, ring, "pooler", "elements")
         logits = party.show_all(party.multiply(found, self.constants["head"]), "classes")
         return torch.zeros(1, shape.classes) if logits is None else logits
@@ -305,7 +305,7 @@ class PrivateLayers:
         )
         if shape.positions == "rotary":
             q, k = (_turned(each, start, shape) for each in (q, k))
-        score_ring = _QUERY + _KEY + party.form.room + _GUARD
+        score_ring = _QUERY + _KEY + party.form.integer_bits + _GUARD
         q, k = (
             each.dropped(each.bits - bits).within(score_ring)
             for each, bits in ((q, _QUERY), (k, _KEY))
@@ -314,11 +314,11 @@ class PrivateLayers:
         rows = texts * shape.heads
         axes = (rows, steps, seen)
         # A single step of few keys: what is needed of the values is opened with the scores.
-        joined = party.form.mode == "fast" and steps == 1 and seen <= party.form.joined
-        ahead = (caches[1], v) if joined else None
+        fused = party.form.mode == "fast" and steps == 1 and seen <= party.form.fused_tokens
+        ahead = (caches[1], v) if fused else None
         scores = party.multiply_growing(caches[0], k, q, scores_of, axes, ahead)
         where = f"{name}.attention"
-        if joined:
+        if fused:
             flat = scores.map(lambda share: share.reshape(rows, seen))
             mixed = party.mix(
                 flat, softmax, _PROBABILITY, where, caches[1], v, mixture, _MIXED_DROP, _SEEN
@@ -352,7 +352,7 @@ class PrivateLayers:
 
 
 def _sum_ring(party: Role) -> int:
-    return _SUM + party.form.room + _GUARD
+    return _SUM + party.form.integer_bits + _GUARD
 
 
 def _normed_bits(width: int) -> int:

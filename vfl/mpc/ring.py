@@ -68,7 +68,7 @@ def limit_bits(bits: int) -> int:
 
 
 def encode(
-    values: Tensor, bits: int, where: str, room: int | None = None, fix: str = _FIX
+    values: Tensor, bits: int, where: str, integer_bits: int | None = None, fix: str = _FIX
 ) -> Tensor:
     """Reals as ring numbers; int64 of the same shape.
 
@@ -76,7 +76,7 @@ def encode(
         values: any float or integer tensor.
         bits: of the fraction; 0 for whole numbers.
         where: the layer or tensor, for the message.
-        room: bits before the point that values may have; `limit_bits(bits)` if not given.
+        integer_bits: bits before the point that values may have; `limit_bits(bits)` if not given.
         fix: what to do about a value that does not fit.
 
     Raises:
@@ -84,12 +84,16 @@ def encode(
         NonFiniteError: NaN or an infinity.
     """
     exact = values.detach().double()
-    require_room(exact, limit_bits(bits) if room is None else room, bits, where, fix)
+    require_integer_bits(
+        exact, limit_bits(bits) if integer_bits is None else integer_bits, bits, where, fix
+    )
     return (exact * 2.0**bits).round_().to(torch.int64)
 
 
-def require_room(values: Tensor, room: int, bits: int, where: str, fix: str = _FIX) -> None:
-    """Refuse values of more than `room` bits before the point; see `encode`.
+def require_integer_bits(
+    values: Tensor, integer_bits: int, bits: int, where: str, fix: str = _FIX
+) -> None:
+    """Refuse values of more than `integer_bits` bits before the point; see `encode`.
 
     Raises:
         RingRangeError, NonFiniteError: see `encode`.
@@ -102,12 +106,12 @@ def require_room(values: Tensor, room: int, bits: int, where: str, fix: str = _F
             "a value to be shared is not finite", where=where, fix="look for NaN and infinity"
         )
     needed = math.frexp(largest)[1]
-    if needed > room:
+    if needed > integer_bits:
         raise RingRangeError(
             "a value does not fit the ring",
             where=where,
             got=f"{needed} bits before the point",
-            want=f"at most {room}, with {bits} bits after it",
+            want=f"at most {integer_bits}, with {bits} bits after it",
             fix=fix,
         )
 

@@ -38,7 +38,7 @@ from vfl.core.frame import Link
 from vfl.core.registry import require_choice, require_range
 from vfl.mpc.party import Peer
 from vfl.mpc.permuted import permutation
-from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul, require_room
+from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul, require_integer_bits
 from vfl.mpc.rules import MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
@@ -52,8 +52,8 @@ _ANSWER_BITS = 32
 #: More than are shown, of what P1 says before; its error then adds a quarter.
 _FIRST_MORE = 2
 #: Bits before the point that a weight may have; a product's are for the ring to hold.
-_WEIGHT_ROOM = 30
-_FIX = "answer with a model whose weights and activations are smaller"
+_WEIGHT_INTEGER_BITS = 30
+_FIX = "more integer bits: vfl llm init --integer-bits 13, or Form(integer_bits=13)"
 
 #: f on values of axes (rows, width), which come permuted, or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
@@ -74,28 +74,29 @@ class Form:
             the error is one unit of what is sent.
         first_bytes: of P1's share of it in thesis mode, and where the share was not known ahead;
             likewise.
-        room: bits before the point that values between layers may have. One costs a transformer's
-            layer a bit of every element of every message.
-        joined: tokens that are looked at, up to which a next token's attention takes two messages
-            less in fast mode; the dealer then sends them once more, permuted. 0 never does.
-        fetch: how P1 learns the index of the score it picked: "sets", see `Role.choose`, or "bfv",
-            which hides less: see `vfl.mpc.bfv`.
+        integer_bits: bits before the point that values between layers may have. One costs a
+            transformer's layer a bit of every element of every message.
+        fused_tokens: tokens that are looked at, up to which a next token's softmax is fused with
+            its product in fast mode, two messages less; the dealer then sends them once more,
+            permuted. 0 never does.
+        retrieval: how P1 learns the index of the score it picked: "sets", see `Role.choose`, or
+            "bfv", which hides less: see `vfl.mpc.bfv`.
     """
 
     mode: Mode = "fast"
     shown_bytes: int = 3
     first_bytes: int = 4
-    room: int = 8
-    joined: int = 64
-    fetch: Literal["sets", "bfv"] = "sets"
+    integer_bits: int = 8
+    fused_tokens: int = 64
+    retrieval: Literal["sets", "bfv"] = "sets"
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
         require_range("shown_bytes", self.shown_bytes, 2, 8)
         require_range("first_bytes", self.first_bytes, self.shown_bytes, 8)
-        require_range("room", self.room, 4, 15)
-        require_range("joined", self.joined, 0)
-        require_choice("fetch", self.fetch, ("sets", "bfv"))
+        require_range("integer_bits", self.integer_bits, 4, 15)
+        require_range("fused_tokens", self.fused_tokens, 0)
+        require_choice("retrieval", self.retrieval, ("sets", "bfv"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,7 @@ class Role(Peer):
             (masked,) = self.channels[P0].receive([shape], number)
             return Constant(name, shape, bits, masked=masked)
         assert weight is not None, "P0 has the weights"
-        exact = encode(weight, bits, name, _WEIGHT_ROOM, _FIX)
+        exact = encode(weight, bits, name, _WEIGHT_INTEGER_BITS, _FIX)
         masked = exact - self.pad(P2, shape, "U", number)
         self.channels[P1].send([masked], number, "setup")
         return Constant(name, shape, bits, exact, bias, masked)
@@ -624,7 +625,7 @@ class Role(Peer):
         """SecurePrediction (algorithm 6.5): of each row an index that P1 picks, at P1.
 
         P1 learns the permuted scores and its index. P0 learns nothing: the query is uniform. The
-        printed protocol fetches the index with a BFV query (`Form.fetch`); the other way the
+        printed protocol retrieves the index with a BFV query (`Form.retrieval`); else the
         dealer, who knows the order already (6.3), is the second server of a query by subsets (Chor,
         Goldreich, Kushilevitz and Sudan 1995, section 3.1): offline it gives P1 a random set S and
         the sum of the order over S, masked; online P1 sends S with its position flipped, P0 answers
@@ -648,8 +649,8 @@ class Role(Peer):
         """
         number, (rows, count) = self.next_number(), scores.share.shape
         mine = self._show(scores, "rows", number, shown)
-        if self.form.fetch == "bfv":
-            return self._fetch_bfv(scores, mine, pick, where, number)
+        if self.form.retrieval == "bfv":
+            return self._retrieve_by_bfv(scores, mine, pick, where, number)
         size, set_words = -(-rows * count // 8), -(-rows * count // 64)
         if self.role == P2:
             inside = _as_bits(self.pad(P1, (set_words,), "set", number), (rows, count))
@@ -679,7 +680,7 @@ class Role(Peer):
             return [-each if sign else each for each, sign in zip(entries, signs, strict=True)]
         return [0] * rows
 
-    def _fetch_bfv(
+    def _retrieve_by_bfv(
         self,
         scores: Shared,
         order: Tensor,
@@ -796,7 +797,7 @@ class Role(Peer):
         self.leakage.count(what, where, elements.numel(), elements.numel())
         above = ELEMENT_BITS - shared.ring
         values = decode((elements << above) >> above, shared.bits)
-        require_room(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
+        require_integer_bits(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
         if self.watch is not None:
             self.watch(where, values)
         return values

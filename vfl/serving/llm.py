@@ -275,7 +275,7 @@ class Party:
         self.role = ROLES[self.name]
         self.shape = shape_of(file.terms)
         terms = file.terms
-        self.form = Form(terms.mode, terms.shown_bytes, terms.first_bytes)
+        self.form = Form(terms.mode, terms.shown_bytes, terms.first_bytes, terms.integer_bits)
         self.folder = file.beside(file.store)
         private_folder(self.folder)
         self._identity = Identity.kept_at(file.beside("identity.key"))

@@ -43,6 +43,7 @@ def write_llm_project(
     dealer: str = "127.0.0.1:9301",
     limits: LlmLimits | None = None,
     mode: str = "fast",
+    integer_bits: int = 8,
 ) -> None:
     """Write all three parties' folders, with keys, certificates and tokens for a trial.
 
@@ -54,6 +55,7 @@ def write_llm_project(
         dealer: likewise.
         limits: what the owner consents to.
         mode: "fast" or "thesis".
+        integer_bits: of values between layers; see `vfl.mpc.two_party.Form`.
 
     Raises:
         RunFolderError: the folder holds something already.
@@ -67,6 +69,7 @@ def write_llm_project(
             "project": secrets.token_hex(16),
             "shape": asdict(shape),
             "mode": mode,
+            "integer_bits": integer_bits,
             "limits": limits or LlmLimits(),
             **names_of(model),
         }

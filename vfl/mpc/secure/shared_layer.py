@@ -96,7 +96,7 @@ def check_outputs(outputs: Tensor, step: int) -> None:
     Raises:
         RingRangeError, NonFiniteError: told in bits.
     """
-    ring.require_room(outputs, OUTPUT_ROOM, OUTPUT_BITS, f"first layer, step {step}", _FIX)
+    ring.require_integer_bits(outputs, OUTPUT_ROOM, OUTPUT_BITS, f"first layer, step {step}", _FIX)
 
 
 class Owner:
