@@ -165,6 +165,31 @@ def test_the_three_budgets():
             assert_shows(cell, interval(list(values)))
 
 
+STUDIES = {
+    "projection": ("projection", str), "directions": ("width", int),
+    "hidden units": ("hidden", int),
+    "lot": ("lot", int), "learning rate": ("first_rate", float),
+    "clip norm of a layer": ("clip", float), "noise": ("noise", float),
+}  # fmt: skip
+
+
+def test_one_setting_at_a_time():
+    stored, name = rows_of("private_mnist_studies.jsonl"), ""
+    for study, value, epochs, accuracy in table_of("### One setting at a time", "setting")[1:]:
+        name = study or name
+        key, kind = STUDIES[name]
+        if value.startswith("median"):
+            of = [row for row in stored if row["median"]]
+        else:
+            asked = kind(value.split()[0].replace(",", ""))
+            of = [row for row in stored if row[key] == asked and not row["median"]]
+        last = max(of, key=lambda row: row["epoch"])
+        moments = max((row for row in of if row["epsilon_moments"] <= 2), key=lambda r: r["epoch"])
+        assert shown(epochs)[0] == str(last["epoch"])
+        assert shown(epochs)[-1] == str(moments["epoch"])
+        assert_shows(accuracy, [100 * last["test"], 100 * moments["test"]])
+
+
 def test_private_tables():
     stored, names = rows_of("private_tables.jsonl"), {"Adult": "adult"}
     names |= {"credit default": "credit_default", "bank marketing": "bank_marketing"}
