@@ -165,6 +165,33 @@ def test_the_three_budgets():
             assert_shows(cell, interval(list(values)))
 
 
+PEA = {"MNIST": "mnist", "CIFAR-10": "cifar10", "reviews": "reviews"}
+
+
+def test_pea():
+    stored = {(r["table"], r["task"], r["what"], r["epsilon"]): r for r in rows_of("pea.csv")}
+
+    def assert_is(cell, *key):
+        row = stored[key]
+        assert_shows(cell, [100 * float(row["accuracy"]), 100 * float(row["deviation"])])
+
+    for split, begin, *cells in table_of("## Beginnings", "rows of the holders"):
+        for task, cell in zip(PEA.values(), cells, strict=True):
+            what = f"{begin}, rows {split}"
+            assert_is(cell.partition("(")[0], "beginnings", task, what, "0.5")
+    for begin, steps, *cells in table_of("## Beginnings", "begin at"):
+        for task, cell in zip(PEA.values(), cells, strict=True):
+            assert_is(cell, "beginnings", task, f"{steps} steps from {begin}", "1.0")
+    for task, whose, *cells in table_of("## Whose noise", "task"):
+        for epsilon, cell in zip(("0.5", "1.0", "2.0", "4.0", "8.0", ""), cells, strict=True):
+            what = "each holder, models averaged 12 times" if whose == "each holder" else whose
+            if cell:
+                assert_is(cell, "noise", PEA[task], what, epsilon)
+    for model, *cells in table_of("## Features and networks", "model")[:3]:
+        for task, cell in zip(PEA.values(), cells, strict=True):
+            assert_is(cell, "models", task, model, "1.0")
+
+
 STUDIES = {
     "projection": ("projection", str), "directions": ("width", int),
     "hidden units": ("hidden", int),
