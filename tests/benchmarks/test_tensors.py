@@ -2,17 +2,19 @@
 
 import pytest
 
-from benchmarks.tensors import bench_tensors, format_tensors
+from benchmarks.tensors import EPSILON, bench_tensors, format_tensors
 
 
 def test_every_place_learns_the_same(monkeypatch, tmp_path):
     monkeypatch.setenv("VFL_DATA", str(tmp_path))  # so the diabetes rows stand in
     said = []
-    rows = bench_tensors(["square"], steps=6, say=said.append)
-    assert [row.where for row in rows] == ["plain", "pointer"] * 2 + ["plain", "pointer", "shares"]
-    plain, pointer, shares = rows[-3:]
-    assert pointer.mse == pytest.approx(plain.mse)
-    assert shares.mse == pytest.approx(plain.mse, rel=0.01)
+    rows = bench_tensors(["square", "relu"], data=["housing"], steps=6, say=said.append)
+    places = ["plain", "pointer", "shares", "mac"]
+    assert [row.where for row in rows] == ["plain", "pointer"] * 2 + places * 2 + ["noise"]
+    plain, pointer, shares = rows[4:7]
+    assert pointer.error == pytest.approx(plain.error)
+    assert shares.error == pytest.approx(plain.error, rel=0.01)
+    assert 0 < rows[-1].epsilon <= EPSILON
     assert all(row.ms > 0 for row in rows)
-    assert len(said) == 5
-    assert len(format_tensors(rows).splitlines()) == 8
+    assert len(said) == 11
+    assert len(format_tensors(rows).splitlines()) == 14

@@ -33,6 +33,7 @@ def terms(mode="train", dp=None):
         dp=dp,
         middle=None,
         tasks={},
+        serving=(),
         missing_rows="intersection",
         train={"epochs": 3, "batch_size": 8},
     )

@@ -1,5 +1,6 @@
 """Ordinary torch code on tensors at workers, and what their owners decide."""
 
+import gc
 import io
 
 import pytest
@@ -19,6 +20,8 @@ def test_operations_happen_at_the_worker(any_workers):
     x = tensors.send(X, alice)
     found = torch.sigmoid((x @ x.T - 1)[0]) * 2 + functional.relu(x).sum()
     assert torch.equal(found.get(), torch.sigmoid((X @ X.T - 1)[0]) * 2 + X.relu().sum())
+    assert torch.equal((x == x[0]).get(), X[0] == X)
+    assert torch.equal((x != 3.0).get(), X != 3.0)
     assert "2x3 at alice" in repr(x)
     moved = x.move(bob)
     assert torch.equal((moved + moved).get(), 2 * X)
@@ -120,6 +123,7 @@ def test_gradients_of_what_has_none(any_workers):
 
 def test_a_tensor_goes_with_its_last_pointer(any_workers):
     alice = any_workers[0]
+    gc.collect()  # what errors of other tests still point to
     before = len(alice)
     x = tensors.send(X, alice)
     y = x + 1

@@ -63,7 +63,8 @@ def test_values_and_gradients_are_those_of_floats(shared, case):
 def test_comparisons(shared):
     x, y = shared(X), shared(Y)
     for found, want in [
-        (x < y, X < Y), (x > y, X > Y), (x >= 1.5, X >= 1.5), (x <= X, X <= X), (x < 0, X < 0)
+        (x < y, X < Y), (x > y, X > Y), (x >= 1.5, X >= 1.5), (x <= X, X <= X), (x < 0, X < 0),
+        (x == y, X == Y), (x != y, X != Y), (x == X, X == X), (x[0] == 0.5, X[0] == 0.5),
     ]:  # fmt: skip
         assert torch.equal(found.get().float_precision(), want.float())
 

@@ -50,6 +50,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = dict(_operations())
 _NAME_OF: dict[Callable[..., Any], str] = {}
 for _name, _operation in OPERATIONS.items():
     _NAME_OF.setdefault(_operation, _name)
+_NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}  # those of == and !=
 
 
 class ChainTensor(Tensor):

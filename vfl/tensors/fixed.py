@@ -413,6 +413,12 @@ def _not(a: FP) -> FP:
     return _sub(public(torch.ones((), dtype=torch.int64), 0, a.precision), a)
 
 
+def _ne(a: Any, b: Any) -> FP:
+    apart = _sub(a, b)
+    below, above = _unbound(_lt(_stack([apart, _neg(apart)]), 0))
+    return _add(below, above)
+
+
 def _relu(a: FP, inplace: bool = False) -> FP:
     positive = _lt(0, a)
     return _times(a, positive, "mul", lambda g: _mul(g, positive), lambda g: g)
@@ -559,7 +565,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "__getitem__": _index, "stack": _stack,
     "sum": _sum, "mean": _mean, "relu": _relu, "sigmoid": _sigmoid,
     "lt": _lt, "gt": lambda a, b: _lt(b, a), "ge": lambda a, b: _not(_lt(a, b)),
-    "le": lambda a, b: _not(_lt(b, a)),
+    "le": lambda a, b: _not(_lt(b, a)), "ne": _ne, "eq": lambda a, b: _not(_ne(a, b)),
     "linear": _linear, "conv2d": _conv2d, "avg_pool2d": _avg_pool2d, "mse_loss": _mse_loss,
     "detach": _detached,
     "clone": lambda a, **_: _map(a, lambda g: g, "clone"),
