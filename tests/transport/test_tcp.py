@@ -264,10 +264,11 @@ def test_a_port_in_use_is_the_users_mistake(open_hub):
 
 
 def test_an_idle_hub_leaves_no_thread_behind(open_hub):
+    before = set(threading.enumerate())
     hub = open_hub()
-    assert "vfl-hub" in [thread.name for thread in threading.enumerate()]
+    assert "vfl-hub" in [each.name for each in set(threading.enumerate()) - before]
     hub.close()
-    assert "vfl-hub" not in [thread.name for thread in threading.enumerate()]
+    assert not set(threading.enumerate()) - before
 
 
 def test_last_words_of_a_closed_hub_are_read_after_a_write_failed(open_hub, attach, secured):
