@@ -54,11 +54,13 @@ class Client:
 def client_of(folder, timeout_s=30.0):
     """A client of the service whose address and token lie in a folder, once they do."""
     deadline = time.monotonic() + timeout_s
-    while not ((folder / "serving.json").exists() and (folder / "serve.token").exists()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    address = json.loads((folder / "serving.json").read_text())["address"]
-    return Client(address, (folder / "serve.token").read_text().strip())
+    while True:
+        try:
+            address = json.loads((folder / "serving.json").read_text())["address"]
+            return Client(address, (folder / "serve.token").read_text().strip())
+        except FileNotFoundError:  # not there yet, or between two sessions
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 class Serving:
