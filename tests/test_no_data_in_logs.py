@@ -77,7 +77,7 @@ class Apps(Flower):
         failed = [one for one in self.replies if "failure" in one["session"]]
         return [reply_of(identifier, one) for identifier in identifiers for one in failed]
 
-    def _play(self, asked, name):
+    def _play(self, asked, name, identifier):
         content = {"session": {"message": asked.model_dump_json()}}
         context = SimpleNamespace(
             node_id=1, run_config={}, node_config={"party-file": str(self.file)}

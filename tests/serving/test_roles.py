@@ -162,7 +162,8 @@ def test_every_label_party_answers_its_own_clients(insurer, capfd):
     assert 'vfl_party_up{party="shop"} 1' in figures
     for name in FEATURES:
         rows, passes = passes_of(insurer, name)
-        assert (rows > 150, passes) == (True, 100)  # of the row that all asked for
+        assert rows > 150
+        assert 50 <= passes <= 100  # of the row that all asked for; two that came together ask once
     log = capfd.readouterr()
     assert IDS[199] not in log.out + log.err + figures
 

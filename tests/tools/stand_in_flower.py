@@ -49,30 +49,30 @@ class Flower:
         (message,) = messages
         asked = SessionMessage.parse(str(message.content["session"]["message"]))
         name = self.parties[message.dst_node_id - 1]
-        self._failed.pop(name, None)  # of an earlier session
-        thread = threading.Thread(target=self._play, args=(asked, name))
+        identifier = f"message {len(self.threads)}"
+        thread = threading.Thread(target=self._play, args=(asked, name, identifier))
         self.threads.append(thread)
         thread.start()
-        return [name]
+        return [identifier]
 
     def pull_messages(self, identifiers):
-        gone = [name for name in identifiers if name in self._failed]
-        return [_reply(name, self._failed.pop(name)) for name in gone]
+        gone = [one for one in identifiers if one in self._failed]
+        return [_reply(one, self._failed.pop(one)) for one in gone]
 
-    def _play(self, asked, name):
+    def _play(self, asked, name, identifier):
         try:
             take_part(asked, self.files[name], self.said.append)
         except VFLError as error:
             self.failures.append(error)
             if self.tells or isinstance(error, ConsentError | DisagreementError):
-                self._failed[name] = error
+                self._failed[identifier] = error
         except SystemExit:
             pass  # the party's process ends without a word
 
 
-def _reply(name, error):
+def _reply(identifier, error):
     """What a party's app sends back when the party fails."""
-    return reply_of(name, {"session": {"failure": json.dumps(error.record())}})
+    return reply_of(identifier, {"session": {"failure": json.dumps(error.record())}})
 
 
 def reply_of(identifier, content):
