@@ -116,11 +116,9 @@ def test_another_program_is_started_as_always(standing, tmp_path):
 def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tmp_path):
     environment = {**os.environ, "TOLD": "by the caller"}
     said = []
-    while len(said) < 2:
+    for _ in range(2):
         process = handing(folder, "tell", "7", cwd=tmp_path, env=environment, umask=0o027)
         out, err = process.communicate("typed\n", timeout=30)
-        if out == "handed\ncode None\n":
-            pytest.xfail("in some whole runs the worker leaves a command to its own process: open")
         assert err.strip() == "aside", out
         said.append(out.splitlines()[1])
         assert out.splitlines()[2:] == ["code 7"]
