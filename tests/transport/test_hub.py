@@ -3,6 +3,7 @@
 import json
 import socket
 import ssl
+import threading
 import time
 import tracemalloc
 from dataclasses import replace
@@ -23,6 +24,7 @@ from vfl.core.errors import (
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, from_bytes, pack_header, to_bytes
 from vfl.transport import session_certificate
 from vfl.transport.hub import RateLimiter
+from vfl.transport.stream import Stream
 
 OVERSIZED = bytearray(pack_header(Frame(Kind.CUT)))
 OVERSIZED[:4] = (2**32 - 1).to_bytes(4, "little")
@@ -152,6 +154,36 @@ def test_a_refusal_reaches_the_party_and_the_label_party(open_hub, attach, kind)
     assert caught.value.fix == "ask first"
     with pytest.raises(kind, match="bank may not"):
         hub.wait_all(["bank"], 5)
+
+
+def test_a_refusal_reaches_the_party_though_the_hub_closes_at_once(open_hub, attach, monkeypatch):
+    """The label party may know of it before the party's own handshake has written it."""
+    written = []
+
+    def write_late(stream, frame, deadline):
+        if frame.kind is Kind.ERROR:
+            time.sleep(0.2)
+            written.append(frame)
+        write(stream, frame, deadline)
+
+    def refuse(party, about):
+        raise DisagreementError("other rows")
+
+    write = Stream.write
+    monkeypatch.setattr(Stream, "write", write_late)
+    hub = open_hub(on_attach=refuse)
+
+    def close_at_once():
+        with pytest.raises(DisagreementError):
+            hub.wait_all(["bank"], 5)
+        hub.fail(DisagreementError("other rows"))
+
+    closing = threading.Thread(target=close_at_once)
+    closing.start()
+    with pytest.raises(DisagreementError, match="other rows"):
+        attach(hub.port)
+    closing.join()
+    assert len(written) == 1
 
 
 @pytest.mark.parametrize("broken", [lambda *_: 1 // 0, lambda *_: {"bad": object()}])

@@ -273,10 +273,18 @@ def _source(address: str) -> str:
 
 @dataclass(slots=True)
 class _Greeting:
-    """A handshake under way."""
+    """A handshake under way.
+
+    Attributes:
+        address: where it comes from.
+        thread: that speaks with it.
+        asking: whether the admission was asked, whose answer it is to hear.
+        admitted: whether that answer is yes.
+    """
 
     address: str
     thread: threading.Thread
+    asking: bool = False
     admitted: bool = False
 
 
@@ -396,7 +404,11 @@ class TcpHub:
             link.close()
         with self._greeting_lock:
             greeting = dict(self._greeting)
+        # A refusal ends the session as soon as it is known: its party must still hear of it.
+        deadline = time.monotonic() + 2 * LINGER_S
         for stream, each in greeting.items():
+            if each.asking:
+                each.thread.join(max(0.0, deadline - time.monotonic()))
             stream.end()
             each.thread.join()
 
@@ -474,6 +486,7 @@ class TcpHub:
         if self._closed.is_set():
             raise LostPeerError("the session is over")
         links = dict(self._links)  # those of now: an old token must not reach a replaced link
+        greeting.asking = True
         party, terms = self._admission.admit(hello)
         greeting.admitted = True
         link = links[party]
