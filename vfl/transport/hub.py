@@ -34,7 +34,7 @@ from vfl.core.errors import (
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES
 from vfl.transport.certificates import ServerCertificate
 from vfl.transport.handshake import Hello, Welcome, error_frame
-from vfl.transport.link import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts
+from vfl.transport.link import LINGER_S, WHY_IT_ENDED, WINDOW_FRAMES, LinkLimits, Timeouts
 from vfl.transport.reliable import HubLink
 from vfl.transport.stream import Stream, listen, open_stream, require_loopback
 
@@ -484,7 +484,7 @@ class TcpHub:
         stream.handshake(deadline)
         hello = Hello.of(stream.read(deadline))
         if self._closed.is_set():
-            raise LostPeerError("the session is over")
+            raise LostPeerError("the session is over", fix=WHY_IT_ENDED)
         links = dict(self._links)  # those of now: an old token must not reach a replaced link
         greeting.asking = True
         party, terms = self._admission.admit(hello)

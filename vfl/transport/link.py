@@ -19,6 +19,11 @@ from vfl.transport.handshake import error_frame, read_failure
 WINDOW_FRAMES = 4
 #: How long an end that stops waits for the other to read why.
 LINGER_S = 0.5
+#: What a party does that finds a session ended.
+WHY_IT_ENDED = (
+    "see what the label party's command says: it ends for all when one party's rows or settings "
+    "differ"
+)
 
 
 class TransportLink(Link, Protocol):

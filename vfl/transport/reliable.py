@@ -28,6 +28,7 @@ from vfl.transport.handshake import (
 )
 from vfl.transport.link import (
     LINGER_S,
+    WHY_IT_ENDED,
     WINDOW_FRAMES,
     LinkLimits,
     PolledLink,
@@ -385,9 +386,7 @@ class TcpLink(_StreamLink):
                         f"{self._peer} cannot be reached",
                         got=type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
-                        fix="see what the label party's command says: it ends for all when one "
-                        "party's rows or settings differ; if it runs on, check host, port, and TLS "
-                        "at both",
+                        fix=f"{WHY_IT_ENDED}; if it runs on, check host, port, and TLS at both",
                     ) from error
             time.sleep(self._timeouts.retry_s)
 
