@@ -111,3 +111,11 @@ def test_thinning_keeps_the_ends_of_the_range_and_the_order():
     assert (1234, 99.0) in kept
     assert (4321, -7.0) in kept
     assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize(("at", "anchor"), [(0, "end"), (10, ""), (5, "")])
+def test_the_words_of_a_line_stand_where_no_point_is(at, anchor):
+    points = [Point("1", at, 50.5), Point("2", 0, 90), Point("3", 10, 90)]
+    svg = ET.fromstring(scatter_drawing("T", "", "", points, "x", lines=[(50, "guess")]).chart)
+    words = next(one for one in svg.iter() if one.text == "guess")
+    assert words.get("class") == anchor

@@ -326,7 +326,8 @@ def scatter_drawing(
     x_scale, y_scale, axes = _axes(around, ys, x_label, x_ticks or _ticks(*around, x_step))
     parts = [] if area is None else [_shaded(area, x_scale, y_scale)]
     parts += axes
-    parts += [_across(y_scale(height), words) for height, words in lines]
+    places = [(x_scale(point.x), y_scale(point.y)) for point in points]
+    parts += [_across(y_scale(height), words, places) for height, words in lines]
     parts += [_point(point, x_scale, y_scale) for point in points]
     return Drawing(title, caption, svg(title, description, parts), legend)
 
@@ -348,11 +349,15 @@ def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:
     ).format(left, top, RIGHT - left, max(0.0, BOTTOM - top))
 
 
-def _across(height: float, words: str) -> Markup:
+def _across(height: float, words: str, places: Sequence[Position]) -> Markup:
+    """A line with its words above it, at the left end unless more points lie there."""
+    near = [x for x, y in places if abs(y - (height - 7)) < 14]
+    at_left = sum(x < LEFT + 110 for x in near) <= sum(x > RIGHT - 110 for x in near)
+    x, anchor = (LEFT + 4, "") if at_left else (RIGHT - 4, "end")
     return Markup(
         '<path class="whisker" stroke-dasharray="3 3" d="M{} {:.1f}H{}"/>'
-        '<text x="{}" y="{:.1f}">{}</text>'
-    ).format(LEFT, height, RIGHT, LEFT + 4, height - 4, words)
+        '<text class="{}" x="{}" y="{:.1f}">{}</text>'
+    ).format(LEFT, height, RIGHT, anchor, x, height - 4, words)
 
 
 def _point(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
