@@ -114,6 +114,89 @@ def test_nothing_owned_gets_into_memory_that_others_read(workers):
     assert public.get() == 0
     with pytest.raises(ConsentError):
         tensors.send(X, alice)[index].get()
+    number, shape = alice.run("functional.relu", [public, True], {})
+    tensors.PointerTensor(alice, number, shape).add_(hidden)
+    with pytest.raises(ConsentError):
+        public.get()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_operation_gives_the_memory_of_an_operand_unless_it_is_a_view():
+    (alice,) = tensors.virtual("alice")
+    x = alice.load(torch.rand(2, 2))
+    for name in OPERATIONS:
+        for more in [(), (x,), (1,), (0,), (True,), (0, 1), (x, x), ([],), (torch.float32,)]:
+            try:
+                found = alice.run(name, [x, *more], {})[0]
+            except UserError:
+                continue
+            held = alice.held_at(found)
+            if held.value.untyped_storage().data_ptr() == alice.held(x).value.data_ptr():
+                assert held.rule is alice.held(x).rule, (name, more)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x, one: one[x > 0.5],
+        lambda x, one: one[(x > 0.5).long()],
+        lambda x, one: x[x > 0.5],
+        lambda x, one: torch.where(x > 0.5),
+        lambda x, one: one.expand((x * 9).long()[0]),
+        lambda x, one: functional.cross_entropy(one[None] * x, (x > 0.5).long()).backward(),
+        lambda x, one: functional.nll_loss(one[None] * x, (x > 0.5).long()).backward(),
+        lambda x, one: functional.binary_cross_entropy(x + 0.5, one.detach()).backward(),
+        lambda x, one: torch.div((one + 1).long(), (x > 0.5).long(), rounding_mode="floor"),
+        lambda x, one: (one + 1).long().div_((x > 0.5).long(), rounding_mode="floor"),
+    ],
+)
+def test_nothing_tells_of_hidden_values(workers, ask):
+    """Neither axes, nor whether there is a result, a gradient or an error."""
+    seen = []
+    for value in (0.25, 0.75):
+        alice = workers[0]
+        x = alice.load(torch.tensor([value]))
+        one = tensors.send(torch.ones(1), alice).requires_grad_()
+        try:
+            found = ask(x, one)
+        except UserError as error:
+            seen.append(str(error))
+        else:
+            seen.append((found is None or (found.shape, found.dtype), one.grad is None))
+    assert seen[0] == seen[1]
+
+
+def test_what_does_not_fit_is_shared_without_a_word_where_it_is_hidden(any_workers):
+    alice, bob, carol = any_workers
+    if not alice.remote:
+        alice.load(X, tag="rows")
+    for value in (1.0, 1e12, float("nan")):
+        x = tensors.find(alice, "rows") * 0 + value
+        assert tensors.fix_precision(x).share(alice, bob, dealer=carol).shape == X.shape
+    with pytest.raises(UserError, match="does not fit"):
+        tensors.fix_precision(tensors.send(X * 1e12, alice)).share(alice, bob, dealer=carol)
+
+
+def test_gradients_get_into_no_memory_that_others_read(workers):
+    alice = workers[0]
+    hidden = alice.load(X[0])
+    seen = tensors.send(torch.zeros(3), alice)
+    weight = tensors.send(torch.zeros(3), alice).requires_grad_()
+    (weight * 1.0).sum().backward()
+    first = weight.grad
+    loss = (weight * hidden).sum()
+    del weight  # nobody holds it, and so nobody gets its gradient
+    with pytest.raises(UserError, match="cannot follow"):
+        loss.backward()
+    assert torch.equal(first.get(), torch.ones(3))
+    weight = tensors.send(torch.zeros(3), alice).requires_grad_()
+    same = weight.float()
+    weight.grad = seen
+    (weight * hidden).sum().backward()
+    assert torch.equal(seen.get(), torch.zeros(3))
+    assert same.grad is None
+    with pytest.raises(ConsentError):
+        weight.grad.get()
 
 
 def test_gradients_of_what_has_none(any_workers):

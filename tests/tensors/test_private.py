@@ -191,7 +191,7 @@ def test_teachers_vote_and_nobody_sees_a_vote(workers):
     owners = tensors.virtual(*(f"owner {at}" for at in range(20)))
     carol = workers[2]
     for owner, model in zip(owners, teachers(20), strict=True):
-        owner.teach("teacher", model, "carol")
+        owner.teach("teacher", model, "carol", epsilon=300.0)
     pairs = [(owner, "teacher") for owner in owners]
     truth = (ROWS[:, 0] > 0).long()
     labels, statement = tensors.pate(pairs, ROWS, carol, sigma=2.0, threshold=12.0)
@@ -200,10 +200,32 @@ def test_teachers_vote_and_nobody_sees_a_vote(workers):
     assert (labels[answered] == truth[answered]).float().mean() > 0.95
     assert (labels != tensors.pate(pairs, ROWS, carol, sigma=2.0, threshold=12.0)[0]).any()
     assert statement.epsilon == epsilon_of(GaussianSteps(2 / math.sqrt(2), len(ROWS)), 1e-5)
-    number, shape = owners[0].vote("teacher", ROWS)
+    number, shape = owners[0].vote("teacher", ROWS, 2.0)
     with pytest.raises(ConsentError, match="does not let me"):
         tensors.PointerTensor(owners[0], number, shape).get()
     with pytest.raises(ConsentError, match="does not let alice"):
         tensors.pate(pairs, ROWS, workers[0], sigma=2.0)
     with pytest.raises(UserError, match="does not take"):
-        owners[0].vote("teacher", ROWS[:, :2])
+        owners[0].vote("teacher", ROWS[:, :2], 2.0)
+
+
+def test_votes_are_counted_once_with_the_noise_that_was_paid_for(any_workers):
+    *_, carol = any_workers
+    (owner,) = tensors.virtual("owner")
+    owner.teach("teacher", teachers(1)[0], carol.name, epsilon=2.0)
+    number, _ = owner.vote("teacher", ROWS[:9], 40.0)
+    parcels = [owner.pack(number, carol.name, carol.public_key()) for _ in range(2)]
+    one, again = (carol.accept(each)[0] for each in parcels)
+    seen = [carol.tally([one], -1e9).float()]
+    for numbers in ([again], [one], [again, again]):
+        with pytest.raises(ConsentError, match="counted once"):
+            carol.tally(numbers, -1e9)
+    for _ in range(40):  # noise of 40 hides one vote
+        other, _ = owner.vote("teacher", ROWS[:9], 4000.0)
+        moved, _ = carol.accept(owner.pack(other, carol.name, carol.public_key()))
+        seen.append(carol.tally([moved], -1e9).float())
+    assert 0.3 < torch.stack(seen).mean() < 0.7
+    with pytest.raises(ConsentError, match="is spent"):
+        owner.vote("teacher", ROWS, 4.0)
+    with pytest.raises(UserError, match="no votes"):
+        carol.tally([carol.store(torch.ones(2, 2))[0]], 0.0)

@@ -24,7 +24,7 @@ from vfl.privacy import PrivacyStatement
 from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of, steps_for
 from vfl.privacy.dpsgd import RowClipper
 from vfl.tensors.base import axes
-from vfl.tensors.workers import Held, PointerTensor, Ref, Worker
+from vfl.tensors.workers import Held, PointerTensor, Ref, Votes, Worker
 
 #: Layers of a network that a worker makes from its description, and what each is made from.
 _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
@@ -40,11 +40,14 @@ _MOST_WEIGHTS = 1 << 28
 #: The gradient of each row's loss at the output, axes (rows, width).
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out[0].numel()),
-    "cross_entropy": lambda out, truth: (
-        out.softmax(1) - nn.functional.one_hot(truth.long().reshape(-1), out.shape[1])
-    ),
+    "cross_entropy": lambda out, truth: out.softmax(1) - _one_hot(truth, out.shape[1]),
     "bce": lambda out, truth: out.sigmoid() - truth.reshape(out.shape),
 }
+
+
+def _one_hot(truth: Tensor, width: int) -> Tensor:
+    """A 1 at each row's class; none for a class that is not there, of which no error may tell."""
+    return (truth.reshape(-1, 1) == torch.arange(width)).float()
 
 
 #: Layers that `Plan` takes the short way with; of functions, the slope by their values.
@@ -113,8 +116,8 @@ class Budget:
     spent: list[GaussianSteps] = field(default_factory=list)
     _left: int = 0
 
-    def take(self, noise: float, rate: float, where: str) -> None:
-        """Count a step before it is made.
+    def take(self, noise: float, rate: float, where: str, steps: int = 1) -> None:
+        """Count steps before they are made: all, or none.
 
         Raises:
             ConsentError: it would cost more than its owner grants.
@@ -123,7 +126,7 @@ class Budget:
         if last is None or (last.noise, last.sampling_rate) != (noise, rate):
             self.spent.append(GaussianSteps(noise, 0, rate))
             self._left = self._affordable()
-        if not self._left:
+        if self._left < steps:
             raise ConsentError(
                 "the privacy that its owner grants is spent",
                 where=where,
@@ -131,8 +134,8 @@ class Budget:
                 want=f"epsilon {self.epsilon:g} at delta {self.delta:g}",
                 fix="train with more noise or fewer steps from the start, or ask its owner",
             )
-        self._left -= 1
-        self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + 1)
+        self._left -= steps
+        self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + steps)
 
     def _affordable(self) -> int:
         """Steps of the last kind that the rest is enough for."""
@@ -417,21 +420,42 @@ def _ref(value: Any) -> Any:
 # PATE.
 
 
-def vote(worker: Worker, tag: str, rows: Tensor) -> Tensor:
-    """At a teacher: one 1 for each row, at the class its network gives it; (rows, classes)."""
-    model, _ = worker.teachers[tag]
-    with torch.no_grad():
-        scores = model(rows)
-    return nn.functional.one_hot(scores.argmax(1), scores.shape[1]).to(torch.int64)
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A network that votes.
+
+    Attributes:
+        network: it gives each row a score of each class.
+        aggregator: name of the one worker that may count its votes.
+        budget: what its votes may tell of its owner's records.
+    """
+
+    network: nn.Module
+    aggregator: str
+    budget: Budget
+
+    def vote(self, rows: Tensor, sigma: float, where: str) -> Votes:
+        """One 1 for each row, at its class; counted once, with that noise.
+
+        Raises:
+            ConsentError: its owner allows no more.
+        """
+        require_range("sigma", sigma, 0.01, 1e6)
+        with torch.no_grad():
+            scores = self.network(rows)
+        self.budget.take(sigma / math.sqrt(2), 1.0, where, len(rows))
+        ones = nn.functional.one_hot(scores.argmax(1), scores.shape[1])
+        return Votes(ones.to(torch.int64), float(sigma), secrets.token_bytes(16))
 
 
-def tally(votes: Sequence[Tensor], sigma: float, threshold: float, secret: Secret) -> Tensor:
+def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
     """At the aggregator: the class with most votes, with noise; -1 where too few agree.
 
-    Papernot et al. 2018, section 3 (GNMax). The threshold looks at the same noisy counts, so it
-    costs nothing beside them.
+    Papernot et al. 2018, section 3 (GNMax), with the largest noise that a teacher wants. The
+    threshold looks at the same noisy counts, so it costs nothing beside them.
     """
-    counts = torch.stack(list(votes)).sum(0)
+    counts = torch.stack([each.ones for each in votes]).sum(0)
+    sigma = max(each.sigma for each in votes)
     drawn = torch.from_numpy(secret.normal(tuple(counts.shape), "votes"))
     most, winner = (counts.double() + sigma * drawn).max(1)
     return torch.where(most >= threshold, winner, -1)
@@ -448,7 +472,8 @@ def pate(
 ) -> tuple[Tensor, PrivacyStatement]:
     """Labels of public rows by the votes of teachers that nobody sees, and what that promises.
 
-    A teacher's owner says who may count its votes: ``worker.teach(tag, network, aggregator)``. A
+    A teacher's owner says who may count its votes, and what they may tell of its records:
+    ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Votes are counted once. A
     record is in the data of one teacher; another value of it moves one vote, so that counts differ
     by sqrt(2) at most, and Gaussian noise of all counts bounds the cost whatever the votes are
     (proposition 8; where teachers agree the true cost is smaller, but it would be a secret itself).
@@ -470,12 +495,12 @@ def pate(
     numbers, key = [], aggregator.public_key()
     moved = []
     for worker, tag in pairs:
-        number, shape = worker.vote(tag, rows)
+        number, shape = worker.vote(tag, rows, sigma)
         kept = PointerTensor(worker, number, shape)
         parcel = worker.pack(kept.number, aggregator.name, key)
         moved.append(PointerTensor(aggregator, *aggregator.accept(parcel)))
         numbers.append(moved[-1].number)
-    labels = aggregator.tally(numbers, sigma, threshold)
+    labels = aggregator.tally(numbers, threshold)
     statement = PrivacyStatement(
         protects="records",
         against="whoever sees the labels and the student",

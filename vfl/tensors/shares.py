@@ -244,13 +244,26 @@ def _lockstep_product(
     return Found(SharedTensor(member.multiply(one, two, torch.mul).share, 0))
 
 
-def elements_of(values: Tensor, bits: int, precision: int | None = None) -> Tensor:
+def elements_of(
+    values: Tensor, bits: int, precision: int | None = None, hidden: bool = False
+) -> Tensor:
     """Reals as ring elements, where products of this precision still fit.
+
+    Args:
+        values: any float or integer tensor.
+        bits: of the fraction.
+        precision: of the products; `bits` if not given.
+        hidden: a value that does not fit becomes the nearest that does, and NaN 0: whether all fit
+            is told to nobody.
 
     Raises:
         RingRangeError: a value does not fit.
     """
     room = ELEMENT_BITS - 2 - 2 * (bits if precision is None else precision)
+    if hidden:
+        require_range("bits", bits, 0, ELEMENT_BITS // 2 - 2)
+        largest = 2.0**room * (1 - torch.finfo(torch.float64).eps)
+        values = values.detach().double().nan_to_num().clamp(-largest, largest)
     return encode(values, bits, "a tensor", room, "scale the columns, or take fewer bits")
 
 
@@ -524,7 +537,7 @@ class LockstepSession(Session):
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
         """See `Session`."""
         held = pointer.location.held(pointer)
-        elements = elements_of(held.value, bits)
+        elements = elements_of(held.value, bits, hidden=held.rule.readers is not None)
         rules = [Rule(held.rule.readers) for _ in self.workers]
         return self._kept(SharedTensor(self._member.split(elements), 0), rules)
 

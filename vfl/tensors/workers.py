@@ -35,6 +35,7 @@ from vfl.core.errors import (
 from vfl.core.registry import require
 from vfl.mpc.shares import SharedTensor
 from vfl.tensors.base import OPERATIONS, VIEWS, ChainTensor, axes
+from vfl.tensors.foreseen import UNFIT, Form, foreseen, lost
 from vfl.tensors.wire import packed, unpacked
 
 #: Who asks, in this process.
@@ -99,7 +100,7 @@ class Worker:
         budgets: what its owner allows a training with noise, by number of the rows.
         seats: its places in computations on shares, by session.
         plans: networks that it trains with noise, by training.
-        teachers: networks that vote, by name, with who may count the votes.
+        teachers: networks that vote, by name.
     """
 
     remote = False
@@ -110,7 +111,8 @@ class Worker:
         self.seats: dict[str, Any] = {}
         self.budgets: dict[int, Any] = {}
         self.plans: dict[str, Any] = {}
-        self.teachers: dict[str, tuple[torch.nn.Module, str]] = {}
+        self.teachers: dict[str, Any] = {}
+        self._counted: set[bytes] = set()
         self._held: dict[int, Held] = {}
         self._tags: dict[str, int] = {}
         self._numbers = count(1)
@@ -163,9 +165,27 @@ class Worker:
 
         self.budgets[self.find(tag)[0]] = Budget(epsilon, delta)
 
-    def teach(self, tag: str, network: torch.nn.Module, aggregator: str) -> None:
-        """Let a network vote on public rows, for one worker that counts; see `private.pate`."""
-        self.teachers[tag] = (network, aggregator)
+    def teach(
+        self,
+        tag: str,
+        network: torch.nn.Module,
+        aggregator: str,
+        *,
+        epsilon: float,
+        delta: float = 1e-5,
+    ) -> None:
+        """Let a network vote on public rows; see `private.pate`.
+
+        Args:
+            tag: by which it is asked.
+            network: its own rows have trained it.
+            aggregator: name of the worker that may count its votes.
+            epsilon: what all its votes together may spend.
+            delta: of that.
+        """
+        from vfl.tensors.private import Budget, Teacher
+
+        self.teachers[tag] = Teacher(network, aggregator, Budget(epsilon, delta))
 
     def stop(self) -> None:
         """End: what it held is gone, and whoever asks is told."""
@@ -216,15 +236,7 @@ class Worker:
         used: list[Held] = []
         real = [self._real(each, used) if isinstance(each, _DEEP) else each for each in args]
         named = {key: self._real(value, used) for key, value in kwargs.items()} if kwargs else {}
-        try:
-            result = call(*real, **named)
-        except (RuntimeError, IndexError, TypeError):  # whose text may hold values
-            raise UserError(
-                "torch cannot do this with these operands",
-                where=f"{name} at {self.name}",
-                got=", ".join(axes(each.value.shape) for each in used),
-                fix="compare the shapes and types of the operands",
-            ) from None
+        result = self._called(name, call, real, named, used)
         if in_place:
             for other in used[1:]:
                 used[0].rule.narrow(other.rule)
@@ -233,8 +245,45 @@ class Worker:
             PointerTensor.refuse(f"{name} with several results")
         rule = used[0].rule if short in VIEWS else Rule()
         for each in used:
+            if each.value is result:  # nothing is held twice: one has one rule, and one gradient
+                rule, result = each.rule, result.view_as(result)
+        for each in used:
             rule.narrow(each.rule)
         return self._kept(result, rule)
+
+    def _called(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        used: Sequence[Held],
+    ) -> Any:
+        """The result; only of public operands may its axes, or an error, depend on values.
+
+        Raises:
+            UserError: torch cannot do it.
+        """
+        form: Form | None = None
+        try:
+            if hidden := {id(each.value) for each in used if each.rule.readers is not None}:
+                form = foreseen(call, args, kwargs, hidden)
+            result = call(*args, **kwargs)
+        except UNFIT:  # whose text may hold values
+            if form is None:
+                raise UserError(
+                    "torch cannot do this with these operands",
+                    where=f"{name} at {self.name}",
+                    got=", ".join(axes(each.value.shape) for each in used),
+                    want="operands that fit; a result whose axes depend on no value that is hidden",
+                    fix="compare the shapes and types of the operands",
+                ) from None
+            result = None
+        if form is not None and (result is None or tuple(result.shape) != form.shape):
+            result = lost(form, [each.value for each in used])
+            if name.endswith("_") and not name.endswith("__"):
+                used[0].value.detach().copy_(result.detach())
+        return result
 
     def read(self, number: int, requester: str = ME) -> Tensor:
         """A tensor, or this worker's share of one, for whom its rule names.
@@ -248,8 +297,8 @@ class Worker:
             return held.value.share
         if isinstance(held.value, Mask):
             return held.value.elements
-        value: Tensor = held.value.detach().clone()
-        return value.requires_grad_(held.value.requires_grad)
+        value = self._tensor(number)
+        return value.detach().clone().requires_grad_(value.requires_grad)
 
     def note(self, number: int) -> tuple[torch.dtype, bool]:
         """Of a tensor: the type of its elements, and whether gradients flow there."""
@@ -262,20 +311,28 @@ class Worker:
 
     def gradient(self, number: int) -> Place | None:
         """The gradient of a tensor."""
-        grad = self._tensor(number).grad
+        value = self._tensor(number)
+        grad = value.grad if value.is_leaf else None
         return None if grad is None else self._kept(grad, self._of(number).grad_rule)
 
     def set_gradient(self, number: int, other: int | None) -> None:
         """Put another tensor, or none, in the place of a gradient."""
         held = self._of(number)
-        held.value.grad = None if other is None else self._tensor(other)
-        held.grad_rule = Rule() if other is None else self._of(other).rule
+        # A copy: a later gradient is added to it, which must not get into what others read.
+        held.value.grad = None if other is None else self._tensor(other).detach().clone()
+        held.grad_rule = Rule(None if other is None else self._of(other).rule.readers)
 
     def backward(self, number: int) -> None:
         """Gradients of everything here that a scalar depends on; who may not read it, not them."""
         loss = self._of(number)
+        # Only of what is still held: nobody could forbid anybody to read another one's gradient.
+        wanted = [
+            each.value
+            for each in self._held.values()
+            if isinstance(each.value, Tensor) and each.value.requires_grad and each.value.is_leaf
+        ]
         try:
-            torch.autograd.backward(self._tensor(number))
+            torch.autograd.backward(self._tensor(number), inputs=wanted)
         except RuntimeError:
             raise UserError(
                 "torch cannot follow gradients from here",
@@ -320,10 +377,13 @@ class Worker:
         held = self._of(number)
         require_reader(held.rule, reader, self.name, held.value.shape)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
+        content: dict[str, Any] = {"readers": readers}
         if isinstance(held.value, Mask):
-            content = {"value": held.value.elements, "readers": [], "mask": True}
+            content |= {"value": held.value.elements, "readers": [], "mask": True}
+        elif isinstance(held.value, Votes):
+            content |= {"value": held.value.ones, "votes": [held.value.sigma, held.value.name]}
         else:
-            content = {"value": self._tensor(number).detach(), "readers": readers}
+            content["value"] = self._tensor(number).detach()
         return seal(key, packed(content))
 
     def accept(self, parcel: bytes) -> Place:
@@ -335,6 +395,8 @@ class Worker:
             value = SharedTensor(value, 0)
         elif content.get("mask"):
             value = Mask(value)
+        elif content.get("votes") is not None:
+            value = Votes(value, *content["votes"])
         return self._kept(value, rule)
 
     def agreed(self, key: bytes, about: str) -> bytes:
@@ -370,7 +432,8 @@ class Worker:
 
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
-        parts = split(elements_of(self._tensor(number), bits), len(keys))
+        hidden = held.rule.readers is not None
+        parts = split(elements_of(self._tensor(number), bits, hidden=hidden), len(keys))
         return [
             seal(key, packed({"value": part, "readers": readers, "share": True}))
             for key, part in zip(keys, parts, strict=True)
@@ -387,7 +450,8 @@ class Worker:
         held, pad = self._of(number), self._held.pop(mask, None)
         if pad is None or not isinstance(pad.value, Mask):
             raise UserError("this is no mask of a dealer", where=self.name)
-        elements = elements_of(self._tensor(number), bits)
+        hidden = held.rule.readers is not None
+        elements = elements_of(self._tensor(number), bits, hidden=hidden)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
         return FIELD.sub(FIELD.lift(elements), pad.value.elements), readers
 
@@ -428,10 +492,12 @@ class Worker:
 
         return sanitised_gradients(self, request)
 
-    def vote(self, tag: str, rows: Tensor) -> Place:
-        """The classes that a network of its owner gives rows, for one who counts them."""
-        from vfl.tensors.private import vote
+    def vote(self, tag: str, rows: Tensor, sigma: float) -> Place:
+        """The classes that a network of its owner gives rows, for one who counts them with noise.
 
+        Raises:
+            ConsentError: its owner allows no more votes.
+        """
         if tag not in self.teachers:
             raise UnknownNameError(
                 "no network of this name votes",
@@ -440,23 +506,39 @@ class Worker:
                 fix=nearest(tag, self.teachers)
                 or "its owner calls teach(tag, network, aggregator)",
             )
+        teacher = self.teachers[tag]
         try:
-            votes = vote(self, tag, rows)
+            votes = teacher.vote(rows, sigma, self.name)
         except (RuntimeError, IndexError, TypeError):  # whose text may hold values
             raise UserError(
                 "the network does not take these rows", where=self.name, got=axes(rows.shape)
             ) from None
-        return self._kept(votes, Rule(frozenset({self.teachers[tag][1]})))
+        return self._kept(votes, Rule(frozenset({teacher.aggregator})))
 
-    def tally(self, numbers: Sequence[int], sigma: float, threshold: float) -> Tensor:
-        """Labels by the votes of teachers that were sent here, with noise; see `private`."""
+    def tally(self, numbers: Sequence[int], threshold: float) -> Tensor:
+        """Labels by the votes of teachers that were sent here, with noise; see `private`.
+
+        Raises:
+            ConsentError: a teacher lets somebody else count, or its votes were counted before.
+        """
         from vfl.core.seeds import Secret
         from vfl.tensors.private import tally
 
         held = [self._of(number) for number in numbers]
+        votes = [each.value for each in held]
+        if len({each.shape for each in votes}) != 1 or not all(
+            isinstance(each, Votes) for each in votes
+        ):
+            raise UserError("these are no votes on the same rows", where=self.name)
         for each in held:
             require_reader(each.rule, self.name, self.name, each.value.shape)
-        return tally([each.value for each in held], sigma, threshold, Secret.fresh())
+        names = {each.name for each in votes}
+        if len(names) < len(votes) or names & self._counted:
+            raise ConsentError(
+                "votes are counted once", where=self.name, fix="let the teachers vote again"
+            )
+        self._counted |= names
+        return tally(votes, threshold, Secret.fresh())
 
     # Inside.
 
@@ -543,6 +625,26 @@ class Mask:
     def shape(self) -> torch.Size:
         """Its axes."""
         return self.elements.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """Votes of a teacher, with the terms under which they may be counted; see `private.pate`.
+
+    Attributes:
+        ones: axes (rows, classes).
+        sigma: deviation of the noise of a count.
+        name: of these votes, which are counted once.
+    """
+
+    ones: Tensor
+    sigma: float
+    name: bytes
+
+    @property
+    def shape(self) -> torch.Size:
+        """Rows and classes."""
+        return self.ones.shape
 
 
 def seal(key: bytes, content: bytes) -> bytes:

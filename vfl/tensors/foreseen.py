@@ -1,0 +1,117 @@
+"""What the result of an operation looks like, from the axes and types of its operands alone.
+
+A worker tells whoever asks the axes of a result, and whether torch could make it at all. Of tensors
+that not everybody may read, neither may depend on a value: `x[x > t]` and an error about a label
+out of range are a comparison with a secret each. So the operation is first done with tensors that
+have no values (torch's "meta" device), and what cannot be done without values is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+#: What torch raises where operands do not fit; the texts may hold values.
+UNFIT = (RuntimeError, IndexError, TypeError, ValueError)
+
+
+class Form(NamedTuple):
+    """A tensor but for its values; hashable."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Form:
+        """Of a tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
+
+    def empty(self) -> Tensor:
+        """A tensor of this form without values."""
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return made.requires_grad_() if self.requires_grad else made
+
+
+def foreseen(
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    hidden: Collection[int],
+) -> Form:
+    """The form of ``call(*args, **kwargs)``, whatever the values of its tensors are.
+
+    Args:
+        call: an operation of torch.
+        args: its operands.
+        kwargs: likewise.
+        hidden: `id` of the tensors whose values may not matter; an index of others may.
+
+    Raises:
+        ValueError: torch cannot do it, or not without values.
+    """
+    try:
+        if call is Tensor.__getitem__ and not any(id(one) in hidden for one in _tensors(args[1:])):
+            return Form.of(call(Form.of(args[0]).empty(), *args[1:]))
+        named = tuple((key, _frozen(value)) for key, value in sorted(kwargs.items()))
+        return _foreseen(call, _frozen(tuple(args)), named, torch.is_grad_enabled())
+    except Exception:  # of one kind where there are values, of many where there are none
+        raise ValueError("no form without values") from None
+
+
+def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:
+    """What stands for a result that the values of its operands have prevented: NaN, or 0.
+
+    Args:
+        form: of the result.
+        operands: gradients reach these as they would through the result.
+    """
+    made = torch.zeros(form.shape, dtype=form.dtype)
+    if not form.dtype.is_floating_point:
+        return made
+    for each in operands:
+        if form.requires_grad and each.requires_grad:
+            made = made + each.sum().to(form.dtype) * torch.nan
+    return made + torch.nan
+
+
+@lru_cache(maxsize=1024)
+def _foreseen(call: Callable[..., Any], args: Any, named: Any, grad: bool) -> Form:
+    with torch.set_grad_enabled(grad):
+        found = call(*_thawed(args), **{key: _thawed(value) for key, value in named})
+    if not isinstance(found, Tensor):
+        raise TypeError("several results")
+    return Form.of(found)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [one for each in values for one in _tensors(each)]
+    return []
+
+
+def _frozen(value: Any) -> Any:
+    """Hashable, and equal for equal types only: 1 is not True here."""
+    if isinstance(value, Tensor):
+        return Form.of(value)
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple, tuple(_frozen(each) for each in value))
+    if isinstance(value, slice):
+        return (slice, (value.start, value.stop, value.step))
+    return (type(value), value)
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, Form):
+        return value.empty()
+    kind, content = value
+    if kind in (list, tuple):
+        return kind(_thawed(each) for each in content)
+    return slice(*content) if kind is slice else content
