@@ -1,6 +1,7 @@
 """``secure = "pea"``: a session that trains on rows nobody shows, every party in this process."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -344,6 +345,13 @@ def test_what_everybody_learned_is_sizes_and_the_model():
     assert "norms of gradients" in make("pea:form=permuted").promise(session.terms)
 
 
+def squared_error(weights, inputs, labels):
+    """By which models are judged."""
+    rows = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], 1)
+    truth = torch.nn.functional.one_hot(labels.long(), 2).double()
+    return float(((rows @ weights / 4 + 0.5).clamp(0, 1) - truth).square().mean())
+
+
 def step_in_clear(weights, inputs, labels, rate):
     """One step of all rows, clipped to 1, without noise."""
     rows = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], 1)
@@ -353,44 +361,54 @@ def step_in_clear(weights, inputs, labels, rate):
     return weights - rate / len(rows) * (rows.T @ (errors * scale[:, None]))
 
 
-def test_a_beginning_from_models_of_each_alone():
-    """Batches are all rows here, and the noise of that budget is little."""
+@pytest.mark.parametrize("start", ["average", "best"])
+def test_a_beginning_from_models_of_each_alone(start):
+    """Batches are all rows here, there is little noise, and east's labels are false."""
+    parties, rate = ("north", "east", "south"), 0.3
     chosen = experiment(
-        "pea:start=average", dp={"epsilon": 1e4}, batch_size=160, epochs=2, learning_rate=1.0
-    )
-    session, data = trained(chosen)
+        f"pea:start={start}", parties, dp={"epsilon": 1e4}, batch_size=160, epochs=2,
+        learning_rate=rate,
+    )  # fmt: skip
+    data = load_data(chosen)
+    data["east"] = replace(data["east"], labels=1 - data["east"].labels)
+    session = session_of(chosen, data, "train").run()
     own = [
         (
             shortened(one.inputs[one.split.train].double().flatten(1), 8.0),
             one.labels[one.split.train],
         )
-        for one in (data[name] for name in PARTIES)
+        for one in (data[name] for name in parties)
     ]
-    models = [torch.zeros(31, 2, dtype=torch.float64)] * 2
+    models = [torch.zeros(31, 2, dtype=torch.float64)] * 3
     for _ in range(2):
-        models = [step_in_clear(model, *rows, 1.0) for model, rows in zip(models, own, strict=True)]
-    wanted = sum(models) / 2
+        models = [step_in_clear(one, *rows, rate) for one, rows in zip(models, own, strict=True)]
+    everybody = [torch.cat(each) for each in zip(*own, strict=True)]
+    choices = [sum(models) / 3, *models]
+    errors = [squared_error(each, *everybody) for each in choices]
+    assert sorted(errors)[1] > errors[1] + 0.005  # north's is the best
+    wanted = choices[0 if start == "average" else 1]
+    assert (choices[0] - choices[1]).abs().max() > 0.2 * choices[1].abs().max()
     for _ in range(2):
-        wanted = step_in_clear(wanted, *map(torch.cat, zip(*own, strict=True)), 1.0)
+        wanted = step_in_clear(wanted, *everybody, rate)
     found = session.weights()["east"]["weight"]
     assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
 
 
-def test_a_beginning_costs_half_of_the_budget():
+def test_a_beginning_costs_its_part_of_the_budget():
     budget = {"epsilon": 8.0, "delta": 1e-4}
     sessions = [
         trained(experiment(secure, dp=budget, batch_size=120))[0]
-        for secure in ("pea:start=average", "pea")
+        for secure in ("pea:start=best", "pea:start=average", "pea")
     ]
     for session in sessions:
         (state,) = session.label.privacy()
         assert state.epsilon == pytest.approx(8.0, rel=1e-2)
         assert state.delta == pytest.approx(1e-4)
-    noises = [session.label.network._sgd.noise for session in sessions]
-    assert noises[0] > 1.2 * noises[1]
+    thirds, halves, whole = (session.label.network._sgd.noise for session in sessions)
+    assert thirds > 1.1 * halves > 1.2 * whole
     for changed in ({"dp": {"noise": 1.0}}, {"secure": "pea:divided=columns,start=average"}):
         content = settings("pea:start=average", dp=budget) | changed
-        with pytest.raises(PrivacyError, match="half of a budget"):
+        with pytest.raises(PrivacyError, match="part of a budget"):
             trained(Experiment.model_validate(content))
 
 

@@ -293,7 +293,8 @@ def train(
     rows = shared_rows(member, terms, own)
     weights = first_weights(member, terms)
     if start is not None:
-        weights = started(member, terms, start, own, secret, rows, public)
+        judged = terms.batch(terms.steps)
+        weights = started(member, terms, start, own, secret, rows, judged, public)
     for step in range(terms.steps):
         weights = train_step(member, terms, weights, rows, terms.batch(step), secret)
     return member.reveal(weights, "model")
@@ -333,6 +334,7 @@ def started(
     own: Rows | None,
     secret: Secret,
     private: SharedRows,
+    judged: Tensor,
     public: Rows | None = None,
 ) -> SharedTensor:
     """The weights that a training begins with; see `LocalStart`.
@@ -344,6 +346,8 @@ def started(
         own: see `train`.
         secret: likewise.
         private: the rows of all, as shares.
+        judged: which of them the models are judged by, a batch of their own; not where rows are
+            public.
         public: see `train`.
     """
     mine = None if own is None else train_alone(terms, start, own, secret)
@@ -359,8 +363,7 @@ def started(
         return average
     models = [average, *models]
     if start.judge_noise:
-        batch = terms.batch(terms.steps)
-        rows = private.rows(batch)
+        rows = private.rows(judged)
         scores = _scores(member, terms, models, rows.inputs, rows.truth)
         # One row changes every score by 1 at most.
         deviation = start.judge_noise * math.sqrt(len(models))

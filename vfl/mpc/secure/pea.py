@@ -85,7 +85,9 @@ from vfl.session.secure import (
 from vfl.session.terms import Terms
 
 Divided = Literal["rows", "columns"]
-Start = Literal["zero", "average"]
+Start = Literal["zero", "average", "best"]
+#: How many parts of a budget a training takes that begins so.
+_PARTS: Mapping[Start, int] = {"zero": 1, "average": 2, "best": 3}
 
 #: Frames that may be on their way unread in one direction: the dealer's of one step, and others'.
 _WINDOW_FRAMES = 128
@@ -175,8 +177,10 @@ class Pea(KeyedMode):
             have different columns of the same rows.
         form: of the inverse roots; see `vfl.mpc.secure_dpsgd.inverse_root`.
         longest: bound of a row's norm; its owner scales a longer one down.
-        start: "zero", or the "average" of models that each holder trains alone by DP-SGD, for as
-            many epochs and with half of epsilon and delta (Protocol 4); nobody sees these.
+        start: "zero"; or the "average" of models that each holder trains alone by DP-SGD, for as
+            many epochs and with half of epsilon and delta (Protocol 4), and nobody sees these; or
+            the "best" of these and their average, judged by a batch of rows with noise, of which
+            nobody learns which it is: a third of epsilon and delta each.
 
     >>> Pea(dealer="notary").third_party("bank"), Pea().divides_rows
     ('notary', True)
@@ -194,7 +198,7 @@ class Pea(KeyedMode):
         longest: float = 8.0,
         start: Start = "zero",
     ) -> None:
-        require_choice("start", start, ("zero", "average"))
+        require_choice("start", start, tuple(_PARTS))
         require_choice("divided", divided, ("rows", "columns"))
         require_choice("form", form, ("polynomial", "permuted"))
         self._dealer, self.form, self.longest = dealer, form, longest
@@ -236,11 +240,11 @@ class Pea(KeyedMode):
                 want="data.validation = 0",
             )
         _check_dp(agreed)
-        if self.start == "average" and not (self.divides_rows and _whole_budget(agreed)):
+        if self.start != "zero" and not (self.divides_rows and _whole_budget(agreed)):
             raise PrivacyError(
-                "models of each holder alone take whole rows, and half of a budget",
+                "models of each holder alone take whole rows, and a part of a budget",
                 got=f"divided = '{self._divided}'" + (", dp.noise" if self.divides_rows else ""),
-                want="secure = 'pea:start=average', dp.epsilon and no dp.noise",
+                want=f"secure = 'pea:start={self.start}', dp.epsilon and no dp.noise",
             )
 
     def promise(self, agreed: Agreed) -> str:
@@ -347,9 +351,12 @@ class _End:
         self._refuse_again(plan.steps)
         own, self._shared = self._share_rows(member, self._sgd, facts)
         self._share = first_weights(member, self._sgd)
-        if state is None and self._mode.start == "average":
+        if state is None and self._mode.start != "zero":
             alone = self._alone(plan, facts)
-            self._share = started(member, self._sgd, alone, own, self._noise, self._shared)
+            longer = replace(plan, steps=plan.steps + 1)  # by a batch to judge by
+            judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
+            rows = self._shared, torch.from_numpy(judged)
+            self._share = started(member, self._sgd, alone, own, self._noise, *rows)
         if state is not None:
             require_same_rows(self.party, self._digest, state["inputs"])
             self._share = replace(self._share, share=state["share"])
@@ -434,11 +441,13 @@ class _End:
             "means and deviations of columns and the choice of settings are not counted",
         )
         stated = [plan.statement(plan.steps)]
-        if self._mode.start == "average":
+        if self._mode.start != "zero":
             alone = self._alone(plan, facts)
             least = min(one.rows for one in facts.holders)
-            spent = GaussianSteps(alone.noise, alone.steps, alone.batch_size / least)
-            stated.append(replace(stated[0], epsilon=epsilon_of(spent, plan.delta)))
+            before = [GaussianSteps(alone.noise, alone.steps, alone.batch_size / least)]
+            if alone.judge_noise:
+                before.append(GaussianSteps(alone.judge_noise, 1, plan.batch_size / plan.rows))
+            stated += [replace(stated[0], epsilon=epsilon_of(one, plan.delta)) for one in before]
         return (replace(added(stated), assumes=assumes),)
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
@@ -468,26 +477,35 @@ class _End:
         return sum(rows) if self._mode.divides_rows else rows[self._label_role]
 
     def _plan_of(self, facts: Facts) -> PrivacyPlan:
-        """Of the steps on shares; a beginning from models of each alone has the other half."""
-        terms, dp = self._terms, self._terms.dp
-        if self._mode.start == "average":
-            assert dp is not None, "a mode that needs [dp]"
-            assert dp.epsilon is not None, "it is refused without"
-            halved = dp.model_copy(update={"epsilon": dp.epsilon / 2, "delta": dp.delta / 2})
-            terms = terms.model_copy(update={"dp": halved})
+        """Of the steps on shares; what comes before them has the other parts of the budget."""
+        terms = self._terms
+        if self._mode.start != "zero":
+            epsilon, delta = self._part()
+            assert terms.dp is not None, "a mode that needs [dp]"
+            dp = terms.dp.model_copy(update={"epsilon": epsilon, "delta": delta})
+            terms = terms.model_copy(update={"dp": dp})
         plan = PrivacyPlan.of(terms, self._training_rows(facts))
         assert plan is not None, "a mode that needs [dp]"
         return plan
 
-    def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
-        """What each holder does alone: as many epochs, of the smallest holder's rate."""
-        dp = self._terms.dp
+    def _part(self) -> tuple[float, float]:
+        """Epsilon and delta of each part of a training whose beginning has its own."""
+        dp, parts = self._terms.dp, _PARTS[self._mode.start]
         assert dp is not None, "a mode that needs [dp]"
         assert dp.epsilon is not None, "it is refused without"
+        return dp.epsilon / parts, dp.delta / parts
+
+    def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
+        """What each holder does alone: as many epochs, of the smallest holder's rate."""
+        mode, part, rate = self._mode, self._part(), self._terms.train.learning_rate
+        assert mode.start != "zero", "it has models of each alone"
         least = min(one.rows for one in facts.holders)
         size = max(1, least * plan.batch_size // plan.rows)
-        noise = noise_for(dp.epsilon / 2, dp.delta / 2, plan.steps, size / least, plan.accountant)
-        return LocalStart(plan.steps, size, self._terms.train.learning_rate, noise)
+        noise = noise_for(*part, plan.steps, size / least, plan.accountant)
+        judge = 0.0
+        if mode.start == "best":
+            judge = noise_for(*part, 1, plan.batch_size / plan.rows, plan.accountant)
+        return LocalStart(plan.steps, size, rate, noise, mode.start, judge)
 
     def _columns(self, facts: Facts) -> int:
         columns = [one.columns for one in facts.holders]
