@@ -33,8 +33,6 @@ _VIEWS = """
 reshape view flatten t transpose permute squeeze unsqueeze expand detach float double long
 __getitem__
 """
-#: Those whose result may be the same memory as their first operand.
-VIEWS = frozenset(_VIEWS.split())
 _EMPTY = torch.empty(0)
 
 
@@ -47,6 +45,9 @@ def _operations() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = dict(_operations())
+#: Those whose result may be the same memory as their first operand, and those that change it.
+VIEWS = frozenset(name for name in OPERATIONS if name.rpartition(".")[2] in _VIEWS.split())
+IN_PLACE = frozenset(name for name in OPERATIONS if name[-1] == "_" != name[-2])
 _NAME_OF: dict[Callable[..., Any], str] = {}
 for _name, _operation in OPERATIONS.items():
     _NAME_OF.setdefault(_operation, _name)
@@ -90,6 +91,20 @@ class ChainTensor(Tensor):
             return False
         owner = getattr(func, "__self__", None) if func.__name__ == "__get__" else func
         cls.refuse(getattr(owner, "__name__", func.__name__))
+
+    # Straight to the operation: torch's own way to `__torch_function__` takes as long as the rest.
+
+    def __add__(self, other: Any) -> Any:
+        return self.operate("tensor.add", (self, other), {})
+
+    def __sub__(self, other: Any) -> Any:
+        return self.operate("tensor.sub", (self, other), {})
+
+    def __mul__(self, other: Any) -> Any:
+        return self.operate("tensor.mul", (self, other), {})
+
+    def __matmul__(self, other: Any) -> Any:
+        return self.operate("tensor.matmul", (self, other), {})
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ other processes are in `vfl.tensors.remote`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Self
@@ -34,7 +34,7 @@ from vfl.core.errors import (
 )
 from vfl.core.registry import require
 from vfl.mpc.shares import SharedTensor
-from vfl.tensors.base import OPERATIONS, VIEWS, ChainTensor, axes
+from vfl.tensors.base import IN_PLACE, OPERATIONS, VIEWS, ChainTensor, axes
 from vfl.tensors.foreseen import UNFIT, Form, foreseen, lost
 from vfl.tensors.wire import packed, unpacked
 
@@ -224,31 +224,31 @@ class Worker:
             UserError: it is not allowed, or an operand is elsewhere.
         """
         call = OPERATIONS.get(name)
-        short = name.rpartition(".")[2]
-        in_place = short[-1] == "_" and short[0] != "_"
         if call is None:
             PointerTensor.refuse(name)
         # A result in memory that somebody else reads would pass by its rule.
-        if "out" in kwargs or kwargs.get("inplace"):
+        if kwargs and ("out" in kwargs or kwargs.get("inplace")):
             PointerTensor.refuse(f"{name} into another tensor, or in place")
-        if in_place and not isinstance(args[0], PointerTensor | Ref):
+        if name in IN_PLACE and not isinstance(args[0], PointerTensor | Ref):
             PointerTensor.refuse(f"{name} on a tensor that is not at the worker")
         used: list[Held] = []
         real = [self._real(each, used) if isinstance(each, _DEEP) else each for each in args]
         named = {key: self._real(value, used) for key, value in kwargs.items()} if kwargs else {}
-        result = self._called(name, call, real, named, used)
-        if in_place:
+        hidden = {id(each.value) for each in used if each.rule.readers is not None}
+        result = self._called(name, call, real, named, used, hidden)
+        if name in IN_PLACE:
             for other in used[1:]:
                 used[0].rule.narrow(other.rule)
             return args[0].number, used[0].value.shape
         if not isinstance(result, Tensor):
             PointerTensor.refuse(f"{name} with several results")
-        rule = used[0].rule if short in VIEWS else Rule()
+        rule = used[0].rule if name in VIEWS else Rule()
         for each in used:
             if each.value is result:  # nothing is held twice: one has one rule, and one gradient
                 rule, result = each.rule, result.view_as(result)
-        for each in used:
-            rule.narrow(each.rule)
+        if hidden:
+            for each in used:
+                rule.narrow(each.rule)
         return self._kept(result, rule)
 
     def _called(
@@ -258,6 +258,7 @@ class Worker:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         used: Sequence[Held],
+        hidden: Collection[int],
     ) -> Any:
         """The result; only of public operands may its axes, or an error, depend on values.
 
@@ -266,7 +267,7 @@ class Worker:
         """
         form: Form | None = None
         try:
-            if hidden := {id(each.value) for each in used if each.rule.readers is not None}:
+            if hidden:
                 form = foreseen(call, args, kwargs, hidden)
             result = call(*args, **kwargs)
         except UNFIT:  # whose text may hold values
@@ -281,7 +282,7 @@ class Worker:
             result = None
         if form is not None and (result is None or tuple(result.shape) != form.shape):
             result = lost(form, [each.value for each in used])
-            if name.endswith("_") and not name.endswith("__"):
+            if name in IN_PLACE:
                 used[0].value.detach().copy_(result.detach())
         return result
 
@@ -590,19 +591,19 @@ class Worker:
         return value
 
     def _real(self, value: Any, used: list[Held]) -> Any:
-        if isinstance(value, PointerTensor):
-            if value.location is not self:
-                raise UserError(
-                    "two tensors are at different workers",
-                    got=f"{self.name} and {value.location.name}",
-                    want="operands at one worker",
-                    fix=f"move one of them: tensor.move({self.name})",
-                )
-            value = Ref(value.number)
-        if isinstance(value, Ref):
-            self._tensor(value.number)
-            used.append(self._of(value.number))
-            return used[-1].value
+        if isinstance(value, PointerTensor) and value.location is not self:
+            raise UserError(
+                "two tensors are at different workers",
+                got=f"{self.name} and {value.location.name}",
+                want="operands at one worker",
+                fix=f"move one of them: tensor.move({self.name})",
+            )
+        if isinstance(value, PointerTensor | Ref):
+            held = self._of(value.number)
+            if not isinstance(held.value, Tensor):
+                PointerTensor.refuse("an operation on one share")
+            used.append(held)
+            return held.value
         if isinstance(value, ChainTensor) or (isinstance(value, Tensor) and value.dim()):
             raise UserError(
                 "an operand is not at the worker",
