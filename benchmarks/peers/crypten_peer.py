@@ -128,4 +128,4 @@ def _element_wise(name: str, values: Any) -> Any:
         # Its series of erf goes astray beyond 3: the form with tanh, Hendrycks and Gimpel 2016.
         inner = values + values * values * values * 0.044715
         return values * (inner * (8 / math.pi) ** 0.5).sigmoid()
-    return values.sqrt().reciprocal()
+    return values.inv_sqrt()

@@ -256,6 +256,9 @@ def test_hook_and_unhook(workers):
         owned = alice.load(X, ["me"]).fix_precision().share(alice, bob, dealer=carol)
         assert torch.equal(owned.get().float_precision(), X)
         assert torch.equal(network().send(alice).get()[0].weight, network()[0].weight)
+        given = torch.nn.Linear(3, 1).share(alice, bob, dealer=carol)
+        found = given(X.fix_precision().share(alice, bob, dealer=carol)).get().float_precision()
+        assert torch.allclose(found, given.get()(X), atol=1e-3)
     finally:
         tensors.unhook()
     assert not hasattr(X, "send")
