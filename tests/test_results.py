@@ -219,6 +219,22 @@ def test_one_setting_at_a_time():
         assert_shows(accuracy, [100 * last["test"], 100 * moments["test"]])
 
 
+def test_cifar():
+    stored = rows_of("private_cifar.jsonl")
+    rows = table_of("### CIFAR-10 behind public convolutions", "noise")
+    settings = {(row["noise"], row["first_rate"], row["layers"]) for row in stored}
+    assert len(rows) == len(settings)
+    for noise, rate, layers, epochs, epsilon, accuracy in rows:
+        asked = float(noise), float(rate), int(layers)
+        assert asked in settings
+        of = [r for r in stored if (r["noise"], r["first_rate"], r["layers"]) == asked]
+        last = max(of, key=lambda row: row["epoch"])
+        assert last["choose"]
+        assert last["epoch"] == int(epochs)
+        assert_shows(epsilon, [last["epsilon_rdp"]])
+        assert_shows(accuracy, [100 * last["test"]])
+
+
 def test_private_tables():
     stored, names = rows_of("private_tables.jsonl"), {"Adult": "adult"}
     names |= {"credit default": "credit_default", "bank marketing": "bank_marketing"}

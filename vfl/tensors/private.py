@@ -277,7 +277,7 @@ def sanitised_gradients(worker: Worker, request: Mapping[str, Any]) -> list[Tens
     if len(inputs) != len(labels):
         raise UserError("inputs and labels differ in length", where=worker.name)
     for name, held in zip(("inputs", "labels"), tables, strict=True):
-        if held.rule.readers is not None:
+        if held.rule.hides:
             _budget(worker, request[name].number, held).take(plan.noise, plan.rate, worker.name)
     given = [_weight(worker, each) for each in request["weights"]]
     try:
@@ -297,7 +297,7 @@ def _weight(worker: Worker, given: Any) -> Tensor:
         assert isinstance(given, Tensor), "a request holds tensors"
         return given
     held = worker.held_at(given.number)
-    if held.rule.readers is not None:
+    if held.rule.hides:
         raise ConsentError(
             f"{worker.name} does not show by its gradients what nobody may read",
             where=f"a weight {axes(held.value.shape)} at {worker.name}",

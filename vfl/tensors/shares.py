@@ -537,7 +537,7 @@ class LockstepSession(Session):
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
         """See `Session`."""
         held = pointer.location.held(pointer)
-        elements = elements_of(held.value, bits, hidden=held.rule.readers is not None)
+        elements = elements_of(held.value, bits, hidden=held.rule.hides)
         rules = [Rule(held.rule.readers) for _ in self.workers]
         return self._kept(SharedTensor(self._member.split(elements), 0), rules)
 

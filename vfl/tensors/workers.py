@@ -62,6 +62,11 @@ class Rule:
 
     readers: frozenset[str] | None = _EVERYBODY
 
+    @property
+    def hides(self) -> bool:
+        """Whether not everybody may read."""
+        return self.readers is not None
+
     def narrow(self, other: Rule) -> None:
         """Nobody who may not read the other either."""
         if other.readers is not None:
@@ -234,7 +239,7 @@ class Worker:
         used: list[Held] = []
         real = [self._real(each, used) if isinstance(each, _DEEP) else each for each in args]
         named = {key: self._real(value, used) for key, value in kwargs.items()} if kwargs else {}
-        hidden = {id(each.value) for each in used if each.rule.readers is not None}
+        hidden = {id(each.value) for each in used if each.rule.hides}
         result = self._called(name, call, real, named, used, hidden)
         if name in IN_PLACE:
             for other in used[1:]:
@@ -433,8 +438,8 @@ class Worker:
 
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
-        hidden = held.rule.readers is not None
-        parts = split(elements_of(self._tensor(number), bits, hidden=hidden), len(keys))
+        elements = elements_of(self._tensor(number), bits, hidden=held.rule.hides)
+        parts = split(elements, len(keys))
         return [
             seal(key, packed({"value": part, "readers": readers, "share": True}))
             for key, part in zip(keys, parts, strict=True)
@@ -451,8 +456,7 @@ class Worker:
         held, pad = self._of(number), self._held.pop(mask, None)
         if pad is None or not isinstance(pad.value, Mask):
             raise UserError("this is no mask of a dealer", where=self.name)
-        hidden = held.rule.readers is not None
-        elements = elements_of(self._tensor(number), bits, hidden=hidden)
+        elements = elements_of(self._tensor(number), bits, hidden=held.rule.hides)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
         return FIELD.sub(FIELD.lift(elements), pad.value.elements), readers
 
@@ -505,7 +509,7 @@ class Worker:
                 where=self.name,
                 want=", ".join(self.teachers) or "a name that its owner gave",
                 fix=nearest(tag, self.teachers)
-                or "its owner calls teach(tag, network, aggregator)",
+                or "its owner calls teach(tag, network, aggregator, epsilon=1.0)",
             )
         teacher = self.teachers[tag]
         try:
