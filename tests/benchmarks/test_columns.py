@@ -1,0 +1,81 @@
+"""What a label party reads of columns: how they are coded, read, stored and put in a table."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.columns import (
+    PROTECTIONS,
+    TASKS,
+    ColumnRow,
+    Known,
+    added,
+    codes_of,
+    ranks_of,
+    read_category,
+    read_number,
+    store,
+    stored,
+    table,
+)
+
+
+def rows(count, columns, seed):
+    return torch.randn(count, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rare_values_are_one_of_all_others():
+    column = np.array(["a"] * 10 + ["b"] * 10 + ["c", "d"])
+    assert codes_of(column, np.arange(22)).tolist() == [0] * 10 + [1] * 10 + [2, 2]
+
+
+def test_a_value_that_nobody_is_known_to_have_is_no_class_of_its_own():
+    column = np.array(["a"] * 10 + ["b"] * 10 + ["c"])
+    assert int(codes_of(column, np.arange(20)).max()) == 1
+
+
+def test_ranks_are_those_among_known_rows():
+    ranks = ranks_of(np.array([1.0, 2.0, 3.0, 4.0, 100.0]), np.arange(4))
+    assert ranks.tolist() == [0.125, 0.375, 0.625, 0.875, 1.0]
+
+
+@pytest.mark.parametrize(("reads", "least", "most"), [("own", 0.35, 0.65), ("both", 0.95, 1.0)])
+def test_a_category_in_the_cut_is_read_there_alone(reads, least, most):
+    cuts, own = rows(400, 4, 0), rows(400, 3, 1)
+    labels = (cuts[:, 0] > 0).long()
+    known, asked = (Known(own[part], cuts[part]) for part in (slice(100), slice(100, 400)))
+    found = read_category(known, labels[:100], asked, labels[100:], reads, 0)
+    assert least <= found <= most
+
+
+def test_a_number_is_read_where_it_is_and_not_from_noise():
+    cuts = rows(300, 4, 0)
+    ranks = ranks_of((cuts[:, 0] + cuts[:, 1]).numpy(), np.arange(100))
+    assert read_number(cuts[:100], ranks[:100], cuts[100:], ranks[100:]) > 0.9
+    noise = rows(300, 4, 5)
+    assert read_number(noise[:100], ranks[:100], noise[100:], ranks[100:]) < 0.1
+
+
+def test_rows_are_stored_and_read_back_and_a_line_is_a_protection(tmp_path):
+    name = "bank_marketing"
+    found = [
+        ColumnRow(name, protection, seed, 0.8, column, "auc", 0.5, both, both, 1.0)
+        for seed in (0, 1)
+        for protection, both in (("none", 0.9), ("sign:grad=8", 0.7))
+        for column in TASKS[name].columns
+    ]
+    for row in found:
+        store(tmp_path / "rows.csv", [row])
+    assert stored(tmp_path / "rows.csv") == found
+    assert added(found[:4], "balance").mean == pytest.approx(0.4)
+    lines = table(found).splitlines()
+    assert any("sign:grad=8" in line and "+0.200" in line for line in lines)
+    assert not stored(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.parametrize("name", TASKS)
+def test_every_training_is_a_valid_experiment(name, protection, tmp_path):
+    made = TASKS[name].experiment(0, PROTECTIONS[protection], tmp_path)
+    assert TASKS[name].label[0] == made.label.party
+    assert set(TASKS[name].wanted) <= set(made.parties)
