@@ -1,7 +1,8 @@
-"""A pipeline of scikit-learn as an attack, to be set against what others trained:
+"""Pipelines of scikit-learn as an attack, to be set against what others trained:
 
     vfl grid quick
     vfl grid --add-attack examples/outside_pipeline.py runs/quick
+    vfl grid --add-attack examples/outside_pipeline.py runs/quick --attack pipeline:learner=mlp
 
 Author: the examples of vfl
 Date: 2026-11-25
@@ -9,35 +10,50 @@ Date: 2026-11-25
 The two lines above say whose attack this is; the leaderboard names them beside what it reaches.
 """
 
+import numpy as np
 import torch
 from sklearn.decomposition import PCA
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from sklearn.svm import SVC
 from torch import Tensor
 
 from vfl.attacks import ATTACKS, Attack, Grant, View
 
+LEARNERS = {
+    "svm": lambda: SVC(C=10.0),
+    "spreading": lambda: LabelSpreading(kernel="knn", n_neighbors=10),
+    "self_training": lambda: SelfTrainingClassifier(SVC(C=10.0, probability=True), threshold=0.9),
+    "mlp": lambda: MLPClassifier(hidden_layer_sizes=(128,), max_iter=1000),
+}
+
 
 class Pipeline(Attack):
-    """Standardised cuts, their principal components, a support-vector machine."""
+    """Standardised cuts, their principal components, and a classifier as scikit-learn has it."""
 
     goal = "labels"
     needs = frozenset({Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED})
 
-    def __init__(self, components: float = 0.99, strength: float = 10.0) -> None:
-        self.components, self.strength = components, strength
+    def __init__(self, learner: str = "svm", components: float = 0.99) -> None:
+        self.learner, self.components = learner, components
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         scale = make_pipeline(StandardScaler(), PCA(self.components, svd_solver="full"))
-        scale.fit(view.unlabelled.cuts.numpy())
-        machine = SVC(C=self.strength)
-        machine.fit(scale.transform(view.leaked.cuts.numpy()), view.leaked.labels.numpy())
-        found = machine.decision_function(scale.transform(view.targets.cuts.numpy()))
-        if found.ndim == 1:  # of two classes it gives the second one's alone
-            found = [[-one, one] for one in found]
+        further = scale.fit_transform(view.unlabelled.cuts.numpy())
+        rows, labels = scale.transform(view.leaked.cuts.numpy()), view.leaked.labels.numpy()
+        machine = LEARNERS[self.learner]()
+        if self.learner in ("spreading", "self_training"):  # -1 is a row without a label
+            rows = np.concatenate([rows, further])
+            labels = np.concatenate([labels, np.full(len(further), -1)])
+        machine.fit(rows, labels)
+        answer = machine.decision_function if self.learner == "svm" else machine.predict_proba
+        found = answer(scale.transform(view.targets.cuts.numpy()))
+        if found.ndim == 1:  # of two classes a support-vector machine gives the second one's alone
+            found = np.stack([-found, found], axis=1)
         scores = torch.full((view.targets.rows, view.classes), -1e3)
-        scores[:, machine.classes_] = torch.tensor(found, dtype=torch.float32)
+        scores[:, machine.classes_] = torch.from_numpy(found).float()
         return scores
 
 

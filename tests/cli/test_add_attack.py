@@ -95,7 +95,7 @@ def own_rows(folder):
 def test_a_pipeline_is_scored_on_every_victim_beside_its_baselines(copy, monkeypatch):
     monkeypatch.setattr(attack_grid, "train_cell", None)  # nothing is trained
     before = own_rows(copy)
-    results = add_attack(copy.path, EXAMPLE, ["pipeline:strength=5"])
+    results = add_attack(copy.path, EXAMPLE, ["pipeline:learner=mlp"])
     found = [row for row in attacks_of(copy) if row.author]
     assert len(found) == 2 * 2 * 4  # defenses, draws, measures
     assert len(results.content["rows"]) == len(found)
@@ -105,15 +105,15 @@ def test_a_pipeline_is_scored_on_every_victim_beside_its_baselines(copy, monkeyp
     assert own_rows(copy) == before
     with (copy.path / "results.csv").open() as file:
         lines = [line for line in csv.DictReader(file) if line["author"]]
-    assert {line["subject"] for line in lines} == {"pipeline:strength=5"}
+    assert {line["subject"] for line in lines} == {"pipeline:learner=mlp"}
     assert len(lines) == len(found)
-    assert "| pipeline:strength=5 | the examples of vfl | 2026-11-25 |" in results.text
+    assert "| pipeline:learner=mlp | the examples of vfl | 2026-11-25 |" in results.text
 
     ran = []
     monkeypatch.setattr(attack_runner, "run_attack", lambda *given: ran.append(given))
     for cell in copy.cells():  # as if it had been killed before the last was written down
         (copy.cells_path / cell.name / "outside.json").unlink()
-    assert add_attack(copy.path, EXAMPLE, ["pipeline:strength=5"]).content == results.content
+    assert add_attack(copy.path, EXAMPLE, ["pipeline:learner=mlp"]).content == results.content
     assert not ran
 
 
