@@ -10,6 +10,7 @@ A step of a computation is a kind, operands and parameters in plain data, the sa
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import weakref
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl.core.errors import CheatingError, UserError
+from vfl.core.errors import AuthenticationError, CheatingError, UserError
 from vfl.core.registry import require, require_range
 from vfl.mpc.authenticated import FIELD, AuthenticatedMember, fresh
 from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Lockstep, Member
@@ -34,6 +35,8 @@ from vfl.tensors.wire import packed
 from vfl.tensors.workers import (
     ME,
     Mask,
+    Masked,
+    MaskShare,
     PointerTensor,
     Rule,
     Worker,
@@ -163,12 +166,14 @@ class Found:
     Attributes:
         value: its share, or what was opened to it.
         operands: what it had, with what was opened of it meanwhile; of a product only.
-        readers: who may read the value, beside the operands' rules.
+        readers: who may read the value.
+        final: whether that stands whatever the operands' rules are.
     """
 
     value: Any
     operands: Sequence[Any] = ()
     readers: Sequence[str] | None = None
+    final: bool = False
 
 
 def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequence[Any]) -> Found:
@@ -177,15 +182,14 @@ def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequ
     Args:
         member: a holder, the dealer, or all of them as one.
         kind: "linear", "plus", "product", "divide", "negative", "transposed"; with MACs also
-            "mask" and "disclose".
+            "mask", "input" and "disclose".
         operands: its shares.
         parameters: of the step.
     """
     mac = isinstance(member, AuthenticatedMember)
-    operands = [  # a dealer's own mask is to the others a share like any
-        SharedTensor(blank((2, *each.shape)), 0) if isinstance(each, Mask) else each
-        for each in operands
-    ]
+    if kind == "input":
+        return _input(member, *operands)
+    operands = [_as_share(each) for each in operands]
     single = not mac and not isinstance(member, Lockstep)
     field: Any = FIELD if mac else RING
     match kind:
@@ -196,10 +200,9 @@ def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequ
             return Found(SharedTensor(found[0] if single else found, 0))
         case "plus":
             public = field.lift(parameters[0])
-            readers = parameters[1] if len(parameters) > 1 else None
             (own,) = operands
             if isinstance(member, AuthenticatedMember):
-                return Found(member.known(own, public), readers=readers)
+                return Found(member.known(own, public))
             front = 0 if single else 1
             sizes = (blank(own.share.shape[front:]) + blank(public.shape)).shape
             share = own.share.expand(sizes) if single else LINEAR["expand"](own.share, sizes)
@@ -219,16 +222,55 @@ def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequ
         case "transposed":
             return Found(operands[0].transposed())
         case "mask" if isinstance(member, AuthenticatedMember):
-            sizes, reader = parameters
-            (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], "input")
-            value = Mask(made[0]) if member.deals else shared
-            return Found(value, readers=[reader] if member.deals else None)
+            return _mask(member, *parameters)
         case "disclose" if isinstance(member, AuthenticatedMember):
             value, mask = operands
             hidden = value if member.deals else member._plus_share(value, mask)
             (told,) = member.opened(hidden)
             return Found(told)
     raise UserError("a step that no worker knows", got=kind)
+
+
+def _as_share(operand: Any) -> Any:
+    """A mask is a share like any; at the dealer, who has it whole, a blank one."""
+    if isinstance(operand, Mask):
+        return SharedTensor(blank((2, *operand.shape)), 0)
+    return operand.shared if isinstance(operand, MaskShare) else operand
+
+
+def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None) -> Found:
+    """Shares of a mask that one may read; None is everybody.
+
+    The pads depend on the reader. Who tells the dealer of one and a holder of another gets shares
+    of nothing.
+    """
+    name = "input" if reader is None else f"input of {reader}"
+    (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], name)
+    number, readers = member.next_number(), None if reader is None else [reader]
+
+    def token(peer: int) -> bytes:
+        return member.pad(peer, (2,), f"token of {name}", number).numpy().tobytes()
+
+    if member.deals:
+        return Found(Mask(made[0], [token(each) for each in range(member.holders)]), (), readers)
+    return Found(MaskShare(shared, token(member.dealer)), (), readers)
+
+
+def _input(member: Member, mask: Any, masked: Any) -> Found:
+    """Shares of what was hidden under a mask, for whom its owner lets read it.
+
+    The token shows that who made the mask's use up was given it. Without that, whoever leads could
+    put a value of its own there under a rule of its own, and read the mask.
+    """
+    assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
+    if member.deals:
+        return Found(member.known(_as_share(mask), blank(masked.share.shape)))
+    if not (isinstance(mask, MaskShare) and isinstance(masked, Masked)):
+        raise UserError("these are no mask and no values behind one")
+    if not hmac.compare_digest(mask.token, masked.token):
+        raise AuthenticationError("values are behind another mask than this")
+    shared = member.known(mask.shared, FIELD.lift(masked.elements))
+    return Found(shared, readers=masked.readers, final=True)
 
 
 def _lockstep_product(
@@ -624,7 +666,7 @@ class PointerSession(Session):
     def split(self, elements: Tensor) -> Shares:
         """See `Session`."""
         if self.mac:
-            mask = self.do("mask", [], list(elements.shape), ME)
+            mask = self.do("mask", [], list(elements.shape), None)
             pad = self.workers[-1].read(mask.parts[-1].number, ME)
             return self.do("plus", [mask], FIELD.lower(FIELD.sub(FIELD.lift(elements), pad)))
         parts = split(elements, len(self.workers) - 1)
@@ -638,16 +680,15 @@ class PointerSession(Session):
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
         """See `Session`."""
         owner, dealer = pointer.location, self.workers[-1]
-        if self.mac:
-            mask = self.do("mask", [], list(pointer.shape), owner.name)
-            parcel = dealer.pack(mask.parts[-1].number, owner.name, owner.public_key())
-            number, _ = owner.accept(parcel)
-            public, readers = owner.masked(pointer.number, number, bits)
-            return self.do("plus", [mask], FIELD.lower(public), readers)
-        holders = self.workers[:-1]
-        keys = self._ask("public_key", [(each, ()) for each in holders])
-        parcels = owner.split(pointer.number, bits, keys)
-        return self._accepted(parcels, pointer.shape)
+        keys = self._ask("public_key", [(each, ()) for each in self.workers[:-1]])
+        if not self.mac:
+            parcels = owner.split(pointer.number, bits, keys)
+            return self._accepted(parcels, pointer.shape)
+        mask = self.do("mask", [], list(pointer.shape), owner.name)
+        parcel = dealer.pack(mask.parts[-1].number, owner.name, owner.public_key())
+        number, _ = owner.accept(parcel)
+        parcels = owner.masked(pointer.number, number, bits, keys)
+        return self.do("input", [mask, self._accepted(parcels, pointer.shape)])
 
     def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
         """See `Session`."""

@@ -118,6 +118,8 @@ class Worker:
         self.plans: dict[str, Any] = {}
         self.teachers: dict[str, Any] = {}
         self._counted: set[bytes] = set()
+        self._opened: set[bytes] = set()
+        self._handed_out: set[int] = set()
         self._held: dict[int, Held] = {}
         self._tags: dict[str, int] = {}
         self._numbers = count(1)
@@ -301,6 +303,8 @@ class Worker:
         require_reader(held.rule, requester, self.name, held.value.shape)
         if isinstance(held.value, SharedTensor):
             return held.value.share
+        if isinstance(held.value, MaskShare):
+            return held.value.shared.share
         if isinstance(held.value, Mask):
             return held.value.elements
         value = self._tensor(number)
@@ -385,7 +389,12 @@ class Worker:
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
         content: dict[str, Any] = {"readers": readers}
         if isinstance(held.value, Mask):
-            content |= {"value": held.value.elements, "readers": [], "mask": True}
+            if (
+                number in self._handed_out
+            ):  # whoever hides two values under one tells how they differ
+                raise ConsentError("a mask is handed out once", where=self.name)
+            self._handed_out.add(number)
+            content |= {"value": held.value.elements, "mask": list(held.value.tokens)}
         elif isinstance(held.value, Votes):
             content |= {"value": held.value.ones, "votes": [held.value.sigma, held.value.name]}
         else:
@@ -393,14 +402,21 @@ class Worker:
         return seal(key, packed(content))
 
     def accept(self, parcel: bytes) -> Place:
-        """What another worker has sealed for this one."""
+        """What another worker has sealed for this one, once.
+
+        Raises:
+            AuthenticationError: it is for somebody else, was changed, or was here before.
+        """
         content = unpacked(self.unseal(parcel))
         rule = Rule(None if content["readers"] is None else frozenset(content["readers"]))
         value = content["value"]
         if content.get("share") is not None:
             value = SharedTensor(value, 0)
-        elif content.get("mask"):
-            value = Mask(value)
+        elif content.get("mask") is not None:
+            value, rule = Mask(value, content["mask"]), Rule(frozenset())
+        elif content.get("token") is not None:
+            value = Masked(value, content["token"], content["readers"])
+            rule = Rule(frozenset())
         elif content.get("votes") is not None:
             value = Votes(value, *content["votes"])
         return self._kept(value, rule)
@@ -421,14 +437,18 @@ class Worker:
         own = self.public_key()
         assert self._key is not None, "a public key has a private one"
         public, nonce = parcel[:32], parcel[32 : 32 + _NONCE_BYTES]
+        if public in self._opened:
+            raise AuthenticationError("this came from another worker before", where=self.name)
         try:
             shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
             cipher = AESGCM(_derived(shared, public, own))
-            return cipher.decrypt(nonce, parcel[32 + _NONCE_BYTES :], None)
+            content = cipher.decrypt(nonce, parcel[32 + _NONCE_BYTES :], None)
         except (InvalidTag, ValueError):
             raise AuthenticationError(
                 "what came from another worker cannot be opened", where=self.name
             ) from None
+        self._opened.add(public)
+        return content
 
     # Computations on shares; see `vfl.tensors.shares`.
 
@@ -445,10 +465,19 @@ class Worker:
             for key, part in zip(keys, parts, strict=True)
         ]
 
-    def masked(self, number: int, mask: int, bits: int) -> tuple[Tensor, Any]:
-        """A tensor's elements less a mask that a dealer sealed for this worker; and their rule.
+    def masked(self, number: int, mask: int, bits: int, keys: Sequence[bytes]) -> list[bytes]:
+        """A tensor's elements less a mask that a dealer sealed for this worker, under its rule.
 
         The mask is good for this once.
+
+        Args:
+            number: of the tensor.
+            mask: its number.
+            bits: of the fraction.
+            keys: of the holders.
+
+        Returns:
+            A parcel for each holder.
         """
         from vfl.mpc.authenticated import FIELD
         from vfl.tensors.shares import elements_of
@@ -458,7 +487,11 @@ class Worker:
             raise UserError("this is no mask of a dealer", where=self.name)
         elements = elements_of(self._tensor(number), bits, hidden=held.rule.hides)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
-        return FIELD.sub(FIELD.lift(elements), pad.value.elements), readers
+        hidden = FIELD.lower(FIELD.sub(FIELD.lift(elements), pad.value.elements))
+        return [
+            seal(key, packed({"value": hidden, "readers": readers, "token": token}))
+            for key, token in zip(keys, pad.value.tokens, strict=True)
+        ]
 
     def sit(self, *about: Any) -> None:
         """Take a place in a computation on shares; a worker elsewhere does, with its links."""
@@ -485,8 +518,9 @@ class Worker:
         for each, operand in zip(held, found.operands, strict=False):
             each.value = operand
         rule = Rule(None if found.readers is None else frozenset(found.readers))
-        for each in held:
-            rule.narrow(each.rule)
+        if not found.final:
+            for each in held:
+                rule.narrow(each.rule)
         return self._kept(found.value, rule)
 
     # Learning with noise; see `vfl.tensors.private`.
@@ -622,13 +656,52 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a dealer drew for the owner of a value to hide it under."""
+    """What a dealer drew for somebody to hide values under.
+
+    Attributes:
+        elements: of the field.
+        tokens: of each holder, which only the dealer, that holder and whoever has the mask know.
+    """
 
     elements: Tensor
+    tokens: Sequence[bytes] = ()
 
     @property
     def shape(self) -> torch.Size:
         """Its axes."""
+        return self.elements.shape
+
+
+@dataclass(frozen=True, slots=True)
+class MaskShare:
+    """A holder's share of a mask, and its token."""
+
+    shared: SharedTensor
+    token: bytes
+
+    @property
+    def shape(self) -> torch.Size:
+        """Axes of the share."""
+        return self.shared.share.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Values less a mask, for one holder.
+
+    Attributes:
+        elements: of the field.
+        token: of that holder and the mask: who says this, was given the mask.
+        readers: who may read the values, as their owner says.
+    """
+
+    elements: Tensor
+    token: bytes
+    readers: Sequence[str] | None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Their axes."""
         return self.elements.shape
 
 
