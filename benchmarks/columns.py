@@ -7,8 +7,8 @@ own, and whole rows of the attacked party for some customers; of test rows it wa
 Categories are read by the composed attacker (`adaptive`), scored by the AUC of one value against
 the rest; numbers by the best of several regressions, chosen on rows that the attacker knows, scored
 by R2 of their rank. Each is done from the label party's own columns alone, from cuts alone, and
-from both; what cuts add is the difference of the last and the first. A line of --out is a column;
-what is there is not trained again.
+from both; the first is the guess beside which the better of the others is to be read. A line of
+--out is a column; what is there is not trained again.
 """
 
 from __future__ import annotations
@@ -390,35 +390,41 @@ def store(path: Path, rows: Sequence[ColumnRow]) -> None:
             )
 
 
-def added(rows: Sequence[ColumnRow], column: str) -> Estimate | None:
-    """What cuts add to the label party's own columns, over seeds."""
-    return estimate([row.both - row.own for row in rows if row.column == column])
+def reached(rows: Sequence[ColumnRow], column: str) -> Estimate | None:
+    """How well a column is read behind one protection, by cuts or by all that the attacker has.
+
+    Over seeds, the better of the two on average.
+    """
+    ways = [
+        estimate([getattr(row, reads) for row in rows if row.column == column])
+        for reads in ("cut", "both")
+    ]
+    return max((each for each in ways if each is not None), key=lambda one: one.mean, default=None)
 
 
 def table(rows: Sequence[ColumnRow]) -> str:
-    """One line a protection: utility, and what cuts add of each column."""
+    """One line a protection: utility, and how well each column is read; first without any cut."""
     parts = []
     for name in dict.fromkeys(row.task for row in rows):
         of_task = [row for row in rows if row.task == name]
         wanted = TASKS[name].columns
         head = [f"{each}, {of_task[at].measure}" for at, each in enumerate(wanted)]
         own = [estimate([row.own for row in of_task if row.column == each]) for each in wanted]
-        lines = [["(own columns alone)", "", *map(_text, own)]]
+        lines = [["nothing sent", "", *map(_text, own)]]
         for protection in dict.fromkeys(row.protection for row in of_task):
             some = [row for row in of_task if row.protection == protection]
             utility = estimate([row.utility for row in some if row.column == wanted[0]])
-            gains = [_text(added(some, each), "+") for each in wanted]
-            lines.append([protection, _text(utility), *gains])
+            lines.append([protection, _text(utility), *(_text(reached(some, c)) for c in wanted)])
         made = Table(["protection", "utility, auc", *head], lines)
         parts.append(f"{name}\n{made.markdown()}")
     return "\n".join(parts)
 
 
-def _text(found: Estimate | None, sign: str = "") -> str:
+def _text(found: Estimate | None) -> str:
     if found is None:
         return ""
     half = "" if found.half_width is None else f" ± {found.half_width:.3f}"
-    return f"{found.mean:{sign}.3f}{half}"
+    return f"{found.mean:.3f}{half}"
 
 
 def main() -> None:
