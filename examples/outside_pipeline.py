@@ -53,7 +53,8 @@ class Pipeline(Attack):
         if found.ndim == 1:  # of two classes a support-vector machine gives the second one's alone
             found = np.stack([-found, found], axis=1)
         scores = torch.full((view.targets.rows, view.classes), -1e3)
-        scores[:, machine.classes_] = torch.from_numpy(found).float()
+        # Of a row that no neighbour leads to, label spreading says nothing, as not a number.
+        scores[:, machine.classes_] = torch.from_numpy(np.nan_to_num(found)).float()
         return scores
 
 
