@@ -22,6 +22,14 @@ def worker(
         float, typer.Option(help="Privacy that training with noise may spend of each; 0 is none.")
     ] = 0.0,
     delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A key that stays; made if the file is not there."),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FINGERPRINT", help="Take no other key for this worker."),
+    ] = None,
 ) -> None:
     """Be a worker of vfl.tensors: hold tensors, and let nobody have what `--load` brings.
 
@@ -29,6 +37,9 @@ def worker(
     does what it is asked of a fixed list, and ends when the leader does. What it loads is found by
     `tensors.find(worker, NAME)`; neither that nor what is computed from it can be read elsewhere.
     With `--epsilon` a training may take gradients with noise from it, until that is spent.
+
+    Whoever leads hands on the keys by which workers talk to each other. With `--key` a worker
+    prints a fingerprint; with a `--peer` for every other worker, it finds out if the leader lies.
     """
     import numpy as np
     import torch
@@ -36,14 +47,17 @@ def worker(
     from vfl.core.errors import UserError
     from vfl.core.seeds import use_one_thread
     from vfl.tensors import Ticket, Worker, serve
+    from vfl.tensors.keys import WorkerKeys, signing_key
 
     use_one_thread()
     paper = Ticket.read(ticket)
-    here = Worker(paper.name)
+    known = dict(_named(each, "--peer takes NAME=FINGERPRINT") for each in peer or [])
+    keys = WorkerKeys(paper.name, signing_key(key) if key else None, known)
+    if keys.fingerprint:
+        say(f"fingerprint of {paper.name}: {keys.fingerprint}")
+    here = Worker(paper.name, keys)
     for each in load or []:
-        name, equals, file = each.partition("=")
-        if not equals:
-            raise typer.BadParameter("--load takes NAME=FILE")
+        name, file = _named(each, "--load takes NAME=FILE")
         try:
             if file.endswith(".npy"):
                 table = np.load(file, allow_pickle=False)
@@ -59,3 +73,11 @@ def worker(
     say(f"worker {paper.name} connects to {paper.host}:{paper.port}")
     serve(here, paper)
     say("done")
+
+
+def _named(text: str, form: str) -> tuple[str, str]:
+    """What stands before and behind the equals sign."""
+    name, equals, rest = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(form)
+    return name, rest

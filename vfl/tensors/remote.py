@@ -4,7 +4,7 @@ Whoever leads listens; each worker connects with its ticket, by the frames, the 
 TLS of `vfl.transport`. A request is the name of one of `workers.ASKED` and plain data (see `wire`),
 answered by data or by an error that keeps its type. What workers say to each other in a computation
 passes through the leader sealed, by keys that two workers agree on: it cannot read it. It hands the
-workers' public keys on, and must do that truly.
+workers' public keys on; workers that were told each other's fingerprints find out if it lies.
 """
 
 from __future__ import annotations
@@ -451,9 +451,20 @@ class _Desk:
     def _sit(
         self, session: str, role: int, holders: int, mac: bool, peers: Sequence[Sequence[Any]]
     ) -> None:
-        """Take a place in a computation on shares, with keys of every pair."""
+        """Take a place in a computation on shares, with keys of every pair.
+
+        Keys are of this computation and these places: a second one with the same, or with others
+        for somebody, would seal other messages under one key and nonce.
+        """
+        keys = self._worker.keys
+        if session in self._worker.seats:
+            raise ProtocolError("this worker is in that computation already")
+        for other, (name, key) in enumerate(peers):
+            if other != role:
+                keys.require_of(name, key)
+        about = "\n".join([session, *(name for name, _ in peers)])
         links = {
-            other: _Sealed(self, session, role, other, self._worker.agreed(key, session))
+            other: _Sealed(self, session, role, other, keys.agreed(key, about))
             for other, (_, key) in enumerate(peers)
             if other != role
         }

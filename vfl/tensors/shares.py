@@ -31,6 +31,7 @@ from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.mpc.trio import LocalParties
 from vfl.tensors.base import Link, axes
+from vfl.tensors.keys import seal
 from vfl.tensors.wire import packed
 from vfl.tensors.workers import (
     ME,
@@ -41,7 +42,6 @@ from vfl.tensors.workers import (
     Rule,
     Worker,
     require_reader,
-    seal,
 )
 
 _OPERATIONS: dict[str, Operation] = {"mul": torch.mul, "matmul": matmul}

@@ -10,22 +10,15 @@ other processes are in `vfl.tensors.remote`.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Self
 
 import torch
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from vfl.core.errors import (
-    AuthenticationError,
     ConsentError,
     LostPeerError,
     UnknownNameError,
@@ -36,6 +29,7 @@ from vfl.core.registry import require
 from vfl.mpc.shares import SharedTensor
 from vfl.tensors.base import IN_PLACE, OPERATIONS, VIEWS, ChainTensor, axes
 from vfl.tensors.foreseen import UNFIT, Form, foreseen, lost
+from vfl.tensors.keys import WorkerKeys, seal
 from vfl.tensors.wire import packed, unpacked
 
 #: Who asks, in this process.
@@ -47,7 +41,6 @@ public_key pack accept split masked sit perform private_step vote tally
 """
 #: All that may be asked of a worker.
 ASKED = frozenset(_ASKED.split())
-_NONCE_BYTES = 12
 #: A tensor at a worker: its number there and its axes.
 Place = tuple[int, torch.Size]
 
@@ -100,8 +93,10 @@ class Worker:
 
     Args:
         name: by which messages and rules call it.
+        keys: of its own, and what it knows of others; None makes some and knows nothing.
 
     Attributes:
+        keys: what others seal for it with.
         budgets: what its owner allows a training with noise, by number of the rows.
         seats: its places in computations on shares, by session.
         plans: networks that it trains with noise, by training.
@@ -110,21 +105,19 @@ class Worker:
 
     remote = False
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, keys: WorkerKeys | None = None) -> None:
+        self.name, self.keys = name, keys or WorkerKeys(name)
         self.sessions: dict[Any, Any] = {}
         self.seats: dict[str, Any] = {}
         self.budgets: dict[int, Any] = {}
         self.plans: dict[str, Any] = {}
         self.teachers: dict[str, Any] = {}
         self._counted: set[bytes] = set()
-        self._opened: set[bytes] = set()
         self._handed_out: set[int] = set()
         self._held: dict[int, Held] = {}
         self._tags: dict[str, int] = {}
         self._numbers = count(1)
         self._stopped = False
-        self._key: X25519PrivateKey | None = None
 
     def __repr__(self) -> str:
         state = ", stopped" if self._stopped else ""
@@ -368,10 +361,8 @@ class Worker:
         return len(self)
 
     def public_key(self) -> bytes:
-        """What others seal for it with; X25519, 32 bytes."""
-        if self._key is None:
-            self._key = X25519PrivateKey.generate()
-        return self._key.public_key().public_bytes_raw()
+        """What others seal for it with; see `WorkerKeys.public`."""
+        return self.keys.public
 
     def pack(self, number: int, reader: str, key: bytes) -> bytes:
         """A tensor for another worker, sealed, with its rule.
@@ -383,9 +374,11 @@ class Worker:
 
         Raises:
             ConsentError: the owner lets this worker not read it.
+            AuthenticationError: the key is not that worker's.
         """
         held = self._of(number)
         require_reader(held.rule, reader, self.name, held.value.shape)
+        self.keys.require_of(reader, key)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
         content: dict[str, Any] = {"readers": readers}
         if isinstance(held.value, Mask):
@@ -407,7 +400,7 @@ class Worker:
         Raises:
             AuthenticationError: it is for somebody else, was changed, or was here before.
         """
-        content = unpacked(self.unseal(parcel))
+        content = unpacked(self.keys.unseal(parcel))
         rule = Rule(None if content["readers"] is None else frozenset(content["readers"]))
         value = content["value"]
         if content.get("share") is not None:
@@ -421,41 +414,13 @@ class Worker:
             value = Votes(value, *content["votes"])
         return self._kept(value, rule)
 
-    def agreed(self, key: bytes, about: str) -> bytes:
-        """A key that this worker and the one of a public key have in common, for one purpose."""
-        own = self.public_key()
-        assert self._key is not None, "a public key has a private one"
-        shared = self._key.exchange(X25519PublicKey.from_public_bytes(key))
-        return _derived(shared, min(own, key), max(own, key), about)
-
-    def unseal(self, parcel: bytes) -> bytes:
-        """The content of `seal`.
-
-        Raises:
-            AuthenticationError: it is for somebody else, or was changed.
-        """
-        own = self.public_key()
-        assert self._key is not None, "a public key has a private one"
-        public, nonce = parcel[:32], parcel[32 : 32 + _NONCE_BYTES]
-        if public in self._opened:
-            raise AuthenticationError("this came from another worker before", where=self.name)
-        try:
-            shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
-            cipher = AESGCM(_derived(shared, public, own))
-            content = cipher.decrypt(nonce, parcel[32 + _NONCE_BYTES :], None)
-        except (InvalidTag, ValueError):
-            raise AuthenticationError(
-                "what came from another worker cannot be opened", where=self.name
-            ) from None
-        self._opened.add(public)
-        return content
-
     # Computations on shares; see `vfl.tensors.shares`.
 
     def split(self, number: int, bits: int, keys: Sequence[bytes]) -> list[bytes]:
         """A tensor's elements as fresh shares, each sealed for a holder, under its rule."""
         from vfl.tensors.shares import elements_of, split
 
+        self.keys.require_known(keys)
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
         elements = elements_of(self._tensor(number), bits, hidden=held.rule.hides)
@@ -482,6 +447,7 @@ class Worker:
         from vfl.mpc.authenticated import FIELD
         from vfl.tensors.shares import elements_of
 
+        self.keys.require_known(keys)
         held, pad = self._of(number), self._held.pop(mask, None)
         if pad is None or not isinstance(pad.value, Mask):
             raise UserError("this is no mask of a dealer", where=self.name)
@@ -723,19 +689,6 @@ class Votes:
     def shape(self) -> torch.Size:
         """Rows and classes."""
         return self.ones.shape
-
-
-def seal(key: bytes, content: bytes) -> bytes:
-    """Bytes that only the worker of a public key can read; each time under a new key."""
-    once = X25519PrivateKey.generate()
-    public, nonce = once.public_key().public_bytes_raw(), secrets.token_bytes(_NONCE_BYTES)
-    shared = once.exchange(X25519PublicKey.from_public_bytes(key))
-    return public + nonce + AESGCM(_derived(shared, public, key)).encrypt(nonce, content, None)
-
-
-def _derived(shared: bytes, once: bytes, key: bytes, about: str = "seal") -> bytes:
-    info = b"vfl.tensors " + about.encode() + once + key
-    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(shared)
 
 
 class PointerTensor(ChainTensor):

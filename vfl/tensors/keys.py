@@ -1,0 +1,193 @@
+"""Keys of workers: what others seal for them with, and how one knows that a key is a worker's.
+
+Every worker has an X25519 key while its process lives. Whoever leads hands the public halves on. A
+worker that keeps an Ed25519 key in a file signs its other key with it; who was told the fingerprint
+of that file, on another way than through the leader, takes no other key for this worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from vfl.core.errors import AuthenticationError, UserError
+from vfl.core.storage import write_bytes
+
+_KEY, _NONCE, _SIGNATURE = 32, 12, 64
+_FINGERPRINT_DIGITS, _GROUP = 32, 4
+
+
+class WorkerKeys:
+    """The keys of one worker, and the fingerprints of others that it was told.
+
+    Args:
+        name: of the worker.
+        signing: the key that stays; None signs nothing.
+        known: fingerprints of other workers, by name. With one or more, nothing is sealed for
+            anybody else, and nobody else is in a computation with this worker.
+
+    Raises:
+        UserError: a text that is no fingerprint.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        signing: Ed25519PrivateKey | None = None,
+        known: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name, self._signing = name, signing
+        self._known = {other: _digits(text, other) for other, text in (known or {}).items()}
+        self._key = X25519PrivateKey.generate()
+        self._opened: set[bytes] = set()
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the key that stays, for the owners of other workers."""
+        return None if self._signing is None else _fingerprint(self._signing.public_key())
+
+    @property
+    def public(self) -> bytes:
+        """X25519, 32 bytes; then, if there is a key that stays, it and its signature, 96 bytes."""
+        own = self._key.public_key().public_bytes_raw()
+        if self._signing is None:
+            return own
+        signed = self._signing.sign(_statement(self._name, own))
+        return own + self._signing.public_key().public_bytes_raw() + signed
+
+    def require_of(self, name: str, key: bytes) -> None:
+        """Refuse a public key that is not of this worker, where fingerprints are known.
+
+        Raises:
+            AuthenticationError: the worker is not known, or the key is not its own.
+        """
+        if self._known and not self._is_of(name, key):
+            raise AuthenticationError(
+                f"this is not the key of {name} whose fingerprint was told",
+                where=self._name,
+                want=", ".join(sorted(self._known)),
+                fix=f"start it with --key, and this one with --peer {name}=FINGERPRINT",
+            )
+
+    def require_known(self, keys: Sequence[bytes]) -> None:
+        """Refuse public keys that are not each of another known worker, likewise.
+
+        Raises:
+            AuthenticationError: one is not.
+        """
+        if not self._known:
+            return
+        owners = [self._owner(key) for key in keys]
+        if len(set(owners)) < len(owners):
+            raise AuthenticationError("two shares are for one worker", where=self._name)
+
+    def agreed(self, key: bytes, about: str) -> bytes:
+        """A key that this worker and the one of a public key have in common, for one purpose."""
+        own, other = self._key.public_key().public_bytes_raw(), key[:_KEY]
+        shared = self._key.exchange(X25519PublicKey.from_public_bytes(other))
+        return _derived(shared, min(own, other), max(own, other), about)
+
+    def unseal(self, parcel: bytes) -> bytes:
+        """The content of `seal`, once.
+
+        Raises:
+            AuthenticationError: it is for somebody else, was changed, or was here before.
+        """
+        once, nonce, rest = parcel[:_KEY], parcel[_KEY : _KEY + _NONCE], parcel[_KEY + _NONCE :]
+        if once in self._opened:
+            raise AuthenticationError("this came from another worker before", where=self._name)
+        try:
+            shared = self._key.exchange(X25519PublicKey.from_public_bytes(once))
+            cipher = AESGCM(_derived(shared, once, self._key.public_key().public_bytes_raw()))
+            content = cipher.decrypt(nonce, rest, None)
+        except (InvalidTag, ValueError):
+            raise AuthenticationError(
+                "what came from another worker cannot be opened", where=self._name
+            ) from None
+        self._opened.add(once)
+        return content
+
+    def _owner(self, key: bytes) -> str:
+        """The known worker that a key is of."""
+        for name in [*self._known, self._name]:
+            if self._is_of(name, key):
+                return name
+        raise AuthenticationError(
+            "this is the key of no worker whose fingerprint was told",
+            where=self._name,
+            want=", ".join(sorted(self._known)),
+            fix="start every worker with --key, and with a --peer of every other",
+        )
+
+    def _is_of(self, name: str, key: bytes) -> bool:
+        own, other = key[:_KEY], key[_KEY:]
+        if name == self._name:
+            return own == self._key.public_key().public_bytes_raw()
+        if name not in self._known or len(other) != _KEY + _SIGNATURE:
+            return False
+        signer = Ed25519PublicKey.from_public_bytes(other[:_KEY])
+        try:
+            signer.verify(other[_KEY:], _statement(name, own))
+        except InvalidSignature:
+            return False
+        return _digits(_fingerprint(signer), name) == self._known[name]
+
+
+def seal(key: bytes, content: bytes) -> bytes:
+    """Bytes that only the worker of a public key can read; each time under a new key."""
+    once = X25519PrivateKey.generate()
+    public, nonce = once.public_key().public_bytes_raw(), secrets.token_bytes(_NONCE)
+    shared = once.exchange(X25519PublicKey.from_public_bytes(key[:_KEY]))
+    cipher = AESGCM(_derived(shared, public, key[:_KEY]))
+    return public + nonce + cipher.encrypt(nonce, content, None)
+
+
+def signing_key(path: Path) -> Ed25519PrivateKey:
+    """The key of a file, which is made if it is not there; only its owner can read it.
+
+    Raises:
+        UserError: the file holds no such key.
+    """
+    if not path.exists():
+        write_bytes(path, Ed25519PrivateKey.generate().private_bytes_raw())
+    try:
+        return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+    except (OSError, ValueError):
+        raise UserError(
+            "this is no worker's key",
+            where=str(path),
+            fix="name a file that is not there yet; one is made",
+        ) from None
+
+
+def _statement(name: str, key: bytes) -> bytes:
+    return b"vfl.tensors key of " + name.encode() + b"\0" + key
+
+
+def _derived(shared: bytes, once: bytes, key: bytes, about: str = "seal") -> bytes:
+    info = b"vfl.tensors " + about.encode() + once + key
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(shared)
+
+
+def _fingerprint(key: Ed25519PublicKey) -> str:
+    digits = hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_FINGERPRINT_DIGITS]
+    return "-".join(digits[at : at + _GROUP] for at in range(0, len(digits), _GROUP))
+
+
+def _digits(text: str, name: str) -> str:
+    found = text.replace("-", "").strip().lower()
+    if len(found) != _FINGERPRINT_DIGITS or not set(found) <= set("0123456789abcdef"):
+        raise UserError(
+            f"this is no fingerprint of {name}",
+            want="eight groups of four digits, as its worker prints them",
+        )
+    return found
