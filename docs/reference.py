@@ -27,6 +27,7 @@ from vfl.config import Experiment, PartyFile
 from vfl.config.horizontal import HorizontalSettings
 from vfl.config.llm_file import LlmFile
 from vfl.core.errors import codes, page_of, title_of
+from vfl.core.frame import Kind
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
 from vfl.session.handshake import Introduction, PartyReport, SessionMessage
 from vfl.session.terms import Terms
@@ -64,13 +65,27 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
         "LinkContract",
     ),
 }
+#: Modules whose docstrings describe frames and files, exactly enough to write another reader.
+FORMATS: Mapping[str, str] = {
+    "The frame": "vfl.core.frame",
+    "The run folder": "vfl.config.run_folder",
+    "Sealed files": "vfl.core.storage",
+    "The trace": "vfl.session.trace.store",
+}
 #: Modules whose docstring is a protocol, exactly enough to write the other end.
 PROTOCOLS: Mapping[str, str] = {
     "Keys of pairs, and what is sealed": "vfl.mpc.secure.keys",
     "Masks of a secure sum": "vfl.mpc.secure.sum",
     "Shared first layers": "vfl.mpc.secure.beaver",
+    "DP-SGD on shares": "vfl.mpc.secure_dpsgd",
     "Payloads of codecs": "vfl.compression.coding",
+    "Sizes of frames": "vfl.session.consent",
     "Memory of a session": "vfl.models.footprint",
+}
+#: Where a family says what its members have in common.
+SHARED: Mapping[str, str] = {
+    "codecs": "vfl.compression.base",
+    "attacks": "vfl.attacks.labels.composed",
 }
 #: Messages in JSON of a session, in the order in which they travel.
 MESSAGES: Mapping[str, type[BaseModel]] = {
@@ -100,6 +115,7 @@ def pages() -> dict[str, str]:
         "commands": commands_page(),
         "errors": errors_page(),
         "plugins": plugins_page(),
+        "formats": formats_page(),
         "protocols": protocols_page(),
         "python": python_page(),
     }
@@ -307,6 +323,8 @@ def plugins_page() -> str:
     ]
     for family, registry in registries().items():
         lines += [f"## {family}", ""]
+        if family in SHARED:
+            lines += _blocks(inspect.getdoc(import_module(SHARED[family])) or "")
         if family == "attacks":
             lines += ["Goal and needs say which attacker it is; of several the first.", ""]
             lines += ["| goal | needs, at most | attacks as | reads |", "| --- | --- | --- | --- |"]
@@ -350,19 +368,58 @@ def _paragraphs(text: str) -> Iterable[str]:
         yield ""
 
 
+def _blocks(text: str) -> Iterable[str]:
+    """A module's docstring as Markdown: its tables as they stand, its steps as a list."""
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith("    "):
+            yield from ["```text", inspect.cleandoc(block), "```", ""]
+        elif re.match(r"\d\. ", block):
+            yield from [escaped(block.replace("``", "`")), ""]
+        else:
+            yield from _paragraphs(block)
+
+
+def formats_page() -> str:
+    """The docstrings of modules that describe files and frames, their tables as tables."""
+    lines = ["# File formats", "", "Enough to write a reader in another language.", ""]
+    for title, module in FORMATS.items():
+        text = (inspect.getdoc(import_module(module)) or "").split("\n\nA `Link` is")[0]
+        lines += [f"## {title}", "", f"`{module}`", ""]
+        for block in re.split(r"\n\s*\n", text):
+            lines += _table(block) if block.startswith("    ") else _paragraphs(block)
+        if title == "The frame":
+            kinds = meanings_of(Kind)
+            lines += ["| kind | name | payload |", "| --- | --- | --- |"]
+            lines += [f"| {int(kind)} | {kind.name} | {cell(kinds[kind.name])} |" for kind in Kind]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _table(block: str) -> Iterable[str]:
+    r"""A table of a docstring, whose columns two spaces part, as one of Markdown.
+
+    >>> list(_table("    a  b\n    1  what goes\n       on"))[2:]
+    ['| 1 | what goes on |', '']
+    """
+    rows: list[list[str]] = []
+    for line in inspect.cleandoc(block).splitlines():
+        if line.startswith(" "):
+            rows[-1][-1] += f" {line.strip()}"
+        else:
+            rows.append(re.split(r" {2,}", line))
+    yield f"| {' | '.join(rows[0])} |"
+    yield f"| {' | '.join('---' for _ in rows[0])} |"
+    yield from (f"| {' | '.join(map(cell, row))} |" for row in rows[1:])
+    yield ""
+
+
 def protocols_page() -> str:
     """The docstrings of modules that describe what travels."""
-    lines = ["# Protocols", "", "What travels, byte by byte; [frames](../formats.md) carry it.", ""]
+    lines = ["# Protocols", "", "What travels, byte by byte; [frames](formats.md) carry it.", ""]
     for title, module in PROTOCOLS.items():
         text = inspect.getdoc(import_module(module)) or ""
         lines += [f"## {title}", "", f"`{module}`", ""]
-        for block in re.split(r"\n\s*\n", text):
-            if block.startswith("    "):
-                lines += ["```text", inspect.cleandoc(block), "```", ""]
-            elif re.match(r"\d\. ", block):
-                lines += [escaped(block.replace("``", "`")), ""]
-            else:
-                lines += _paragraphs(block)
+        lines += _blocks(text)
     lines += ["## Messages", "", "A message with a value outside its range is refused.", ""]
     for title, model in MESSAGES.items():
         lines += [f"### {title}", "", "| field | type | range | meaning |"]
