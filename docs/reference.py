@@ -50,6 +50,8 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.training.split": ("SplitModule",),
     "vfl.session.trace": ("read", "Recording"),
     "vfl.mpc": ("private",),
+    "vfl.mpc.private_decoder": ("PrivateDecoder",),
+    "vfl.models.pretrained": ("load_pretrained", "load_tokenizer"),
     "vfl.compression.base": ("Codec",),
     "vfl.defenses.base": ("Defense",),
     "vfl.attacks.base": ("Attack",),
@@ -83,10 +85,7 @@ PROTOCOLS: Mapping[str, str] = {
     "Memory of a session": "vfl.models.footprint",
 }
 #: Where a family says what its members have in common.
-SHARED: Mapping[str, str] = {
-    "codecs": "vfl.compression.base",
-    "attacks": "vfl.attacks.labels.composed",
-}
+SHARED: Mapping[str, str] = {"attacks": "vfl.attacks.labels.composed"}
 #: Messages in JSON of a session, in the order in which they travel.
 MESSAGES: Mapping[str, type[BaseModel]] = {
     "The session message": SessionMessage,
@@ -186,21 +185,35 @@ def plain(bounds: str) -> str:
 
 
 def meanings_of(model: type) -> dict[str, str]:
-    """What the `Attributes` of a class's docstring, and of those above it, say of each name."""
+    """What `Attributes` and `Args` of a class's docstring, and those above it, say of each name.
+
+    A meaning that only names the class above leaves what that one says.
+    """
     found: dict[str, str] = {}
     for one in reversed(model.__mro__):
-        text = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
-        names: list[str] = []
-        for line in text.splitlines():
-            if line and not line.startswith(" "):
-                break
-            if start := _ITEM.fullmatch(line):
-                names = [name.strip() for name in start[1].split(",")]
-                found |= dict.fromkeys(names, start[2].strip())
-            elif line.strip():
-                for name in names:
-                    found[name] += f" {line.strip()}"
+        for name, meaning in _items(inspect.cleandoc(one.__dict__.get("__doc__") or "")):
+            if name not in found or not re.fullmatch(r"see `\w+`\.", meaning):
+                found[name] = meaning
     return found
+
+
+def _items(text: str) -> Iterator[tuple[str, str]]:
+    r"""The names of a docstring's `Attributes` and `Args`, each with its lines joined.
+
+    >>> list(_items("Args:\n    a, b: one\n        line.\n\nRaises:\n    C: d"))
+    [('a', 'one line.'), ('b', 'one line.')]
+    """
+    names, words, inside = [""], [""], False
+    for line in [*text.splitlines(), "end"]:
+        start = _ITEM.fullmatch(line) if inside else None
+        if start or (line and not line.startswith(" ")):
+            yield from ((name, " ".join(words)) for name in names if name)
+            names, words = (
+                ([one.strip() for one in start[1].split(",")], [start[2]]) if start else ([""], [])
+            )
+            inside = bool(start) or line in ("Attributes:", "Args:")
+        elif line.strip():
+            words.append(line.strip())
 
 
 def typed(annotation: Any) -> str:
@@ -333,16 +346,18 @@ def plugins_page() -> str:
             text = inspect.getdoc(registry.member(name)) or ""
             first = text.split("\n\n")
             words = first[:2] if len(first) > 1 and not _is_section(first[1]) else first[:1]
-            options = [
-                f"`{key}`"
-                if option.default in (option.empty, None)
-                else f"`{key}={option.default}`"
-                for key, option in registry.options(name).items()
-            ]
             also = [alias for alias, of in registry.aliases.items() if of == name]
             lines += [f"### {name}", "", *_paragraphs("\n\n".join(words)), ""]
-            if options:
-                lines += [f"Options: {', '.join(options)}.", ""]
+            if options := registry.options(name):
+                meanings = meanings_of(registry.member(name))
+                lines += ["| option | default | meaning |", "| --- | --- | --- |"]
+                for key, option in options.items():
+                    given = option.default in (option.empty, None)
+                    default = "-" if given else f"`{option.default}`"
+                    lines.append(
+                        f"| `{key}` | {default} | {cell(meanings[key].replace('``', '`'))} |"
+                    )
+                lines.append("")
             if also:
                 lines += [f"Also called: {', '.join(f'`{one}`' for one in also)}.", ""]
     return "\n".join(lines)

@@ -169,6 +169,19 @@ def test_every_command_code_and_plugin_is_in_the_reference(site, reference):
         assert set(registry.names()) <= set(heads["reference/plugins.md"]), family
 
 
+def test_every_option_of_a_plugin_has_a_meaning(reference):
+    missing = [
+        f"{name}:{option}"
+        for registry in _registries().values()
+        for name in registry.names()
+        for option in registry.options(name)
+        if not reference.meanings_of(registry.member(name)).get(option)
+    ]
+    assert missing == []
+    kept = reference.meanings_of(_registries()["codecs"].member("topk"))
+    assert kept["k"] == "values kept of each row."  # of the class above
+
+
 def test_every_attacker_of_a_grid_is_in_the_reference(site, reference):
     text = site["reference/plugins.md"]
     for goals, grants, who, reads in reference.attackers():

@@ -2,22 +2,7 @@
 
 One codec object serves one party at one end of a link. Both ends build it from the same spec.
 The width of the cut is agreed in the handshake and the rows of a payload follow from the step,
-so no size that is allocated is ever read from a payload. Options that several codecs share, the
-default first:
-
-    k         1 to the width    values kept of each row; of equal magnitudes the lower index
-    values    fp32, bf16, 1..8  format of a value; quantise, relu and l1 begin with 4 bits
-    packer    of sparse codecs  enumerative (indices as one number a row), index (one by one),
-                                bitmap (as a bit each), range (by adaptive counts)
-              of quantise       dense (the same bits for each value), range
-              of relu, l1       range, dense, bitmap, enumerative
-    scale     batch, row,       what shares the ends of b-bit values in training; at inference each
-              agreed            row has its own, with agreed none: both ends keep running means
-    grad      fp32, bf16, 2..8  format of a gradient; b bits with a scale a row, rounded at random
-                                without bias
-
-packer=range keeps counts of what each unit often sends. They move when a step is committed, alike
-at both ends; a byte at the head of a frame detects ends that lost step.
+so no size that is allocated is ever read from a payload.
 """
 
 from __future__ import annotations
