@@ -1,9 +1,9 @@
-"""DP-SGD on shares of many holders, beside the same training in clear.
+"""DP-SGD on shares of many holders, beside the same training in plaintext.
 
 MNIST, means of four pixels or other features of each picture, a part of the rows at each holder;
 where no folder of data sets is, handwritten digits of 64 pixels. All parties are threads of this
-process, so its seconds are those of all of them. The line is computed (docs/wan.md), without
-compute.
+process, so its seconds are those of all of them. The link is computed (docs/results/wan.md),
+without compute.
 """
 
 from __future__ import annotations

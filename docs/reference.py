@@ -27,6 +27,7 @@ from vfl.config import Experiment, PartyFile
 from vfl.config.horizontal import HorizontalSettings
 from vfl.config.llm_file import LlmFile
 from vfl.core.errors import codes, page_of, title_of
+from vfl.core.frame import Kind
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
 from vfl.session.handshake import Introduction, PartyReport, SessionMessage
 from vfl.session.terms import Terms
@@ -49,6 +50,8 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.training.split": ("SplitModule",),
     "vfl.session.trace": ("read", "Recording"),
     "vfl.mpc": ("private",),
+    "vfl.mpc.private_decoder": ("PrivateDecoder",),
+    "vfl.models.pretrained": ("load_pretrained", "load_tokenizer"),
     "vfl.compression.base": ("Codec",),
     "vfl.defenses.base": ("Defense",),
     "vfl.attacks.base": ("Attack",),
@@ -64,14 +67,25 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
         "LinkContract",
     ),
 }
+#: Modules whose docstrings describe frames and files, exactly enough to write another reader.
+FORMATS: Mapping[str, str] = {
+    "The frame": "vfl.core.frame",
+    "The run folder": "vfl.config.run_folder",
+    "Sealed files": "vfl.core.storage",
+    "The trace": "vfl.session.trace.store",
+}
 #: Modules whose docstring is a protocol, exactly enough to write the other end.
 PROTOCOLS: Mapping[str, str] = {
     "Keys of pairs, and what is sealed": "vfl.mpc.secure.keys",
     "Masks of a secure sum": "vfl.mpc.secure.sum",
     "Shared first layers": "vfl.mpc.secure.beaver",
+    "DP-SGD on shares": "vfl.mpc.secure_dpsgd",
     "Payloads of codecs": "vfl.compression.coding",
+    "Sizes of frames": "vfl.session.consent",
     "Memory of a session": "vfl.models.footprint",
 }
+#: Where a family says what its members have in common.
+SHARED: Mapping[str, str] = {"attacks": "vfl.attacks.labels.composed"}
 #: Messages in JSON of a session, in the order in which they travel.
 MESSAGES: Mapping[str, type[BaseModel]] = {
     "The session message": SessionMessage,
@@ -100,6 +114,7 @@ def pages() -> dict[str, str]:
         "commands": commands_page(),
         "errors": errors_page(),
         "plugins": plugins_page(),
+        "formats": formats_page(),
         "protocols": protocols_page(),
         "python": python_page(),
     }
@@ -170,21 +185,35 @@ def plain(bounds: str) -> str:
 
 
 def meanings_of(model: type) -> dict[str, str]:
-    """What the `Attributes` of a class's docstring, and of those above it, say of each name."""
+    """What `Attributes` and `Args` of a class's docstring, and those above it, say of each name.
+
+    A meaning that only names the class above leaves what that one says.
+    """
     found: dict[str, str] = {}
     for one in reversed(model.__mro__):
-        text = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
-        names: list[str] = []
-        for line in text.splitlines():
-            if line and not line.startswith(" "):
-                break
-            if start := _ITEM.fullmatch(line):
-                names = [name.strip() for name in start[1].split(",")]
-                found |= dict.fromkeys(names, start[2].strip())
-            elif line.strip():
-                for name in names:
-                    found[name] += f" {line.strip()}"
+        for name, meaning in _items(inspect.cleandoc(one.__dict__.get("__doc__") or "")):
+            if name not in found or not re.fullmatch(r"see `\w+`\.", meaning):
+                found[name] = meaning
     return found
+
+
+def _items(text: str) -> Iterator[tuple[str, str]]:
+    r"""The names of a docstring's `Attributes` and `Args`, each with its lines joined.
+
+    >>> list(_items("Args:\n    a, b: one\n        line.\n\nRaises:\n    C: d"))
+    [('a', 'one line.'), ('b', 'one line.')]
+    """
+    names, words, inside = [""], [""], False
+    for line in [*text.splitlines(), "end"]:
+        start = _ITEM.fullmatch(line) if inside else None
+        if start or (line and not line.startswith(" ")):
+            yield from ((name, " ".join(words)) for name in names if name)
+            names, words = (
+                ([one.strip() for one in start[1].split(",")], [start[2]]) if start else ([""], [])
+            )
+            inside = bool(start) or line in ("Attributes:", "Args:")
+        elif line.strip():
+            words.append(line.strip())
 
 
 def typed(annotation: Any) -> str:
@@ -307,6 +336,8 @@ def plugins_page() -> str:
     ]
     for family, registry in registries().items():
         lines += [f"## {family}", ""]
+        if family in SHARED:
+            lines += _blocks(inspect.getdoc(import_module(SHARED[family])) or "")
         if family == "attacks":
             lines += ["Goal and needs say which attacker it is; of several the first.", ""]
             lines += ["| goal | needs, at most | attacks as | reads |", "| --- | --- | --- | --- |"]
@@ -315,16 +346,18 @@ def plugins_page() -> str:
             text = inspect.getdoc(registry.member(name)) or ""
             first = text.split("\n\n")
             words = first[:2] if len(first) > 1 and not _is_section(first[1]) else first[:1]
-            options = [
-                f"`{key}`"
-                if option.default in (option.empty, None)
-                else f"`{key}={option.default}`"
-                for key, option in registry.options(name).items()
-            ]
             also = [alias for alias, of in registry.aliases.items() if of == name]
             lines += [f"### {name}", "", *_paragraphs("\n\n".join(words)), ""]
-            if options:
-                lines += [f"Options: {', '.join(options)}.", ""]
+            if options := registry.options(name):
+                meanings = meanings_of(registry.member(name))
+                lines += ["| option | default | meaning |", "| --- | --- | --- |"]
+                for key, option in options.items():
+                    given = option.default in (option.empty, None)
+                    default = "-" if given else f"`{option.default}`"
+                    lines.append(
+                        f"| `{key}` | {default} | {cell(meanings[key].replace('``', '`'))} |"
+                    )
+                lines.append("")
             if also:
                 lines += [f"Also called: {', '.join(f'`{one}`' for one in also)}.", ""]
     return "\n".join(lines)
@@ -350,19 +383,58 @@ def _paragraphs(text: str) -> Iterable[str]:
         yield ""
 
 
+def _blocks(text: str) -> Iterable[str]:
+    """A module's docstring as Markdown: its tables as they stand, its steps as a list."""
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith("    "):
+            yield from ["```text", inspect.cleandoc(block), "```", ""]
+        elif re.match(r"\d\. ", block):
+            yield from [escaped(block.replace("``", "`")), ""]
+        else:
+            yield from _paragraphs(block)
+
+
+def formats_page() -> str:
+    """The docstrings of modules that describe files and frames, their tables as tables."""
+    lines = ["# File formats", "", "Enough to write a reader in another language.", ""]
+    for title, module in FORMATS.items():
+        text = (inspect.getdoc(import_module(module)) or "").split("\n\nA `Link` is")[0]
+        lines += [f"## {title}", "", f"`{module}`", ""]
+        for block in re.split(r"\n\s*\n", text):
+            lines += _table(block) if block.startswith("    ") else _paragraphs(block)
+        if title == "The frame":
+            kinds = meanings_of(Kind)
+            lines += ["| kind | name | payload |", "| --- | --- | --- |"]
+            lines += [f"| {int(kind)} | {kind.name} | {cell(kinds[kind.name])} |" for kind in Kind]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _table(block: str) -> Iterable[str]:
+    r"""A table of a docstring, whose columns two spaces part, as one of Markdown.
+
+    >>> list(_table("    a  b\n    1  what goes\n       on"))[2:]
+    ['| 1 | what goes on |', '']
+    """
+    rows: list[list[str]] = []
+    for line in inspect.cleandoc(block).splitlines():
+        if line.startswith(" "):
+            rows[-1][-1] += f" {line.strip()}"
+        else:
+            rows.append(re.split(r" {2,}", line))
+    yield f"| {' | '.join(rows[0])} |"
+    yield f"| {' | '.join('---' for _ in rows[0])} |"
+    yield from (f"| {' | '.join(map(cell, row))} |" for row in rows[1:])
+    yield ""
+
+
 def protocols_page() -> str:
     """The docstrings of modules that describe what travels."""
-    lines = ["# Protocols", "", "What travels, byte by byte; [frames](../formats.md) carry it.", ""]
+    lines = ["# Protocols", "", "What travels, byte by byte; [frames](formats.md) carry it.", ""]
     for title, module in PROTOCOLS.items():
         text = inspect.getdoc(import_module(module)) or ""
         lines += [f"## {title}", "", f"`{module}`", ""]
-        for block in re.split(r"\n\s*\n", text):
-            if block.startswith("    "):
-                lines += ["```text", inspect.cleandoc(block), "```", ""]
-            elif re.match(r"\d\. ", block):
-                lines += [escaped(block.replace("``", "`")), ""]
-            else:
-                lines += _paragraphs(block)
+        lines += _blocks(text)
     lines += ["## Messages", "", "A message with a value outside its range is refused.", ""]
     for title, model in MESSAGES.items():
         lines += [f"### {title}", "", "| field | type | range | meaning |"]

@@ -1,4 +1,4 @@
-"""What permuted values of a private decoder give away: tables of docs/language_models.md.
+"""What permuted values of a private decoder give away: tables of docs/results/language_models.md.
 
     python scripts/attack_permuted_decoder.py
 

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from vfl.attacks import Grant
-from vfl.config import Experiment, PartyFile, run_folder
+from vfl.config import Experiment, PartyFile
 from vfl.core.errors import codes
 from vfl.core.frame import Frame, Kind, pack_header, to_bytes
 from vfl.core.ledger import Traffic
+from vfl.experiments.notebook import train
 from vfl.experiments.scenarios import SCENARIOS
 
 with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
@@ -168,6 +169,19 @@ def test_every_command_code_and_plugin_is_in_the_reference(site, reference):
         assert set(registry.names()) <= set(heads["reference/plugins.md"]), family
 
 
+def test_every_option_of_a_plugin_has_a_meaning(reference):
+    missing = [
+        f"{name}:{option}"
+        for registry in _registries().values()
+        for name in registry.names()
+        for option in registry.options(name)
+        if not reference.meanings_of(registry.member(name)).get(option)
+    ]
+    assert missing == []
+    kept = reference.meanings_of(_registries()["codecs"].member("topk"))
+    assert kept["k"] == "values kept of each row."  # of the class above
+
+
 def test_every_attacker_of_a_grid_is_in_the_reference(site, reference):
     text = site["reference/plugins.md"]
     for goals, grants, who, reads in reference.attackers():
@@ -182,9 +196,14 @@ def test_every_attacker_of_a_grid_is_in_the_reference(site, reference):
     )
 
 
-def table_below(heading):
+@pytest.fixture(scope="module")
+def formats(reference):
+    return reference.formats_page()
+
+
+def table_below(formats, heading):
     """The rows of the first table below a heading of the page on formats."""
-    text = (DOCS / "formats.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    text = formats.partition(f"\n## {heading}\n")[2]
     table = re.search(r"(^\|.*\n)+", text, re.M)[0].splitlines()
     return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table[2:]]
 
@@ -195,12 +214,12 @@ STRUCT = {"u8": "B", "u16": "H", "u32": "I"}
 
 @pytest.mark.parametrize("payload", [b"", b"\x00\x80\x3f" * 7])
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_frame_is_read_by_the_page_alone(payload, checked):
+def test_a_frame_is_read_by_the_page_alone(formats, payload, checked):
     """As a reader in another language would: the page's table, `struct` and nothing of ours."""
     frame = Frame(Kind.GRAD, 70_001, payload, 513)
     raw = to_bytes(frame) if checked else pack_header(frame, payload_checked=False) + payload
     found = {}
-    for offset, size, kind, field, _ in table_below("The frame"):
+    for offset, size, kind, field, _ in table_below(formats, "The frame"):
         assert struct.calcsize(f"<{STRUCT[kind]}") == int(size)
         (found[field],) = struct.unpack_from(f"<{STRUCT[kind]}", raw, int(offset))
     assert len(raw) == 16 + found["body_bytes"]
@@ -208,17 +227,16 @@ def test_a_frame_is_read_by_the_page_alone(payload, checked):
     assert (found["branch"], found["step"]) == (513, 70_001)
     covered = raw[:12] + (raw[16:] if checked else b"")
     assert found["crc32"] == zlib.crc32(covered)
-    text = (DOCS / "formats.md").read_text(encoding="utf-8")
-    kinds = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", text, re.M))
+    kinds = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", formats, re.M))
     assert kinds == {str(int(kind)): kind.name for kind in Kind}
     assert kinds[str(found["kind"])] == "GRAD"
 
 
-def test_the_arrays_of_a_trace_are_those_of_the_page():
+def test_the_arrays_of_a_trace_are_those_of_the_page(formats):
     from vfl.session.schedule import Exchange
     from vfl.session.trace.store import SentFrame, pack
 
-    text = (DOCS / "formats.md").read_text(encoding="utf-8").partition("Arrays of `frames-N")[2]
+    text = formats.partition("Arrays of `frames-N")[2]
     told = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.M))
     rows = np.array([4, 2])
     exchange = Exchange(3, "train", 1, rows, last=True)
@@ -228,12 +246,14 @@ def test_the_arrays_of_a_trace_are_those_of_the_page():
         assert {name: kinds.get(str(file[name].dtype), "text") for name in file.files} == told
 
 
-def test_the_files_of_a_run_are_those_of_the_page():
-    told = {row[0]: row[2] for row in table_below("The run folder")}
-    stated = re.findall(r"^(\w[\w.]*/?)(?:NAME/)? {2,}", run_folder.__doc__, re.M)
-    assert {name.replace("parties/", "parties/NAME/") for name in stated} == set(told)
+def test_the_files_of_a_run_are_those_of_the_page(formats, tmp_path):
+    told = {row[0]: row[2] for row in table_below(formats, "The run folder")}
     columns = re.findall(r"\w+", told["traffic.csv"].partition(":")[2])
     assert columns == [one.name for one in fields(Traffic)]
+    example = ROOT / "examples" / "breast_cancer.toml"
+    run = train(example, "train.epochs=1", runs=tmp_path, progress=False)
+    made = {path.name for path in run.path.iterdir()} - {"parties"}
+    assert {"run.json", "config.toml", "traffic.csv", "summary.json"} <= made <= set(told)
 
 
 @pytest.mark.slow

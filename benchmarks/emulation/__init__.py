@@ -1,7 +1,7 @@
 """Networks between organisations, emulated on one machine.
 
 Three members: `tun` delays packets (root, /dev/net/tun), `proxy` delays bytes of TCP connections
-(anywhere), and `model` computes what a line would take, exactly. `docs/wan.md` compares them.
+(anywhere), and `model` computes what a line would take, exactly; docs/results/wan.md has all three.
 """
 
 from __future__ import annotations

@@ -266,6 +266,13 @@ def compress(
 
     Each frame is encoded, framed, checked and decoded. Without --codec, one or two of each kind
     are measured. A trace gives the training cuts of one feature party.
+
+    Columns: bytes of frames with headers, as the ledger counts (--json: wire_bytes); their share of
+    4 bytes a value (wire_ratio); that share as the literature counts, without headers
+    (formula_ratio); the order-0 entropy of the symbols, as if frequencies were known, without
+    headers and scales (entropy_bound_bytes); the L2 norm of what was lost by that of the cut
+    (relative_error); times of the median frame on this machine. size, sign and rate are measured
+    untrained: no error is given, and the bytes of rate are its starting point.
     """
     from vfl.compression.compare import compare_codecs, default_specs, format_table
     from vfl.training.specs import check_codecs

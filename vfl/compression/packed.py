@@ -223,7 +223,8 @@ class DenseCodec(PackedCodec):
         scale: ``batch`` or ``row``, what shares a scale in training, and a query has one a row; or
             ``agreed``, that of a batch in training, and none in a query, whose values lie between
             running means of the ends of training or are clipped.
-        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
+        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8, with a scale a row and
+            rounded at random without bias.
         rectified: no value is negative and zeros stay zero, so that gradients travel for the
             others only: behind a rectifier those of zeros are zero anyway.
     """

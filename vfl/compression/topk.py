@@ -49,9 +49,11 @@ class SparseCodec(PackedCodec):
         values: ``fp32``, ``bf16``, or the bits of a value from 1 to 8.
         packer: ``enumerative`` (fewest bits of a fixed number), ``index`` (each index by itself),
             ``bitmap`` (a bit for every index) or ``range`` (adaptive; needs values of 1 to 8 bits).
-        scale: ``batch`` (one pair of ends a training batch), ``row`` or ``agreed``; see
-            `vfl.compression.packed.DenseCodec`.
-        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
+        scale: what shares the ends of b-bit values in training: ``batch``, ``row``, or ``agreed``,
+            that of a batch. A query has one a row; with ``agreed`` none, for both ends keep running
+            means.
+        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8, with a scale a row and
+            rounded at random without bias.
 
     Raises:
         BadOptionError: k below 1, or an unknown format.

@@ -1,18 +1,30 @@
 """The run folder: what one training leaves behind, versioned, readable while it is written.
 
-run.json            name, time, version, mode, command, SHA-256 of config.toml; sealed
-config.toml         the experiment with every default written out
-environment.json    versions and processor
-metrics.jsonl       one line an epoch
-progress.json       how far the session is that runs or ran last, once a second; see `vfl status`
-notes.txt           what happened meanwhile: who came, who went away, restarts (federation)
-traffic.csv         the ledger
-summary.json        the figures of the whole run; its presence means the run ended well; sealed
-failure.json        why it did not
-evaluation.json     figures of a later `vfl evaluate`; sealed
-predictions.csv     what the last `vfl predict` gave
-parties/NAME/       what belongs to one party (only the label party's in a federation)
-report.html         built from the above
+    file              form                    content
+    run.json          sealed JSON             name, time, version, mode (`in-process` or
+                                              `federated`), command, `config_sha256`
+    config.toml       TOML                    the experiment with every default;
+                                              `config_sha256` is its SHA-256
+    environment.json  JSON                    versions and processor
+    metrics.jsonl     one JSON object a line  an epoch: `epoch`, `seconds`, `bytes_up`,
+                                              `bytes_down`, figures
+    progress.json     JSON                    how far the session is, once a second
+    notes.txt         text                    who came and went, in a federation
+    traffic.csv       CSV with a head         the ledger: `party`, `direction`, `phase`, `frames`,
+                                              `payload_bytes`, `wire_bytes`, `seconds`
+    summary.json      sealed JSON             the figures of a run that ended well
+    failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
+                                              run that did not
+    evaluation.json   sealed JSON             figures of the last `vfl evaluate`
+    predictions.csv   CSV with a head         `id`, `prediction`, `probability_CLASS` for each
+                                              class; `trained` (yes, no) where training rows are
+                                              among them
+    parties/NAME/     folder                  a party's own model, checkpoints and trace; in a
+                                              federation the label party's alone
+    report.html       HTML                    a page of all this
+    .lock             text                    number of the process that works in the folder
+
+Each may be read while it is written.
 """
 
 from __future__ import annotations

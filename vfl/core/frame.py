@@ -1,10 +1,19 @@
 """A frame, the unit that crosses a link: 16 bytes of header and a payload; and what a link is.
 
-Little-endian: ``body_bytes u32 | version u8 | kind u8 | branch u16 | step u32 | crc32 u32``.
-``body_bytes`` counts what follows the header, so the header is also the length prefix of a stream.
-The checksum covers the first 12 bytes and the payload. It finds accidents; TLS finds attackers,
-and accidents too, so over TLS the checksum covers the header alone.
-Codec, width and rows were agreed in the handshake, so they take no bytes here.
+All numbers are little-endian:
+
+    offset  bytes  type  field         value
+    0       4      u32   `body_bytes`  bytes that follow the 16
+    4       1      u8    `version`     0x51: high nibble 5 marks a frame of vfl, low nibble is
+                                       version 1
+    5       1      u8    `kind`        see below
+    6       2      u16   `branch`      attempt; frames of an abandoned attempt are dropped
+    8       4      u32   `step`        number of the exchange, the same on both sides
+    12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS of
+                                       bytes 0 to 11 alone, for TLS finds accidents too
+
+Check a header before anything is allocated: version, `body_bytes` against the agreed limit of that
+kind, kind, checksum. Codec, width and rows were agreed in the handshake and are in no frame.
 
 A `Link` is one end of an ordered, authenticated stream of frames between two parties. A `Hub` is
 the label party's side of several links, one a feature party; it hides reconnects. Sockets live in
@@ -41,21 +50,37 @@ _CRC = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What a frame carries."""
+    """What a frame carries.
+
+    Attributes:
+        HELLO: JSON of at most 8192 bytes: who comes, with its token
+        WELCOME: JSON: the answer
+        CUT: a cut of training rows, encoded
+        GRAD: its gradient
+        QUERY: a cut of other rows
+        ACK: empty: the query was read
+        DONE: JSON: the digest of a party's weights
+        ERROR: JSON: code, what, where, got, want, fix
+        PROTOCOL: a message of a protocol of several parties
+        OPENING: masked operands of shared layers, in training
+        QUERY_OPENING: the same of other rows
+        ASK: rows of the next query, while serving, or nothing to learn who is there
+        REFUSAL: no query comes for these rows, and why
+    """
 
     HELLO = 1
     WELCOME = 2
-    CUT = 3  # training: an activation that awaits its gradient
+    CUT = 3
     GRAD = 4
-    QUERY = 5  # evaluation and prediction: an activation that awaits an ACK
+    QUERY = 5
     ACK = 6
     DONE = 7
     ERROR = 8
-    PROTOCOL = 9  # for protocols that run over the same link
-    OPENING = 10  # training: masked operands that the label party relays
-    QUERY_OPENING = 11  # the same in evaluation and prediction
-    ASK = 12  # while serving: the rows of the next query, or nothing to learn who is there
-    REFUSAL = 13  # while serving: no query comes for these rows, and why
+    PROTOCOL = 9
+    OPENING = 10
+    QUERY_OPENING = 11
+    ASK = 12
+    REFUSAL = 13
 
 
 #: Largest payloads that are accepted: of every kind, or by kind, where the others carry nothing.

@@ -1,14 +1,14 @@
 """Files that are either whole or not there, are what was written, and are for their owner alone.
 
 Writing goes aside, to the disk, and then in place. What a later step relies on is sealed: the file
-says what it is and whose, and a SHA-256 over every byte of it is compared before anything else
-looks at it. There are three forms:
+has `kind`, `party`, `run`, `step`, `format` (2) and `sha256`, that of the whole file with 64 zeros
+in its own place, which is compared before anything else looks at it:
 
-- a container for bytes of ours: magic, length of the header, header (JSON), payload, SHA-256;
-- safetensors, which other programs read as such: the seal is in its metadata;
-- JSON, which people read: the seal is in the record.
-
-In the last two the digest is that of the file with zeros in its own place.
+    form         where the seal is
+    JSON         keys of the object; `"sha256": "..."` is its last line
+    safetensors  `__metadata__` of the header
+    container    8 bytes `vflseal1`, u32 length of the header, the header as JSON, the payload, 32
+                 bytes SHA-256 of all before
 """
 
 from __future__ import annotations

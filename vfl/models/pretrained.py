@@ -2,8 +2,8 @@
 
 The folder has `config.json`, `model.safetensors` (or its parts and their index) and
 `tokenizer.json`. Four layouts are read: "gpt2", "llama" and "vfl-decoder" (of `save_decoder`) as a
-`Decoder`, "bert" as an `Encoder`. A setting that these cannot compute is refused, and so is a
-weight that nothing uses.
+`Decoder`, "bert" as an `Encoder`; see `load_pretrained`. A setting that these cannot compute is
+refused, and so is a weight that nothing uses.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ _State = dict[str, Tensor]
 
 def load_pretrained(folder: Path) -> Decoder | Encoder:
     """The model of a folder, in evaluation and in float32.
+
+    - ``gpt2``: weights tied or not, ``n_inner``, with or without the prefix ``transformer.``;
+      functions other than GELU and scaling by layer are refused.
+    - ``llama``: groups, biases, tied or not, ``rope_theta``, stretched positions of Llama 3.1;
+      other stretchings and heads of a width of their own are refused.
+    - ``bert``: for classification, pairs by segments; relative positions and decoders are refused.
 
     Raises:
         MissingDataError: a file is not there.

@@ -7,7 +7,20 @@ have rows of their own with the same columns; inputs, labels, gradients and the 
 until the model is revealed. A program is a function of a `Member`; see `vfl.mpc.many_parties`.
 
 The classifier has one logistic output a class, whose curve is a line cut at 0 and 1 (Mohassel and
-Zhang 2017, section 5.3), so that a row's gradient is (p - y) x, of norm |p - y| |x|.
+Zhang 2017, section 5.3), so that a row's gradient is (p - y) x, of norm |p - y| |x|. A step:
+
+    rounds
+    8       outputs, cut at 0 and 1: products under masks (Beaver 1991), signs by carries of a
+            shared mask's bits
+    4       each row's norm: that of its errors times that of its inputs, which its owner shares
+    14      1 / norm: shifted to [0.5, 1), a polynomial that is never above the truth (Protocol 1,
+            on the interval it holds for); two messages where the dealer inverts permuted norms
+    7       scaled to the bound where it is longer: a sign, chosen without being revealed
+    5       sum, noise, step: whole numbers of a discrete Gaussian (Canonne et al. 2020), variance
+            3 / (2 m) of the asked at each of m holders
+
+Divisions cost a round: a holder's own division of its share is wrong with every second number that
+fills the ring. With the dealer's help they are exact to one unit (Escudero et al. 2020).
 """
 
 from __future__ import annotations

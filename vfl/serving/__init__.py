@@ -1,1 +1,10 @@
-"""The label party's HTTP service over a session that stays open; see docs/serving.md."""
+"""The label party's HTTP service over a session that stays open; see docs/serving.md.
+
+A session of mode ``serve`` has no schedule: the label party says which rows it wants
+(`vfl.session.serving`). One request:
+
+    serving/front.py     token, limits, ids -> positions
+    serving/service.py   requests that wait -> one batch; all of this on the event loop of HTTP
+    server/serving.py    ASK to every party       ==> clients/serving.py   counted, or REFUSAL
+    server/label_party.py  the same query as of a prediction  <==   QUERY
+"""

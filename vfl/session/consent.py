@@ -3,6 +3,30 @@
 Both ends compute how large a frame may be: the codec, the width and the most rows of an exchange
 say how many bytes a cut, its gradient or a secure mode's message can take. A larger frame is
 refused by its header, before anything is allocated for it.
+
+W is the width of a cut, R the rows of a training batch, Q those of a query (at most 1,024), f the
+feature parties, n the same and a dealer, C the columns of a party's shared layer and C' those of
+the layer it is the partner of (each with one for the offset). Most bytes, towards the label party
+and from it; a kind that is not named carries nothing, and no frame exceeds 512 MiB:
+
+    cut; gradient              the codec's largest payload for R W; the same
+    query; answer              the codec's largest payload for Q W; 1
+    refusal; request           1; 4 Q (serving)
+    cut, query of sum:bits=b   R W b/8, Q W b/8; 4 R W + 64, 1
+    keys (PROTOCOL)            96, of a third party 32 f or 96; 96 n
+    beaver: opened             8 (R C + C' W) + 32; 8 (R C' + C W + R W) + 32
+      outputs; gradient        8 R W; 8 (R W + C' W)
+    a third party: opened      8 R C; 8 C W
+      outputs; gradient        8 R W; 8 R W
+      what it deals            8 f R W, and 8 W (sum of all C); 4
+    sealed (middle, tasks)     16 more, to who takes them, of the largest party; the same
+      key of a pair            96; 96 (PROTOCOL)
+    last report (DONE)         1,024; 0
+    error, ends the link       65,536; 65,536
+
+Openings of a query have Q in place of R. With w = train.in_flight + 3 the label party holds for one
+party at most w (largest frame towards it + 16) + 65,552 + w (largest frame from it + 16) bytes,
+which ``vfl check`` prints (held_bytes_per_party).
 """
 
 from __future__ import annotations

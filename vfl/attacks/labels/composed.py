@@ -2,6 +2,13 @@
 
 A member of this family is a learner with defaults of its own; every other part is an option of all
 of them, so that `label_propagation:at=cut+inputs,scaler=whiten` needs no class of its own.
+
+    layers      at, or of      cut, bottom, learned, before, inputs, outputs, gradients; joined by +
+    scaling     scaler         none, standard, whiten, shrink, zca, cosine, batch, rank
+    learner     the name       logistic, nearest_mean, knn, label_propagation, svm, ridge,
+                               discriminant, mlp, trees, fine_tuning
+    unlabelled  unlabelled     none, self_training, co_training; mixmatch of mlp
+    teacher     teacher        propagation, scratch, or any attack on labels, with / for its commas
 """
 
 from __future__ import annotations

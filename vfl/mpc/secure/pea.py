@@ -172,11 +172,15 @@ class Pea(KeyedMode):
     """Rows that nobody shows train a linear classifier, with noise of every holder.
 
     Args:
-        dealer: who deals; a party without data.
-        divided: "rows" where each holder has all columns of rows of its own; "columns" where they
-            have different columns of the same rows.
-        form: of the inverse roots; see `vfl.mpc.secure_dpsgd.inverse_root`.
-        longest: bound of a row's norm; its owner scales a longer one down.
+        dealer: who deals; a party without data, whose own file has ``role = "dealer"``.
+        divided: "rows" where each of [parties], the label party too, has all columns and the labels
+            of rows of its own (its own file names the `label` column); "columns" where they have
+            different columns of the same rows, the label party their labels.
+        form: of the inverse roots of norms: "polynomial"; or "permuted", where the dealer inverts
+            them: exact, two messages instead of fourteen rounds, and it sees a batch's norms in an
+            order that it does not know.
+        longest: bound of a row's norm after columns are standardised; its owner scales a longer one
+            down.
         start: "zero"; or the "average" of models that each holder trains alone by DP-SGD, for as
             many epochs and with half of epsilon and delta (Protocol 4), and nobody sees these; or
             the "best" of these and their average, judged by a batch of rows with noise, of which

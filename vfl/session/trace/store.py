@@ -1,21 +1,31 @@
 """The files of a trace, what stands in them, how large they get, and a trace in memory.
 
-A party's trace on disk is files that are whole, and an index that says which of them count:
+A party's trace is the folder `parties/NAME/trace`. Files that `index.jsonl` does not name are left
+over from a run that was killed:
 
-trace.json              whose it is, what was recorded, the terms of the session; sealed
-index.jsonl             one line for frames or a snapshot: files and their SHA-256, place in the
-                        training, and a SHA-256 of the line, of whose it is and of the run
-frames-N.npz            some frames, in the order in which they crossed, without their bytes
-payload-N.npy           the bytes of those frames
-snapshot-N.safetensors  the party's own weights after epoch N
+    file                    form                     content
+    trace.json              sealed JSON              whose it is, what was recorded, the terms of
+                                                     the session
+    index.jsonl             lines: JSON, tab, SHA-256  `files` (SHA-256 by name), `step`, and
+                                                     `epoch` of a snapshot
+    frames-N.npz            arrays of numpy, stored  what is known of the frames
+    payload-N.npy           u8 array of numpy        their payloads, one after another
+    snapshot-N.safetensors  sealed safetensors       the party's weights
 
-numpy reads the frames without pickle. Their bytes are most of a trace and are written as they are
-held.
-Of every exchange that has a frame in a file: `exchange_step`, `exchange_epoch`, `exchange_phase`,
-and `exchange_end`, where its rows end in `rows`, int64 positions into the aligned rows.
-Of every frame, in the order in which they crossed: `frame_exchange` (which of the exchanges),
-`frame_party` (which of `parties`), `frame_kind`, `frame_up` (towards the label party), and
-`frame_end`, where its bytes end.
+Arrays of `frames-N.npz`:
+
+    array             type   of each   content
+    `exchange_step`   int64  exchange  its number
+    `exchange_epoch`  int64  exchange  from 1
+    `exchange_phase`  text   exchange  train, validation or test
+    `exchange_end`    int64  exchange  where its rows end in `rows`
+    `rows`            int64  row       position in the aligned rows
+    `parties`         text   party     its name
+    `frame_exchange`  int64  frame     index of its exchange
+    `frame_party`     u8     frame     index in `parties`
+    `frame_kind`      u8     frame     as in a frame's header
+    `frame_up`        bool   frame     whether it went to the label party
+    `frame_end`       int64  frame     where its bytes end in `payload-N.npy`
 """
 
 from __future__ import annotations
