@@ -21,6 +21,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,6 @@ from vfl.attacks.labels.regression import predicted
 from vfl.attacks.view import Evidence, Holdings, ThreatModel, View
 from vfl.config import Experiment
 from vfl.core.seeds import generator, use_one_thread
-from vfl.experiments.statistics import Estimate, estimate
 from vfl.experiments.tables import Table
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data
@@ -390,41 +390,42 @@ def store(path: Path, rows: Sequence[ColumnRow]) -> None:
             )
 
 
-def reached(rows: Sequence[ColumnRow], column: str) -> Estimate | None:
-    """How well a column is read behind one protection, by cuts or by all that the attacker has.
+def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
+    """How well a column is read behind one protection, of each seed.
 
-    Over seeds, the better of the two on average.
+    By cuts or by all that the attacker has, whichever is better on average.
     """
-    ways = [
-        estimate([getattr(row, reads) for row in rows if row.column == column])
-        for reads in ("cut", "both")
-    ]
-    return max((each for each in ways if each is not None), key=lambda one: one.mean, default=None)
+    some = [row for row in rows if row.column == column]
+    return max(([row.cut for row in some], [row.both for row in some]), key=fmean)
 
 
 def table(rows: Sequence[ColumnRow]) -> str:
-    """One line a protection: utility, and how well each column is read; first without any cut."""
+    """One line a protection: utility, and how well each column is read; first without any cut.
+
+    Means over seeds, and by how much seeds differ at most.
+    """
     parts = []
     for name in dict.fromkeys(row.task for row in rows):
         of_task = [row for row in rows if row.task == name]
         wanted = TASKS[name].columns
-        head = [f"{each}, {of_task[at].measure}" for at, each in enumerate(wanted)]
-        own = [estimate([row.own for row in of_task if row.column == each]) for each in wanted]
-        lines = [["nothing sent", "", *map(_text, own)]]
+        measures = {row.column: row.measure for row in of_task}
+        found = {"nothing sent": [[r.own for r in of_task if r.column == c] for c in wanted]}
+        utility = {"nothing sent": ""}
         for protection in dict.fromkeys(row.protection for row in of_task):
             some = [row for row in of_task if row.protection == protection]
-            utility = estimate([row.utility for row in some if row.column == wanted[0]])
-            lines.append([protection, _text(utility), *(_text(reached(some, c)) for c in wanted)])
-        made = Table(["protection", "utility, auc", *head], lines)
+            found[protection] = [reached(some, column) for column in wanted]
+            utility[protection] = f"{fmean(row.utility for row in some):.3f}"
+        lines = [
+            [
+                protection, utility[protection], *(f"{fmean(each):.3f}" for each in columns),
+                f"{max(max(each) - min(each) for each in columns):.3f}",
+            ]
+            for protection, columns in found.items()
+        ]  # fmt: skip
+        head = [f"{column}, {measures[column]}" for column in wanted]
+        made = Table(["protection", "utility, auc", *head, "seeds differ by at most"], lines)
         parts.append(f"{name}\n{made.markdown()}")
     return "\n".join(parts)
-
-
-def _text(found: Estimate | None) -> str:
-    if found is None:
-        return ""
-    half = "" if found.half_width is None else f" ± {found.half_width:.3f}"
-    return f"{found.mean:.3f}{half}"
 
 
 def main() -> None:

@@ -67,9 +67,9 @@ def test_rows_are_stored_and_read_back_and_a_line_is_a_protection(tmp_path):
     for row in found:
         store(tmp_path / "rows.csv", [row])
     assert stored(tmp_path / "rows.csv") == found
-    assert reached(found[:4], "balance").mean == pytest.approx(0.9)
+    assert reached(found, "balance") == [0.9, 0.7, 0.9, 0.7]
     lines = table(found).splitlines()
-    assert any("sign:grad=8" in line and "0.700 ± 0.000" in line for line in lines)
+    assert any("sign:grad=8" in line and "0.700" in line for line in lines)
     assert not stored(tmp_path / "none.csv")
 
 

@@ -282,7 +282,8 @@ class DPSettings(Settings):
             their joint sensitivity, both in units of each half's clip norm.
         delta: of every epsilon; below one over the training rows.
         clip: bound of one row's gradient at one party, of all its weights together.
-        clips: other bounds, by party.
+        clips: other bounds, by party. A row's gradient grows with the root of a party's columns,
+            and each half's noise with its bound: equal ones favour the party of few columns.
         clip_by: "half" bounds all weights of a half together; "layer" bounds each of n layers by
             clip / sqrt(n).
         quantile: the share of rows whose gradients should stay as they are: each clip norm starts
