@@ -235,6 +235,28 @@ def test_cifar():
         assert_shows(accuracy, [100 * last["test"]])
 
 
+@pytest.mark.parametrize("task", ["bank_marketing", "credit_default"])
+def test_columns_of_another_party(task):
+    """The better of cuts alone and of cuts with own columns, and how far seeds lie apart."""
+    stored = [row for row in rows_of("columns.csv") if row["task"] == task]
+    columns = list(dict.fromkeys(row["column"] for row in stored))
+    table = table_of(f"## Columns of {task.replace('_', ' ')}", "protection")
+    assert len(table) == 1 + len({row["protection"] for row in stored})
+    for name, utility, *cells, apart in table:
+        some = [row for row in stored if row["protection"] == name.strip("`")]
+        found = []
+        for column in columns:
+            ways = {
+                reads: [float(row[reads]) for row in (some or stored) if row["column"] == column]
+                for reads in ("own", "cut", "both")
+            }
+            found.append(max(ways["cut"], ways["both"], key=mean) if some else ways["own"])
+        assert_shows(utility, [mean(float(row["utility"]) for row in some)] if some else [])
+        for cell, values in zip(cells, found, strict=True):
+            assert_shows(cell, [mean(values)])
+        assert_shows(apart, [max(max(values) - min(values) for values in found)])
+
+
 def test_private_tables():
     stored, names = rows_of("private_tables.jsonl"), {"Adult": "adult"}
     names |= {"credit default": "credit_default", "bank marketing": "bank_marketing"}
