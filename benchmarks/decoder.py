@@ -205,10 +205,11 @@ def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
     """
     width = max(_HEADS)
     above = form.integer_bits + 2
-    bits = _TOKENS * (24 + above + 14 + above + 1) + width * (11 + above + 30 + above)
+    # Of the first norm P1 sees five bits more than of others, in thesis mode in both messages.
+    bits = _TOKENS * (24 + above + 14 + above + 1) + width * (11 + above + 30 + above + 5)
     messages = _LAYERS * layer.messages + 6
     if form.mode == "thesis":
-        bits += width * (13 + above + 30 + above) + _TOKENS * (16 + above)
+        bits += width * (13 + above + 30 + above + 5) + _TOKENS * (16 + above)
         messages += 3
     sent = layer.online_mib * _MIB * _LAYERS + bits / 8
     # Of 12 width^2 products in a layer.
