@@ -12,6 +12,7 @@ widest layer that was measured.
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -269,11 +270,6 @@ def _timed(
     return played[-1], seconds, median(walls)
 
 
-def _both_s(found: Sequence[tuple[Shared, float, float, float]]) -> float:
-    """From when both were at the step: one of them comes to it earlier and waits."""
-    return max(end for *_, end in found) - max(start for *_, start, _ in found)
-
-
 def _plain(turns: int, function: Callable[[], Any]) -> float:
     def once() -> float:
         began = time.process_time()
@@ -322,23 +318,27 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
     )
     torch.manual_seed(0)
     model, x = Decoder(shape).eval(), torch.randn(1, _CONTEXT, width)
+    together = threading.Barrier(2)
     with LocalRoles(form, {}, timeout_s=300) as parties:
         layers = parties.run(
             lambda party: PrivateLayers.share(party, shape, model if party.role == P0 else None)
         )
 
-        def program(last: int, party: Role) -> tuple[Shared, float, float, float]:
+        def program(last: int, party: Role) -> tuple[Shared, float, float]:
             """All steps but the last one at once, and the last one where that is asked for.
 
-            What came of it, the processor's seconds, and when it began and ended.
+            What came of it, the processor's seconds, and those until it was there. Both ends begin
+            it together: who came earlier would have sent something ahead.
             """
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:
                 values = x[0, start:end].double()
                 shared = _dealt(party, values, _SUM, _SUM + form.integer_bits + _GUARD)
+                if start and not party.offline:
+                    together.wait(timeout=300)
                 began, clock = time.thread_time(), time.perf_counter()
                 found = layers[party.role].layer(party, 0, shared, start, caches)
-            return found, time.thread_time() - began, clock, time.perf_counter()
+            return found, time.thread_time() - began, time.perf_counter() - clock
 
         before, both = (
             [_play(parties, partial(program, last)) for _ in range(turns + 1)][1:]
@@ -348,7 +348,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
         if wan is not None:
             _over(parties, wan)
             walls = [_play(parties, partial(program, 1)) for _ in range(turns)]
-            wan_s = median(_both_s(each.found) for each in walls)
+            wan_s = median(max(wall for *_, wall in each.found) for each in walls)
         names = ("attention_in", "attention_out", "mlp_in", "mlp_out")
         weights = [layers[P0].constants[f"layers.0.{name}"].weight for name in names]
         inputs = [

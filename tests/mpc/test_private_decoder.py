@@ -90,7 +90,7 @@ def test_words_of_small_vectors_are_seen_as_well_as_others(shape):
         model.tokens.weight.mul_(0.02)
         if shape is GPT:
             model.positions.weight.mul_(0.02)
-    prompts = torch.randint(0, 100, (40, 5), generator=torch.Generator().manual_seed(2)).tolist()
+    prompts = torch.randint(0, 100, (15, 5), generator=torch.Generator().manual_seed(2)).tolist()
     same, worst = logit_errors(model, prompts)
     assert same == len(prompts)
     assert worst < (1.6e-2 if shape is GPT else 3.5e-2)  # .026 and .076 of 11 bits
