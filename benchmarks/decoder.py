@@ -323,6 +323,17 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
         layers = parties.run(
             lambda party: PrivateLayers.share(party, shape, model if party.role == P0 else None)
         )
+        # As a second one: before the first P1 is shown more of a value.
+        layers = [
+            replace(
+                each,
+                constants={
+                    name.replace("layers.0", "layers.1"): constant
+                    for name, constant in each.constants.items()
+                },
+            )
+            for each in layers
+        ]
 
         def program(last: int, party: Role) -> tuple[Shared, float, float]:
             """All steps but the last one at once, and the last one where that is asked for.
@@ -337,7 +348,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
                 if start and not party.offline:
                     together.wait(timeout=300)
                 began, clock = time.thread_time(), time.perf_counter()
-                found = layers[party.role].layer(party, 0, shared, start, caches)
+                found = layers[party.role].layer(party, 1, shared, start, caches)
             return found, time.thread_time() - began, time.perf_counter() - clock
 
         before, both = (
@@ -350,7 +361,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
             walls = [_play(parties, partial(program, 1)) for _ in range(turns)]
             wan_s = median(max(wall for *_, wall in each.found) for each in walls)
         names = ("attention_in", "attention_out", "mlp_in", "mlp_out")
-        weights = [layers[P0].constants[f"layers.0.{name}"].weight for name in names]
+        weights = [layers[P0].constants[f"layers.1.{name}"].weight for name in names]
         inputs = [
             torch.randint(-(2**33), 2**33, (1, len(each))) for each in weights if each is not None
         ]

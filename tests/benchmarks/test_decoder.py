@@ -37,6 +37,8 @@ def test_a_layer_and_tokens(rows, mode, messages):
     assert layer.messages == messages
     assert layer.error < 2e-2
     assert layer.ring_s > 0
+    # Both begin the step together: nothing of it is under way before.
+    assert layer.wan_s >= messages * 0.001 + layer.online_mib * 2**20 * 8 / 1e9
     assert tokens.offline_s > 0
     assert tokens.same == tokens.of == 4
     assert tokens.error < 2e-2
