@@ -6,10 +6,15 @@ other system's first token of it and one from the middle of the answer, whose ea
 values are shared beforehand. First token of ours: from the call on, so with the greeting of the
 stream, TLS and fresh keys. What is dealt comes before it and is told apart; other systems deal
 within their clock. Each of their runs is the second of two, as in `benchmarks.mpc`.
+
+`--next-tokens` asks something else: how often the one token behind a prompt is that of the model in
+float64, and how near to each other the two are where it is not. An answer that differs once goes on
+as another text, so tokens of whole answers say less. The three parties are threads there.
 """
 
 from __future__ import annotations
 
+import copy
 import secrets
 import tempfile
 import time
@@ -33,14 +38,16 @@ from benchmarks.mpc_party import DecoderStep, Ready, Task
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config.llm_file import LlmLimits, LlmParty, read_llm_file
 from vfl.config.toml import Settings
-from vfl.core.errors import ConfigError
+from vfl.core.errors import ConfigError, DataError
 from vfl.core.seeds import generator, use_one_thread
 from vfl.models.decoder import Cache, Decoder, DecoderShape, Rotation
 from vfl.models.pretrained import load_pretrained, save_decoder
-from vfl.mpc.private_decoder import linear_layers
-from vfl.mpc.rules import NAMES
+from vfl.mpc.private_decoder import PrivateDecoder, linear_layers
+from vfl.mpc.rules import NAMES, Mode
+from vfl.mpc.two_party import Form
 from vfl.serving.llm import PARTIES, ROLES, User
 from vfl.serving.llm_project import free_addresses, start_standing, write_llm_project
+from vfl.serving.llm_text import read_tokenizer
 
 _MB = 1e6
 
@@ -75,6 +82,27 @@ class LlmRow(Settings):
     same: int | None = None
     of: int | None = None
     error: float | None = None
+
+
+class NextTokens(Settings):
+    """One token behind each of some prompts, beside the model in float64.
+
+    Attributes:
+        system: "vfl, fast", "vfl, thesis", or "plain torch" in float32.
+        same, of: tokens that are the model's, and all.
+        error: the largest of a logit; of vfl, of all logits in order, for their order is secret.
+        deviation: root of the mean square of all these.
+        margins: of each token that is another, how much less its logit is than the best one's.
+        near: share of the prompts whose two best logits are less than `error` apart.
+    """
+
+    system: str
+    same: int
+    of: int
+    error: float
+    deviation: float
+    margins: list[float]
+    near: float
 
 
 class Begin(Settings):
@@ -430,6 +458,106 @@ def _require_parts(shape: DecoderShape) -> None:
         )
 
 
+def bench_next_tokens(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    say: Callable[[str], None] = harness.silent,
+) -> list[NextTokens]:
+    """Both modes, and plain torch; greedy.
+
+    Args:
+        model: in float32.
+        prompts: token ids.
+        say: told a line about each mode.
+    """
+    use_one_thread()
+    exact = copy.deepcopy(model).double()
+    with torch.no_grad():
+        plain, wanted = (
+            [each(torch.tensor([prompt]))[0, -1].double() for prompt in prompts]
+            for each in (model, exact)
+        )
+    rows = [_compared("plain torch", [int(each.argmax()) for each in plain], plain, wanted)]
+    modes: tuple[Mode, ...] = ("thesis", "fast")
+    for mode in modes:
+        tokens: list[int] = []
+        scores: list[Tensor] = []
+
+        def pick(seen: Tensor, scores: list[Tensor] = scores) -> int:
+            scores.append(seen.sort().values)
+            return int(seen.argmax())
+
+        with PrivateDecoder(model, Form(mode)) as hidden:
+            for prompt in prompts:
+                tokens += hidden.generate(prompt, 1, pick)
+        ordered = [each.sort().values for each in wanted]
+        rows.append(_compared(f"vfl, {mode}", tokens, scores, ordered, wanted))
+        say(f"{mode}: {rows[-1].same} of {rows[-1].of}")
+    return rows
+
+
+def _compared(
+    system: str,
+    tokens: Sequence[int],
+    found: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+    logits: Sequence[Tensor] | None = None,
+) -> NextTokens:
+    """Scores beside those wanted, and tokens beside the best of the logits."""
+    errors = torch.stack(list(found)) - torch.stack(list(wanted))
+    whole, error = torch.stack(list(logits or wanted)), float(errors.abs().max())
+    best, second = whole.topk(2).values.unbind(1)
+    chosen = whole.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    other = torch.tensor(tokens) != whole.argmax(1)
+    return NextTokens(
+        system=system,
+        same=int((~other).sum()),
+        of=len(tokens),
+        error=error,
+        deviation=float(errors.square().mean().sqrt()),
+        margins=(best - chosen)[other].tolist(),
+        near=float((best - second < error).double().mean()),
+    )
+
+
+def cut_prompts(text: str | None, model: Decoder, folder: Path, count: int, length: int) -> Prompts:
+    """Prompts from random places of a text, by the folder's tokenizer; without one random tokens.
+
+    Raises:
+        DataError: the text is shorter than a prompt.
+    """
+    draw = generator(0, "next tokens")
+    if text is None:
+        found: Prompts = torch.randint(
+            model.shape.vocabulary, (count, length), generator=draw
+        ).tolist()
+        return found
+    tokens = read_tokenizer(folder).encode(text)
+    if len(tokens) < length:
+        raise DataError("the text is shorter than a prompt", want=f"{length} tokens at least")
+    starts = torch.randint(len(tokens) - length + 1, (count,), generator=draw).tolist()
+    return [tokens[start : start + length] for start in starts]
+
+
+Prompts = list[list[int]]
+
+
+def format_next_tokens(rows: Sequence[NextTokens]) -> str:
+    """As a table of Markdown."""
+    lines = [
+        "| system | tokens of the model in float64 | largest error of a logit | deviation "
+        "| margins where another | prompts whose two best are nearer than the largest error |",
+        "| --- " * 6 + "|",
+    ]
+    for row in rows:
+        margins = ", ".join(f"{each:.4f}" for each in row.margins)
+        lines.append(
+            f"| {row.system} | {row.same} of {row.of} | {row.error:.1e} | {row.deviation:.1e} "
+            f"| {margins} | {row.near:.1%} |"
+        )
+    return "\n".join(lines)
+
+
 def format_llm(rows: Sequence[LlmRow]) -> str:
     """As a table of Markdown."""
     lines = [
@@ -464,8 +592,14 @@ def main() -> None:
         help="another system and the Python that has it: spu=PATH or crypten=PATH; may be repeated",
     )
     options.add_argument("--turns", type=int, default=2, help="questions of other systems")
+    options.add_argument(
+        "--next-tokens", type=int, default=0, help="of so many prompts, and nothing else"
+    )
+    options.add_argument("--text", type=Path, help="a file that --next-tokens takes prompts from")
 
-    def measure(asked: Namespace) -> list[LlmRow]:
+    def measure(asked: Namespace) -> Sequence[Settings]:
+        if asked.next_tokens:
+            return next_tokens(asked)
         return bench_llm(
             asked.model,
             questions=asked.questions,
@@ -477,7 +611,21 @@ def main() -> None:
             say=harness.say,
         )
 
-    harness.run(options, measure, format_llm)
+    def next_tokens(asked: Namespace) -> list[NextTokens]:
+        if asked.model is None:
+            options.error("--next-tokens needs a --model")
+        plain = load_pretrained(asked.model)
+        assert isinstance(plain, Decoder), "tokens are counted"
+        text = None if asked.text is None else asked.text.read_text(encoding="utf-8")
+        prompts = cut_prompts(text, plain, asked.model, asked.next_tokens, asked.prompt_tokens)
+        return bench_next_tokens(plain, prompts, harness.say)
+
+    def table(rows: Sequence[Settings]) -> str:
+        tokens = [row for row in rows if isinstance(row, NextTokens)]
+        whole = [row for row in rows if isinstance(row, LlmRow)]
+        return format_next_tokens(tokens) if tokens else format_llm(whole)
+
+    harness.run(options, measure, table)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_cells_are_done_once(folder, capsys):
 
 def test_the_experiments_can_be_built(folder):
     for name in ("reviews", "inversion"):
-        changes = ["data.length=60", "train.epochs=1", "parties.user.width=512"]
+        changes = ["data.length=60", "data.test=0.2", "train.epochs=1", "parties.user.width=512"]
         experiment = read_experiment(FOLDER / f"{name}.toml", changes)
         check_specs(experiment)
         data = load_data(experiment)

@@ -330,6 +330,23 @@ def test_codecs_at_levels(heading, name, measure, intervals):
     assert checked > 8
 
 
+def test_words_read_behind_defenses_that_train():
+    """Means over seeds; `token_search` is not for defenses that put layers around the blocks."""
+    stored = rows_of("inversion_defenses.csv")
+    table = table_of("## Defenses that train", "defense or codec")
+    assert {cells[0].strip("`") for cells in table} == {row["victim"] for row in stored}
+    attacks = ("text_inversion", "token_network", "token_search")
+    for victim, seeds, *cells in table:
+        of = [row for row in stored if row["victim"] == victim.strip("`")]
+        assert_shows(seeds, [len({row["seed"] for row in of})])
+        for cell, attack in zip(cells, attacks, strict=False):
+            read = [100 * float(r["words_read"]) for r in of if r["attack"].startswith(attack)]
+            assert_shows(cell, [mean(read)] if read else [])
+        for cell, measure in zip(cells[3:], ("accuracy", "auc"), strict=True):
+            by_seed = {row["seed"]: float(row[f"validation_{measure}"]) for row in of}
+            assert_shows(cell, [mean(by_seed.values())])
+
+
 def test_what_a_page_would_print_wrongly_is_seen():
     assert_shows("**66.7 ± 1.3**", [66.74, 1.26])
     with pytest.raises(AssertionError):

@@ -4,8 +4,8 @@
 
 Byte-pair encoding of 1,024 tokens (Sennrich et al. 2016), and a decoder of LLaMA's parts with one
 million weights. Both go to the user's cache, where the demo looks for them. Every fiftieth review
-is kept apart; the loss printed is on those. The learning rate falls with the time that is left, so
-that a slow machine ends in time, with a model that is worse.
+is kept apart, in apart.txt; the loss printed is on those. The learning rate falls with the time
+that is left, so that a slow machine ends in time, with a model that is worse.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ def main() -> None:
     print(f"{len(one)} tokens to train on, {len(other)} kept apart", flush=True)
     model = train(one, other, given.minutes)
     pairs.save(given.folder)
+    (given.folder / "apart.txt").write_text("\n".join(held), encoding="utf-8")
     save_decoder(given.folder, model)
     print(f"wrote {given.folder}; now: vfl llm demo")
 

@@ -37,6 +37,8 @@ def test_a_layer_and_tokens(rows, mode, messages):
     assert layer.messages == messages
     assert layer.error < 2e-2
     assert layer.ring_s > 0
+    # Both begin the step together: nothing of it is under way before.
+    assert layer.wan_s >= messages * 0.001 + layer.online_mib * 2**20 * 8 / 1e9
     assert tokens.offline_s > 0
     assert tokens.same == tokens.of == 4
     assert tokens.error < 2e-2
@@ -49,7 +51,7 @@ def test_a_model_of_6_billion_is_computed_from_a_layer(rows):
         update={"online_mib": 0.25, "messages": 10, "cpu_s": 0.1}
     )
     slow, quick = _six_billion(layer, Form())
-    ends = (130_528 * (34 + 24 + 1) + 4096 * (21 + 40)) / 8
+    ends = (130_528 * (34 + 24 + 1) + 4096 * (26 + 40)) / 8
     assert slow.online_mib == pytest.approx(28 * 0.25 + ends / 2**20)
     assert slow.messages == 286
     line = slow.online_mib * 2**20 * 8 / 1e8 + 286 * 0.01

@@ -5,9 +5,16 @@ import pytest
 import torch
 
 from benchmarks.emulation import Wan
-from benchmarks.llm import bench_llm, decoder_task, format_llm
+from benchmarks.llm import (
+    bench_llm,
+    bench_next_tokens,
+    cut_prompts,
+    decoder_task,
+    format_llm,
+    format_next_tokens,
+)
 from benchmarks.mpc import peers
-from vfl.core.errors import ConfigError
+from vfl.core.errors import ConfigError, DataError
 from vfl.models.decoder import Decoder, DecoderShape
 
 
@@ -69,3 +76,32 @@ def test_a_decoder_that_other_systems_do_not_compute_is_refused():
     others = peers("spu=/nowhere/python")
     with pytest.raises(ConfigError, match="know no such decoder"):
         bench_llm(None, None, 1, 4, 2, others=others)
+
+
+def test_next_tokens_beside_the_model_in_float64(monkeypatch):
+    """Both modes; and an error that is there is found, with the margin of each other token."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderShape(60, 32, 1, 2, tied=False)).eval()
+    prompts = torch.randint(60, (6, 3), generator=torch.Generator().manual_seed(0)).tolist()
+    plain, thesis, fast = bench_next_tokens(model, prompts)
+    assert plain.same == thesis.same == fast.same == plain.of == 6
+    assert plain.error < 1e-5 < fast.deviation < fast.error < 0.02
+    assert fast.margins == []
+    assert len(format_next_tokens([plain, thesis, fast]).splitlines()) == 5
+    monkeypatch.setattr("vfl.mpc.private_decoder._SCORE_SEEN", 1)
+    _, _, coarse = bench_next_tokens(model, prompts)
+    assert coarse.same < coarse.of
+    assert len(coarse.margins) == coarse.of - coarse.same
+    assert all(0 < margin <= 2 * coarse.error for margin in coarse.margins)
+    assert 0 < coarse.near <= 1
+
+
+def test_prompts_are_cut_from_a_text(tmp_path):
+    model, text = Decoder(DecoderShape(256, 32, 1, 2)), "a film of some length"
+    found = cut_prompts(text, model, tmp_path, 5, 4)
+    assert [len(each) for each in found] == [4] * 5
+    assert all(bytes(each).decode() in text for each in found)
+    assert found == cut_prompts(text, model, tmp_path, 5, 4)
+    assert {len(each) for each in cut_prompts(None, model, tmp_path, 5, 4)} == {4}
+    with pytest.raises(DataError, match="shorter"):
+        cut_prompts("abc", model, tmp_path, 5, 4)

@@ -192,6 +192,7 @@ def test_the_demos_model_is_trained_by_one_command(monkeypatch, tmp_path, data_r
     assert len(pairs.encode(text)) < len(text) / 2
     shape = load_pretrained(tmp_path / "m").shape
     assert shape.vocabulary == 1024
+    assert (tmp_path / "m" / "apart.txt").read_text().strip()  # for benchmarks.llm --text
     losses = [
         float(line.split()[4]) for line in capsys.readouterr().out.splitlines() if "loss" in line
     ]

@@ -53,14 +53,15 @@ _SUM = 24
 #: Attention: of what its linear layer gives, these are kept of queries, keys and values; then a
 #: probability's and, of the mixture, what is kept before the weight behind it. A score has those of
 #: a query and a key. All that is dropped until it is a sum must be there behind the norm.
-_ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 8, 12
+_ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 10, 12
 _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
 _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
 #: The last layers, of which there is one a token.
 _LAST, _LAST_WEIGHT = 14, 16
-#: What P1 needs to see of a value before a function.
-_SEEN, _SCORE_SEEN = 11, 14
+#: What P1 needs to see of a value before a function. Words' vectors are small until a layer has
+#: added to them (Llama 2: .02), and the first norm makes their errors large with them.
+_SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
 #: At P1: the position of the chosen score, of scores in an order it does not know.
 Pick = Callable[[Tensor], int]
@@ -216,7 +217,7 @@ class PrivateLayers:
             -1,
         )
         x = self._embedded(party, one_hot, 0, 1)
-        normed = self._normed(party, x, "norm", ring + _ATTENTION_RING)
+        normed = self._normed(party, x, "norm", ring + _ATTENTION_RING, shown=_WORDS_SEEN)
         for index in range(shape.layers):
             name, last = f"layers.{index}", index + 1 == shape.layers
             mixed = self._attention(party, name, normed, 0, (Growing(), Growing()), 1)
@@ -244,7 +245,8 @@ class PrivateLayers:
     ) -> Shared:
         """One layer of some new tokens; axes (texts x steps, width)."""
         name, ring = f"layers.{index}", _sum_ring(party)
-        normed = self._normed(party, x, f"{name}.attention_norm", ring + _ATTENTION_RING)
+        shown, wide = _SEEN if index else _WORDS_SEEN, ring + _ATTENTION_RING
+        normed = self._normed(party, x, f"{name}.attention_norm", wide, shown=shown)
         x = x.plus(self._attention(party, name, normed, start, caches, texts))
         normed = self._normed(party, x, f"{name}.mlp_norm", ring)
         return x.plus(self._mlp(party, name, normed))
@@ -259,12 +261,14 @@ class PrivateLayers:
             x, None if own is None else own[start : start + steps].repeat(texts, 1)
         )
 
-    def _normed(self, party: Role, x: Shared, where: str, ring: int, bits: int = 0) -> Shared:
+    def _normed(
+        self, party: Role, x: Shared, where: str, ring: int, bits: int = 0, shown: int = _SEEN
+    ) -> Shared:
         norm = F.layer_norm if self.shape.norm == "layer" else F.rms_norm
         width, epsilon = self.shape.width, self.shape.epsilon
         function = partial(norm, normalized_shape=(width,), eps=epsilon)
         bits = bits or _normed_bits(width)
-        return party.apply(x, function, bits, ring, where, "vectors", _SEEN)
+        return party.apply(x, function, bits, ring, where, "vectors", shown)
 
     def _skipped(self, party: Role, name: str, normed: Shared) -> Shared:
         """Around a part of an encoder's layer: the norm with its own weights."""
