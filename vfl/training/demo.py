@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.datasets import load_digits
 
 from vfl.config import Experiment, PartyFile, read_party_file, with_overrides
 from vfl.config.run_folder import new_run_name
 from vfl.core.seeds import Secret, permutation
 from vfl.core.storage import write_bytes
+from vfl.datasets.named import read_digits
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.session.party_folder import INJECTED_SECRET
@@ -106,14 +106,14 @@ def run_in_process(
 
 def _tables() -> dict[str, pd.DataFrame]:
     """Left half, right half and labels of scikit-learn's digits, each in its own order."""
-    digits = load_digits()
-    rows = len(digits.images)
+    pictures, digits = read_digits()
+    rows = len(digits)
     ids = [f"image-{row:04d}" for row in range(rows)]
     halves = {"left": range(4), "right": range(4, 8)}
     tables: Mapping[str, dict[str, np.ndarray]] = {
-        side: {f"pixel_{y}_{x}": digits.images[:, y, x] for y in range(8) for x in columns}
+        side: {f"pixel_{y}_{x}": pictures[:, y, x] for y in range(8) for x in columns}
         for side, columns in halves.items()
-    } | {"label": {"digit": digits.target}}
+    } | {"label": {"digit": digits}}
     return {
         name: pd.DataFrame({"id": ids, **columns}).iloc[permutation(0, rows, "demo", name)]
         for name, columns in tables.items()
