@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,14 @@ def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> 
         say("starting the SuperLink (TLS, node authentication, database file)")
         services.callback(deployment.start_superlink(label).stop)
         deployment.register_nodes(label)
-        for side in _SIDES:
+        say(f"starting the SuperNodes of parties {' and '.join(_SIDES)}")
+
+        def start(side: str) -> None:
             file = folder / side / "party.toml"
-            say(f"starting the SuperNode of party {side}")
             services.callback(deployment.start_supernode(read_party_file(file), file).stop)
+
+        with ThreadPoolExecutor() as together:
+            list(together.map(start, _SIDES))
         say("submitting the run")
         return federated.run_session(label, "train", new_run_name("digits"), on_epoch=on_epoch)
 
