@@ -209,7 +209,11 @@ def worker(
     from vfl.cli import main
     from vfl.federation import programs, workers
 
-    of_flower = {"flwr-clientapp": programs.clientapp, "flwr-serverapp": programs.serverapp}
+    of_flower = {
+        "flwr-clientapp": programs.clientapp,
+        "flwr-serverapp": programs.serverapp,
+        "flower-superexec": programs.superexec,
+    }
     name = os.environ[programs.WORKER_VARIABLE]
     names = [name] if name else [*of_flower]
     if not name:  # a terminal's Ctrl-C is for the command that shares it, which passes it on

@@ -420,7 +420,10 @@ def _start_superexec(api: LocalApi) -> None:
 
     def keep() -> None:
         while True:
-            code = subprocess.Popen(command, start_new_session=True).wait()
+            shared = os.environ.get(SHARED_VARIABLE)
+            code = Shared(Path(shared), command[0]).run(command) if shared else None
+            if code is None:
+                code = subprocess.Popen(command, start_new_session=True).wait()
             time.sleep(_AGAIN_S)  # by then a service that ends has taken this thread along
             print(f"vfl: SuperExec ended (exit {code}); starting it again", flush=True)
 

@@ -70,6 +70,10 @@ _APPS = (
     "httpcore",
 )
 PRELOADED = {
+    "flower-superexec": (
+        "flwr.supercore.cli",
+        "flwr.supercore.superexec.executor.subprocess_executor",
+    ),
     "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", *_APPS),
     "flwr-serverapp": (
         "flwr.superlink.runtime.run_serverapp",
@@ -124,6 +128,18 @@ class Shared:
                     return
         self._others = [one for one in self._others if one.poll() is None]
         self._others.append(subprocess.Popen(command, **options))
+
+    def run(self, command: Sequence[str]) -> int | None:
+        """Run a program to its end, which comes with this process's at the latest.
+
+        Returns:
+            The exit code, 1 if it died; None if the worker does not take it.
+        """
+        with _connected(self._folder) as connection:
+            if not connection or not _ask(connection, command, (0, 1, 2), follows=True):
+                return None
+            connection.settimeout(None)
+            return (connection.recv(1) or b"\x01")[0]
 
 
 class Standing(Shared):
