@@ -413,12 +413,17 @@ def _fork_for_one(listener: socket.socket) -> socket.socket | None:
 
 
 def _first_step() -> None:
-    """What a training's first step sets up, by its own optimiser: torch's imports its compiler."""
+    """What a training's first step sets up, and what counts its model before it is built.
+
+    The optimiser is our own: torch's imports its compiler. So does counting on torch's meta device.
+    """
     torch = import_module("torch")
     settings = import_module("vfl.config").TrainSettings()
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     import_module("vfl.session.exchange").optimizer_factory(settings)([parameter]).step()
+    counted = import_module("vfl.models").make_bottom("mlp:hidden=none")
+    import_module("vfl.models.footprint").footprint(counted, (1,), 1)
 
 
 def _forked_child(listener: socket.socket, life: int) -> None:
