@@ -242,7 +242,8 @@ def run_among_parties(
         finally:
             del os.environ[SHARED_VARIABLE]
             os.close(life)
-            worker.wait(_PATIENCE_S)
+            worker.terminate()  # a busy machine may take long to tell it that the pipe is closed
+            worker.wait()
 
 
 def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
