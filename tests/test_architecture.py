@@ -144,34 +144,38 @@ def test_what_loads_no_torch(modules):
 
 PLAIN_TRAINING = """
 import sys
-from pathlib import Path
-from vfl.config import Experiment
-from vfl.training.run import train
-train(
-    Experiment.model_validate(
-        {
-            "name": "plain",
-            "data": {"source": "breast_cancer"},
-            "parties": {"left": {}, "right": {}},
-            "train": {"epochs": 1},
-        }
-    ),
-    Path(sys.argv[1]),
-    "run",
-)
-print(*sorted(name for name in sys.modules if name.startswith(("vfl.mpc", "torch._dynamo"))))
+from vfl.cli import app
+app(["train", *sys.argv[1:]], standalone_mode=False)
+print(*sorted(sys.modules), file=sys.stderr)
 """
+PLAIN_EXPERIMENT = """
+parties.left.columns = ["a*"]
+parties.right.columns = ["b*"]
+label.column = "late"
+train.epochs = 1
+"""
+#: None of it is needed to train on a table, to judge the model and to write its report.
+NEEDLESS = {"flwr", "scipy", "sklearn", "sympy", "torch._dynamo", "torchvision", "vfl.mpc"}
 
 
-def test_a_plain_training_loads_no_mpc_and_no_compiler(tmp_path):
+def test_a_training_on_a_table_loads_nothing_that_it_does_not_need(tmp_path):
+    lines = [f"{n},{n % 7},{n % 5},{n % 3},{int(n % 7 > 3)}" for n in range(200)]
+    (tmp_path / "table.csv").write_text("\n".join(["id,a1,a2,b1,late", *lines]))
+    (tmp_path / "plain.toml").write_text(
+        'data = { source = "table.csv", id = "id" }' + PLAIN_EXPERIMENT
+    )
+    arguments = [tmp_path / "plain.toml", "--runs", tmp_path / "runs"]
     done = subprocess.run(
-        [sys.executable, "-c", PLAIN_TRAINING, tmp_path],
+        [sys.executable, "-c", PLAIN_TRAINING, *arguments],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    assert done.stdout.split() == []
+    assert "test auc" in done.stdout
+    loaded = set(done.stderr.split())
+    assert {"torch", "pandas", "vfl.experiments.pages"} <= loaded
+    assert not loaded & NEEDLESS
 
 
 def is_call(node, *dotted):

@@ -15,6 +15,7 @@ from vfl.federation import workers
 
 PROGRAMS = """
 import os, sys, time
+from pathlib import Path
 from vfl.federation import workers
 
 def threaded():
@@ -39,6 +40,10 @@ def vfl():
         told = [os.getcwd(), os.environ["TOLD"], sys.stdin.readline().strip(), oct(os.umask(0))]
         print(*told, workers._forked, numpy.random.rand(), flush=True)
         print("aside", file=sys.stderr)
+    if what == "parties":
+        shared = workers.Shared(Path(os.environ[workers.SHARED_VARIABLE]), "session")
+        shared.popen(["session", sys.argv[3]])
+        print("worker", os.getppid(), shared.run(["vfl", "end", "5"]), flush=True)
     sys.exit(int(sys.argv[2]))
 
 if os.environ.get("THREADED"):
@@ -242,3 +247,35 @@ def test_a_worker_ends_with_the_process_that_keeps_it(standing):
     os.close(standing._life)
     standing._life = os.open(os.devnull, os.O_RDONLY)
     assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status == 0
+
+
+SHARING = """
+import os, sys
+from vfl.federation import workers
+command = [sys.executable, "-c", sys.argv[1]]
+code = workers.run_among_parties(command, os.environ, sys.argv[2:])
+print("code", code, workers.SHARED_VARIABLE in os.environ)
+"""
+
+
+def sharing(*arguments, **options):
+    """A command that starts parties, run in a worker that their sessions share."""
+    command = [sys.executable, "-c", SHARING, PROGRAMS, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, **options
+    )
+
+
+def test_parties_of_one_command_share_its_worker(tmp_path):
+    done = sharing("parties", "2", str(tmp_path / "one"))
+    words = [line.split() for line in done.stdout.splitlines() if not line.startswith("session")]
+    (_, worker, ended), (_, code, left) = words  # and not a word of the worker's own
+    assert (ended, code, left) == ("5", "2", "False")
+    assert eventually((tmp_path / "one").exists)
+    assert (tmp_path / "one").read_text() == worker
+    assert not os.path.exists(f"/proc/{worker}")
+
+
+def test_where_none_can_be_shared_the_command_runs_itself():
+    done = sharing("end", "3", env={**os.environ, "THREADED": "1"})
+    assert done.stdout == "code None False\n"

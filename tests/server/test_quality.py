@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from sklearn import metrics
 
 from vfl.core.seeds import generator
 from vfl.server.quality import (
@@ -55,6 +56,43 @@ def test_many_classes_are_each_held_against_the_rest():
     assert figures["auc"] == pytest.approx(np.mean(auc))
     assert figures["f1"] == pytest.approx(np.mean([counted_f1(truth, guess, c) for c in range(5)]))
     assert figures["log_loss"] == pytest.approx(-np.log(chances[range(40), truth]).mean())
+
+
+@pytest.mark.parametrize("classes", [2, 7])
+def test_figures_are_scikit_learns(classes):
+    """With ties, classes that are rare or never guessed, and chances that round to 0."""
+    logits, codes = drawn(300, classes)
+    logits, codes = (40 * logits).round(), (codes * codes) % classes
+    logits[:, 0] += 10
+    chances, truth = logits.double().softmax(1).numpy(), codes.numpy()
+    guess = logits.argmax(1).numpy()
+    several = {"average": "macro"} if classes > 2 else {}
+    missing = {code for code in range(classes) if code not in truth}
+    expected = {
+        "accuracy": metrics.accuracy_score(truth, guess),
+        "log_loss": metrics.log_loss(truth, chances, labels=range(classes)),
+        "f1": metrics.f1_score(truth, guess, **several),
+    }
+    if not missing:
+        of = chances[:, 1] if classes == 2 else chances
+        expected["auc"] = metrics.roc_auc_score(truth, of, multi_class="ovr")
+    assert classification_quality(logits, codes) == pytest.approx(expected, rel=1e-12)
+    expected.pop("auc", None)
+    if classes > 2:
+        found = reduced_quality(reduced(logits, codes), codes)
+        assert found == pytest.approx(expected, rel=1e-5)  # of chances in float32
+
+
+def test_numbers_are_judged_as_scikit_learn_does():
+    truth, guess = drawn(50, 2)[0].T
+    assert regression_quality(guess[:, None], truth) == pytest.approx(
+        {
+            "rmse": metrics.root_mean_squared_error(truth.double(), guess.double()),
+            "mae": metrics.mean_absolute_error(truth.double(), guess.double()),
+            "r2": metrics.r2_score(truth.double(), guess.double()),
+        },
+        rel=1e-12,
+    )
 
 
 def test_without_a_class_there_is_no_auc():

@@ -209,10 +209,17 @@ def worker(
     from vfl.cli import main
     from vfl.federation import programs, workers
 
-    of_flower = {"flwr-clientapp": programs.clientapp, "flwr-serverapp": programs.serverapp}
+    of_flower = {
+        "flwr-clientapp": programs.clientapp,
+        "flwr-serverapp": programs.serverapp,
+        "flower-superexec": programs.superexec,
+    }
     name = os.environ[programs.WORKER_VARIABLE]
-    allowed = {name: of_flower[name], "vfl": main}
-    workers.stand(allowed, workers.PRELOADED[name], life)
+    names = [name] if name else [*of_flower]
+    if not name:  # a terminal's Ctrl-C is for the command that shares it, which passes it on
+        os.setsid()
+    preloaded = [module for each in names for module in workers.PRELOADED[each]]
+    workers.stand({each: of_flower[each] for each in names} | {"vfl": main}, preloaded, life)
 
 
 def hand_over(path: Path) -> None:
@@ -220,6 +227,15 @@ def hand_over(path: Path) -> None:
     from vfl.federation import workers
 
     code = workers.hand_over(path, sys.argv[1:])
+    if code is not None:
+        raise typer.Exit(code)
+
+
+def run_among_parties() -> None:
+    """End with this very command's exit code if a worker can run it beside its parties."""
+    from vfl.federation import programs
+
+    code = programs.shared_worker(sys.argv[1:])
     if code is not None:
         raise typer.Exit(code)
 

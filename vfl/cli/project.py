@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vfl.cli.federation import run_among_parties
 from vfl.cli.output import Json, Set, emit, say, say_epoch, show_training
 from vfl.core.ledger import size
 
@@ -38,6 +39,8 @@ def demo(
     Starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains over them,
     and ends all of them. Everything is kept in FOLDER, a new one under runs/ unless it is given.
     """
+    if not in_process:
+        run_among_parties()
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
     from vfl.training import demo as trial

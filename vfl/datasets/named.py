@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +69,24 @@ def read_bundled(
     return read(Request(source, root, download, limit, form, seed))
 
 
-def _digits(asked: Request) -> Bundled:
-    from sklearn.datasets import load_digits
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """The handwritten digits that come with scikit-learn, whose import their file does without.
 
-    found = load_digits()
+    Returns:
+        pictures, float64 from 0 to 16, axes (1797, 8, 8); digits, int64, axes (1797,).
+    """
+    package = find_spec("sklearn")
+    assert package is not None, "vfl depends on scikit-learn"
+    assert package.origin is not None, "it is installed as files"
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+
+
+def _digits(asked: Request) -> Bundled:
+    pictures, digits = read_digits()
     return Bundled(
-        cells=found.images[: asked.limit, None],
-        labels=found.target[: asked.limit].astype(np.int64),
+        cells=pictures[: asked.limit, None],
+        labels=digits[: asked.limit],
         classes=tuple(range(10)),
         scale=(16.0,),
     )
@@ -115,19 +127,17 @@ def read_digit_pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
         pictures, float32, axes (rows, 1, 8, 16), black 0 and white 1 with normal noise of 0.25;
         labels, int64, axes (rows,): ten times the left digit plus the right one.
     """
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    order = seeds.permutation(seed, len(found.target), "digit_pairs")
+    images, values = read_digits()
+    order = seeds.permutation(seed, len(values), "digit_pairs")
     draw = np.random.default_rng(seeds.derive(seed, "digit_pairs", "draw"))
     pairs = [
         draw.choice(digits, (rows, 2))
         for rows, digits in zip(PART_ROWS, np.split(order, np.cumsum(PART_DIGITS)), strict=False)
     ]
     left, right = np.concatenate(pairs).T
-    pictures = np.concatenate([found.images[left], found.images[right]], axis=2) / 16
+    pictures = np.concatenate([images[left], images[right]], axis=2) / 16
     pictures += NOISE * draw.standard_normal(pictures.shape)
-    labels = 10 * found.target[left] + found.target[right]
+    labels = 10 * values[left] + values[right]
     return pictures[:, None].astype(np.float32), labels.astype(np.int64)
 
 

@@ -1,4 +1,7 @@
-"""Means over repeats, and how far they can be trusted."""
+"""Means over repeats, and how far they can be trusted.
+
+SciPy is imported where a quantile is needed: the report of a single run needs none.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
-
-from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
 
@@ -91,7 +92,14 @@ def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float])
 
 def _quantile(count: int) -> float:
     """Student's, for so many repeats."""
-    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+    return _student(count - 1, (1 + CONFIDENCE) / 2)
+
+
+def _student(freedom: int, probability: float) -> float:
+    """The quantile of Student's distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, probability))
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -136,6 +144,8 @@ def chance_below(found: Estimate | None, bound: float) -> float:
     """
     if found is None or found.half_width is None:
         return 1.0
+    from scipy.special import stdtr
+
     error = found.standard_error
     return float(stdtr(found.count - 1, (found.mean - bound) / error)) if error else 1.0
 
@@ -330,7 +340,7 @@ def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[f
 def _ends(mean: float, spread: float, count: int) -> tuple[float, float]:
     if math.isinf(spread):
         return -math.inf, math.inf
-    half = -float(stdtrit(count - 1, _SKEWED)) * spread / math.sqrt(count)
+    half = -_student(count - 1, _SKEWED) * spread / math.sqrt(count)
     return mean - half, mean + half
 
 

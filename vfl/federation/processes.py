@@ -163,7 +163,9 @@ class Service(Process):
                 name, command, environment, stdout=output, stderr=subprocess.STDOUT, umask=_UMASK
             )
 
-    def wait_for(self, marker: str, timeout_s: float = 60.0, *, refusal: str | None = None) -> None:
+    def wait_for(
+        self, marker: str, timeout_s: float = 120.0, *, refusal: str | None = None
+    ) -> None:
         """Block until the log shows a text.
 
         Args:

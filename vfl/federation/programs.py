@@ -45,7 +45,7 @@ from vfl.federation.guard import (
     local_guard,
     network_guard,
 )
-from vfl.federation.workers import Standing
+from vfl.federation.workers import SHARED_VARIABLE, Shared, Standing, run_among_parties
 from vfl.transport import session_certificate
 from vfl.transport.stream import listen
 
@@ -54,8 +54,11 @@ PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 #: host:port of the SuperLink's network port; empty for a simulation, which has none.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
-#: Which program of Flower the service's standing worker runs; without it none stands.
+#: Which program of Flower a service's standing worker runs; a service without it has no worker, and
+#: a worker without it is a shared one, which runs those of every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
+#: Starts a standing worker.
+WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
 #: A service prints it once all its ports are open.
 READY = "vfl: all ports are open"
 
@@ -417,7 +420,10 @@ def _start_superexec(api: LocalApi) -> None:
 
     def keep() -> None:
         while True:
-            code = subprocess.Popen(command, start_new_session=True).wait()
+            shared = os.environ.get(SHARED_VARIABLE)
+            code = Shared(Path(shared), command[0]).run(command) if shared else None
+            if code is None:
+                code = subprocess.Popen(command, start_new_session=True).wait()
             time.sleep(_AGAIN_S)  # by then a service that ends has taken this thread along
             print(f"vfl: SuperExec ended (exit {code}); starting it again", flush=True)
 
@@ -433,11 +439,21 @@ def superexec() -> None:
     name = "flwr.supercore.superexec.executor.subprocess_executor"
     if program := os.environ.get(WORKER_VARIABLE):
         executor = _module(name, "subprocess", "SubprocessExecutor")
-        command = [sys.executable, "-P", "-m", "vfl", "party-worker"]
-        worker = Standing(Path(os.environ[LOCAL_API_VARIABLE]), program, command)
+        shared = os.environ.get(SHARED_VARIABLE)
+        worker = (
+            Shared(Path(shared), program)
+            if shared
+            else Standing(Path(os.environ[LOCAL_API_VARIABLE]), program, WORKER_COMMAND)
+        )
         executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=subprocess.DEVNULL)
         executor.SubprocessExecutor.reconcile = lambda executor: worker.keep()
     _module("flwr.supercore.cli", "flower_superexec").flower_superexec()
+
+
+def shared_worker(arguments: Sequence[str]) -> int | None:
+    """Run a `vfl` command that starts several parties beside them; see `run_among_parties`."""
+    environment = {**os.environ, **QUIET, WORKER_VARIABLE: ""}
+    return run_among_parties(WORKER_COMMAND, environment, arguments)
 
 
 def serverapp() -> None:

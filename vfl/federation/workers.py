@@ -6,6 +6,8 @@ connects to its socket, and gets a fork of it that runs the program:
 
 - Flower's SuperExec, for the ClientApp or ServerApp of a session (`Standing`)
 - a command of the label party, for itself (`hand_over`)
+- a command that starts every party on this machine, for itself and for their SuperExecs: they share
+  one worker, so that torch is imported once and not once a process (`run_among_parties`)
 
 The socket lies in the folder of the local API (0700), and a caller of another user is not answered.
 Which programs there are is decided by who started the worker; each checks what it always checks, so
@@ -33,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -67,13 +70,16 @@ _APPS = (
     "httpcore",
 )
 PRELOADED = {
+    "flower-superexec": (
+        "flwr.supercore.cli",
+        "flwr.supercore.superexec.executor.subprocess_executor",
+    ),
     "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", *_APPS),
     "flwr-serverapp": (
         "flwr.superlink.runtime.run_serverapp",
         "flwr.superlink.cli",
         "flwr.cli.build",
         "flwr.supercore.control",
-        "sklearn.metrics",
         "vfl.experiments.pages",
         "vfl.experiments.plan",
         "vfl.serving.front",
@@ -82,6 +88,8 @@ PRELOADED = {
         *_APPS,
     ),
 }
+#: Folder of a worker that the services started by one command share; without it each has its own.
+SHARED_VARIABLE = "VFL_SHARED_WORKER"
 #: Arrow's second allocator, which nobody uses, would have a thread.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _forked = False
@@ -90,7 +98,51 @@ _forked = False
 # --- whoever wants a program to run --------------------------------------------------------------
 
 
-class Standing:
+class Shared:
+    """Starts programs through a worker that somebody else keeps.
+
+    Args:
+        folder: where the worker answers.
+        program: the only one of Flower's that it is asked for here.
+    """
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self._folder = folder
+        self._program = program
+        self._others: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def stands(self) -> bool:
+        """Whether the worker may answer; an answer that does not come says it does not."""
+        return True
+
+    def keep(self) -> None:
+        """Look after the worker, which is for its keeper to do."""
+
+    def popen(self, command: Sequence[str], **options: Any) -> None:
+        """Start a program and leave it alone; in the place of `subprocess.Popen`."""
+        if command[0] == self._program and self.stands:
+            with open(os.devnull, "r+b") as nothing, _connected(self._folder) as connection:
+                files = (0, nothing.fileno(), nothing.fileno()) if options else (0, 1, 2)
+                if connection and _ask(connection, command, files, follows=False):
+                    return
+        self._others = [one for one in self._others if one.poll() is None]
+        self._others.append(subprocess.Popen(command, **options))
+
+    def run(self, command: Sequence[str]) -> int | None:
+        """Run a program to its end, which comes with this process's at the latest.
+
+        Returns:
+            The exit code, 1 if it died; None if the worker does not take it.
+        """
+        with _connected(self._folder) as connection:
+            if not connection or not _ask(connection, command, (0, 1, 2), follows=True):
+                return None
+            connection.settimeout(None)
+            return (connection.recv(1) or b"\x01")[0]
+
+
+class Standing(Shared):
     """Keeps the worker of a service, and starts programs through it.
 
     Args:
@@ -100,20 +152,17 @@ class Standing:
     """
 
     def __init__(self, folder: Path, program: str, command: Sequence[str]) -> None:
-        self._folder = folder
-        self._program = program
+        super().__init__(folder, program)
         self._command = command
-        private_folder(folder)
-        self._listener = socket.socket(socket.AF_UNIX)
-        with _address(folder) as address:
-            Path(address).unlink(missing_ok=True)
-            self._listener.bind(address)
-            Path(address).chmod(PRIVATE_FILE)
-        self._listener.listen(_WAITING)
+        self._listener = _listen(folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._life: int | None = None
-        self._others: list[subprocess.Popen[bytes]] = []
         self._start()
+
+    @property
+    def stands(self) -> bool:
+        """Whether the worker runs."""
+        return self._process is not None and self._process.poll() is None
 
     def keep(self) -> None:
         """Start the worker again if it has died. One that ended by itself cannot stand here."""
@@ -125,16 +174,6 @@ class Standing:
         elif monotonic() > self._started + _RESTART_S:
             print(f"vfl: the standing worker ended (exit {code}); starting it again", flush=True)
             self._start()
-
-    def popen(self, command: Sequence[str], **options: Any) -> None:
-        """Start a program and leave it alone; in the place of `subprocess.Popen`."""
-        if command[0] == self._program and self._process and self._process.poll() is None:
-            with open(os.devnull, "r+b") as nothing, _connected(self._folder) as connection:
-                files = (0, nothing.fileno(), nothing.fileno()) if options else (0, 1, 2)
-                if connection and _ask(connection, command, files, follows=False):
-                    return
-        self._others = [one for one in self._others if one.poll() is None]
-        self._others.append(subprocess.Popen(command, **options))
 
     @property
     def pid(self) -> int | None:
@@ -151,18 +190,10 @@ class Standing:
 
     def _start(self) -> None:
         self._started = monotonic()
-        life, other = os.pipe()  # the worker ends when this process does
-        os.set_inheritable(life, True)
-        self._process = subprocess.Popen(
-            [*self._command, str(life)],
-            stdin=self._listener.fileno(),
-            pass_fds=[life],
-            env={**os.environ, **_ENVIRONMENT},
-        )
-        os.close(life)
+        self._process, life = _begin(self._command, self._listener, os.environ)
         if self._life is not None:
             os.close(self._life)
-        self._life = other
+        self._life = life
 
 
 def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
@@ -179,7 +210,45 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
         LostPeerError: the process that ran it died.
     """
     folder = _api_folder(path)
-    if _forked or folder is None:
+    return None if folder is None else _run_in_worker(folder, arguments)
+
+
+def run_among_parties(
+    command: Sequence[str], environment: Mapping[str, str], arguments: Sequence[str]
+) -> int | None:
+    """Let a new worker run a `vfl` command that starts parties, and the parties' sessions too.
+
+    Args:
+        command: starts the worker; see `Standing`.
+        environment: of the worker.
+        arguments: of the `vfl` command.
+
+    Returns:
+        The exit code; None if no worker can stand here, and the caller has to run it itself.
+
+    Raises:
+        LostPeerError: the process that ran it died.
+    """
+    if _forked or sys.platform != "linux":
+        return None
+    with TemporaryDirectory() as name:
+        with _listen(Path(name)) as listener:
+            worker, life = _begin(command, listener, environment, stdout=subprocess.PIPE)
+        os.environ[SHARED_VARIABLE] = name
+        try:
+            with worker.stdout as words:  # type: ignore[union-attr]
+                words.readline()  # that it stands by, or why it does not
+                return _run_in_worker(Path(name), arguments)
+        finally:
+            del os.environ[SHARED_VARIABLE]
+            os.close(life)
+            worker.terminate()  # a busy machine may take long to tell it that the pipe is closed
+            worker.wait()
+
+
+def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
+    """The exit code of a `vfl` command that the worker ran; None if it did not take it."""
+    if _forked:
         return None
     with _connected(folder) as connection:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -204,6 +273,35 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
             fix="run it again: a standing worker that died is started again",
         )
     return code[0]
+
+
+def _listen(folder: Path) -> socket.socket:
+    """The socket that a worker answers in a folder."""
+    private_folder(folder)
+    listener = socket.socket(socket.AF_UNIX)
+    with _address(folder) as address:
+        Path(address).unlink(missing_ok=True)
+        listener.bind(address)
+        Path(address).chmod(PRIVATE_FILE)
+    listener.listen(_WAITING)
+    return listener
+
+
+def _begin(
+    command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A worker, and what it ends with: a pipe that closes with this process at the latest."""
+    life, other = os.pipe()
+    os.set_inheritable(life, True)
+    worker = subprocess.Popen(
+        [*command, str(life)],
+        stdin=listener.fileno(),
+        pass_fds=[life],
+        env={**environment, **_ENVIRONMENT},
+        **options,
+    )
+    os.close(life)
+    return worker, other
 
 
 def _api_folder(path: Path) -> Path | None:
@@ -316,12 +414,17 @@ def _fork_for_one(listener: socket.socket) -> socket.socket | None:
 
 
 def _first_step() -> None:
-    """What a training's first step sets up, by its own optimiser: torch's imports its compiler."""
+    """What a training's first step sets up, and what counts its model before it is built.
+
+    The optimiser is our own: torch's imports its compiler. So does counting on torch's meta device.
+    """
     torch = import_module("torch")
     settings = import_module("vfl.config").TrainSettings()
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     import_module("vfl.session.exchange").optimizer_factory(settings)([parameter]).step()
+    counted = import_module("vfl.models").make_bottom("mlp:hidden=none")
+    import_module("vfl.models.footprint").footprint(counted, (1,), 1)
 
 
 def _forked_child(listener: socket.socket, life: int) -> None:

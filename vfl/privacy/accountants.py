@@ -2,6 +2,9 @@
 
 Two are references (`moments`, `strong_composition`), as Abadi et al. 2016 compare them. `rdp` needs
 no other package and is what a training uses; `pld` is the tightest, of Google's dp-accounting.
+
+SciPy's special functions are imported where they are needed: every session imports this file, and
+few account for noise.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, log_ndtr, logsumexp
 
 from vfl.core.errors import MissingPackageError, PrivacyError
 from vfl.core.registry import require, require_choice
@@ -255,6 +257,8 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
     >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
     1.0
     """
+    from scipy.special import log_ndtr
+
     ratio = sensitivity / sigma
 
     def excess(epsilon: float) -> float:
@@ -283,6 +287,7 @@ def _log_moments(rate: float, noise: float, orders: tuple[int, ...]) -> np.ndarr
         exact = np.array(orders, dtype=float)
         logs: np.ndarray = exact * (exact - 1) / (2 * noise**2)
         return logs
+    from scipy.special import gammaln, logsumexp
 
     def of(order: int) -> float:
         i = np.arange(order + 1, dtype=float)

@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -236,16 +235,42 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
 def _without_compiler(kind: type[optim.Optimizer]) -> Any:
     """An optimiser without the hooks of torch.compile, whose import takes a second of CPU.
 
-    Its methods are torch's own, as they stand behind those hooks.
+    Its methods are torch's own, as they stand behind those hooks, and a step is no range of torch's
+    profiler, which takes longer than a step of a small model. What was registered to run before and
+    after a step does.
     """
-    hooked = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+    hooked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in hooked}
-    plain["step"] = torch.no_grad()(plain["step"])
-    return type(kind.__name__, (kind,), plain)
+    own_step = torch.no_grad()(inspect.unwrap(kind.step))
+
+    def step(optimizer: optim.Optimizer) -> None:
+        for before in optimizer._optimizer_step_pre_hooks.values():
+            before(optimizer, (), {})
+        own_step(optimizer)
+        for after in optimizer._optimizer_step_post_hooks.values():
+            after(optimizer, (), {})
+
+    step.hooked = True  # type: ignore[attr-defined]  # so torch leaves it as it is
+    return type(kind.__name__, (kind,), plain | {"step": step})
 
 
 _Adam: type[optim.Adam] = _without_compiler(optim.Adam)
 _SGD: type[optim.SGD] = _without_compiler(optim.SGD)
+#: Weights up to which one call a step for all of a party's tensors is faster than one for each; it
+#: takes the memory of all of them at once, and gives the same bits.
+_FEW_WEIGHTS = 1 << 18
+
+
+def _go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """`torch.autograd.backward`, which imports torch's symbolic shapes to compare two sizes.
+
+    They take a second of CPU, and the comparison 30 microseconds a step. The engine refuses sizes
+    that differ by itself.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    flags = {"allow_unreachable": True, "accumulate_grad": True}
+    engine.run_backward(tuple(roots), tuple(grads), False, False, (), **flags)
+
 
 #: Builds an optimiser of a party's own parameters.
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
@@ -253,10 +278,17 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 
 def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
     """A function that builds the optimiser the settings name for a party's own parameters."""
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.optimizer == "adam":
-        return partial(_Adam, lr=rate, weight_decay=decay)
-    return partial(_SGD, lr=rate, momentum=settings.momentum, weight_decay=decay)
+    options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    kind: Callable[..., optim.Optimizer] = _Adam
+    if settings.optimizer == "sgd":
+        kind, options = _SGD, options | {"momentum": settings.momentum}
+
+    def build(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        own = list(parameters)
+        few = sum(weight.numel() for weight in own) <= _FEW_WEIGHTS
+        return kind(own, **options, foreach=few or None)
+
+    return build
 
 
 #: Fewest rows a query's forward pass has. Libraries multiply fewer by other routines, whose last
@@ -702,15 +734,11 @@ class FeatureEnd(_End):
             self.private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
             self._optimizer.step()
             return
-        roots, grads = [cut], [grad]
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, pending.inputs, context))
-        for local in losses:
-            if local is not None:
-                roots.append(local)
-                grads.append(torch.ones_like(local))
+        roots = [cut, *(loss for loss in losses if loss is not None)]
         drop_gradients(self._trainable)
-        torch.autograd.backward(roots, grads)
+        _go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
         if pending.stash is not None:
             pending.stash.hand_over()
         self._optimizer.step()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.datasets import load_digits
 
 from vfl.config import Experiment, PartyFile, read_party_file, with_overrides
 from vfl.config.run_folder import new_run_name
 from vfl.core.seeds import Secret, permutation
 from vfl.core.storage import write_bytes
+from vfl.datasets.named import read_digits
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.session.party_folder import INJECTED_SECRET
@@ -78,10 +79,14 @@ def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> 
         say("starting the SuperLink (TLS, node authentication, database file)")
         services.callback(deployment.start_superlink(label).stop)
         deployment.register_nodes(label)
-        for side in _SIDES:
+        say(f"starting the SuperNodes of parties {' and '.join(_SIDES)}")
+
+        def start(side: str) -> None:
             file = folder / side / "party.toml"
-            say(f"starting the SuperNode of party {side}")
             services.callback(deployment.start_supernode(read_party_file(file), file).stop)
+
+        with ThreadPoolExecutor() as together:
+            list(together.map(start, _SIDES))
         say("submitting the run")
         return federated.run_session(label, "train", new_run_name("digits"), on_epoch=on_epoch)
 
@@ -106,14 +111,14 @@ def run_in_process(
 
 def _tables() -> dict[str, pd.DataFrame]:
     """Left half, right half and labels of scikit-learn's digits, each in its own order."""
-    digits = load_digits()
-    rows = len(digits.images)
+    pictures, digits = read_digits()
+    rows = len(digits)
     ids = [f"image-{row:04d}" for row in range(rows)]
     halves = {"left": range(4), "right": range(4, 8)}
     tables: Mapping[str, dict[str, np.ndarray]] = {
-        side: {f"pixel_{y}_{x}": digits.images[:, y, x] for y in range(8) for x in columns}
+        side: {f"pixel_{y}_{x}": pictures[:, y, x] for y in range(8) for x in columns}
         for side, columns in halves.items()
-    } | {"label": {"digit": digits.target}}
+    } | {"label": {"digit": digits}}
     return {
         name: pd.DataFrame({"id": ids, **columns}).iloc[permutation(0, rows, "demo", name)]
         for name, columns in tables.items()

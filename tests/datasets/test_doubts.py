@@ -1,0 +1,51 @@
+"""What one column tells of the label is found by the tree that scikit-learn would grow."""
+
+import numpy as np
+import pytest
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from vfl.core.seeds import derive
+from vfl.datasets import doubts
+
+HALF = 300
+
+
+def drawn(columns):
+    """Cells of one number, or of so many categories as unit vectors; and a noisy sum of them."""
+    draw = np.random.default_rng(derive(columns, "test doubts"))
+    if columns == 1:
+        cells = draw.normal(size=(2 * HALF, 1)).round(2)
+    else:
+        cells = np.eye(columns)[draw.integers(0, columns, 2 * HALF)]
+    hidden = np.sin(3 * cells @ np.arange(1, columns + 1))
+    return cells.astype(np.float32), hidden + 0.05 * draw.normal(size=2 * HALF)
+
+
+@pytest.mark.parametrize("columns", [1, 6])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_classes(columns, classes):
+    cells, hidden = drawn(columns)
+    codes = np.digitize(hidden, np.linspace(-1, 1, classes + 1)[1:-1])
+    tree = DecisionTreeClassifier(max_leaf_nodes=20, class_weight="balanced", random_state=0)
+    guess = tree.fit(cells[:HALF], codes[:HALF]).predict(cells[HALF:])
+    right, true = guess == codes[HALF:], codes[HALF:]
+    each = [right[true == code].mean() if code in true else 0.0 for code in range(classes)]
+    found = doubts._recognised(cells, codes, HALF, classes)
+    assert found == pytest.approx(np.mean(each), abs=0.01)
+    assert found > 1 / classes
+
+
+@pytest.mark.parametrize("columns", [1, 6])
+def test_numbers_in_any_unit(columns):
+    cells, hidden = drawn(columns)
+    tree = DecisionTreeRegressor(max_leaf_nodes=200, random_state=0)
+    expected = tree.fit(cells[:HALF], hidden[:HALF]).score(cells[HALF:], hidden[HALF:])
+    for unit in (1.0, 1e-9, 1e9):
+        found = doubts._explained(cells, unit * hidden, HALF)
+        assert found == pytest.approx(expected, abs=0.01)
+
+
+def test_a_column_that_never_varies_tells_nothing():
+    cells, hidden = np.zeros((2 * HALF, 2), np.float32), drawn(1)[1]
+    assert doubts._explained(cells, hidden, HALF) == pytest.approx(0, abs=0.05)
+    assert doubts._recognised(cells, (hidden > 0).astype(int), HALF, 2) == 0.5
