@@ -709,6 +709,8 @@ class FeatureEnd(_End):
             if local is not None:
                 roots.append(local)
                 grads.append(torch.ones_like(local))
+        if not any(root.requires_grad for root in roots):
+            return  # nothing learned of this cut; an optimiser's momentum would move on
         drop_gradients(self._trainable)
         torch.autograd.backward(roots, grads)
         if pending.stash is not None:
