@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
@@ -17,8 +18,9 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 
 _HIDDEN, _BATCH = 128, 256
-#: The least that a class is believed, where a correction takes more away than there is.
-_LEAST_SHARE = 1e-6
+#: Below this share of belief its logarithm goes on as a line: a correction may take more away than
+#: there is, and which row it takes more from still tells.
+_SMALL = 0.05
 
 
 class GradientAttack(Attack):
@@ -244,7 +246,7 @@ class GradientTeacher(GradientSimilarity):
         # A row more of either kind, so that a few that agree are not taken for certainty.
         agreed = (told[rows:] == truth)[heard[rows:]].double()
         right = (agreed.sum() + 1) / (len(agreed) + 2)
-        right = right.clamp(min=1.5 / classes)  # guesses that are no better teach nothing anyway
+        right = right.clamp(min=1.1 / classes)  # guesses that are no better teach nothing anyway
         wrong = (1 - right) / (classes - 1)
         inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1)
         seen = self._components(inputs)
@@ -255,10 +257,12 @@ class GradientTeacher(GradientSimilarity):
             network = nn.Sequential(hidden, nn.ReLU(), nn.Linear(_HIDDEN, classes))
         fit(network, seen[known], labels[known], self.steps, 1e-3, draw, batch=_BATCH)
         believed = through(network, seen[:rows]).double().softmax(1)
-        believed = ((believed - wrong) / (right - wrong)).clamp_min(_LEAST_SHARE)
+        believed = (believed - wrong) / (right - wrong)
+        line = math.log(_SMALL) + believed / _SMALL - 1
         answers = torch.where(one_hot(told[:rows], classes).bool(), right, wrong)
         answers[~heard[:rows]] = 1.0
-        return (believed * answers).log().float()
+        shares = torch.where(believed < _SMALL, line, believed.clamp_min(_SMALL).log())
+        return (shares + answers.log()).float()
 
     def _components(self, inputs: Tensor) -> Tensor:
         centred, variances, axes = principal(inputs)
