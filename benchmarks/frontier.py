@@ -337,6 +337,11 @@ def _listed(places: Sequence[Place]) -> str:
     return ", ".join(f"`{one.defense}`" for one in places) or "none"
 
 
+def _missing(found: Frontier) -> str:
+    run = {one.family for one in found.places}
+    return ", ".join(one for one in families_of(found.task) if one not in run) or "none"
+
+
 def _text(found: Estimate, sign: str = "") -> str:
     half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
     return f"{100 * found.mean:{sign}.1f}{half}"
@@ -430,7 +435,7 @@ def page_of(rows: Sequence[Row], page: Path) -> None:
             f"\n## {task}\n",
             f"{experiment.data.rows} rows, {one.seeds} victims of each defense, "
             f"`examples/frontier/{task}.toml`. The best without labels: {one.reference}, "
-            f"{_text(one.reference_reaches)}.\n",
+            f"{_text(one.reference_reaches)}. Families not run: {_missing(one)}.\n",
             f"![{task}: accuracy against leaked labels]({picture.name})\n",
             table_of(one).markdown(),
         ]
