@@ -138,6 +138,56 @@ def test_the_leaderboard():
                 assert_shows(cell.partition("±")[0], [100 * float(row[name])])
 
 
+FREE = "label-free bottom"
+
+
+def test_the_frontier():
+    """Places, verdicts and what the summary says of the label-free bottom, from rows by seed."""
+    stored = rows_of("frontier.csv")
+    page = (RESULTS / "frontier.md").read_text(encoding="utf-8")
+    for task in dict.fromkeys(row["task"] for row in stored):
+        of = [row for row in stored if row["task"] == task]
+        utility = {
+            defense: [100 * float(value) for _, value in sorted(found.items())]
+            for defense in dict.fromkeys(row["defense"] for row in of if row["utility"])
+            for found in [{r["seed"]: r["utility"] for r in of if r["defense"] == defense}]
+        }
+        reached = {
+            (row["defense"], row["attack"]): [
+                100 * float(each["reaches"])
+                for each in sorted(of, key=lambda each: each["seed"])
+                if (each["defense"], each["attack"]) == (row["defense"], row["attack"])
+            ]
+            for row in of
+        }
+        family = {row["defense"]: row["family"] for row in of}
+        blind = [v for (d, _), v in reached.items() if family[d] in (FREE, "no model")]
+        without = max(blind, key=mean)
+        free = max((d for d in utility if family[d] == FREE), key=lambda d: mean(utility[d]))
+        table = table_of(f"## {task}", "defense")
+        assert {row[0] for row in table} == set(utility)
+        beating = []
+        for defense, _, good, less, attack, _, reaches, leaks, verdict, _ in table:
+            worst = max(
+                (a for d, a in reached if d == defense), key=lambda a: mean(reached[defense, a])
+            )
+            assert attack == worst
+            gain = [a - b for a, b in zip(utility[defense], utility[free], strict=True)]
+            leak = [a - b for a, b in zip(reached[defense, worst], without, strict=True)]
+            assert_shows(good, interval(utility[defense]))
+            assert_shows(reaches, interval(reached[defense, worst]))
+            for cell, values in ((less, gain), (leaks, leak)):
+                assert_shows(cell, interval(values))
+            (gained, by), (leaked, over) = interval(gain), interval(leak)
+            if gained - by > 0 and leaked + over <= 1 and family[defense] != FREE:
+                beating.append(defense)
+            assert (verdict == "beats it") == (defense in beating)
+        (headline,) = [line for line in page.splitlines() if line.startswith(f"- **{task}**")]
+        assert f"the label-free bottom `{free}`" in headline
+        assert ("Nothing is shown to beat" in headline) == (not beating)
+        assert all(f"`{defense}`" in headline for defense in beating)
+
+
 # --- private training -----------------------------------------------------------------------------
 
 

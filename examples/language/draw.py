@@ -10,8 +10,7 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-from vfl.experiments import pages
-from vfl.experiments.pages.charts import Series, line_drawing
+from vfl.experiments.pages.charts import Series, line_drawing, standalone
 
 NAMES = {"text_inversion": "optimisation", "token_search": "search", "token_network": "network"}
 
@@ -31,7 +30,6 @@ def main() -> None:
     arguments = parser.parse_args()
     with arguments.file.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    style = (Path(pages.__file__).parent / "style.css").read_text(encoding="utf-8")
 
     def draw(sweep: str, title: str, label: str, x_of: Callable[[dict[str, str]], float]) -> None:
         found: dict[str, list[tuple[float, float]]] = {}
@@ -44,18 +42,9 @@ def main() -> None:
             for place, (name, points) in enumerate(found.items())
         ]
         drawing = line_drawing(title, "words read, percent", lines, label)
-        legend = "".join(
-            f'<text x="452" y="{40 + 20 * place}">{line.name}</text>'
-            f'<path class="line s{line.style}" d="M440 {36 + 20 * place}h8"/>'
-            for place, line in enumerate(lines)
+        (arguments.folder / f"inversion_{sweep}.svg").write_text(
+            standalone(drawing), encoding="utf-8"
         )
-        content = str(drawing.chart).replace("</svg>", f"{legend}</svg>")
-        content = content.replace(
-            "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="980" ', 1
-        )
-        content = content.replace('viewBox="0 0 440 ', 'viewBox="0 0 640 ', 1)
-        content = content.replace("<title>", f"<style>{style}</style><title>", 1)
-        (arguments.folder / f"inversion_{sweep}.svg").write_text(content, encoding="utf-8")
 
     draw("depth", "Words read by depth", "blocks below the cut", lambda row: float(row["front"]))
     draw("noise", "Words read under noise", "deviation of the noise",

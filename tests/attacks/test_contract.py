@@ -256,7 +256,12 @@ class TestPooled(AttackContract):
 
 
 class TestGradientAttacks(GradientAttackContract):
-    specs = ("gradient_similarity", "gradient_similarity:epochs=2,rounds=0", "surrogate")
+    specs = (
+        "gradient_similarity",
+        "gradient_similarity:epochs=2,rounds=0",
+        "gradient_teacher:epochs=2,steps=40",
+        "surrogate",
+    )
     epochs = 3
 
 

@@ -12,7 +12,7 @@ from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import make
 
 SECRET = Secret.of_simulation(0, "bank")
-KINDS = ["random", "pca", "autoencoder", "scarf"]
+KINDS = ["random", "pca", "autoencoder", "scarf", "simclr", "vicreg", "vime"]
 
 
 def inputs_of(rows=300, columns=10):
@@ -137,7 +137,7 @@ def test_it_stays_as_it_is(kind):
     assert all(torch.equal(value, before[name]) for name, value in bottom.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["pca", "autoencoder", "scarf"])
+@pytest.mark.parametrize("kind", KINDS[1:])
 def test_it_follows_from_the_partys_secret(kind):
     inputs = inputs_of()
     spec = f"label_free:kind={kind},epochs=1,features=32"

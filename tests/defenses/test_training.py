@@ -26,6 +26,8 @@ SPECS = [
     "anchored+probe:support=5",
     "label_free:kind=autoencoder,epochs=1",
     "pretrained:epochs=1",
+    "few_rounds:steps=8,epochs=1",
+    "few_rounds:steps=8,epsilon=1,kind=vicreg,epochs=1",
 ]
 
 

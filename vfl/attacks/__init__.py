@@ -61,6 +61,7 @@ ATTACKS: Registry[Attack] = Registry(
         "gradient_norm": "vfl.attacks.labels.gradients:GradientNorm",
         "gradient_direction": "vfl.attacks.labels.gradients:GradientDirection",
         "gradient_similarity": "vfl.attacks.labels.gradients:GradientSimilarity",
+        "gradient_teacher": "vfl.attacks.labels.gradients:GradientTeacher",
         "surrogate": "vfl.attacks.labels.surrogate:Surrogate",
         "inversion": "vfl.attacks.inputs.inversion:Inversion",
         "white_box_inversion": "vfl.attacks.inputs.white_box_inversion:WhiteBoxInversion",

@@ -20,7 +20,7 @@ from vfl.attacks.view import Evidence, Grant, GrantedRows, View
 from vfl.core.registry import require_choice
 from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
-from vfl.defenses.label_free import train_autoencoder
+from vfl.defenses.self_supervision import train_autoencoder
 
 Kind = Literal["raw", "pca", "random", "autoencoder"]
 _HIDDEN = 1024  # random features

@@ -34,6 +34,7 @@ DEFENSES: Registry[Defense] = Registry(
         "label_free": "vfl.defenses.label_free:LabelFree",
         "anchored": "vfl.defenses.label_free:Anchored",
         "pretrained": "vfl.defenses.label_free:Pretrained",
+        "few_rounds": "vfl.defenses.few_rounds:FewRounds",
         "label_dp": "vfl.defenses.label_dp:LabelDP",
         "label_dp_two_stage": "vfl.defenses.label_dp:TwoStageLabelDP",
         "gradient_noise": "vfl.defenses.noise:GradientNoise",

@@ -7,32 +7,24 @@ bottoms stay near their principal components: a large part never learns, and a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn, optim
-from torch.nn.functional import cross_entropy, mse_loss, normalize
+from torch import Tensor, nn
 
 from vfl.compression import StepContext
 from vfl.core.errors import SpecError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
-from vfl.defenses.base import (
-    FIT_ROWS,
-    MOST_EPOCHS,
-    Defense,
-    uses,
-)
+from vfl.defenses.base import MOST_EPOCHS, Defense, uses
 from vfl.defenses.components import Components, fit_bytes
+from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
-Kind = Literal["random", "pca", "autoencoder", "scarf"]
-Learned = Literal["autoencoder", "scarf"]
+Kind = Literal["random", "pca", Learned]
 #: A covariance of more takes minutes to decompose.
 _MOST_FEATURES = 4096
-_DECODER_WIDTH = 256
-_DECODER_COPIES = 5  # weights, gradients, two of Adam and one to work with
 
 
 class Frozen(nn.Module):
@@ -61,19 +53,19 @@ class LabelFree(Defense):
     """Bottoms are made without labels and stay as they are; the label party answers with zeros.
 
     random: the bottom at its first weights. pca: principal components of `features` random ones of
-    the inputs (0: of the inputs themselves) instead of the bottom. autoencoder: the bottom,
-    trained to rebuild inputs of which a share `mask` was set to 0 (Vincent et al. 2008), on the
-    feature party's own training rows. scarf: the bottom, trained to know a row again of which a
-    share `mask` was replaced by other rows' values (Bahri et al. 2022). All come from the feature
-    party's secret, before the first step, and are saved with its weights. Both sides run it: the
-    gradient the label party sends is all zeros, and a feature party that gets another one ignores
-    it. Only the top learns labels.
+    the inputs (0: of the inputs themselves) instead of the bottom. The others are the bottom, made
+    to learn from the feature party's own training rows, see `vfl.defenses.self_supervision.learn`:
+    autoencoder (Vincent et al. 2008), scarf (Bahri et al. 2022), simclr (Chen et al. 2020), vicreg
+    (Bardes et al. 2022), vime (Yoon et al. 2020). All come from the feature party's secret, before
+    the first step, and are saved with its weights. Both sides run it: the gradient the label party
+    sends is all zeros, and a feature party that gets another one ignores it. Only the top learns
+    labels.
 
     Args:
-        kind: "random", "pca", "autoencoder" or "scarf".
+        kind: "random", "pca", "autoencoder", "scarf", "simclr", "vicreg" or "vime".
         features: of pca, up to 4096.
-        epochs: of the autoencoder and of scarf, over the rows.
-        mask: of the autoencoder and of scarf, 0 to 0.9.
+        epochs: over the rows, of kinds that learn.
+        mask: likewise, share of a row's values that is hidden or replaced, 0 to 0.9.
         unaligned: whether the bottom also sees the party's own rows that no session has.
 
     Raises:
@@ -110,7 +102,7 @@ class LabelFree(Defense):
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         if self.kind == "pca":
             return fit_bytes(rows, columns, self.features)
-        return 0 if self.kind == "random" else _learning_bytes(columns, width)
+        return 0 if self.kind == "random" else learning_bytes(self.kind, columns, width)
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         for member in (*before, *after):
@@ -134,10 +126,9 @@ class LabelFree(Defense):
         frozen = next(part for part in bottom.modules() if isinstance(part, Frozen))
         if isinstance(frozen.model, Components):
             frozen.model.fit(inputs, draw)
-        elif self.kind in get_args(Learned):
+        elif self.kind != "random" and self.kind != "pca":
             frozen.model.requires_grad_(True)
-            learn = _rebuild if self.kind == "autoencoder" else _recognise
-            learn(frozen.model, inputs, draw, self.epochs, self.mask)
+            learn(self.kind, frozen.model, inputs, draw, self.epochs, self.mask)
             frozen.model.requires_grad_(False).eval()
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
@@ -150,90 +141,6 @@ class LabelFree(Defense):
         return (PrivacyStatement(protects="labels", against=against),)
 
 
-def train_autoencoder(
-    encoder: nn.Module, inputs: Tensor, draw: torch.Generator, epochs: int = 10, mask: float = 0.3
-) -> nn.Module:
-    """The encoder, trained to rebuild inputs of which a part is masked; in evaluation, frozen.
-
-    Args:
-        encoder: gives axes (rows, width), on the device that it is trained on.
-        inputs: axes (rows, ...).
-        draw: order and masks come from here; the decoder's first weights and dropout from torch's
-            own generator.
-        epochs: over all rows.
-        mask: share of the inputs that is set to 0.
-    """
-    _rebuild(encoder.requires_grad_(True), inputs, draw, epochs, mask)
-    return encoder.requires_grad_(False).eval()
-
-
-def _rebuild(
-    encoder: nn.Module, inputs: Tensor, draw: torch.Generator, epochs: int, mask: float
-) -> None:
-    """Train what may be trained of an encoder to rebuild masked inputs; see `train_autoencoder`."""
-
-    def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
-        seen = whole * (torch.rand(whole.shape, generator=draw) >= mask)
-        return mse_loss(model(seen.to(device)), whole.flatten(1).to(device))
-
-    _descend(encoder, inputs[0].numel(), inputs, draw, epochs, FIT_ROWS, loss)
-
-
-def _recognise(
-    encoder: nn.Module, inputs: Tensor, draw: torch.Generator, epochs: int, mask: float
-) -> None:
-    """Train what may be trained of an encoder to tell which row a corrupted row was made of.
-
-    Each value is replaced with probability `mask` by the same column's of a row drawn at random,
-    and a row is told from the others of its batch (Bahri et al. 2022, algorithm 1, with a
-    temperature of 1), half of a batch being whole rows and half corrupted ones.
-    """
-    columns = inputs.flatten(1)
-
-    def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
-        flat = whole.flatten(1)
-        others = columns.gather(0, torch.randint(len(columns), flat.shape, generator=draw))
-        seen = torch.where(torch.rand(flat.shape, generator=draw) < mask, others, flat)
-        both = torch.cat([whole, seen.reshape(whole.shape)]).to(device)
-        one, other = normalize(model(both)).chunk(2)
-        return cross_entropy(one @ other.T, torch.arange(len(one), device=device))
-
-    _descend(encoder, _DECODER_WIDTH, inputs, draw, epochs, FIT_ROWS // 2, loss)
-
-
-def _descend(
-    encoder: nn.Module,
-    outputs: int,
-    inputs: Tensor,
-    draw: torch.Generator,
-    epochs: int,
-    batch_size: int,
-    loss: Callable[[Tensor, nn.Module, torch.device], Tensor],
-) -> None:
-    """Train an encoder and a perceptron behind it, which is forgotten."""
-    device = next((weights.device for weights in encoder.parameters()), inputs.device)
-    with torch.no_grad():
-        width = encoder.eval()(inputs[:1].to(device)).shape[1]
-    encoder.train()
-    head = [nn.Linear(width, _DECODER_WIDTH), nn.ReLU(), nn.Linear(_DECODER_WIDTH, outputs)]
-    model = nn.Sequential(encoder, nn.Sequential(*head).to(device))
-    steps = optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-3)
-    for _ in range(epochs):
-        order = torch.randperm(len(inputs), generator=draw)
-        for start in range(0, max(len(order) - 1, 1), batch_size):  # no batch of one row
-            whole = inputs.index_select(0, order[start : start + batch_size])
-            steps.zero_grad()
-            loss(whole, model, device).backward()  # type: ignore[no-untyped-call]
-            steps.step()
-
-
-def _learning_bytes(columns: int, width: int) -> int:
-    """Most bytes of the perceptron behind a bottom, and of the batches both are trained on."""
-    outputs = max(columns, _DECODER_WIDTH)
-    head = _DECODER_WIDTH * (width + 1 + outputs) + outputs
-    return 4 * (_DECODER_COPIES * head + FIT_ROWS * (8 * columns + 4 * _DECODER_WIDTH))
-
-
 class Pretrained(Defense):
     """The bottom learns from its owner's rows without labels, and then from labels like any other.
 
@@ -242,9 +149,9 @@ class Pretrained(Defense):
     it stands where `LabelFree` does, whose bottoms are the same and then stay as they are.
 
     Args:
-        kind: "scarf" or "autoencoder"; see `LabelFree`.
+        kind: one of those of `LabelFree` that learn.
         epochs: over the rows.
-        mask: share of a row's values that is replaced or set to 0, 0 to 0.9.
+        mask: share of a row's values that is hidden or replaced, 0 to 0.9.
         unaligned: whether it sees the rows that no session has.
 
     Raises:
@@ -274,7 +181,7 @@ class Pretrained(Defense):
         self.fit_epochs = epochs
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
-        return _learning_bytes(columns, width)
+        return learning_bytes(self.kind, columns, width)
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if any(isinstance(member, LabelFree | Anchored) for member in (*before, *after)):
@@ -285,8 +192,7 @@ class Pretrained(Defense):
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
         draw = torch.Generator().manual_seed(secret.number("pretrained"))
-        learn = _rebuild if self.kind == "autoencoder" else _recognise
-        learn(bottom, inputs, draw, self.fit_epochs, self.mask)
+        learn(self.kind, bottom, inputs, draw, self.fit_epochs, self.mask)
 
 
 class AnchoredBottom(nn.Module):

@@ -191,7 +191,7 @@ def _backdoor_score(cases: Cases, adversary: Backdoor) -> Score:
 _BEHIND = ("vfl.attacks.scoring", "vfl.attacks.cases")
 _BESIDES = ("vfl.experiments.attack_runner", "vfl.experiments.scenarios")
 #: What makes bottoms that saw no label.
-_FREE = ("vfl.attacks.baselines", "vfl.defenses.label_free")
+_FREE = ("vfl.attacks.baselines", "vfl.defenses.self_supervision")
 #: What only pictures are measured by.
 _PICTURES = {"ssim"}
 

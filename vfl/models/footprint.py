@@ -18,8 +18,8 @@ rows that no session has):
     nopeek                               32 R^2 + 12 R (c + W)
     label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c,
                                          with features alone 12 c F more
-    label_free (autoencoder, scarf),     the perceptron behind the bottom, of 256 units, with what
-    pretrained                           Adam keeps, eight batches of 128 rows, 4 N c; with M rows
+    label_free (of kinds that learn),    the perceptron behind the bottom, of 256 units, with what
+    pretrained, few_rounds               Adam keeps, eight batches of 128 rows, 4 N c; with M rows
                                          8 N c + 4 M c
     split_guard                          128 W^2 + 16 R W + 4 R c
     mixup                                8 R c

@@ -737,6 +737,8 @@ class FeatureEnd(_End):
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, pending.inputs, context))
         roots = [cut, *(loss for loss in losses if loss is not None)]
+        if not any(root.requires_grad for root in roots):
+            return  # nothing learned of this cut; an optimiser's momentum would move on
         drop_gradients(self._trainable)
         _go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
         if pending.stash is not None:

@@ -13,6 +13,7 @@ from vfl.experiments.pages.charts import (
     enclosing,
     line_drawing,
     scatter_drawing,
+    standalone,
     thinned,
     tick_step,
     tick_text,
@@ -64,6 +65,32 @@ def test_a_point_says_what_it_is_to_a_mouse_that_rests_on_it():
     points = [Point("1", 1, 2, what="none"), Point("", 2, 3)]
     svg = ET.fromstring(scatter_drawing("T", "", "", points, "x").chart)
     assert [dot.findtext("title") for dot in svg.iter("circle")] == ["none", None]
+
+
+def test_whiskers_both_ways_are_as_long_as_their_intervals():
+    points = [Point("", 1, 10, 3, x_half=1, y_half=4), Point("", 5, 20)]
+    svg = ET.fromstring(scatter_drawing("T", "", "", points, "x", through=[(1, 10), (5, 20)]).chart)
+    dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in svg.iter("circle")]
+    across, down = ((b - a) / n for a, b, n in zip(*dots, (4, 10), strict=True))
+    (path,) = paths(svg, "whisker")
+    left, y, right, x, low, high = map(float, re.findall(r"[\d.]+", path))
+    assert (x, y) == dots[0]
+    assert right - left == pytest.approx(2 * across, abs=0.2)
+    assert high - low == pytest.approx(8 * down, abs=0.2)
+    (line,) = paths(svg, "line s2")
+    assert [float(n) for n in re.findall(r"[\d.]+", line)] == [*dots[0], *dots[1]]
+
+
+def test_a_drawing_stands_in_a_file_of_its_own():
+    lines = [Series("a & b", [(0, 1), (1, 2)]), Series("c", [(0, 2), (1, 1)], 2)]
+    alone = ET.fromstring(standalone(line_drawing("T", "", lines, "x")))
+    name = "{http://www.w3.org/2000/svg}"
+    assert alone.tag == f"{name}svg"
+    assert ".line.s2" in alone.find(f"{name}style").text
+    said = [text.text for text in alone.findall(f"{name}text")]
+    assert said[-2:] == ["a & b", "c"]
+    classes = [path.get("class") for path in alone.iter(f"{name}path")]
+    assert classes.count("line s1") == classes.count("line s2") == 2  # itself, and in the legend
 
 
 def test_a_series_without_points_is_left_out():

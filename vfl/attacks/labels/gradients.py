@@ -1,18 +1,26 @@
-"""Labels from gradients: their norm, direction, similarity, and their signs."""
+"""Labels from gradients: their norm, direction, similarity, what they teach, and their signs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot
 
-from vfl.attacks.base import Attack, rarest, require_two_classes
+from vfl.attacks.base import Attack, fit, key_of, rarest, require_two_classes, through
 from vfl.attacks.view import Grant, RecordedExchange, View
 from vfl.core.errors import DataError, UserError
 from vfl.core.registry import require_range
+from vfl.core.seeds import scoped
+from vfl.defenses.components import principal
+
+_HIDDEN, _BATCH = 128, 256
+#: Below this share of belief its logarithm goes on as a line: a correction may take more away than
+#: there is, and which row it takes more from still tells.
+_SMALL = 0.05
 
 
 class GradientAttack(Attack):
@@ -179,18 +187,87 @@ class GradientSimilarity(GradientAttack):
         self.rounds = rounds
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
+        return self.clustered(view)[0][: view.targets.rows]
+
+    def clustered(self, view: View) -> tuple[Tensor, Tensor]:
+        """Cosines to each class, axes (targets + leaked, classes), and which rows had a gradient.
+
+        A row whose gradients were all 0, or that was in no batch, is as far from every class.
+        """
         rows, leaked = view.targets.rows, view.leaked
         found = torch.cat(
             [directions_by_row(epoch, rows + leaked.rows) for epoch in self.by_epoch(view)], dim=1
         )
-        targets, known = normalize(found[:rows], dim=1), normalize(found[rows:], dim=1)
+        sides = normalize(found, dim=1)
+        targets, known = sides[:rows], sides[rows:]
         fixed = one_hot(leaked.labels, view.classes).float()
-        scores = targets @ normalize(fixed.T @ known, dim=1).T
+        centres = normalize(fixed.T @ known, dim=1)
         for _ in range(self.rounds):
-            near = one_hot(scores.argmax(1), view.classes).float()
+            near = one_hot((targets @ centres.T).argmax(1), view.classes).float()
             centres = normalize(fixed.T @ known + near.T @ targets, dim=1)
-            scores = targets @ centres.T
-        return scores
+        return sides @ centres.T, found.norm(dim=1) > 0
+
+
+class GradientTeacher(GradientSimilarity):
+    """What gradients tell of some rows teaches a network that looks at the attacker's columns.
+
+    A defense may send gradients of few rows, or of labels that were randomised. The first leave
+    most rows to be guessed, by what the others look like; the second are wrong about single rows,
+    and right about all together. So the guesses of `gradient_similarity` are labels that a network
+    learns from the inputs; how often they are true follows from leaked rows that had gradients, and
+    what the network believes is corrected for it (Patrini et al. 2017, backward correction). Of a
+    row with a gradient, both count.
+
+    Args:
+        epochs: how many epochs it reads.
+        rounds: how often the centres of the clusters move.
+        components: the network sees so many principal components of the inputs.
+        steps: of Adam.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    uses = frozenset({Grant.LEAKED, Grant.INPUTS})
+
+    def __init__(
+        self, epochs: int = 1, rounds: int = 10, components: int = 64, steps: int = 600
+    ) -> None:
+        require_range("components", components, 1)
+        require_range("steps", steps, 1)
+        super().__init__(epochs, rounds)
+        self.components = components
+        self.steps = steps
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        scores, heard = self.clustered(view)
+        rows, truth, classes = view.targets.rows, view.leaked.labels, view.classes
+        told = scores.argmax(1)
+        # A row more of either kind, so that a few that agree are not taken for certainty.
+        agreed = (told[rows:] == truth)[heard[rows:]].double()
+        right = (agreed.sum() + 1) / (len(agreed) + 2)
+        right = right.clamp(min=1.1 / classes)  # guesses that are no better teach nothing anyway
+        wrong = (1 - right) / (classes - 1)
+        inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1)
+        seen = self._components(inputs)
+        labels = torch.cat([told[:rows], truth])
+        known = torch.cat([heard[:rows], torch.ones(len(truth), dtype=torch.bool)])
+        with scoped(key_of(draw)):
+            hidden = nn.Linear(seen.shape[1], _HIDDEN)
+            network = nn.Sequential(hidden, nn.ReLU(), nn.Linear(_HIDDEN, classes))
+        fit(network, seen[known], labels[known], self.steps, 1e-3, draw, batch=_BATCH)
+        believed = through(network, seen[:rows]).double().softmax(1)
+        believed = (believed - wrong) / (right - wrong)
+        line = math.log(_SMALL) + believed / _SMALL - 1
+        answers = torch.where(one_hot(told[:rows], classes).bool(), right, wrong)
+        answers[~heard[:rows]] = 1.0
+        shares = torch.where(believed < _SMALL, line, believed.clamp_min(_SMALL).log())
+        return (shares + answers.log()).float()
+
+    def _components(self, inputs: Tensor) -> Tensor:
+        centred, variances, axes = principal(inputs)
+        kept = int((variances[: self.components] > 1e-9 * variances[0]).sum())
+        return (centred @ axes[:, :kept] / variances[0].clamp_min(1e-12).sqrt()).float()
 
 
 class DirectLabel(GradientAttack):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from markupsafe import Markup
 
@@ -221,6 +222,38 @@ def svg(title: str, description: str, parts: Sequence[Markup], height: int = HEI
     )
 
 
+def dot_swatch(style: int) -> Markup:
+    """A dot of a style, for a legend."""
+    dot = Markup('<circle class="dot s{}" cx="13" cy="4" r="3.2"/>').format(style)
+    return Markup('<svg viewBox="0 0 26 8" aria-hidden="true">{}</svg>').format(dot)
+
+
+#: Of a drawing that stands in a file of its own: its width in pixels, and room for a legend.
+_ALONE, _LEGEND = 980, 200
+
+
+def standalone(drawing: Drawing) -> str:
+    """A drawing as a file of its own, with its style sheet inside and the legend at its right."""
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    head = '<svg role="img" viewBox="0 0 {} {}">'
+    chart, begin = str(drawing.chart), head.format(WIDTH, HEIGHT)
+    assert chart.startswith(begin), "charts of the usual size"
+    placed = Markup('<g transform="translate({} {})">{}</g><text x="{}" y="{}">{}</text>')
+    legend = Markup("").join(
+        placed.format(
+            WIDTH, TOP + 20 * place,
+            Markup(str(swatch).replace("<svg ", '<svg width="26" height="8" ', 1)),
+            WIDTH + 32, TOP + 7 + 20 * place, words,
+        )
+        for place, (swatch, words) in enumerate(drawing.legend)
+    )  # fmt: skip
+    alone = head.format(WIDTH + _LEGEND, HEIGHT).replace(
+        "<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" width="{_ALONE}" ', 1
+    )
+    inside = chart.removeprefix(begin).removesuffix("</svg>")
+    return f"{alone}<style>{style}</style>{inside}{legend}</svg>"
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One row.
@@ -275,6 +308,7 @@ class Point:
         x, y: its place.
         style: 1 to 8, its colour.
         what: said where the mouse rests on it.
+        x_half, y_half: half of an interval each way, drawn as whiskers; 0 draws none.
     """
 
     number: str
@@ -282,6 +316,8 @@ class Point:
     y: float
     style: int = 2
     what: str = ""
+    x_half: float = 0.0
+    y_half: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +339,7 @@ def scatter_drawing(
     area: Area | None = None,
     lines: Sequence[tuple[float, str]] = (),
     x_ticks: Sequence[Tick] | None = None,
+    through: Sequence[Position] = (),
 ) -> Drawing:
     """Points over two axes.
 
@@ -316,9 +353,12 @@ def scatter_drawing(
         area: shaded.
         lines: heights that are drawn across, with their words.
         x_ticks: places on the x axis and their words; round numbers if not given.
+        through: corners of a line behind the points.
     """
-    xs = [point.x for point in points] + ([area.left] if area else [])
-    ys = [point.y for point in points] + [height for height, _ in lines]
+    xs = [point.x + side * point.x_half for point in points for side in (-1, 1)]
+    xs += [area.left] if area else []
+    ys = [point.y + side * point.y_half for point in points for side in (-1, 1)]
+    ys += [height for height, _ in lines]
     ys += [area.top - _ROOM] if area else []
     x_low, x_high = widened(min(xs), max(xs))
     x_step = tick_step(x_low, x_high, 6)
@@ -328,6 +368,10 @@ def scatter_drawing(
     parts += axes
     places = [(x_scale(point.x), y_scale(point.y)) for point in points]
     parts += [_across(y_scale(height), words, places) for height, words in lines]
+    if through:
+        corners = "L".join(f"{x_scale(x):.1f} {y_scale(y):.1f}" for x, y in through)
+        parts.append(Markup('<path class="line s2" d="M{}"/>').format(corners))
+    parts += [_spread(point, x_scale, y_scale) for point in points if point.x_half or point.y_half]
     parts += [_point(point, x_scale, y_scale) for point in points]
     return Drawing(title, caption, svg(title, description, parts), legend)
 
@@ -366,6 +410,14 @@ def _point(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
         return _dot(point.style, x, y, 3, point.what)
     number = Markup('<text class="mid inside" x="{:.1f}" y="{:.1f}">{}</text>')
     return _dot(point.style, x, y, 7.5, point.what) + number.format(x, y + 3.6, point.number)
+
+
+def _spread(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
+    left, right = (x_scale(point.x + side * point.x_half) for side in (-1, 1))
+    low, high = (y_scale(point.y + side * point.y_half) for side in (-1, 1))
+    path = f"M{left:.1f} {y_scale(point.y):.1f}H{right:.1f}" if point.x_half else ""
+    path += f"M{x_scale(point.x):.1f} {low:.1f}V{high:.1f}" if point.y_half else ""
+    return Markup('<path class="whisker s{}" d="{}"/>').format(point.style, path)
 
 
 def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) -> float:

@@ -1,0 +1,477 @@
+"""Accuracy against what labels leak: where defenses stand beside bottoms that never saw a label.
+
+    python -m benchmarks.frontier --task fashion            # goes on where it was left
+    python -m benchmarks.frontier --task bank --seeds 5
+    python -m benchmarks.frontier --redraw                  # page and pictures of the stored rows
+
+A task is a file of `examples/frontier`. Every defense of `families_of` is trained, and attacked by
+a feature party that keeps what it received: its own bottom, every gradient, a few leaked labels.
+The trainings and attacks are those of `vfl grid`, in a folder that a killed run goes on in.
+
+What labels leak is what the worst of these attacks reaches above the best that reads nothing a
+label is in: attacks on inputs, and on label-free bottoms, which whoever has the inputs can make.
+Rows of every task lie in one CSV file, and page and pictures are made of it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.leaderboard import TABLES, say
+from vfl.core.text import csv_text
+from vfl.core.version import VERSION
+from vfl.experiments.attack_tables import ACCESS
+from vfl.experiments.cells import GridFolder, grid_settings_of
+from vfl.experiments.leaderboard import (
+    by_attack,
+    by_baseline,
+    fitting_measure,
+    label_measure,
+    utility_of,
+)
+from vfl.experiments.pages.charts import Point, dot_swatch, scatter_drawing, standalone
+from vfl.experiments.records import records_of
+from vfl.experiments.statistics import Estimate, by_victim, estimate, paired_difference
+from vfl.experiments.study import Study, overrides_of, plan_study, run_study
+from vfl.experiments.tables import Table, estimate_text
+from vfl.training.specs import read_checked
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "frontier"
+#: Tasks by the names of their files, and the table that some of them are.
+TASKS = {"fashion": "", "mnist": "", "bank": "bank_marketing", "credit": "credit_default"}
+#: Points that a defense may leak and still stand where label-free bottoms do.
+MARGIN = 0.01
+LEAKED, DRAWS = 10, 1
+#: Of self-supervision, over the rows.
+EPOCHS = 3
+COLUMNS = ("task", "family", "defense", "seed", "utility", "attack", "access", "reaches")
+#: In the place of a family: attackers that hold no model.
+NO_MODEL, UNDEFENDED, LABEL_FREE = "no model", "undefended", "label-free bottom"
+
+Verdict = Literal["reference", "beats it", "leaks", "no better", "undecided"]
+
+
+def families_of(task: str) -> dict[str, tuple[str, ...]]:
+    """The defenses of a task by what they are, each at several strengths."""
+    kinds, few = ("autoencoder", "simclr", "vicreg"), (10, 40, 130)
+    if TASKS[task]:
+        kinds, few = ("autoencoder", "vime", "scarf"), (5, 20, 80)
+    learned = [f"kind={kind},epochs={EPOCHS}" for kind in kinds]
+    found = {
+        UNDEFENDED: ("none",),
+        LABEL_FREE: (
+            "label_free:kind=random", "label_free:features=0", "label_free",
+            *(f"label_free:{one}" for one in learned),
+        ),
+        "few rounds": tuple(f"few_rounds:steps={steps},{learned[1]}" for steps in few),
+        "few rounds with label DP": tuple(
+            f"few_rounds:steps={steps},epsilon={epsilon},{learned[1]}"
+            for steps, epsilon in ((40, 1), (40, 3))
+        ),
+        "label DP": ("label_dp:epsilon=1", "label_dp:epsilon=4"),
+        "noise on gradients": ("gradient_noise:sigma=4", "tpsl:epsilon=4"),
+        "losses on cuts": ("anchored:rate=0.02+potential:alpha=2,norm=no", "potential:alpha=4"),
+    }  # fmt: skip
+    if TASKS[task]:
+        found["of two classes"] = ("marvell:power=4",)
+        found["mixing"] = ("mixup:alpha=0.2",)
+    return found
+
+
+def attacks_of(task: str, epochs: int) -> list[str]:
+    """What the attacker tries; gradients of all epochs, for what is noisy once is less so often."""
+    found = ["fine_tuning", "logistic", "logistic:scaler=whiten", "kmeans", "gradient_similarity"]
+    found += [f"gradient_similarity:epochs={epochs}", f"gradient_teacher:epochs={epochs},steps=300"]
+    if TASKS[task]:
+        return [*found, f"gradient_norm:epochs={epochs}", f"gradient_direction:epochs={epochs}"]
+    return [*found, "label_propagation:at=cut+inputs,neighbours=5,scaler=whiten,mix=0.5"]
+
+
+def study_of(task: str, seeds: int, families: Sequence[str] = ()) -> Study:
+    """The grid of a task, with some families of defenses or all."""
+    overrides = []
+    if TASKS[task]:
+        table = Path(os.environ["VFL_DATA"]) / TABLES[TASKS[task]]
+        overrides.append(f"data.source={table}")
+    file = EXAMPLES / f"{task}.toml"
+    epochs = read_checked(file, overrides)[0].train.epochs
+    chosen = families_of(task)
+    defenses = [spec for one in families or chosen for spec in chosen[one]]
+    given = {
+        "defenses": defenses, "attacks": attacks_of(task, epochs),
+        "baselines": ["scratch", "raw", "pca"], "leaks": [LEAKED], "draws": DRAWS,
+        "seeds": list(range(seeds)), "pictures": 0,
+    }  # fmt: skip
+    return plan_study("grid", *read_checked(file, overrides + overrides_of("grid", given)))
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+#: A line of the CSV file, as text.
+Row = Mapping[str, str]
+
+
+def rows_of(task: str, path: Path) -> Iterator[dict[str, Any]]:
+    """What every attack reached on every victim of a grid, means over draws of leaked labels.
+
+    Those without a model have a name in the place of the defense, and no utility.
+    """
+    records, folder = list(records_of(path)), GridFolder(path)
+    settings = grid_settings_of(folder.experiment())
+    measure = fitting_measure(records, settings.measure)
+    judged = "auc" if measure == "auc" else "accuracy"
+    attacks = [one for one in records if label_measure(one) == measure]
+    access = {one.attacker: one.access for one in attacks}
+    for family, specs in families_of(task).items():
+        for spec in specs:
+            good = utility_of(records, judged, spec)
+            own = [one for one in attacks if one.training == spec]
+            for attack, values in by_attack(own).items():
+                for seed, reached in by_victim(values).items():
+                    yield {
+                        "task": task, "family": family, "defense": spec, "seed": seed,
+                        "utility": round(good[str(seed)], 5), "attack": attack,
+                        "access": access[attack], "reaches": round(reached, 5),
+                    }  # fmt: skip
+    for name, values in by_baseline(attacks).items():
+        for seed, reached in by_victim(values).items():
+            yield {
+                "task": task, "family": NO_MODEL, "defense": name, "seed": seed,
+                "utility": "", "attack": name, "access": "", "reaches": round(reached, 5),
+            }  # fmt: skip
+
+
+def stored(file: Path) -> list[dict[str, str]]:
+    """The rows that are there."""
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+# --- where everything stands ----------------------------------------------------------------------
+
+BySeed = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One defense on the picture of a task.
+
+    Attributes:
+        family, defense: what it is.
+        utility: of the victims' own answers for test rows, over seeds.
+        gain: of that beside the best label-free bottom's, seed by seed.
+        attack, access, reaches: the worst attack, what its attacker holds, and its mean.
+        leak: of that beside the best that reads nothing with a label in it, seed by seed.
+        verdict: whether it stands where no label-free bottom does.
+    """
+
+    family: str
+    defense: str
+    utility: Estimate
+    gain: Estimate
+    attack: str
+    access: str
+    reaches: Estimate
+    leak: Estimate
+    verdict: Verdict
+
+    @property
+    def above(self) -> float:
+        """What it leaks, at least nothing."""
+        return max(0.0, self.leak.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """A task's picture.
+
+    Attributes:
+        task: its name.
+        seeds: victims of each defense.
+        reference: the best attack that reads nothing with a label in it, and its mean.
+        best: the label-free bottom of the highest utility.
+        places: the highest utility first.
+    """
+
+    task: str
+    seeds: int
+    reference: str
+    reference_reaches: Estimate
+    best: Place
+    places: Sequence[Place]
+
+    @property
+    def front(self) -> list[Place]:
+        """Those beside which none is as accurate and leaks less, by their means; rising."""
+        found: list[Place] = []
+        for one in sorted(self.places, key=lambda one: (one.above, -one.utility.mean)):
+            if not found or one.utility.mean > found[-1].utility.mean:
+                found.append(one)
+        return found
+
+    def named(self, verdict: Verdict) -> list[Place]:
+        """The places of a verdict."""
+        return [one for one in self.places if one.verdict == verdict]
+
+
+def frontier_of(rows: Sequence[Row]) -> Frontier:
+    """Where the defenses of one task stand.
+
+    Args:
+        rows: of that task; seeds that some defense lacks are left out.
+    """
+    defenses = dict.fromkeys((one["family"], one["defense"]) for one in rows)
+    known = [{one["seed"] for one in rows if one["defense"] == name} for _, name in defenses]
+    seeds = set.intersection(*known)
+    reached: dict[tuple[str, str], dict[str, BySeed]] = {}
+    for family, name in defenses:
+        own = [one for one in rows if one["defense"] == name and one["seed"] in seeds]
+        reached[family, name] = {
+            attack: {r["seed"]: float(r["reaches"]) for r in own if r["attack"] == attack}
+            for attack in dict.fromkeys(one["attack"] for one in own)
+        }
+    utility = {
+        name: {r["seed"]: float(r["utility"]) for r in rows
+               if r["defense"] == name and r["seed"] in seeds}
+        for family, name in defenses if family != NO_MODEL
+    }  # fmt: skip
+    blind: dict[str, BySeed] = {}
+    for (family, name), attacks in reached.items():
+        if family == NO_MODEL:
+            blind[name] = attacks[name]
+        elif family == LABEL_FREE:
+            blind |= {f"{attack} on {name}": values for attack, values in attacks.items()}
+    reference = max(blind, key=lambda one: _mean(blind[one]))
+    free = [name for family, name in defenses if family == LABEL_FREE]
+    best = max(free, key=lambda name: _mean(utility[name]))
+    access = {one["attack"]: one["access"] for one in rows}
+    places = []
+    for (family, name), attacks in reached.items():
+        if family == NO_MODEL:
+            continue
+        worst = max(attacks, key=lambda attack: _mean(attacks[attack]))
+        gain = _known(paired_difference(utility[name], utility[best]))
+        leak = _known(paired_difference(attacks[worst], blind[reference]))
+        places.append(
+            Place(
+                family, name, _over(utility[name]), gain, worst, access[worst],
+                _over(attacks[worst]), leak, _verdict(family, gain, leak),
+            )
+        )  # fmt: skip
+    places.sort(key=lambda one: -one.utility.mean)
+    chosen = next(one for one in places if one.defense == best)
+    task = rows[0]["task"]
+    return Frontier(task, len(seeds), reference, _over(blind[reference]), chosen, places)
+
+
+def _verdict(family: str, gain: Estimate, leak: Estimate) -> Verdict:
+    if family == LABEL_FREE:
+        return "reference"
+    if gain.low > 0 and leak.high <= MARGIN:
+        return "beats it"
+    if leak.low > MARGIN:
+        return "leaks"
+    return "no better" if gain.high <= 0 else "undecided"
+
+
+def _mean(values: BySeed) -> float:
+    return sum(values.values()) / len(values)
+
+
+def _over(values: BySeed) -> Estimate:
+    return _known(estimate(list(values.values())))
+
+
+def _known(found: Estimate | None) -> Estimate:
+    assert found is not None, "a seed at least"
+    return found
+
+
+# --- page and pictures ----------------------------------------------------------------------------
+
+
+def measure_of(task: str) -> str:
+    """What models and attacks on a task are judged by, in words."""
+    return "AUC" if TASKS[task] else "accuracy"
+
+
+def summary_of(found: Frontier) -> Iterator[str]:
+    """What a task shows."""
+    measure, best = measure_of(found.task), found.best
+    plain = next(one for one in found.places if one.family == UNDEFENDED)
+    beating = found.named("beats it")
+    head = "Nothing is shown to beat" if not beating else f"{_listed(beating)} beat"
+    yield (
+        f"- **{found.task}**: {head} the label-free bottom `{best.defense}`, whose {measure} is "
+        f"{_text(best.utility)}; undefended it is {_text(plain.utility)} "
+        f"({_text(plain.gain, '+')}), and the worst attack gains {_text(plain.leak, '+')} points."
+    )
+    ahead = [one for one in found.places if one.gain.low > 0 and one.family != UNDEFENDED]
+    yield (
+        f"- Of defenses that learn from labels, more accurate than that by their interval: "
+        f"{_listed(ahead)}; of these leak, by more than {100 * MARGIN:g} point: "
+        f"{_listed([one for one in ahead if one.verdict == 'leaks'])}."
+    )
+    yield f"- Undecided by {found.seeds} victims: {_listed(found.named('undecided'))}."
+    few = [one for one in found.places if one.family.startswith("few rounds")]
+    top = max(few, key=lambda one: one.utility.mean)
+    still = [one for one in few if one.verdict != "leaks"]
+    yield (
+        f"- Few rounds: at most {_text(top.utility)} ({_text(top.gain, '+')} beside the label-free "
+        f"bottom) with `{top.defense}`, which leaks {_text(top.leak, '+')}; not shown to leak: "
+        f"{_listed(still)}."
+    )
+
+
+def _listed(places: Sequence[Place]) -> str:
+    return ", ".join(f"`{one.defense}`" for one in places) or "none"
+
+
+def _missing(found: Frontier) -> str:
+    run = {one.family for one in found.places}
+    return ", ".join(one for one in families_of(found.task) if one not in run) or "none"
+
+
+def _text(found: Estimate, sign: str = "") -> str:
+    half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
+    return f"{100 * found.mean:{sign}.1f}{half}"
+
+
+def table_of(found: Frontier) -> Table:
+    """One line a defense, the highest utility first."""
+    head = [
+        "defense", "family", f"test {measure_of(found.task)}", "less the label-free bottom",
+        "worst attack", "who holds", "reaches", "leaks", "beside the label-free bottom", "front",
+    ]  # fmt: skip
+    lines = [
+        [
+            *(one.defense, one.family, estimate_text(one.utility), estimate_text(one.gain, "+")),
+            *(one.attack, ACCESS[one.access], estimate_text(one.reaches)),
+            *(estimate_text(one.leak, "+"), one.verdict, "yes" if one in found.front else ""),
+        ]
+        for one in found.places
+    ]
+    return Table(head, lines)
+
+
+def picture_of(found: Frontier) -> str:
+    """The places of a task and the front through them, as a file of SVG."""
+    families = list(dict.fromkeys(families_of(found.task)))
+    style = {family: 1 + place % 8 for place, family in enumerate(families)}
+    measure = measure_of(found.task)
+    points = [
+        Point(
+            "", 100 * one.above, 100 * one.utility.mean, style[one.family],
+            f"{one.defense}: {measure} {_text(one.utility)}, leaks {_text(one.leak, '+')}",
+            100 * (one.leak.half_width or 0), 100 * (one.utility.half_width or 0),
+        )
+        for one in found.places
+    ]  # fmt: skip
+    corners: list[tuple[float, float]] = []
+    for one in found.front:
+        x, y = 100 * one.above, 100 * one.utility.mean
+        corners += [(x, corners[-1][1]), (x, y)] if corners else [(x, y)]
+    front = "; ".join(
+        f"{one.defense} {100 * one.utility.mean:.1f} at {100 * one.above:.1f}"
+        for one in found.front
+    )
+    shown = {one.family for one in found.places}
+    legend = [(dot_swatch(style[one]), one) for one in families if one in shown]
+    drawing = scatter_drawing(
+        f"{found.task}: test {measure} against leaked labels",
+        f"test {measure}, percent", f"On the front: {front}.", points,
+        f"points of {measure} by which labels leak", legend=legend, through=corners,
+    )  # fmt: skip
+    return standalone(drawing)
+
+
+METHOD = f"""
+## What was measured
+
+- One feature party attacks; on tables the label party has columns of its own. The attacker has
+  everything it received in the training (every gradient), its bottom, its inputs and {LEAKED}
+  leaked labels of each class, drawn anew for every victim. It does not tamper.
+- *Leaks*: what the worst attack reaches less what the best attack does that reads nothing a label
+  is in, seed by seed. Those are training from scratch, attacks on inputs and their components, and
+  all attacks on all label-free bottoms here, which whoever has the inputs can make. Worst and best
+  are the highest means.
+- Attacks on cuts infer labels of test rows, attacks on gradients those of training rows.
+- *Verdict*, beside the most accurate label-free bottom: "beats it" is a higher utility by the
+  paired 95 % interval, and a leak whose interval ends at or below {100 * MARGIN:g} point; "leaks"
+  is a leak whose interval begins above that; "no better" is a utility whose interval ends at or
+  below 0; anything else is "undecided".
+- `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
+  exposed as undefended ones, which a mean over all rows hides.
+- Intervals are Student's, over victims. Strengths were fixed before the grid ran.
+- Not tried: `adaptive` and the heavy pack, which cost more than the trainings; parties that tamper.
+"""
+
+
+def page_of(rows: Sequence[Row], page: Path) -> None:
+    """Write the page, and a picture a task beside it."""
+    tasks = [task for task in TASKS if any(one["task"] == task for one in rows)]
+    found = {task: frontier_of([one for one in rows if one["task"] == task]) for task in tasks}
+    names = " and ".join(f"`python -m benchmarks.frontier --task {one}`" for one in tasks)
+    lines = [
+        "# Frontier: accuracy against leaked labels\n",
+        f"{datetime.now(UTC).date()}, vfl {VERSION}; {names}.\n",
+        *(line for one in found.values() for line in summary_of(one)),
+    ]
+    for task, one in found.items():
+        picture = page.with_name(f"{page.stem}_{task}.svg")
+        picture.write_text(picture_of(one), encoding="utf-8")
+        experiment, _ = read_checked(EXAMPLES / f"{task}.toml", [])
+        lines += [
+            f"\n## {task}\n",
+            f"{experiment.data.rows} rows, {one.seeds} victims of each defense, "
+            f"`examples/frontier/{task}.toml`. The best without labels: {one.reference}, "
+            f"{_text(one.reference_reaches)}. Families not run: {_missing(one)}.\n",
+            f"![{task}: accuracy against leaked labels]({picture.name})\n",
+            table_of(one).markdown(),
+        ]
+    page.write_text("\n".join(lines) + METHOD, encoding="utf-8")
+
+
+def main() -> None:
+    """Train and attack what is left of a task, and write rows, page and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", choices=TASKS, help="a file of examples/frontier")
+    parser.add_argument("--seeds", type=int, default=3, help="victims of each defense")
+    parser.add_argument("--families", help="some of the defenses' families, between commas")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, a process each")
+    parser.add_argument("--out", type=Path, default=Path("runs/frontier"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/frontier.md"))
+    parser.add_argument("--redraw", action="store_true", help="train nothing")
+    asked = parser.parse_args()
+    file = asked.page.with_suffix(".csv")
+    rows = stored(file)
+    if not asked.redraw:
+        if asked.task is None:
+            parser.error("--task names what to train; --redraw needs none")
+        if TASKS[asked.task] and "VFL_DATA" not in os.environ:
+            parser.error("VFL_DATA says where the tables lie")
+        families = asked.families.split(",") if asked.families else []
+        if unknown := sorted(set(families) - set(families_of(asked.task))):
+            parser.error(f"no family of {asked.task}: {', '.join(unknown)}")
+        study, path = study_of(asked.task, asked.seeds, families), asked.out / asked.task
+        command = f"python -m benchmarks.frontier --task {asked.task} --seeds {asked.seeds}"
+        run_study(study, path, command, jobs=asked.jobs, on_end=say)
+        new = [{name: str(one[name]) for name in COLUMNS} for one in rows_of(asked.task, path)]
+        rows = [one for one in rows if one["task"] != asked.task] + new
+        file.write_text(csv_text(list(COLUMNS), rows), encoding="utf-8")
+    page_of(rows, asked.page)
+    print(f"{'page':<16} {asked.page}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

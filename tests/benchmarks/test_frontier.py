@@ -1,0 +1,172 @@
+"""The frontier on made-up rows whose answer is plain, and once on a small task from end to end."""
+
+import csv
+import sys
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+
+from benchmarks import frontier
+
+SPREAD = (-0.01, 0.0, 0.01)
+FREE, SIDED = "label_free", "label_free:kind=random"
+
+
+def rows(defense, family, utility, attacks):
+    """Three victims; of `attacks` what each reaches, with the same spread as the utility."""
+    return [
+        {
+            "task": "fashion", "family": family, "defense": defense, "seed": str(seed),
+            "utility": "" if utility is None else str(utility + by), "attack": attack,
+            "access": "" if utility is None else "gradients", "reaches": str(reached + by),
+        }
+        for attack, reached in attacks.items()
+        for seed, by in enumerate(SPREAD)
+    ]  # fmt: skip
+
+
+def made_up(*more):
+    return [
+        *rows("none", "undefended", 0.9, {"logistic": 0.8, "gradient_similarity": 0.99}),
+        *rows(FREE, "label-free bottom", 0.85, {"logistic": 0.6, "gradient_similarity": 0.1}),
+        *rows(SIDED, "label-free bottom", 0.7, {"logistic": 0.65}),
+        *rows("scratch", "no model", None, {"scratch": 0.55}),
+        *(row for each in more for row in each),
+    ]
+
+
+def verdict_of(defense, *more):
+    found = frontier.frontier_of(made_up(*more))
+    return next(one.verdict for one in found.places if one.defense == defense)
+
+
+def test_leaks_count_from_the_best_that_reads_no_label():
+    found = frontier.frontier_of(made_up())
+    assert found.reference == f"logistic on {SIDED}"
+    places = {one.defense: one for one in found.places}
+    assert [one.defense for one in found.places] == ["none", FREE, SIDED]
+    assert places["none"].attack == "gradient_similarity"
+    assert places["none"].leak.mean == pytest.approx(0.34)
+    assert places[SIDED].leak.mean == pytest.approx(0)
+    assert places[FREE].leak.mean == pytest.approx(-0.05)
+    assert found.best.defense == FREE
+    assert places["none"].gain.mean == pytest.approx(0.05)
+    assert (places["none"].verdict, places[FREE].verdict) == ("leaks", "reference")
+
+
+@pytest.mark.parametrize(
+    ("utility", "reached", "verdict"),
+    [
+        (0.88, 0.65, "beats it"),
+        (0.88, 0.655, "beats it"),
+        (0.88, 0.7, "leaks"),
+        (0.84, 0.7, "leaks"),
+        (0.84, 0.65, "no better"),
+    ],
+)
+def test_verdicts(utility, reached, verdict):
+    assert verdict_of("other", rows("other", "few rounds", utility, {"x": reached})) == verdict
+
+
+def test_an_interval_around_the_margin_decides_nothing():
+    """Three differences of 0, 0 and 3 points have an interval of 1 ± 4.3 points."""
+    others = rows("other", "few rounds", 0.88, {"x": 0.65})
+    others[2]["reaches"] = str(0.65 + 0.01 + 0.03)
+    assert verdict_of("other", others) == "undecided"
+    others = rows("other", "few rounds", 0.85, {"x": 0.65})
+    others[2]["utility"] = str(0.85 + 0.01 + 0.03)
+    assert verdict_of("other", others) == "undecided"
+
+
+def test_a_victim_that_some_defense_lacks_counts_nowhere():
+    others = rows("other", "few rounds", 0.88, {"x": 0.65})[:2]
+    found = frontier.frontier_of(made_up(others))
+    assert found.seeds == 2
+    assert {one.utility.count for one in found.places} == {2}
+
+
+def test_nothing_on_the_front_is_dominated():
+    more = [
+        rows(f"other{n}", "few rounds", 0.5 + 0.06 * (n % 7), {"x": 0.6 + 0.05 * (n % 5)})
+        for n in range(12)
+    ]
+    found = frontier.frontier_of(made_up(*more))
+    front = found.front
+    assert all(a.above < b.above and a.utility.mean < b.utility.mean for a, b in pairwise(front))
+    for one in found.places:
+        better = any(
+            each.utility.mean >= one.utility.mean and each.above <= one.above
+            for each in found.places
+            if each is not one
+        )
+        assert (one in front) != better
+
+
+def test_summary_and_picture_say_what_the_rows_do():
+    others = rows("other", "few rounds", 0.88, {"x": 0.65})
+    plain, beaten = (frontier.frontier_of(made_up(*more)) for more in ([], [others]))
+    others = rows("other", "few rounds", 0.8, {"x": 0.9})
+    said = "\n".join(frontier.summary_of(frontier.frontier_of(made_up(others))))
+    assert f"Nothing is shown to beat the label-free bottom `{FREE}`" in said
+    assert "`other` beat the label-free bottom" in "\n".join(frontier.summary_of(beaten))
+    picture = ET.fromstring(frontier.picture_of(plain))
+    name = "{http://www.w3.org/2000/svg}"
+    titles = [dot.findtext(f"{name}title") for dot in picture.iter(f"{name}circle")]
+    assert [title.partition(":")[0] for title in titles if title] == ["none", FREE, "label_free"]
+    assert "On the front: " in picture.findtext(f"{name}desc")
+
+
+@pytest.mark.parametrize("task", frontier.TASKS)
+def test_the_tasks_are_experiments_whose_defenses_fit(task, monkeypatch):
+    monkeypatch.setenv("VFL_DATA", "data")
+    study = frontier.study_of(task, 1)
+    defenses = [spec for specs in frontier.families_of(task).values() for spec in specs]
+    assert len(study.cells) == 1 + len(defenses)
+    assert len(set(defenses)) == len(defenses)
+
+
+TINY = """
+name = "tiny"
+data = { source = "digits", rows = 400 }
+label.top = "linear"
+train = { epochs = 2, learning_rate = 0.02 }
+[parties.client]
+width = 8
+bottom = "mlp:hidden=8"
+"""
+
+
+@pytest.mark.slow
+def test_from_a_task_to_its_page_and_on_where_it_was(monkeypatch, tmp_path, capsys):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    families = {
+        "undefended": ("none",),
+        "label-free bottom": ("label_free:features=16",),
+        "few rounds": ("few_rounds:steps=2,kind=scarf,epochs=1",),
+    }
+    monkeypatch.setattr(frontier, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(frontier, "TASKS", {"tiny": ""})
+    monkeypatch.setattr(frontier, "families_of", lambda task: families)
+    page = tmp_path / "page.md"
+    options = ["--task", "tiny", "--out", str(tmp_path / "runs"), "--page", str(page)]
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["frontier", *options, *words])
+        frontier.main()
+        return page.read_text()
+
+    first = run("--seeds", "2")
+    assert "the label-free bottom `label_free:features=16`" in first
+    assert (tmp_path / "page_tiny.svg").exists()
+    trained = capsys.readouterr().out.count("seed=")
+    assert run("--seeds", "2") == first
+    assert capsys.readouterr().out.count("seed=0") < trained
+    assert run("--redraw") == first
+    with page.with_suffix(".csv").open() as file:
+        stored = list(csv.DictReader(file))
+    none = [row for row in stored if row["defense"] == "none"]
+    attacks = {row["attack"] for row in none}
+    assert {"logistic", "gradient_similarity", "gradient_teacher:epochs=2,steps=300"} <= attacks
+    assert {row["seed"] for row in none} == {"0", "1"}
+    assert {row["family"] for row in stored} == {*families, "no model"}

@@ -1,0 +1,198 @@
+"""Bottoms that begin without labels and then get a bounded number of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from vfl.compression import StepContext
+from vfl.core.errors import SpecError
+from vfl.core.registry import require_choice, require_range
+from vfl.core.seeds import Secret
+from vfl.defenses.base import (
+    MOST_EPOCHS,
+    MOST_STEPS,
+    Batch,
+    Defense,
+    LabelKind,
+    refuse_hooks_on_labels,
+    require_classes,
+    require_equal_weights,
+)
+from vfl.defenses.label_dp import flip_of, respond
+from vfl.defenses.label_free import Anchored, LabelFree, Pretrained
+from vfl.defenses.self_supervision import Learned, learn, learning_bytes
+from vfl.privacy import PrivacyStatement
+
+#: The loss is of true labels, and a feature party is told what follows from it.
+_UNJUDGED = "no validation loss ends the training or chooses its weights"
+
+
+class Bounded(nn.Module):
+    """A model that learns until it is told to stop; from then on as in evaluation, without a graph.
+
+    Args:
+        model: the bottom.
+
+    Attributes:
+        learns: whether the coming training batch may still move it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.learns = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the model gives; axes (rows, ...) in, (rows, width) out."""
+        if self.learns or not self.training:
+            outputs: Tensor = self.model(inputs)
+            return outputs
+        self.model.eval()  # statistics of batches stay as they are, and nothing is dropped out
+        with torch.no_grad():
+            outputs = self.model(inputs)
+        return outputs
+
+
+class FewRounds(Defense):
+    """Bottoms begin without labels, learn from a bounded number of gradients, and then stay.
+
+    Before the first step a bottom learns from its owner's rows alone, as `LabelFree` ones do. In
+    exchanges numbered below `steps` it gets gradients; from then on the label party sends zeros,
+    and the bottom is frozen, whatever is sent. So at most the rows of those batches tell anything
+    of their labels, and each of them seldom; the top learns on, from the labels of all rows.
+
+    With `epsilon`, the first exchanges are about randomised labels (Warner 1965; see `LabelDP`),
+    drawn once for every row: the top learns those, so that all a feature party ever gets is made
+    of them, and true labels only when nothing is sent any more. That is label differential privacy
+    against feature parties, not against those who ask the top.
+
+    Ours. Few exchanges around what parties learn by themselves are those of Sun et al. 2023
+    ("Communication-efficient vertical federated learning with limited overlapping samples"), there
+    to save bytes. What it tells without an epsilon, of rows of the first exchanges, is measured and
+    not bounded.
+
+    Args:
+        steps: exchanges that return a gradient, counted from the first of the session; those of an
+            evaluation between two epochs count as well. 0 is a label-free bottom.
+        epsilon: of one label, towards feature parties; None sends exact gradients.
+        kind: what the bottom learns first, one of those of `LabelFree` that learn.
+        epochs: of that, over the rows.
+        mask: share of a row's values that is hidden or replaced in it, 0 to 0.9.
+        unaligned: whether it sees the rows that no session has.
+
+    >>> defense = FewRounds(steps=20, epsilon=1)
+    >>> defense.gradient(torch.ones(1, 2), torch.tensor([0]), StepContext(20)).tolist()
+    [[0.0, 0.0]]
+
+    Raises:
+        BadOptionError: an option out of range.
+        SpecError: beside what makes the bottom otherwise, or with an epsilon what looks at labels.
+    """
+
+    side = "both"
+    rows_apart = True
+    once = True
+
+    def __init__(
+        self,
+        steps: int = 50,
+        epsilon: float | None = None,
+        kind: Learned = "simclr",
+        epochs: int = 10,
+        mask: float = 0.3,
+        unaligned: bool = False,
+    ) -> None:
+        require_range("steps", steps, 0, MOST_STEPS)
+        if epsilon is not None:
+            require_range("epsilon", epsilon, 0)
+        require_choice("kind", kind, get_args(Learned))
+        require_range("epochs", epochs, 1, MOST_EPOCHS)
+        require_range("mask", mask, 0, 0.9)
+        self.steps = steps
+        self.epsilon = epsilon
+        self.kind = kind
+        self.mask = mask
+        self.unaligned = unaligned
+        self.fit_epochs = epochs
+        self._classes = 0
+        self._bottom: Bounded | None = None
+        self._answers: Tensor | None = None  # of all training rows, at the label party
+        self._indices: Tensor | None = None
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        return learning_bytes(self.kind, columns, width)
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        others = (*before, *after)
+        if any(isinstance(member, LabelFree | Anchored | Pretrained) for member in others):
+            raise SpecError(
+                "'few_rounds' makes the whole bottom, which the other member makes otherwise",
+                fix="one of the two; few_rounds:steps=0 stays as it was pretrained",
+            )
+        if self.epsilon is not None:
+            what = "the epsilon of 'few_rounds' does not hold"
+            refuse_hooks_on_labels(what, others, "few_rounds without epsilon, or it alone")
+
+    def prepare(self, kind: LabelKind) -> None:
+        if self.epsilon is not None:
+            self._classes = require_classes("few_rounds:epsilon", kind)
+            require_equal_weights("few_rounds:epsilon", kind)
+
+    def labels(self, labels: Tensor, secret: Secret) -> Tensor:
+        if self.epsilon is not None:
+            assert self._classes, "prepare comes first"
+            draws = secret.uniform((len(labels), 2), "few_rounds")
+            flip = flip_of(self.epsilon, self._classes)
+            answers = respond(labels.numpy(), self._classes, flip, draws)
+            self._answers = torch.from_numpy(answers).to(labels.dtype)
+        return labels
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        self._bottom = Bounded(bottom)
+        return self._bottom
+
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        draw = torch.Generator().manual_seed(secret.number("few_rounds"))
+        learn(self.kind, bottom, inputs, draw, self.fit_epochs, self.mask)
+
+    def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
+        self._indices = indices
+        return None
+
+    def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
+        learns = context.step < self.steps
+        if self._bottom is not None:
+            self._bottom.learns = learns
+        if labels is not None and learns and self._answers is not None:
+            assert self._indices is not None, "counts comes first"
+            labels = self._answers[self._indices]
+        return inputs, labels
+
+    def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
+        return grad if context.step < self.steps else torch.zeros_like(grad)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        if self.steps == 0:
+            against = "a feature party and whoever reads its cuts: no label enters a gradient"
+            return (PrivacyStatement("labels", against),)
+        if self.epsilon is None:
+            against = (
+                f"a feature party, of rows that are in none of the first {self.steps} exchanges"
+            )
+            return (PrivacyStatement("labels", against, assumes=(_UNJUDGED,)),)
+        return (
+            PrivacyStatement(
+                "labels",
+                "a feature party, in one training; a second one draws anew",
+                self.epsilon,
+                0.0,
+                "label",
+                relation="replace",
+                accountant="randomised response",
+                assumes=(_UNJUDGED,),
+            ),
+        )

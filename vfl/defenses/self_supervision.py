@@ -1,0 +1,275 @@
+"""What a bottom learns from its owner's rows alone: five objectives that look at no label.
+
+`LabelFree` bottoms learn so and stay as they are, `Pretrained` ones go on with labels, `FewRounds`
+ones do for a bounded number of gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.functional import (
+    affine_grid,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    grid_sample,
+    mse_loss,
+    normalize,
+    relu,
+)
+
+from vfl.defenses.base import FIT_ROWS
+
+Learned = Literal["autoencoder", "scarf", "simclr", "vicreg", "vime"]
+
+_HEAD_WIDTH = 256
+_HEAD_COPIES = 5  # weights, gradients, two of Adam and one to work with
+
+#: Of SimCLR.
+_TEMPERATURE = 0.5
+#: Weights of VICReg's three terms (Bardes et al. 2022, section 4.2), and below a variance's root.
+_INVARIANCE, _VARIANCE, _COVARIANCE = 25.0, 25.0, 1.0
+_LEAST_VARIANCE = 1e-4
+#: How much rebuilding counts beside finding what was replaced (Yoon et al. 2020, equation 4).
+_REBUILDING = 2.0
+
+#: Of augmented pictures: at most so many radians, parts of a scale, of half a side, of a contrast.
+_TURN, _STRETCH, _SHIFT, _CONTRAST = math.pi / 12, 0.2, 0.2, 0.4
+
+#: The loss of whole rows, by the encoder with a perceptron behind it, on a device.
+_Loss = Callable[[Tensor, nn.Module, torch.device], Tensor]
+
+
+def learn(
+    kind: Learned,
+    encoder: nn.Module,
+    inputs: Tensor,
+    draw: torch.Generator,
+    epochs: int = 10,
+    mask: float = 0.3,
+) -> None:
+    """Train what may be trained of an encoder, without a label.
+
+    autoencoder: it rebuilds rows of which a part was set to 0 (Vincent et al. 2008).
+    scarf: it tells which row of a batch a corrupted one was made of, every value being another
+    row's of the same column with probability `mask` (Bahri et al. 2022, algorithm 1, with a
+    temperature of 1).
+    simclr: of two views of every row, it tells which belong together (Chen et al. 2020,
+    equation 1, with a temperature of 0.5).
+    vicreg: two views of a row are alike, while every output varies and no two vary together
+    (Bardes et al. 2022, equation 6).
+    vime: it tells which values of a row were replaced by other rows', and what they were (Yoon et
+    al. 2020, equations 4 to 6).
+
+    A view of a picture is `augmented`; of any other row it is corrupted as scarf does.
+
+    Args:
+        kind: the objective.
+        encoder: gives axes (rows, width), on the device that it is trained on.
+        inputs: axes (rows, ...); with four axes, pictures of (rows, channels, height, width).
+        draw: order, masks and views come from here; first weights of the perceptron behind the
+            encoder, and dropout, from torch's own generator.
+        epochs: over all rows.
+        mask: share of a row's values that is hidden or replaced; of a picture's pixels, the most
+            that `augmented` erases.
+    """
+    columns = inputs[0].numel()
+    if kind == "autoencoder":
+        _descend(encoder, columns, inputs, draw, epochs, FIT_ROWS, _rebuilding(draw, mask))
+        return
+    if kind == "vime":
+        loss = _estimating(inputs, draw, mask)
+        _descend(encoder, 2 * columns, inputs, draw, epochs, FIT_ROWS, loss)
+        return
+    made: dict[str, _Loss] = {
+        "scarf": _recognising(inputs, draw, mask),
+        "simclr": _comparing(inputs, draw, mask, contrast),
+        "vicreg": _comparing(inputs, draw, mask, vicreg_loss),
+    }
+    _descend(encoder, _HEAD_WIDTH, inputs, draw, epochs, FIT_ROWS // 2, made[kind])
+
+
+def train_autoencoder(
+    encoder: nn.Module, inputs: Tensor, draw: torch.Generator, epochs: int = 10, mask: float = 0.3
+) -> nn.Module:
+    """The encoder, trained to rebuild inputs of which a part is masked; in evaluation, frozen.
+
+    The arguments are those of `learn`.
+    """
+    learn("autoencoder", encoder.requires_grad_(True), inputs, draw, epochs, mask)
+    return encoder.requires_grad_(False).eval()
+
+
+def learning_bytes(kind: Learned, columns: int, width: int) -> int:
+    """Most bytes of the perceptron behind a bottom, and of the batches both are trained on."""
+    outputs = max(2 * columns if kind == "vime" else columns, _HEAD_WIDTH)
+    head = _HEAD_WIDTH * (width + 1 + outputs) + outputs
+    return 4 * (_HEAD_COPIES * head + FIT_ROWS * (8 * columns + 4 * _HEAD_WIDTH))
+
+
+# --- objectives -----------------------------------------------------------------------------------
+
+
+def _rebuilding(draw: torch.Generator, mask: float) -> _Loss:
+    def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
+        seen = whole * (torch.rand(whole.shape, generator=draw) >= mask)
+        return mse_loss(model(seen.to(device)), whole.flatten(1).to(device))
+
+    return loss
+
+
+def _recognising(inputs: Tensor, draw: torch.Generator, mask: float) -> _Loss:
+    def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
+        both = torch.cat([whole, corrupted(whole, inputs, draw, mask)]).to(device)
+        one, other = normalize(model(both)).chunk(2)
+        return cross_entropy(one @ other.T, torch.arange(len(one), device=device))
+
+    return loss
+
+
+def _estimating(inputs: Tensor, draw: torch.Generator, mask: float) -> _Loss:
+    def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
+        seen, true = corrupted(whole, inputs, draw, mask).to(device), whole.flatten(1).to(device)
+        replaced, rebuilt = model(seen).chunk(2, dim=1)
+        # A value that was replaced by an equal one was not: nobody could tell.
+        differs = (seen.flatten(1) != true).float()
+        found = binary_cross_entropy_with_logits(replaced, differs)
+        return found + _REBUILDING * mse_loss(rebuilt, true)
+
+    return loss
+
+
+def _comparing(
+    inputs: Tensor,
+    draw: torch.Generator,
+    mask: float,
+    compare: Callable[[Tensor, Tensor], Tensor],
+) -> _Loss:
+    def view(whole: Tensor) -> Tensor:
+        if whole.dim() == 4:
+            return augmented(whole, draw, mask)
+        return corrupted(whole, inputs, draw, mask)
+
+    def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
+        one, other = model(torch.cat([view(whole), view(whole)]).to(device)).chunk(2)
+        return compare(one, other)
+
+    return loss
+
+
+def contrast(one: Tensor, other: Tensor) -> Tensor:
+    """NT-Xent of two views of the same rows, axes (rows, width) each; a scalar.
+
+    >>> views = torch.eye(2)
+    >>> round(float(contrast(views, views)), 4)  # ln(1 + 2 exp(-1 / 0.5))
+    0.2395
+    """
+    views = normalize(torch.cat([one, other]))
+    alike = (views @ views.T / _TEMPERATURE).fill_diagonal_(-math.inf)
+    partners = torch.arange(len(views), device=views.device).roll(len(one))
+    return cross_entropy(alike, partners)
+
+
+def vicreg_loss(one: Tensor, other: Tensor) -> Tensor:
+    """Invariance, variance and covariance of two views, axes (rows, width) each; a scalar.
+
+    >>> round(float(vicreg_loss(torch.zeros(2, 3), torch.zeros(2, 3))), 2)  # 25 * 2 * (1 - 0.01)
+    49.5
+    """
+    loss = _INVARIANCE * mse_loss(one, other)
+    for view in (one, other):
+        centred = view - view.mean(0)
+        covariance = centred.T @ centred / max(1, len(view) - 1)
+        spread = (covariance.diagonal() + _LEAST_VARIANCE).sqrt()
+        apart = covariance.square().sum() - covariance.diagonal().square().sum()
+        loss = loss + _VARIANCE * relu(1 - spread).mean() + _COVARIANCE * apart / view.shape[1]
+    return loss
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float) -> Tensor:
+    """Rows of which every value is, with probability `mask`, the same column's of another row.
+
+    Args:
+        whole: axes (rows, ...).
+        inputs: where other rows come from, axes (more rows, ...).
+        draw: which values, and of which rows.
+        mask: probability of each value.
+    """
+    columns, flat = inputs.flatten(1), whole.flatten(1)
+    others = columns.gather(0, torch.randint(len(columns), flat.shape, generator=draw))
+    return torch.where(torch.rand(flat.shape, generator=draw) < mask, others, flat).reshape(
+        whole.shape
+    )
+
+
+def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
+    """Pictures turned, stretched, moved and of another contrast, a rectangle of each erased.
+
+    No picture is mirrored: digits are not the same in a mirror, and neither is a half picture.
+    What comes in from outside, and what is erased, has the value of the darkest pixel.
+
+    Args:
+        pictures: axes (rows, channels, height, width).
+        draw: everything random comes from here.
+        erased: the most of a picture's area that is erased.
+    """
+    rows, _, height, width = pictures.shape
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(rows, generator=draw)
+
+    turn = uniform(-_TURN, _TURN)
+    across, down = uniform(1 - _STRETCH, 1 + _STRETCH), uniform(1 - _STRETCH, 1 + _STRETCH)
+    # Sides are 2 long in these coordinates, whatever the pixels: a turn has to undo that.
+    first = [across * turn.cos(), -across * turn.sin() * height / width, uniform(-_SHIFT, _SHIFT)]
+    second = [down * turn.sin() * width / height, down * turn.cos(), uniform(-_SHIFT, _SHIFT)]
+    motion = torch.stack([torch.stack(first, 1), torch.stack(second, 1)], 1)
+    darkest = pictures.amin((1, 2, 3), keepdim=True)
+    grid = affine_grid(motion, list(pictures.shape), align_corners=False)
+    moved = grid_sample(pictures - darkest, grid, align_corners=False)
+    moved = moved * uniform(1 - _CONTRAST, 1 + _CONTRAST)[:, None, None, None]
+    inside = [_within(uniform(0, 1), uniform(0, erased**0.5), pixels) for pixels in (height, width)]
+    hole = inside[0][:, :, None] & inside[1][:, None, :]
+    return moved.masked_fill(hole[:, None], 0) + darkest
+
+
+def _within(centre: Tensor, length: Tensor, pixels: int) -> Tensor:
+    """Which pixels of a side a stretch covers, axes (rows, pixels); both in parts of the side."""
+    at = (torch.arange(pixels) + 0.5) / pixels
+    return (at - centre[:, None]).abs() < length[:, None] / 2
+
+
+# --- the training ---------------------------------------------------------------------------------
+
+
+def _descend(
+    encoder: nn.Module,
+    outputs: int,
+    inputs: Tensor,
+    draw: torch.Generator,
+    epochs: int,
+    batch_size: int,
+    loss: _Loss,
+) -> None:
+    """Train an encoder and a perceptron behind it, which is forgotten."""
+    device = next((weights.device for weights in encoder.parameters()), inputs.device)
+    with torch.no_grad():
+        width = encoder.eval()(inputs[:1].to(device)).shape[1]
+    encoder.train()
+    head = [nn.Linear(width, _HEAD_WIDTH), nn.ReLU(), nn.Linear(_HEAD_WIDTH, outputs)]
+    model = nn.Sequential(encoder, nn.Sequential(*head).to(device))
+    steps = optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-3)
+    for _ in range(epochs):
+        order = torch.randperm(len(inputs), generator=draw)
+        for start in range(0, max(len(order) - 1, 1), batch_size):  # no batch of one row
+            whole = inputs.index_select(0, order[start : start + batch_size])
+            steps.zero_grad()
+            loss(whole, model, device).backward()  # type: ignore[no-untyped-call]
+            steps.step()
