@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from vfl.cli import project
 from vfl.training import demo
 
 
@@ -39,6 +40,7 @@ def test_without_a_flag_the_demo_is_a_federation(vfl, monkeypatch):
         return demo.run_in_process(folder, label, on_epoch)
 
     monkeypatch.setattr(demo, "run_federated", played)
+    monkeypatch.setattr(project, "run_among_parties", lambda: None)  # where nothing is played
     done = vfl("demo", "here", "-s", "train.epochs=1")
     assert done.code == 0
     assert "starting" in done.err.splitlines()

@@ -146,7 +146,7 @@ def test_a_bottom_that_rebuilds_the_rows_is_a_baseline_when_asked_for(tmp_path, 
     (place,) = leaderboard(list(records_of(folder.path)), margin=0.5)
     assert place.worst.baseline == "fine_tuning:steps=20 on autoencoder"
     assert place.worst.advantage.mean == row.value - row.baselines["autoencoder"]
-    assert "vfl.defenses.label_free" in stands_on
+    assert "vfl.defenses.self_supervision" in stands_on
 
 
 def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):

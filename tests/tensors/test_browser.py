@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from vfl import tensors
 from vfl.core.errors import ConsentError, LostPeerError, MissingPartyError, UserError
+from vfl.core.frame import Frame, Kind
+from vfl.tensors.browser import PageLink
 
 pytest.importorskip("fastapi")
 X = torch.tensor([[1.5, -2.25, 0.5], [-0.75, 3.0, 2.0]])
@@ -89,3 +91,17 @@ def test_a_page_that_nobody_opens():
         pool.page("alice")
         with pytest.raises(MissingPartyError, match="page of alice"):
             pool.wait(0.1)
+
+
+def test_a_tab_that_closes_while_it_is_told_something_is_lost():
+    """A server that writes to it may raise an error of its own."""
+
+    def closed(raw):
+        raise RuntimeError("the handler is closed")
+
+    link = PageLink("alice")
+    link.attach(closed)
+    with pytest.raises(LostPeerError, match="was closed"):
+        link.send(Frame(Kind.PROTOCOL, 0, b""))
+    with pytest.raises(LostPeerError, match="was closed"):
+        link.poll()

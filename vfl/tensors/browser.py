@@ -62,7 +62,11 @@ class PageLink:
             raise self._ended
         if self._say is None:
             raise LostPeerError(f"nobody opened the page of {self.name}")
-        self._say(bytes(frame.payload))
+        try:
+            self._say(bytes(frame.payload))
+        except Exception:  # each server has errors of its own for a tab that was just closed
+            self.left()
+            raise LostPeerError(f"the page of {self.name} was closed") from None
 
     def receive(self) -> Frame:
         """See `Link`."""
