@@ -1,4 +1,4 @@
-"""Workers that were told each other's fingerprints find out a leader that hands on other keys."""
+"""Workers that know each other's fingerprints detect a leader that passes on other keys."""
 
 from threading import Thread
 
@@ -14,7 +14,7 @@ from vfl.tensors.remote import Pool, serve
 NAMES = ("alice", "bob", "carol")
 
 
-def told(names=NAMES):
+def keys_of_friends(names=NAMES):
     """Keys of workers that know each other's fingerprints."""
     signing = {name: Ed25519PrivateKey.generate() for name in names}
     prints = {name: WorkerKeys(name, key).fingerprint for name, key in signing.items()}
@@ -27,7 +27,7 @@ def told(names=NAMES):
 @pytest.fixture
 def pool():
     """Workers that know each other, each a thread with a connection of its own."""
-    keys = told()
+    keys = keys_of_friends()
     with Pool(*NAMES, tls=False) as made:
         workers = [tensors.Worker(name, keys[name]) for name in NAMES]
         threads = [
@@ -72,7 +72,7 @@ def test_a_leader_that_hands_its_own_keys_on_is_found_out(pool, mac, monkeypatch
 
 
 def test_nothing_is_sealed_for_a_key_of_somebody_else():
-    keys = told()
+    keys = keys_of_friends()
     worker = tensors.Worker("alice", keys["alice"])
     rows = worker.load(torch.ones(2))
     number = rows.number
@@ -106,7 +106,7 @@ def test_a_key_without_fingerprints_takes_every_other():
 
 
 def test_a_parcel_is_opened_once_and_by_whom_it_is_for():
-    keys = told()
+    keys = keys_of_friends()
     parcel = seal(keys["bob"].public, b"content")
     with pytest.raises(AuthenticationError, match="cannot be opened"):
         keys["carol"].unseal(parcel)

@@ -38,8 +38,8 @@ def worker(
     `tensors.find(worker, NAME)`; neither that nor what is computed from it can be read elsewhere.
     With `--epsilon` a training may take gradients with noise from it, until that is spent.
 
-    Whoever leads hands on the keys by which workers talk to each other. With `--key` a worker
-    prints a fingerprint; with a `--peer` for every other worker, it finds out if the leader lies.
+    The leader passes on the public keys with which workers encrypt for each other. With `--key` a
+    worker prints a fingerprint; with a `--peer` for every other worker, it detects false keys.
     """
     import numpy as np
     import torch

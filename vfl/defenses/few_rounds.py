@@ -27,12 +27,12 @@ from vfl.defenses.label_free import Anchored, LabelFree, Pretrained
 from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
-#: The loss is of true labels, and a feature party is told what follows from it.
+#: The loss is of true labels, and a feature party learns what follows from it.
 _UNJUDGED = "no validation loss ends the training or chooses its weights"
 
 
 class Bounded(nn.Module):
-    """A model that learns until it is told to stop; from then on as in evaluation, without a graph.
+    """A model that learns until `learns` is false; from then on as in evaluation, without a graph.
 
     Args:
         model: the bottom.

@@ -1,8 +1,8 @@
 """Keys of workers: what others seal for them with, and how one knows that a key is a worker's.
 
 Every worker has an X25519 key while its process lives. Whoever leads hands the public halves on. A
-worker that keeps an Ed25519 key in a file signs its other key with it; who was told the fingerprint
-of that file, on another way than through the leader, takes no other key for this worker.
+worker that keeps an Ed25519 key in a file signs its other key with it. Workers that have its
+fingerprint, on another way than through the leader, accept no other key for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FINGERPRINT_DIGITS, _GROUP = 32, 4
 
 
 class WorkerKeys:
-    """The keys of one worker, and the fingerprints of others that it was told.
+    """The keys of one worker, and the fingerprints of others that it knows.
 
     Args:
         name: of the worker.
@@ -72,7 +72,7 @@ class WorkerKeys:
         """
         if self._known and not self._is_of(name, key):
             raise AuthenticationError(
-                f"this is not the key of {name} whose fingerprint was told",
+                f"this is not the key of {name} whose fingerprint is known",
                 where=self._name,
                 want=", ".join(sorted(self._known)),
                 fix=f"start it with --key, and this one with --peer {name}=FINGERPRINT",
@@ -122,7 +122,7 @@ class WorkerKeys:
             if self._is_of(name, key):
                 return name
         raise AuthenticationError(
-            "this is the key of no worker whose fingerprint was told",
+            "this is the key of no worker whose fingerprint is known",
             where=self._name,
             want=", ".join(sorted(self._known)),
             fix="start every worker with --key, and with a --peer of every other",

@@ -4,7 +4,7 @@ Whoever leads listens; each worker connects with its ticket, by the frames, the 
 TLS of `vfl.transport`. A request is the name of one of `workers.ASKED` and plain data (see `wire`),
 answered by data or by an error that keeps its type. What workers say to each other in a computation
 passes through the leader sealed, by keys that two workers agree on: it cannot read it. It hands the
-workers' public keys on; workers that were told each other's fingerprints find out if it lies.
+workers' public keys on; workers that know each other's fingerprints detect false ones.
 """
 
 from __future__ import annotations

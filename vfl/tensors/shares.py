@@ -259,8 +259,8 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
 def _input(member: Member, mask: Any, masked: Any) -> Found:
     """Shares of what was hidden under a mask, for whom its owner lets read it.
 
-    The token shows that who made the mask's use up was given it. Without that, whoever leads could
-    put a value of its own there under a rule of its own, and read the mask.
+    The token proves that the sender was given the mask. Without it the leader could put a value of
+    its own there under a rule of its own, and read the mask.
     """
     assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
     if member.deals:

@@ -109,18 +109,20 @@ def test_signs_are_labels_where_nothing_is_behind_the_cut():
     assert torch.allclose(found[0], -torch.tensor(gradients[0]) / 1.8)
 
 
-def seen_partly(flip, heard=0.3, rows=1200, batch=100):
+def partial_view(flip, share=0.3, rows=1200, batch=100):
     """Rows of three classes beside each other, gradients of some of them by labels partly wrong."""
     draw = generator(5, "partly")
     labels = torch.arange(rows) % CLASSES
     inputs = 2.0 * torch.eye(CLASSES, 6)[labels] + torch.randn(rows, 6, generator=draw)
     wrong = torch.rand(rows, generator=draw) < flip
-    told = torch.where(wrong, (labels + 1 + torch.randint(2, (rows,), generator=draw)) % 3, labels)
+    flipped = torch.where(
+        wrong, (labels + 1 + torch.randint(2, (rows,), generator=draw)) % 3, labels
+    )
     order = torch.randperm(rows, generator=draw)
     exchanges = []
     for step, some in enumerate(order.split(batch)):
-        gradients = torch.eye(CLASSES)[told[some]] - 1 / 3
-        gradients = gradients * (len(exchanges) < heard * rows / batch)
+        gradients = torch.eye(CLASSES)[flipped[some]] - 1 / 3
+        gradients = gradients * (len(exchanges) < share * rows / batch)
         sent = SentCuts(step, 1, some, torch.zeros_like(gradients))
         exchanges.append(RecordedExchange.of(sent, gradients))
     known = 30  # the last rows leaked
@@ -141,21 +143,21 @@ def right_share(spec, view, labels):
 
 def test_a_teacher_of_few_gradients_answers_for_the_other_rows():
     """Gradients alone tell of 3 rows in 10, and a third of the rest is right by chance."""
-    view, labels = seen_partly(flip=0)
+    view, labels = partial_view(flip=0)
     alone = right_share("gradient_similarity", view, labels)
     assert alone == pytest.approx(0.3 + 0.7 / 3, abs=0.03)
     assert right_share("gradient_teacher", view, labels) > 0.8
 
 
 def test_a_teacher_of_randomised_labels_is_right_more_often_than_they_are():
-    view, labels = seen_partly(flip=0.5, heard=1)
+    view, labels = partial_view(flip=0.5, share=1)
     alone = right_share("gradient_similarity", view, labels)
     assert alone == pytest.approx(0.5, abs=0.05)
     assert right_share("gradient_teacher", view, labels) > alone + 0.15
 
 
 def test_a_row_with_a_true_gradient_keeps_what_that_says():
-    view, labels = seen_partly(flip=0, heard=1)
+    view, labels = partial_view(flip=0, share=1)
     assert right_share("gradient_teacher", view, labels) > 0.98
 
 

@@ -209,7 +209,7 @@ class GradientSimilarity(GradientAttack):
 
 
 class GradientTeacher(GradientSimilarity):
-    """What gradients tell of some rows teaches a network that looks at the attacker's columns.
+    """What gradients reveal of some rows teaches a network that looks at the attacker's columns.
 
     A defense may send gradients of few rows, or of labels that were randomised. The first leave
     most rows to be guessed, by what the others look like; the second are wrong about single rows,
@@ -240,18 +240,18 @@ class GradientTeacher(GradientSimilarity):
         self.steps = steps
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        scores, heard = self.clustered(view)
+        scores, has_gradient = self.clustered(view)
         rows, truth, classes = view.targets.rows, view.leaked.labels, view.classes
-        told = scores.argmax(1)
+        guesses = scores.argmax(1)
         # A row more of either kind, so that a few that agree are not taken for certainty.
-        agreed = (told[rows:] == truth)[heard[rows:]].double()
+        agreed = (guesses[rows:] == truth)[has_gradient[rows:]].double()
         right = (agreed.sum() + 1) / (len(agreed) + 2)
         right = right.clamp(min=1.1 / classes)  # guesses that are no better teach nothing anyway
         wrong = (1 - right) / (classes - 1)
         inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1)
         seen = self._components(inputs)
-        labels = torch.cat([told[:rows], truth])
-        known = torch.cat([heard[:rows], torch.ones(len(truth), dtype=torch.bool)])
+        labels = torch.cat([guesses[:rows], truth])
+        known = torch.cat([has_gradient[:rows], torch.ones(len(truth), dtype=torch.bool)])
         with scoped(key_of(draw)):
             hidden = nn.Linear(seen.shape[1], _HIDDEN)
             network = nn.Sequential(hidden, nn.ReLU(), nn.Linear(_HIDDEN, classes))
@@ -259,8 +259,8 @@ class GradientTeacher(GradientSimilarity):
         believed = through(network, seen[:rows]).double().softmax(1)
         believed = (believed - wrong) / (right - wrong)
         line = math.log(_SMALL) + believed / _SMALL - 1
-        answers = torch.where(one_hot(told[:rows], classes).bool(), right, wrong)
-        answers[~heard[:rows]] = 1.0
+        answers = torch.where(one_hot(guesses[:rows], classes).bool(), right, wrong)
+        answers[~has_gradient[:rows]] = 1.0
         shares = torch.where(believed < _SMALL, line, believed.clamp_min(_SMALL).log())
         return (shares + answers.log()).float()
 
