@@ -179,11 +179,12 @@ def play_feature(link, steps, size, before_send, before_read):
 
 
 @pytest.fixture
-def cut_pair(open_hub, open_proxy, attach, secured):
+def cut_pair(open_hub, open_proxy, attach, secured, fast):
     """The hub's link, a feature party's link and the proxy between them."""
-    hub = open_hub(certificate=secured)
+    waits = replace(fast, rejoin_window_s=10)  # a busy machine takes its time for a handshake
+    hub = open_hub(certificate=secured, timeouts=waits)
     proxy = open_proxy(hub.port)
-    feature = attach(proxy.port, ca=secured)
+    feature = attach(proxy.port, ca=secured, timeouts=waits)
     hub.wait_all(["bank"], 2)
     return hub.link("bank"), feature, proxy
 
@@ -242,7 +243,7 @@ def test_cuts_at_any_moment_change_nothing(cut_pair, pool, seed):
     over = threading.Event()
 
     def saboteur():
-        while not over.wait(draw.uniform(0.005, 0.04)):
+        while not over.wait(draw.expovariate(40)):  # long enough for a handshake now and then
             proxy.cut()
 
     steps = 60
@@ -261,7 +262,7 @@ def test_cuts_at_any_moment_change_nothing(cut_pair, pool, seed):
     finally:
         over.set()
     cutter.result(5)
-    assert (state, other.result(5)) == expected(steps, 2000)
+    assert (state, other.result(20)) == expected(steps, 2000)
     assert proxy.connections > 3
 
 
