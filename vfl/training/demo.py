@@ -18,6 +18,7 @@ from vfl.core.seeds import Secret, permutation
 from vfl.core.storage import write_bytes
 from vfl.datasets.named import read_digits
 from vfl.federation import deployment
+from vfl.federation.processes import Service
 from vfl.federation.project import LabelFolder, write_project
 from vfl.session.party_folder import INJECTED_SECRET
 from vfl.training import federated, run
@@ -81,12 +82,15 @@ def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> 
         deployment.register_nodes(label)
         say(f"starting the SuperNodes of parties {' and '.join(_SIDES)}")
 
+        together = services.enter_context(ThreadPoolExecutor(len(_SIDES)))
+        nodes = list[Service]()
+        services.callback(lambda: list(together.map(Service.stop, nodes)))
+
         def start(side: str) -> None:
             file = folder / side / "party.toml"
-            services.callback(deployment.start_supernode(read_party_file(file), file).stop)
+            nodes.append(deployment.start_supernode(read_party_file(file), file))
 
-        with ThreadPoolExecutor() as together:
-            list(together.map(start, _SIDES))
+        list(together.map(start, _SIDES))
         say("submitting the run")
         return federated.run_session(label, "train", new_run_name("digits"), on_epoch=on_epoch)
 
