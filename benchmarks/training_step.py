@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from statistics import median
 from typing import Literal
@@ -176,7 +176,12 @@ MANY = {
     )
     for count in (2, 4, 8, 16, 32, 64)
 }
-KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY
+#: The same networks with eight feature parties, whose cuts are concatenated.
+EIGHT = {
+    f"{name}_8": replace(workload, parties=tuple(f"party{number}" for number in range(8)), aims={})
+    for name, workload in WORKLOADS.items()
+}
+KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY | EIGHT
 
 
 class StepJob(SessionJob):

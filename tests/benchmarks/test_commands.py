@@ -19,6 +19,7 @@ from benchmarks.wan import WanRow
 ROOT = Path(__file__).parents[2]
 NAMES = (
     "step",
+    "step_peers",
     "secure",
     "codecs",
     "wan",

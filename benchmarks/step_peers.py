@@ -1,0 +1,457 @@
+"""A training step over a stream, beside what PyTorch has for that: gloo and its RPC.
+
+    python -m benchmarks.step_peers
+    python -m benchmarks.step_peers --parties 8 --models mlp,cnn --wan 40ms
+
+Every system trains the same network from the same first weights on the same batches, with a
+process of one thread a party; that their losses agree is checked. `gloo` is a loop with
+`torch.distributed`'s send and receive, `rpc` one with `torch.distributed.rpc`, whose label party
+hands every feature party a gradient and gets the next cut in one call. Both are as lean as we can
+write them: no encryption, no admission, nothing checked, counted or recorded, and RPC moves Python
+objects that whoever reaches its port may choose. vfl stands beside them without and with TLS, and
+does all of that.
+
+Systems take turns. CPU time is of all processes, and what is reported is the median over the turns
+and that of the ratios to vfl over TLS in the same turn.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Protocol, Self, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch._C._distributed_c10d import FileStore
+from torch.distributed import rpc
+from torch.futures import Future
+
+from benchmarks import harness
+from benchmarks.emulation import LOOPBACK, Network, Wan, open_network
+from benchmarks.emulation.tun import DEVICE
+from benchmarks.step import LINE_STEPS, QUICK_STEPS, REPEATS, WARMUP_STEPS, Parties
+from benchmarks.training_step import (
+    KNOWN,
+    LABEL_PARTY,
+    WORKLOADS,
+    Measurement,
+    Setup,
+    StepJob,
+)
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.core.errors import ConfigError, PeerFailedError
+from vfl.server.label_party import Classification, Meter
+
+Peer = Literal["gloo", "rpc"]
+System = Literal["tls", "tcp", "gloo", "rpc"]
+SYSTEMS: tuple[System, ...] = get_args(System)
+#: Losses of systems that train the same network differ by rounding alone.
+_SAME = 1e-4
+_PATIENCE = timedelta(seconds=60)
+
+
+class PeerJob(StepJob):
+    """One process's part in a measurement of a peer.
+
+    Attributes:
+        system: which peer.
+        rank: of this party; the label party is 0.
+        device: the network device that leads to the others.
+        store: the file in which all processes find each other.
+    """
+
+    system: Peer = "gloo"
+    rank: int = 0
+    device: str = "lo"
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """A step along one system.
+
+    Attributes:
+        workload: its network.
+        parties: feature parties.
+        system: tls and tcp are vfl's.
+        cpu_ms: user and system time of all processes, a step.
+        wall_ms: a step at the label party.
+        cpu_ratio, wall_ratio: vfl over TLS takes this share of it, in the same turn.
+        final_loss: mean training loss over the last epoch's steps.
+    """
+
+    workload: str
+    parties: int
+    system: System
+    cpu_ms: float
+    wall_ms: float
+    cpu_ratio: float
+    wall_ratio: float
+    final_loss: float
+
+
+def bench_peers(
+    models: Sequence[str] = tuple(WORKLOADS),
+    *,
+    parties: int = 2,
+    steps: int | None = None,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    wan: Wan | None = None,
+    say: Callable[[str], None] = harness.silent,
+) -> list[PeerRow]:
+    """Measure a training step with every system.
+
+    Args:
+        models: which workloads.
+        parties: feature parties, 2 or 8.
+        steps: timed steps of one turn; None takes about a second's worth.
+        repeats: turns.
+        seed: of rows, weights and batch order.
+        wan: the parties' lines, of packets (network `tun`); None is the loopback as it is.
+        say: called with one line about each workload.
+
+    Raises:
+        ConfigError: a workload or a number of parties that does not exist.
+        PeerFailedError: a system that trained another network than the others.
+        UserError: lines of packets cannot be had here.
+    """
+    names = [name if parties == 2 else f"{name}_{parties}" for name in models]
+    unknown = [name for name in names if name not in KNOWN]
+    if unknown or not names:
+        raise ConfigError(
+            "no such workload",
+            got=", ".join(unknown),
+            want=f"2 or 8 parties, and of {', '.join(WORKLOADS)}",
+        )
+    rows: list[PeerRow] = []
+    everybody = (LABEL_PARTY, *KNOWN[names[0]].parties)
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(everybody, wan, "tun" if wan else "loopback"))
+        own, others = stack.enter_context(Parties(network)), stack.enter_context(Peers(network))
+        for name in names:
+            timed = steps or (min(KNOWN[name].steps, LINE_STEPS) if wan else KNOWN[name].steps)
+            say(f"{name}: {repeats} x {timed} steps with {', '.join(SYSTEMS)}, {network.kind}")
+            turns: list[dict[System, Measurement]] = []
+            for _ in range(repeats):
+                turn: dict[System, Measurement] = {}
+                for system in SYSTEMS:
+                    if system == "gloo" or system == "rpc":
+                        found = others.measure(system, name, seed, WARMUP_STEPS, timed)
+                    else:
+                        found = own.measure(system, name, seed, WARMUP_STEPS, timed)
+                    turn[system] = found
+                _check_same(name, turn)
+                turns.append(turn)
+            rows += [_row(name, system, turns) for system in SYSTEMS]
+    return rows
+
+
+def _check_same(workload: str, turn: dict[System, Measurement]) -> None:
+    losses = {system: one.final_loss or 0.0 for system, one in turn.items()}
+    if any(abs(loss - losses["tls"]) > _SAME * losses["tls"] for loss in losses.values()):
+        raise PeerFailedError(
+            f"the systems trained different networks on {workload}",
+            got=", ".join(f"{system} {loss:.6f}" for system, loss in losses.items()),
+            want="one training loss",
+        )
+
+
+def _row(name: str, system: System, turns: Sequence[dict[System, Measurement]]) -> PeerRow:
+    loss = turns[0][system].final_loss
+    assert loss is not None, "the label party knows its loss"
+    return PeerRow(
+        workload=name,
+        parties=len(KNOWN[name].parties),
+        system=system,
+        cpu_ms=median(turn[system].cpu_ms for turn in turns),
+        wall_ms=median(turn[system].wall_ms for turn in turns),
+        cpu_ratio=median(turn["tls"].cpu_ms / turn[system].cpu_ms for turn in turns),
+        wall_ratio=median(turn["tls"].wall_ms / turn[system].wall_ms for turn in turns),
+        final_loss=loss,
+    )
+
+
+class Peers:
+    """A process a party, which trains with a peer; a context manager.
+
+    Args:
+        network: what connects the parties.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._turns = 0
+        with ExitStack() as stack:
+            self._meetings = Path(stack.enter_context(TemporaryDirectory(prefix="vfl-")))
+            self._workers = {
+                party: stack.enter_context(BenchmarkWorker("step_peers", network.command(party)))
+                for party in network.parties
+            }
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._stack.close()
+
+    def measure(
+        self, system: Peer, workload: str, seed: int, warmup_steps: int, steps: int
+    ) -> Measurement:
+        """Train once; CPU time of all processes, wall time of the label party.
+
+        Raises:
+            LostPeerError: a process ended early; its standard error says why.
+        """
+        self._turns += 1
+        for rank, (party, worker) in enumerate(self._workers.items()):
+            worker.put(
+                PeerJob(
+                    path="tcp",
+                    workload=workload,
+                    seed=seed,
+                    warmup_steps=warmup_steps,
+                    steps=steps,
+                    system=system,
+                    party=party,
+                    rank=rank,
+                    device="lo" if self._network.host(party) == LOOPBACK else DEVICE,
+                    store=str(self._meetings / str(self._turns)),
+                )
+            )
+        found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
+        cpu_ms = sum(one.cpu_ms for one in found.values())
+        return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})
+
+
+def work(parent: Parent) -> None:
+    """Train with whatever peer is asked for."""
+    warnings.filterwarnings("ignore", module="torch.distributed")  # its RPC uses what it deprecates
+    for job in parent.each(PeerJob):
+        setup = Setup(job)
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = job.device
+        parent.put((_with_gloo if job.system == "gloo" else _with_rpc)(job, setup))
+
+
+class _Bottom:
+    """A feature party's network, which knows whose turn it is.
+
+    Args:
+        setup: its rows, first weights and schedule.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        inputs = setup.data[setup.job.party].inputs
+        assert inputs is not None, "a feature party holds inputs"
+        self._inputs = inputs
+        self._model = setup.bottoms()[setup.job.party]
+        self._optimizer = _sgd(setup, self._model)
+        self._schedule = setup.schedule()
+        self._cut = torch.empty(0)
+
+    def forward(self) -> Tensor | None:
+        """The next cut, axes (rows, width); None after the last step."""
+        exchange = next(self._schedule, None)
+        if exchange is None:
+            return None
+        self._cut = self._model(self._inputs[torch.from_numpy(exchange.rows)])
+        return self._cut.detach()
+
+    def backward(self, gradient: Tensor) -> None:
+        """Take a step with the gradient of the last cut, axes (rows, width)."""
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(self._cut, gradient)
+        self._optimizer.step()
+
+
+class _Links(Protocol):
+    """What connects a label party with all feature parties, in their order."""
+
+    def receive(self) -> Sequence[Tensor]:
+        """Every party's next cut."""
+
+    def send(self, gradients: Sequence[Tensor]) -> None:
+        """Every party's gradient, without waiting for it to arrive."""
+
+    def finish(self) -> None:
+        """Wait until everything has arrived."""
+
+
+def _lead(setup: Setup, links: _Links) -> Measurement:
+    """Play the label party."""
+    top = setup.top()
+    optimizer, criterion = _sgd(setup, top), nn.CrossEntropyLoss()
+    labels = setup.data[LABEL_PARTY].labels
+    assert labels is not None, "the label party holds the labels"
+    meters: dict[int, Meter] = {}
+    for exchange in setup.schedule():
+        targets = labels[torch.from_numpy(exchange.rows)]
+        cuts = [cut.requires_grad_() for cut in links.receive()]
+        logits = top(torch.cat(cuts, dim=1))
+        loss = criterion(logits, targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        links.send([cut.grad for cut in cuts if cut.grad is not None])
+        optimizer.step()
+        meter = meters.setdefault(exchange.epoch, Meter(Classification(), "train"))
+        meter.add(logits.detach(), targets, loss.item())
+    links.finish()
+    return setup.measurement(meters[max(meters)].figures()["train_loss"])
+
+
+def _sgd(setup: Setup, model: nn.Module) -> optim.SGD:
+    train = setup.experiment.train
+    return optim.SGD(model.parameters(), lr=train.learning_rate, momentum=train.momentum)
+
+
+def _with_gloo(job: PeerJob, setup: Setup) -> Measurement:
+    parties = len(setup.workload.parties)
+    store = FileStore(job.store, 1 + parties)
+    dist.init_process_group(
+        "gloo", store=store, rank=job.rank, world_size=1 + parties, timeout=_PATIENCE
+    )
+    try:
+        if job.rank == 0:
+            return _lead(setup, _GlooLinks(setup))
+        bottom = _Bottom(setup)
+        gradient = torch.empty(setup.workload.batch_size, setup.workload.width)
+        while (cut := bottom.forward()) is not None:
+            dist.send(cut, 0)
+            dist.recv(gradient, 0)
+            bottom.backward(gradient)
+        return setup.measurement()
+    finally:
+        dist.destroy_process_group()
+
+
+class _GlooLinks:
+    def __init__(self, setup: Setup) -> None:
+        self._ranks = range(1, 1 + len(setup.workload.parties))
+        self._shape = setup.workload.batch_size, setup.workload.width
+        self._sending: list[tuple[Any, Tensor]] = []
+
+    def receive(self) -> Sequence[Tensor]:
+        cuts = [torch.empty(self._shape) for _ in self._ranks]
+        coming: list[Any] = [
+            dist.irecv(cut, rank) for cut, rank in zip(cuts, self._ranks, strict=True)
+        ]
+        for work in coming:
+            work.wait()
+        return cuts
+
+    def send(self, gradients: Sequence[Tensor]) -> None:
+        self.finish()
+        pairs = zip(gradients, self._ranks, strict=True)
+        self._sending = [
+            (dist.isend(one, rank), one) for one, rank in pairs
+        ]  # they live until sent
+
+    def finish(self) -> None:
+        for work, _ in self._sending:
+            work.wait()
+
+
+#: The feature party of this process, which calls of its label party reach.
+_called: _Bottom | None = None
+
+
+def _exchange(gradient: Tensor | None) -> Tensor | None:
+    """A feature party's next cut, once it has taken the step of the last one's gradient."""
+    assert _called is not None, "a party that is called has its network"
+    if gradient is not None:
+        _called.backward(gradient)
+    return _called.forward()
+
+
+def _with_rpc(job: PeerJob, setup: Setup) -> Measurement:
+    global _called
+    parties = setup.workload.parties
+    _called = _Bottom(setup) if job.rank else None
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=4,
+        rpc_timeout=_PATIENCE.total_seconds(),
+        init_method=f"file://{job.store}",
+        _transports=["uv"],  # sockets, as between machines
+        _channels=["basic"],
+    )
+    rpc.init_rpc(  # type: ignore[no-untyped-call]
+        job.party, rank=job.rank, world_size=1 + len(parties), rpc_backend_options=options
+    )
+    if job.rank:
+        rpc.shutdown()  # waits until the label party has shut down
+        return setup.measurement()
+    measured = _lead(setup, _RpcLinks(parties))
+    rpc.shutdown()
+    return measured
+
+
+class _RpcLinks:
+    def __init__(self, parties: Sequence[str]) -> None:
+        self._parties = parties
+        self._coming: list[Future[Tensor]] = []
+        self.send([None] * len(parties))
+
+    def receive(self) -> Sequence[Tensor]:
+        return [one.wait() for one in self._coming]
+
+    def send(self, gradients: Sequence[Tensor | None]) -> None:
+        pairs = zip(self._parties, gradients, strict=True)
+        self._coming = [rpc.rpc_async(party, _exchange, (one,)) for party, one in pairs]
+
+    def finish(self) -> None:
+        self.receive()
+
+
+def format_table(rows: Sequence[PeerRow]) -> str:
+    """The rows as a table for people."""
+    head = f"{'network':<14}{'parties':>8}  {'system':<8}{'CPU ms':>10}{'wall ms':>10}"
+    lines = [f"{head}{'vfl tls: CPU':>14}{'wall':>8}{'loss':>10}"]
+    lines += [
+        f"{row.workload:<14}{row.parties:>8}  {row.system:<8}{row.cpu_ms:>10.2f}"
+        f"{row.wall_ms:>10.2f}{row.cpu_ratio:>13.2f}x{row.wall_ratio:>7.2f}x"
+        f"{row.final_loss:>10.5f}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser(
+        "step_peers",
+        "One training step over a stream: vfl, torch.distributed's gloo and PyTorch RPC.",
+        wan="",
+        quick=True,
+    )
+    options.add_argument("--parties", type=int, default=2, choices=(2, 8), help="feature parties")
+    options.add_argument("--models", default=",".join(WORKLOADS), help="which networks")
+    options.add_argument("--repeats", type=int, default=REPEATS, help="turns")
+
+    def measure(asked: Namespace) -> list[PeerRow]:
+        if asked.network not in (None, "tun"):
+            options.error("peers need lines of packets: --network tun")
+        return bench_peers(
+            asked.models.split(","),
+            parties=asked.parties,
+            steps=QUICK_STEPS if asked.quick else None,
+            repeats=1 if asked.quick else asked.repeats,
+            wan=harness.line(asked, options)["wan"],
+            say=harness.say,
+        )
+
+    harness.run(options, measure, format_table)
+
+
+if __name__ == "__main__":
+    main()
