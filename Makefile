@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# GPU=1 takes torch with CUDA, GPU= the one for the CPU alone; unset, nvidia-smi decides.
+GPU ?= $(shell command -v nvidia-smi)
 
 .PHONY: demo test test-net docs build bench leaderboard verify-claims clean
 
@@ -40,7 +42,13 @@ bench: $(VENV)/.runtime
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifeq ($(GPU),)
+	$(INSTALL) uv
+	$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu -c constraints.txt --editable . || \
+	  { echo "no torch for the CPU alone can be had here: installing the one with CUDA"; $(INSTALL) --editable .; }
+else
 	$(INSTALL) --editable .
+endif
 	touch $@
 
 $(VENV)/.development: pyproject.toml constraints.txt
