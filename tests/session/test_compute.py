@@ -23,6 +23,7 @@ def session(data, **options):
         {
             "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
             "train": {"epochs": 2, "batch_size": 30, **options.pop("train", {})},
+            **options.pop("settings", {}),
         }
     )
     return LocalSession(settings, data, outputs=10, **options)
@@ -64,6 +65,41 @@ def test_in_mixed_precision_cuts_and_weights_are_float32(data, in_flight):
     losses = [each.label.history[-1]["train_loss"] for each in (mixed, exact)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+@pytest.mark.slow  # compiling takes tens of seconds
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch in torch
+def test_compiled_models_train_the_same_network_with_the_same_dropout(data):
+    settings = {
+        "parties": {n: {"width": 8, "bottom": "mlp:hidden=16,dropout=0.2"} for n in PARTIES}
+    }
+    whole, compiled = (
+        session(data, train={"compile": on}, settings=settings).run() for on in (False, True)
+    )
+    for record, other in zip(whole.label.history, compiled.label.history, strict=True):
+        assert other["train_loss"] == pytest.approx(record["train_loss"], rel=1e-5)
+        assert other["validation_loss"] == pytest.approx(record["validation_loss"], rel=1e-5)
+    weights = whole.weights(), compiled.weights()
+    assert all(
+        torch.allclose(value, weights[1][party][name], atol=1e-5)
+        for party, own in weights[0].items()
+        for name, value in own.items()
+    )
+
+
+def test_compiling_needs_a_compiler(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UserError, match="C\\+\\+ compiler"):
+        Compute(compiled=True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"train": {"in_flight": 2}}, {"dp": {"noise": 1.0}}], ids=["in flight", "dp"]
+)
+def test_what_compiled_models_do_not_go_with_is_said_before_training(wrong):
+    wrong = {**wrong, "train": {"compile": True, **wrong.get("train", {})}}
+    with pytest.raises(ValueError, match=r"train\.compile"):
+        Experiment.model_validate({"parties": {"left": {"width": 8}}, **wrong})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no graphics card here")

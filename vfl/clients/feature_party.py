@@ -70,9 +70,16 @@ class FeatureParty:
             end = mode.feature_round(name, bottom, math.prod(shape), terms, own, link)
             if end is None:
                 codec, defense = mode.feature_codec(name, terms), defenses.make(terms.defense)
-                depth, precision = terms.train.in_flight, terms.train.precision
-                shares = (1.0, *(task.weight for task in terms.tasks.values()))
-                agreed = CutTerms(name, asked.width, codec, defense, depth, precision, shares)
+                agreed = CutTerms(
+                    name,
+                    asked.width,
+                    codec,
+                    defense,
+                    in_flight=terms.train.in_flight,
+                    precision=terms.train.precision,
+                    compiled=terms.train.compile,
+                    weights=(1.0, *(task.weight for task in terms.tasks.values())),
+                )
                 optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
                 private = self._private(name, terms, own)
                 end = FeatureEnd(agreed, bottom, own, link, optimizer, private)

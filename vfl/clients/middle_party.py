@@ -109,6 +109,7 @@ class MiddleParty:
                 compression.make(asked.codec),
                 Undefended(),
                 precision=train.precision,
+                compiled=train.compile,
             )
             optimizer = optimizer_factory(train) if terms.mode == "train" else None
             self.end = FeatureEnd(agreed, _Model(model, adapters), own, link, optimizer)

@@ -248,6 +248,8 @@ class TrainSettings(Settings):
             of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
         precision: "bfloat16" runs forward passes in automatic mixed precision; what crosses is
             float32 either way.
+        compile: whether bottoms, top and middle run as `torch.compile` makes them, for networks
+            whose steps are long enough to make up for the minutes that compiling may take.
         patience: stop after so many epochs without a lower validation loss; 0 never stops early.
         keep: "best" ends with the weights of the lowest validation loss, "last" with the last.
     """
@@ -261,8 +263,18 @@ class TrainSettings(Settings):
     checkpoint_every: int = Field(default=500, ge=1, le=1_000_000_000)
     in_flight: int = Field(default=1, ge=1, le=64)
     precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
     patience: int = Field(default=0, ge=0, le=100_000)
     keep: Literal["last", "best"] = "last"
+
+    @model_validator(mode="after")
+    def _compiled_or_stashed(self) -> TrainSettings:
+        if self.compile and self.in_flight > 1:
+            raise ValueError(
+                "train.compile needs train.in_flight = 1: with several cuts in flight a forward "
+                "pass runs on copies of the weights, which compiled code does not take"
+            )
+        return self
 
     @property
     def optimizer_copies(self) -> int:
@@ -332,6 +344,8 @@ def dp_mistake(
         return "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
     if train.precision != "float32":
         return "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
+    if train.compile:
+        return "[dp] needs train.compile = false: it looks at every layer's gradients by row"
     if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):
         return "a training that ends with dp.epsilon needs train.patience = 0 and keep = 'last'"
     return None

@@ -605,8 +605,8 @@ class LabelParty(AnyLabelParty):
             _refuse_whole_cuts(defense)
             missing = MissingCuts({name: terms.parties[name].width for name in self.ends})
             self.model["missing"] = missing
-        self._compute = Compute(own.device, terms.train.precision)
-        self.model.to(self._compute.device)
+        self._compute = Compute(own.device, terms.train.precision, terms.train.compile)
+        self._compute.take(self.model)
         always = not isinstance(defense, Undefended)
         self._draws = Draws(own.secret, "rng", top, always=always)
         self._own_draws = Draws(own.secret, "own", bottom or nn.Identity(), always=always)
@@ -853,7 +853,8 @@ class LabelParty(AnyLabelParty):
             with self._own_draws.at(exchange.step), self._compute.forward():
                 whole = inputs if exchange.trains else filled(inputs)
                 if len(whole):
-                    cut = self.model["bottom"](whole.to(self._compute.device)).float()
+                    whole = whole.to(self._compute.device)
+                    cut = self._compute.run(self.model, "bottom", whole).float()
                     cut = cut[: len(inputs)]
                 else:
                     width = self.terms.parties[self.data.name].width
@@ -875,7 +876,7 @@ class LabelParty(AnyLabelParty):
 
     def _through_top(self, merged: Tensor) -> Tensor:
         with self._compute.forward():
-            logits: Tensor = self.model["top"](merged)
+            logits = self._compute.run(self.model, "top", merged)
         return logits.float()
 
 

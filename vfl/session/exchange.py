@@ -17,13 +17,18 @@ stashing: Harlap et al. 2018, PipeDream, section 3.3).
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import math
+import os
+import shutil
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -87,6 +92,7 @@ HONEST = Adversary()
 #: Stands where a party's name does; no party has it, for it is longer than a name can be.
 SUM = "the sum of the feature parties' cuts"
 _PROCESSOR = torch.device("cpu")
+_COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Compute:
@@ -97,12 +103,15 @@ class Compute:
         precision: "float32", or "bfloat16" for automatic mixed precision in the forward passes;
             weights, cuts and gradients stay float32. On a card float32 convolutions are exact,
             where torch would round what they multiply to 10 bits (TF32).
+        compiled: whether models run as `torch.compile` makes them; dropout draws the same.
 
     Raises:
-        UserError: torch cannot use that device here.
+        UserError: torch cannot use that device here, or cannot compile for it.
     """
 
-    def __init__(self, device: str = "cpu", precision: str = "float32") -> None:
+    def __init__(
+        self, device: str = "cpu", precision: str = "float32", compiled: bool = False
+    ) -> None:
         try:
             self.device = torch.device(device)
             torch.empty(0, device=self.device)
@@ -115,6 +124,39 @@ class Compute:
                 want="cpu, or cuda with a graphics card and a torch built for it",
             ) from None
         self._mixed = precision == "bfloat16"
+        self._compiled = compiled
+        self._compiled_parts: dict[str, Callable[[Tensor], Tensor]] = {}
+        if compiled and self.device.type == "cpu" and shutil.which("g++") is None:
+            raise UserError(
+                "torch compiles models for the processor with a C++ compiler, and none is here",
+                where="train.compile",
+                want="g++ in the path of this party",
+                fix="install it, or leave train.compile = false",
+            )
+
+    def take(self, model: nn.ModuleDict) -> None:
+        """Bring a party's model here; names and values of its weights stay."""
+        model.to(self.device)
+        if not self._compiled:
+            return
+        # torch's own folder for this has a name that anybody on the machine could be first to use.
+        if _COMPILED_CODE not in os.environ:
+            folder = TemporaryDirectory(prefix="vfl-compiled-")
+            os.environ[_COMPILED_CODE] = folder.name
+            atexit.register(folder.cleanup)
+        # torch's compiler looks at every input so, a merged cut among them.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        options: dict[str, str | int | bool] = {"fallback_random": True, "fx_graph_cache": False}
+        self._compiled_parts = {
+            part: torch.compile(model[part], options=options)
+            for part in ("bottom", "top")
+            if part in model
+        }
+
+    def run(self, model: nn.ModuleDict, part: str, values: Tensor) -> Tensor:
+        """What one part of a model that was taken makes of `values`."""
+        outputs: Tensor = self._compiled_parts.get(part, model[part])(values)
+        return outputs
 
     def forward(self) -> AbstractContextManager[None]:
         """What a model's forward pass runs under."""
@@ -364,6 +406,7 @@ class CutTerms:
         codec, defense: instances of this end alone, from the specs that were agreed on.
         in_flight: how many cuts may await their gradients at once.
         precision: of the feature party's forward passes.
+        compiled: whether its model is.
         weights: of the gradients that come back, one a label party, in the order they are received.
     """
 
@@ -373,6 +416,7 @@ class CutTerms:
     defense: Defense
     in_flight: int = 1
     precision: str = "float32"
+    compiled: bool = False
     weights: tuple[float, ...] = (1.0,)
 
 
@@ -519,8 +563,8 @@ class FeatureEnd(_End):
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._weights = terms.weights
-        self._compute = Compute(own.device, terms.precision)
-        self.model.to(self._compute.device)
+        self._compute = Compute(own.device, terms.precision, terms.compiled)
+        self._compute.take(self.model)
         self._secret = own.secret
         self._has_loss = has_own(codec, "local_loss")
         always = not isinstance(defense, Undefended)
@@ -698,8 +742,7 @@ class FeatureEnd(_End):
     def _through(self, part: str, values: Tensor, stash: Stash | None) -> Tensor:
         if stash is not None:
             return stash.forward(part, values)
-        outputs: Tensor = self.model[part](values)
-        return outputs
+        return self._compute.run(self.model, part, values)
 
     def _send(self, frame: Frame, cut: Tensor) -> None:
         """Send what a cut was encoded to, noted before by what is the same in every attempt."""
