@@ -528,7 +528,7 @@ def main() -> None:
     parser.add_argument("--redraw", action="store_true", help="train nothing")
     asked = parser.parse_args()
     file = asked.page.with_suffix(".csv")
-    rows = stored(file)
+    rows: Sequence[Row] = stored(file)
     if not asked.redraw:
         if asked.task is None:
             parser.error("--task names what to train; --redraw needs none")

@@ -233,7 +233,7 @@ _ALONE, _LEGEND = 980, 200
 
 
 def standalone(drawing: Drawing) -> str:
-    """A drawing as a file of its own: style sheet inside, caption up the y axis, legend at right."""
+    """A drawing as a file of its own: the caption up the y axis, the legend at its right."""
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     head = '<svg role="img" viewBox="0 0 {} {}">'
     chart, begin = str(drawing.chart), head.format(WIDTH, HEIGHT)
