@@ -382,6 +382,8 @@ def summary_of(found: Frontier) -> Iterator[str]:
     )
     yield f"- Undecided by {found.seeds} victims: {_listed(found.named('undecided'))}."
     few = [one for one in found.places if one.family.startswith("few rounds")]
+    if not few:
+        return
     top = max(few, key=lambda one: one.utility.mean)
     still = [one for one in few if one.verdict != "leaks"]
     yield (

@@ -108,6 +108,8 @@ def test_summary_and_picture_say_what_the_rows_do():
     plain, beaten = (frontier.frontier_of(made_up(*more)) for more in ([], [others]))
     others = rows("other", "few rounds", 0.8, {"x": 0.9})
     said = "\n".join(frontier.summary_of(frontier.frontier_of(made_up(others))))
+    assert "Few rounds: at most 80.0" in said
+    assert "Few rounds" not in "\n".join(frontier.summary_of(plain))
     assert f"Nothing is shown to beat the label-free bottom `{FREE}`" in said
     assert "`other` beat the label-free bottom" in "\n".join(frontier.summary_of(beaten))
     picture = ET.fromstring(frontier.picture_of(plain))
