@@ -138,14 +138,14 @@ def left_of(
     Args:
         task: of TASKS.
         seeds: victims of each defense, from seed 0 on.
-        families: of `families_of`; all unless they are given.
+        families: of `families_of`; all unless they are given. What all are set against comes first.
         done: rows that are stored.
     """
     known = {(one["defense"], one["seed"]) for one in done if one["task"] == task}
     chosen = families_of(task)
     return [
         spec
-        for one in families or chosen
+        for one in dict.fromkeys((UNDEFENDED, LABEL_FREE, *(families or chosen)))
         for spec in chosen[one]
         if not all((spec, str(seed)) in known for seed in range(seeds))
     ]
