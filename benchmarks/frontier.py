@@ -458,11 +458,7 @@ def picture_of(found: Frontier) -> str:
         for one in found.front
     )
     shown = {one.family for one in found.places}
-    named: dict[int, list[str]] = {}
-    for family, style in _STYLE.items():
-        if family in shown:
-            named.setdefault(style, []).append(family)
-    legend = [(dot_swatch(style), ", ".join(words)) for style, words in named.items()]
+    legend = [(dot_swatch(style), family) for family, style in _STYLE.items() if family in shown]
     drawing = scatter_drawing(
         f"{found.task}: test {measure} against leaked labels",
         f"test {measure}, percent", f"On the front: {front}.", points,
@@ -488,6 +484,9 @@ METHOD = f"""
   below 0; anything else is "undecided".
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
   exposed as undefended ones, which a mean over all rows hides.
+- *Secure top*: labels and top under multi-party computation, which tells a feature party the sum of
+  a batch's gradients and no row's. `gradient_averaging:rows=0` sends it just that sum, so accuracy
+  and leak are measured there; what such a protocol costs is not.
 - Intervals are Student's, over victims. Strengths were fixed before the grid ran.
 - Not tried: `adaptive` and the heavy pack, which cost more than the trainings; parties that tamper.
 """
