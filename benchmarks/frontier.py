@@ -485,8 +485,9 @@ METHOD = f"""
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
   exposed as undefended ones, which a mean over all rows hides.
 - *Secure top*: labels and top under multi-party computation, which tells a feature party the sum of
-  a batch's gradients and no row's. `gradient_averaging:rows=0` sends it just that sum, so accuracy
-  and leak are measured there; what such a protocol costs is not.
+  a batch's gradients at the cut and no row's. `gradient_averaging:rows=0` sends it just that sum,
+  so accuracy and leak are measured there; what such a protocol costs is not. One that discloses the
+  sum of the gradients of the bottom's weights instead would teach as much as undefended training.
 - Intervals are Student's, over victims. Strengths were fixed before the grid ran.
 - Not tried: `adaptive` and the heavy pack, which cost more than the trainings; parties that tamper.
 """
