@@ -139,7 +139,7 @@ def test_the_leaderboard():
 
 
 def test_the_adaptive_attack_at_equal_time():
-    """Both attackers by seed, on how many the adaptive one is ahead, and that it kept its budget."""
+    """Both by seed, on how many the adaptive one is ahead, and that it kept its budget."""
     stored = rows_of("adaptive.csv")
     table = table_of("## The adaptive attack at equal time", "training")
     assert [row[0].strip("`") for row in table] == list(dict.fromkeys(r["defense"] for r in stored))
