@@ -2,13 +2,14 @@
 
     python -m benchmarks.columns --seeds 0,1,2 --out columns.csv
 
-Two tables below the folder in VFL_DATA, three parties each. The label party holds columns of its
-own, and whole rows of the attacked party for some customers; of test rows it wants every column.
-Categories are read by the composed attacker (`adaptive`), scored by the AUC of one value against
-the rest; numbers by the best of several regressions, chosen on rows that the attacker knows, scored
-by R2 of their rank. Each is done from the label party's own columns alone, from cuts alone, and
-from both; the first is the guess beside which the better of the others is to be read. A line of
---out is a column; what is there is not trained again.
+Two tables and a set of pictures below the folder in VFL_DATA, three parties each. The label party
+holds columns of its own, and whole rows of the attacked party for some customers; of test rows it
+wants every column. Categories are read by the composed attacker (`adaptive`), scored by the AUC of
+one value against the rest; numbers by the best of several regressions, chosen on rows that the
+attacker knows, scored by R2 of their rank; pictures by the best of several decoders, chosen alike,
+scored by R2 of their pixels and by structural similarity. Each is done from the label party's own
+columns alone, from cuts alone, and from both; the first is the guess beside which the better of the
+others is to be read. A line of --out is a column; what is there is not trained again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +32,9 @@ from torch import Tensor
 from benchmarks import harness
 from vfl import attacks
 from vfl.attacks.cases import Victim, draw_columns
+from vfl.attacks.inputs.inversion import Inversion
 from vfl.attacks.labels.regression import predicted
+from vfl.attacks.scoring import structural_similarity
 from vfl.attacks.view import Evidence, Holdings, ThreatModel, View
 from vfl.config import Experiment
 from vfl.core.seeds import generator, use_one_thread
@@ -40,6 +43,8 @@ from vfl.training.local import LocalSession
 from vfl.training.run import load_data
 
 _WIDTH, _TARGETS, _COMMON, _FOLDS = 32, 4000, 8, 3
+#: "auc" of a category's values, "r2" of a number's rank or of pixels, "ssim" of pictures.
+Measure = Literal["auc", "r2", "ssim"]
 #: Layers that each attack reads.
 READS = {"own": "inputs", "cut": "cut", "both": "cut+inputs"}
 
@@ -53,19 +58,16 @@ class TableTask:
         separator: of its cells.
         label: the label party and its column.
         parties: their columns.
-        wanted: columns that are looked for, by party, and whether each is a number.
+        wanted: columns that are looked for, by party, and what each is scored by.
     """
 
     source: str
     separator: str
     label: tuple[str, str]
     parties: Mapping[str, Sequence[str]]
-    wanted: Mapping[str, Mapping[str, bool]]
+    wanted: Mapping[str, Mapping[str, Measure]]
 
-    @property
-    def columns(self) -> list[str]:
-        """All that are looked for."""
-        return [each for some in self.wanted.values() for each in some]
+    utility = "auc"
 
     def experiment(self, seed: int, changes: Mapping[str, Any], folder: Path) -> Experiment:
         """The training with one protection."""
@@ -83,11 +85,59 @@ class TableTask:
             "train": {"epochs": 6, "batch_size": 256, "learning_rate": 2e-3},
             "parties": own,
         }  # fmt: skip
-        more = {name: value for name, value in changes.items() if name not in ("bottom", "width")}
-        return Experiment.model_validate(settings | more)
+        return _changed(settings, changes)
 
 
-TASKS = {
+@dataclass(frozen=True)
+class PictureTask:
+    """Pictures cut upright, a part a party; what the last one has is looked for.
+
+    Attributes:
+        source: a set of pictures by name.
+        rows: of the set.
+        parties: from left to right; the first has the labels too.
+    """
+
+    source: str
+    rows: int
+    parties: Sequence[str]
+
+    utility = "accuracy"
+
+    @property
+    def wanted(self) -> Mapping[str, Mapping[str, Measure]]:
+        """The last party's part, pixel by pixel and as a picture."""
+        return {self.parties[-1]: {"pixels": "r2", "structure": "ssim"}}
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """The label party, and what it knows of a row."""
+        return self.parties[0], "class"
+
+    def experiment(self, seed: int, changes: Mapping[str, Any], folder: Path) -> Experiment:
+        """The training with one protection."""
+        bottom = changes.get("bottom", "cnn:channels=16-32")
+        party = {"width": changes.get("width", _WIDTH), "bottom": bottom}
+        settings: dict[str, Any] = {
+            "name": "pictures",
+            "seed": seed,
+            "data": {
+                "source": self.source, "rows": self.rows,
+                "validation": 0.1, "split": "shuffled",
+            },
+            "label": {"party": self.label[0], "top": "mlp:hidden=64"},
+            "train": {"epochs": 5, "batch_size": 64, "learning_rate": 1e-3},
+            "parties": {name: dict(party) for name in self.parties},
+        }  # fmt: skip
+        return _changed(settings, changes)
+
+
+def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Experiment:
+    more = {name: value for name, value in changes.items() if name not in ("bottom", "width")}
+    return Experiment.model_validate({**settings, **more})
+
+
+TASKS: dict[str, TableTask | PictureTask] = {
     "bank_marketing": TableTask(
         "bank-marketing/bank-full.csv.gz", ";", ("lender", "y"),
         {
@@ -96,8 +146,8 @@ TASKS = {
             "lender": ["age", "job", "marital", "education"],
         },
         {
-            "credit": {"balance": True, "housing": False},
-            "campaign": {"contact": False, "poutcome": False},
+            "credit": {"balance": "r2", "housing": "auc"},
+            "campaign": {"contact": "auc", "poutcome": "auc"},
         },
     ),
     "credit_default": TableTask(
@@ -108,10 +158,11 @@ TASKS = {
             "lender": ["LIMIT_BAL", "AGE", "SEX", "EDUCATION", "MARRIAGE"],
         },
         {
-            "bank": {"BILL_AMT1": True, "PAY_AMT1": True},
-            "bureau": {"PAY_0": False, "PAY_6": False},
+            "bank": {"BILL_AMT1": "r2", "PAY_AMT1": "r2"},
+            "bureau": {"PAY_0": "auc", "PAY_6": "auc"},
         },
     ),
+    "fashion_mnist": PictureTask("fashion_mnist", 6000, ("left", "middle", "right")),
 }  # fmt: skip
 #: What protects, as changes of the experiment. `beaver` opens the sum of linear first layers, which
 #: is what the training named so here sends; its other half, the protocol, tells no more.
@@ -142,9 +193,9 @@ class ColumnRow:
 
     Attributes:
         task, protection, seed: of the training.
-        utility: AUC of the task's test rows.
+        utility: AUC of the task's test rows; of pictures accuracy.
         column: that was looked for.
-        measure: "auc" or "r2".
+        measure: of `Measure`.
         own, cut, both: how well, by what was read.
         cpu_s: of the three attacks.
     """
@@ -246,6 +297,52 @@ def _regress(way: str, known: Tensor, numbers: Tensor, asked: Tensor) -> Tensor:
     return torch.from_numpy(model.predict(asked.numpy())).float()
 
 
+_DECODERS = ("ridge:0.001", "ridge:0.01", "ridge:0.1", "kernel:1", "kernel:10", "neighbours:1",
+             "convolutions")  # fmt: skip
+
+
+def read_pictures(
+    known: Tensor, pictures: Tensor, asked: Tensor, truth: Tensor, seed: int
+) -> dict[Measure, float]:
+    """R2 of pixels about the mean picture, and structural similarity, by the best decoder.
+
+    That is the one of the least squared error on a third of the known rows, held back from it.
+
+    Args:
+        known: rows whose picture the attacker knows, axes (rows, features).
+        pictures: theirs, axes (rows, channels, height, width).
+        asked: rows that it is after, axes (rows, features).
+        truth: their pictures.
+        seed: of first weights and batches.
+    """
+    held = torch.arange(len(known)) % _FOLDS == 0
+
+    def error(way: str) -> float:
+        guesses = _decode(way, known[~held], pictures[~held], known[held], seed)
+        return float((guesses - pictures[held]).square().mean())
+
+    found = _decode(min(_DECODERS, key=error), known, pictures, asked, seed)
+    about = (truth - pictures.mean(0)).square().mean()
+    r2 = 1 - float((found - truth).square().mean() / about)
+    return {"r2": r2, "ssim": structural_similarity(found, truth)}
+
+
+def _decode(way: str, known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> Tensor:
+    name, _, strength = way.partition(":")
+    if name == "convolutions":
+        attack = Inversion()
+        threat = ThreatModel("label party", "inference", attack.needs)
+        held = Holdings(Evidence(cuts=asked), Evidence(cuts=known, inputs=pictures))
+        return attack.run(View(threat, 0, held), generator(seed, "decoder"))
+    everything = torch.cat([known, asked])
+    mean, spread = everything.mean(0), everything.std(0).clamp_min(1e-6)
+    known, asked = (known - mean) / spread, (asked - mean) / spread
+    middle = pictures.mean(0)
+    flat = (pictures - middle).flatten(1)
+    found = predicted(known, flat, asked, name, float(strength))  # type: ignore[arg-type]
+    return middle + found.reshape(-1, *pictures.shape[1:])
+
+
 def _model(name: str) -> Any:
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.neural_network import MLPRegressor
@@ -293,18 +390,14 @@ def rows_of(
         alone: what own columns tell of each column, where that is known; no training changes it.
         folder: of the data sets.
     """
-    import pandas as pd
-    from sklearn.metrics import roc_auc_score
-
     task = TASKS[name]
     experiment = task.experiment(seed, PROTECTIONS[protection], folder)
     data = load_data(experiment)
     label = data[experiment.label.party]
     session = LocalSession(experiment, data, outputs=label.outputs).run()
-    answers = torch.cat(session.label.tested).softmax(1)[:, 1].numpy()
     assert label.labels is not None
     assert label.inputs is not None
-    utility = float(roc_auc_score(label.labels[label.split.test].numpy(), answers))
+    utility = _utility(torch.cat(session.label.tested), label.labels[label.split.test])
     draw = generator(seed, "leak")
     leaked = draw_columns(torch.from_numpy(label.split.validation), leaks, draw, "validation")
     test = torch.from_numpy(label.split.test)
@@ -314,28 +407,77 @@ def rows_of(
         each: [Victim(experiment, data, each, weights[each]).cuts(rows) for rows in groups]
         for each in experiment.feature_parties
     }
-    table = pd.read_csv(folder / task.source, sep=task.separator)
-    for victim, column, is_number in (
-        (victim, *each) for victim, some in task.wanted.items() for each in some.items()
-    ):
+    for victim, wanted in task.wanted.items():
         senders = list(sent) if protection in SUMMED else [victim]
         known, asked = (
-            Known(label.inputs[rows], torch.stack([sent[each][at] for each in senders]).sum(0))
+            Known(
+                label.inputs[rows].flatten(1),
+                torch.stack([sent[each][at] for each in senders]).sum(0),
+            )
             for at, rows in enumerate(groups)
         )
-        coded = (ranks_of if is_number else codes_of)(table[column].to_numpy(), groups[0].numpy())
-        facts, truth = coded[groups[0]], coded[groups[1]]
+        if isinstance(task, PictureTask):
+            pictures = data[victim].inputs
+            assert pictures is not None
+            read = _pictures_read(wanted, known, asked, pictures, groups, alone, seed)
+        else:
+            read = _columns_read(task, wanted, known, asked, groups, alone, seed, folder)
+        for column, found, spent in read:
+            yield ColumnRow(
+                name, protection, seed, utility, column, wanted[column], **found, cpu_s=spent
+            )
+
+
+def _utility(answers: Tensor, labels: Tensor) -> float:
+    """AUC of two classes, accuracy of more."""
+    from sklearn.metrics import roc_auc_score
+
+    if answers.shape[1] > 2:
+        return float((answers.argmax(1) == labels).double().mean())
+    return float(roc_auc_score(labels.numpy(), answers.softmax(1)[:, 1].numpy()))
+
+
+#: A column, how well it is read by what is read of it, and processor time.
+Read = tuple[str, dict[str, float], float]
+
+
+def _columns_read(
+    task: TableTask, wanted: Mapping[str, Measure], known: Known, asked: Known,
+    groups: Sequence[Tensor], alone: Mapping[str, float], seed: int, folder: Path,
+) -> Iterator[Read]:  # fmt: skip
+    import pandas as pd
+
+    table = pd.read_csv(folder / task.source, sep=task.separator)
+    for column, measure in wanted.items():
+        coded = ranks_of if measure == "r2" else codes_of
+        codes = coded(table[column].to_numpy(), groups[0].numpy())
+        facts, truth = codes[groups[0]], codes[groups[1]]
         started, found = time.process_time(), {}
         for reads in READS:
             if reads == "own" and column in alone:
                 found[reads] = alone[column]
-            elif is_number:
+            elif measure == "r2":
                 found[reads] = read_number(known.layers(reads), facts, asked.layers(reads), truth)
             else:
                 found[reads] = read_category(known, facts, asked, truth, reads, seed)
-        spent = time.process_time() - started
-        measure = "r2" if is_number else "auc"
-        yield ColumnRow(name, protection, seed, utility, column, measure, **found, cpu_s=spent)
+        yield column, found, time.process_time() - started
+
+
+def _pictures_read(
+    wanted: Mapping[str, Measure], known: Known, asked: Known, pictures: Tensor,
+    groups: Sequence[Tensor], alone: Mapping[str, float], seed: int,
+) -> Iterator[Read]:  # fmt: skip
+    started, found = time.process_time(), dict[str, dict[Measure, float]]()
+    facts, truth = (pictures[rows] for rows in groups)
+    for reads in READS:
+        if reads == "own" and alone:
+            found[reads] = {measure: alone[column] for column, measure in wanted.items()}
+        else:
+            rows = known.layers(reads), facts, asked.layers(reads), truth
+            found[reads] = read_pictures(*rows, seed)
+    spent = time.process_time() - started
+    for column, measure in wanted.items():
+        yield column, {reads: found[reads][measure] for reads in READS}, spent
 
 
 def measure(asked: Namespace) -> list[ColumnRow]:
@@ -407,7 +549,7 @@ def table(rows: Sequence[ColumnRow]) -> str:
     parts = []
     for name in dict.fromkeys(row.task for row in rows):
         of_task = [row for row in rows if row.task == name]
-        wanted = TASKS[name].columns
+        wanted = [each for some in TASKS[name].wanted.values() for each in some]
         measures = {row.column: row.measure for row in of_task}
         found = {"nothing sent": [[r.own for r in of_task if r.column == c] for c in wanted]}
         utility = {"nothing sent": ""}
@@ -423,7 +565,10 @@ def table(rows: Sequence[ColumnRow]) -> str:
             for protection, columns in found.items()
         ]  # fmt: skip
         head = [f"{column}, {measures[column]}" for column in wanted]
-        made = Table(["protection", "utility, auc", *head, "seeds differ by at most"], lines)
+        made = Table(
+            ["protection", f"utility, {TASKS[name].utility}", *head, "seeds differ by at most"],
+            lines,
+        )
         parts.append(f"{name}\n{made.markdown()}")
     return "\n".join(parts)
 

@@ -138,6 +138,23 @@ def test_the_leaderboard():
                 assert_shows(cell.partition("±")[0], [100 * float(row[name])])
 
 
+def test_the_adaptive_attack_at_equal_time():
+    """Both by seed, on how many the adaptive one is ahead, and that it kept its budget."""
+    stored = rows_of("adaptive.csv")
+    table = table_of("## The adaptive attack at equal time", "training")
+    assert [row[0].strip("`") for row in table] == list(dict.fromkeys(r["defense"] for r in stored))
+    for defense, *cells in table:
+        of = [row for row in stored if row["defense"] == defense.strip("`")]
+        both = [[float(row[who]) for row in of] for who in ("heavy", "adaptive")]
+        for cell, values in zip(cells[:2], both, strict=True):
+            assert_shows(cell, values)
+        assert_shows(cells[2], [b - a for a, b in zip(*both, strict=True)])
+    ahead = sum(float(row["adaptive"]) > float(row["heavy"]) for row in stored)
+    assert (ahead, len(stored)) == (8, 10)
+    assert "ahead on eight of ten" in (RESULTS / "attacking.md").read_text(encoding="utf-8")
+    assert all(float(row["spent_s"]) <= float(row["budget_s"]) for row in stored)
+
+
 FREE = "label-free bottom"
 
 

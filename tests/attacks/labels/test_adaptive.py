@@ -49,14 +49,14 @@ def test_it_finds_the_scaling_that_a_defense_asks_for():
 
 
 def test_the_report_tells_what_was_tried_the_best_first():
-    attack = ATTACKS.make("adaptive:candidates=12")
+    attack = ATTACKS.make("adaptive:candidates=30")
     attack.run(case().view, generator(0))
     trials = attack.report.trials
-    assert len(trials) == 12
-    assert len({one.spec for one in trials}) == 12
-    assert attack.report.best == [one.spec for one in trials[:3]]
-    # 12, then a third of them, then the three that vote.
-    assert sorted(one.folds for one in trials) == [1] * 8 + [2] + [3] * 3
+    assert len(trials) == 30
+    assert len({one.spec for one in trials}) == 30
+    assert attack.report.best == [one.spec for one in trials[:9]]
+    # 30, then a third of them, then the nine that vote.
+    assert sorted(one.folds for one in trials) == [1] * 20 + [2] + [3] * 9
     assert all(len(one.right) == (20 if one.folds == 3 else len(one.right)) for one in trials)
 
 

@@ -83,12 +83,14 @@ def test_whiskers_both_ways_are_as_long_as_their_intervals():
 
 def test_a_drawing_stands_in_a_file_of_its_own():
     lines = [Series("a & b", [(0, 1), (1, 2)]), Series("c", [(0, 2), (1, 1)], 2)]
-    alone = ET.fromstring(standalone(line_drawing("T", "", lines, "x")))
+    alone = ET.fromstring(standalone(line_drawing("T", "height, m", lines, "x")))
     name = "{http://www.w3.org/2000/svg}"
     assert alone.tag == f"{name}svg"
     assert ".line.s2" in alone.find(f"{name}style").text
     said = [text.text for text in alone.findall(f"{name}text")]
-    assert said[-2:] == ["a & b", "c"]
+    assert said[-3:] == ["height, m", "a & b", "c"]
+    (heights,) = (text for text in alone.findall(f"{name}text") if text.text == "height, m")
+    assert "rotate(-90)" in heights.get("transform")
     classes = [path.get("class") for path in alone.iter(f"{name}path")]
     assert classes.count("line s1") == classes.count("line s2") == 2  # itself, and in the legend
 

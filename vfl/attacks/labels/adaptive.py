@@ -1,7 +1,8 @@
 """An attacker that tries compositions on labels it holds back from itself, and votes with the best.
 
 Successive halving (Jamieson and Talwalkar 2016): every candidate is tried on one fold of the leaked
-rows and a sample of the unlabelled ones, the better third on the next fold, and so on.
+rows and a sample of the unlabelled ones, the better third on the next fold, and so on, until nine
+are left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from vfl.core.registry import require, require_range
 
 _FOLDS = 3
 _SAMPLE = 1500  # unlabelled rows of a trial
-_VOTES = 3
+_VOTES = 9
+_TRUST = 8  # power of the share it got right that a vote counts by
 _UNKNOWN = 0.8  # how sure a vote is taken for, where nothing could be held back
 _SEARCH = 0.6  # share of the budget that the first rung may take
 _KEPT = 3  # one candidate in so many goes on
@@ -79,7 +81,7 @@ class Report:
 
 
 class Adaptive(Attack):
-    """Searches the compositions of some layers, and lets the three best vote.
+    """Searches the compositions of some layers, and lets the nine best vote.
 
     It holds labels back from the candidates to compare them. One label a class leaves none to hold
     back: then those win whose guesses about unlabelled rows most others share. With `at=inputs` it
@@ -192,17 +194,18 @@ class _Search:
 
     def vote(self, trials: Sequence[Trial]) -> tuple[Tensor, list[str]]:
         """Log shares of the classes by the best that the budget allows, and their specs."""
-        shares: list[Tensor] = []
+        found: list[Tensor] = []
         voted: list[str] = []
         for one in trials:
             late = self._budget is not None and self.spent + self._cost(one) > self._budget
             if not late and len(voted) < _VOTES:
-                shares.append(self._answered(one))
+                found.append(_trust(one) * self._answered(one))
                 voted.append(one.spec)
         if not voted:  # a budget that nothing fits into
             cheapest = min(trials, key=self._cost)
-            shares, voted = [self._answered(cheapest)], [cheapest.spec]
-        return torch.stack(shares).mean(0).clamp_min(1e-12).log(), voted
+            found, voted = [self._answered(cheapest)], [cheapest.spec]
+        total = torch.stack(found).sum(0)
+        return (total / total.sum(1, keepdim=True)).clamp_min(1e-12).log(), voted
 
     def _answered(self, trial: Trial) -> Tensor:
         """Shares of the classes, of all targets."""
@@ -237,6 +240,11 @@ class _Search:
         grown = max(1.0, self._rows / max(1, len(self._sample)))
         growth = 2 if "propagation" in trial.spec else 1
         return _MARGIN * trial.seconds / trial.folds * grown**growth
+
+
+def _trust(trial: Trial) -> float:
+    """How much a vote counts; all alike where nothing could be held back."""
+    return max(trial.validation, 1e-3) ** _TRUST if trial.right else 1.0
 
 
 def _learner(spec: str) -> tuple[str, bool]:

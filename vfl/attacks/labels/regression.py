@@ -89,7 +89,7 @@ class Regression(EmbeddingAttack):
 def predicted(
     known: Tensor, wanted: Tensor, asked: Tensor, learner: Learner = "ridge", strength: float = 1.0
 ) -> Tensor:
-    """Numbers of rows by those of known rows, axes (asked,).
+    """Numbers of rows by those of known rows, axes (asked,), or (asked, numbers) of several each.
 
     >>> rows = torch.tensor([[-1.0], [0.0], [1.0]])
     >>> predicted(rows, rows[:, 0], torch.tensor([[2.0]]), strength=1e6).round(decimals=3)
@@ -97,7 +97,7 @@ def predicted(
 
     Args:
         known: axes (rows, features).
-        wanted: their numbers, mean 0, axes (rows,).
+        wanted: their numbers, mean 0, axes (rows,) or (rows, numbers).
         asked: axes (asked, features).
         learner: "ridge", "kernel" or "neighbours"; see `Regression`.
         strength: inverse weight of the squared penalty.
@@ -105,6 +105,7 @@ def predicted(
     if learner == "neighbours":
         distance, near = torch.cdist(asked, known).topk(min(5, len(known)), dim=1, largest=False)
         say = 1 / distance.clamp_min(1e-12)
+        say = say.reshape(*say.shape, *[1] * (wanted.dim() - 1))
         return (say * wanted[near]).sum(1) / say.sum(1)
     if learner == "ridge":
         centre = known.mean(0)

@@ -233,7 +233,7 @@ _ALONE, _LEGEND = 980, 200
 
 
 def standalone(drawing: Drawing) -> str:
-    """A drawing as a file of its own, with its style sheet inside and the legend at its right."""
+    """A drawing as a file of its own: the caption up the y axis, the legend at its right."""
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     head = '<svg role="img" viewBox="0 0 {} {}">'
     chart, begin = str(drawing.chart), head.format(WIDTH, HEIGHT)
@@ -251,7 +251,9 @@ def standalone(drawing: Drawing) -> str:
         "<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" width="{_ALONE}" ', 1
     )
     inside = chart.removeprefix(begin).removesuffix("</svg>")
-    return f"{alone}<style>{style}</style>{inside}{legend}</svg>"
+    turned = Markup('<text class="mid label" transform="translate(12 {}) rotate(-90)">{}</text>')
+    heights = turned.format((TOP + BOTTOM) // 2, drawing.caption)
+    return f"{alone}<style>{style}</style>{inside}{heights}{legend}</svg>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +308,7 @@ class Point:
     Attributes:
         number: stands in it; empty for a plain dot.
         x, y: its place.
-        style: 1 to 8, its colour.
+        style: 1 to 8, its colour; 0 is that of words.
         what: said where the mouse rests on it.
         x_half, y_half: half of an interval each way, drawn as whiskers; 0 draws none.
     """
@@ -417,7 +419,7 @@ def _spread(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
     low, high = (y_scale(point.y + side * point.y_half) for side in (-1, 1))
     path = f"M{left:.1f} {y_scale(point.y):.1f}H{right:.1f}" if point.x_half else ""
     path += f"M{x_scale(point.x):.1f} {low:.1f}V{high:.1f}" if point.y_half else ""
-    return Markup('<path class="whisker s{}" d="{}"/>').format(point.style, path)
+    return Markup('<path class="whisker spread" d="{}"/>').format(path)
 
 
 def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) -> float:
