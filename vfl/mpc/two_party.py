@@ -737,7 +737,8 @@ class Role(Peer):
             return [0] * rows
         keys, places = bfv.Keys(), self._picked(order, scores, pick, where)
         channel.send_bytes(memoryview(keys.query(places, count)), number, "online")
-        return keys.read(bytes(channel.receive_bytes(number, 0, bfv.most_answer_bytes(rows))), rows)
+        found = channel.receive_bytes(number, 0, bfv.most_answer_bytes(rows, count))
+        return keys.read(bytes(found), rows, count)
 
     def _picked(
         self, mine: Tensor, scores: Shared, pick: Callable[[Tensor], int] | None, where: str
