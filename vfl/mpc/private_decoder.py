@@ -39,6 +39,7 @@ from vfl.models.decoder import (
 )
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.material import MaterialStore
+from vfl.mpc.ring import batched
 from vfl.mpc.rules import NAMES, P0, P1, P2
 from vfl.mpc.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
 
@@ -114,13 +115,18 @@ class Sampling:
 
 def scores_of(keys: Tensor, queries: Tensor) -> Tensor:
     """Every query with every key; axes (groups, keys, width), (heads, steps, width)."""
-    grouped = keys.repeat_interleave(len(queries) // len(keys), 0)
-    return queries @ grouped.transpose(1, 2)
+    return batched(queries, _for_each(keys, queries).transpose(1, 2))
 
 
 def mixture(values: Tensor, shares: Tensor) -> Tensor:
     """Values by the share of each; axes (groups, keys, width), (heads, steps, keys)."""
-    return shares @ values.repeat_interleave(len(shares) // len(values), 0)
+    return batched(shares, _for_each(values, shares))
+
+
+def _for_each(groups: Tensor, heads: Tensor) -> Tensor:
+    """Of each head its group."""
+    each = len(heads) // len(groups)
+    return groups if each == 1 else groups.repeat_interleave(each, 0)
 
 
 def gated_silu(pairs: Tensor) -> Tensor:

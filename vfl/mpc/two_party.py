@@ -39,7 +39,7 @@ from vfl.core.frame import Link
 from vfl.core.registry import require_choice, require_range
 from vfl.mpc.party import Peer
 from vfl.mpc.permuted import permutation
-from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul, require_integer_bits
+from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, matmul, narrow, require_integer_bits
 from vfl.mpc.rules import MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
@@ -173,7 +173,7 @@ class Constant:
         name: of the layer.
         shape: (inputs, outputs).
         bits: of its fraction.
-        weight, bias: at P0 alone.
+        weight, bias: at P0 alone; the weight may be `narrow`.
         masked: E = X - U, at P0 and P1.
         mask: U, at P2 alone.
     """
@@ -285,7 +285,7 @@ class Role(Peer):
         exact = self.encode(weight, bits, name, _WEIGHT_INTEGER_BITS)
         masked = self._as_sent(exact - self.pad(P2, shape, "U", number))
         self._send(P1, number, (masked, ELEMENT_BITS))
-        return Constant(name, shape, bits, exact, bias, masked)
+        return Constant(name, shape, bits, narrow(exact), bias, masked)
 
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
@@ -591,7 +591,7 @@ class Role(Peer):
             return elements.reshape(heads, 1, tokens)
 
         def own_order(part: Tensor, masked: Tensor) -> Tensor:
-            return (masked.reshape(heads, 1, tokens) @ part.reshape(heads, tokens, width))[:, 0]
+            return batched(in_order(masked), part.reshape(heads, tokens, width))[:, 0]
 
         if self.role == P2:
             q0, q1, back = *self._deal_back(mine, count, ring, number), _back(mine, count)
