@@ -14,6 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,20 +32,15 @@ from benchmarks.emulation import Wan
 from benchmarks.emulation.base import Egress
 from vfl.config.toml import Settings
 from vfl.core.frame import HEADER_BYTES, Frame, Link
-from vfl.core.seeds import use_one_thread
+from vfl.core.seeds import generator, use_one_thread
 from vfl.models.decoder import Cache, Decoder, DecoderShape
 from vfl.mpc.channel import Traffic
+from vfl.mpc.float_sharing import SCALE
 from vfl.mpc.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import P0, P1
 from vfl.mpc.two_party import Form, Growing, LocalRoles, Role, Shared
 
-#: By name. Values between layers below 2^6 take two bits less of every element.
-_FORMS = {
-    "thesis": Form("thesis"),
-    "fast": Form("fast"),
-    "fast, 6 bits": Form("fast", integer_bits=6),
-}
 #: Of Table 6.2: what a token looks at, and the heads of a layer by its width.
 _CONTEXT, _HEADS = 32, {768: 12, 4096: 32}
 _MIB = 2.0**20
@@ -56,13 +52,25 @@ _LINES = (Wan.parse("100mbps,20ms"), Wan.parse("1000mbps,10ms"))
 _BITS, _RING, _RESULT_BITS = 30, 40, 14
 
 
+def _forms() -> dict[str, Form]:
+    """By name. Values between layers below 2^6 take two bits less of every element."""
+    with warnings.catch_warnings(action="ignore"):  # floats are measured, not served
+        floats = Form("thesis", sharing="insecure_float")
+    return {
+        "thesis, insecure floats": floats,
+        "thesis": Form("thesis"),
+        "fast": Form("fast"),
+        "fast, 6 bits": Form("fast", integer_bits=6),
+    }
+
+
 class DecoderRow(Settings):
     """What one thing took.
 
     Attributes:
         what: such as "gelu 100000".
-        mode: "thesis", "fast", or "fast" with values between layers below 2^6; see
-            `Form.integer_bits`.
+        mode: "thesis", "fast", "fast" with values between layers below 2^6; see
+            `Form.integer_bits`; or "thesis" on floats, see `vfl.mpc.float_sharing`.
         online_mib: payload between P0 and P1.
         messages: likewise, one after the other.
         offline_mib: all that all parties sent ahead, headers included.
@@ -133,7 +141,7 @@ def bench_decoder(
     *,
     say: Callable[[str], None] = harness.silent,
 ) -> list[DecoderRow]:
-    """Measure all rows in both modes.
+    """Measure all rows in all forms.
 
     Args:
         elements: of functions and scores.
@@ -145,12 +153,12 @@ def bench_decoder(
     """
     use_one_thread()
     rows = []
-    for mode, form in _FORMS.items():
+    for mode, form in _forms().items():
         for count in elements if form.integer_bits == Form().integer_bits else ():
             say(f"{mode}: {count} elements")
             rows.append(_gelu(mode, form, count, turns, wan))
             rows.append(_argmax(mode, form, count, turns, wan))
-            if find_spec("tenseal"):
+            if find_spec("tenseal") and form.sharing == "ring":
                 by_bfv = replace(form, retrieval="bfv")
                 rows.append(_argmax(f"{mode}, by BFV", by_bfv, count, turns, wan))
         for width in widths:
@@ -252,6 +260,9 @@ def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
 
 def _dealt(party: Role, values: Tensor, bits: int = _BITS, ring: int = _RING) -> Shared:
     """Values as shares of which P1's is known ahead, as behind a product; nothing is sent."""
+    if party.form.sharing != "ring":
+        known = SCALE * torch.randn(values.shape, generator=generator(0, "share")).double()
+        return Shared(known if party.role == P1 else values - known, bits, ring)
     known = torch.arange(values.numel()).reshape(values.shape) * 0x1E3779B97F4A7C15
     exact = (values * 2.0**bits).round().long()
     return Shared(known if party.role == P1 else exact - known, bits, ring, known=True)
@@ -280,6 +291,8 @@ def _plain(turns: int, function: Callable[[], Any]) -> float:
 
 
 def _value(halves: Sequence[Shared]) -> Tensor:
+    if halves[0].share.is_floating_point():
+        return halves[0].share + halves[1].share
     above = 64 - halves[0].ring
     total = ((halves[0].share + halves[1].share) << above) >> above
     return total.double() * 2.0 ** -halves[0].bits
@@ -371,7 +384,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
                 assert weight is not None, "P0 has them"
                 matmul(each, weight)
 
-        ring_s = _plain(turns, products)
+        ring_s = _plain(turns, products) if form.sharing == "ring" else None
     online, messages, offline = (
         getattr(both[-1], name) - getattr(before[-1], name)
         for name in ("online_bytes", "messages", "offline_bytes")

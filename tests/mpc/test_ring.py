@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from vfl.core.compiled import COMPILED
 from vfl.core.errors import NonFiniteError, RingRangeError
-from vfl.mpc.ring import decode, encode, limit_bits, matmul, product_shape
+from vfl.mpc.ring import batched, decode, encode, limit_bits, matmul, narrow, product_shape
 
 
 @pytest.mark.parametrize("bits", [8, 20, 23])
@@ -39,6 +40,36 @@ def test_what_is_not_finite(value):
 
 def test_nothing_can_be_encoded():
     assert encode(torch.empty(0, 3), 20, "x").shape == (0, 3)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 9, 33])
+@pytest.mark.parametrize("inner", [1, 6, 40])
+@pytest.mark.parametrize("small", [False, True])
+def test_products_with_a_plaintext_weight(rows, inner, small):
+    """In half the bytes where the loops are compiled, and always the same elements."""
+    draw = np.random.default_rng(rows + inner)
+    left = torch.from_numpy(draw.integers(-(2**63), 2**63, (rows, inner)))
+    most = 2**31 if small else 2**40
+    weight = torch.from_numpy(draw.integers(-most, most, (inner, 30)))
+    weight[0, 0], weight[-1, -1] = -most, most - 1
+    held = narrow(weight)
+    assert held.dtype == (torch.int32 if small and COMPILED else torch.int64)
+    assert torch.equal(held.long(), weight)
+    assert torch.equal(matmul(left, held), (left[:, :, None] * weight[None]).sum(1))
+
+
+def test_the_least_element_is_not_narrow():
+    least = torch.tensor([-(2**63)])
+    assert torch.equal(narrow(least), least)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_one_by_one(rows):
+    draw = np.random.default_rng(rows)
+    axes = (5, rows, 6), (5, 6, 4)
+    left, right = (torch.from_numpy(draw.integers(-(2**63), 2**63, each)) for each in axes)
+    wanted = torch.stack([matmul(a, b) for a, b in zip(left, right, strict=True)])
+    assert torch.equal(batched(left, right), wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 5])

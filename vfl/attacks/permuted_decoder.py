@@ -1,8 +1,8 @@
 """What a private decoder gives away: texts to who knows its weights, weights to who asks often.
 
->>> shares = float_shares(torch.tensor([3.0, -1.0]), 100.0, 4, torch.Generator().manual_seed(0))
->>> shares.shape  # so often was the value shared anew
-torch.Size([4, 2])
+>>> found = layer_from_questions(torch.eye(2), torch.tensor([[1.0, 5.0], [2.0, 6.0]]), torch.eye(2))
+>>> found.tolist()  # each question's outputs in an order of their own
+[[5.0, 1.0], [2.0, 6.0]]
 
 Pure functions of what P1 of `vfl.mpc.two_party` sees and of what is granted; `Asker` asks for real
 and keeps it.
@@ -32,15 +32,16 @@ class Asker:
     Args:
         model: P0's.
         form: of the computation.
+        watcher: P1; or P0, which sees the text of who asks in thesis mode on floats.
     """
 
-    def __init__(self, model: Decoder, form: Form | None = None) -> None:
+    def __init__(self, model: Decoder, form: Form | None = None, watcher: int = P1) -> None:
         self._hidden, self._width = PrivateDecoder(model, form or Form()), model.shape.width
         self._seen: Seen = {}
-        self._hidden.parties.parties[P1].watch = self._seen.__setitem__
+        self._hidden.parties.parties[watcher].watch = self._seen.__setitem__
 
     def ask(self, prompt: Sequence[int]) -> Seen:
-        """What P1 sees of one next token, by layer; before a norm axes (words, width), else one."""
+        """What it sees of one next token, by layer; before a norm axes (words, width), else one."""
         self._seen.clear()
         self._hidden.generate(prompt, 1)
         axes = {True: (-1, self._width), False: (-1,)}
@@ -116,35 +117,27 @@ def layer_from_questions(
     return weight
 
 
-def float_shares(values: Tensor, scale: float, times: int, draw: torch.Generator) -> Tensor:
-    """P1's shares of values that are shared anew, as floats: x - D with E D^2 = scale^2 E x^2.
+def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
+    """The mean of all that is opened to a party under masks while one question is asked again.
 
-    The thesis' float sharing (6.4.2, eq 6-12), which nothing else here uses.
+    Of float sharing (`vfl.mpc.float_sharing`) it tends to the values themselves, each in its own
+    place, whatever was permuted elsewhere: the error is L / sqrt(times) times their root mean
+    square, sqrt(2) as much where both parties' masks lie over one (thesis 6.4.2, eq 6-13 with the
+    factor E x^2 that it leaves out). Of ring sharing it tends to nothing.
+
+    Args:
+        asker: P1, or P0 with what the user asks, in thesis mode.
+        prompt: token ids.
+        times: how often it is asked.
 
     Returns:
-        Axes (times, *values).
+        In the order in which they are opened, one axis each.
     """
-    spread = scale * values.double().square().mean().sqrt()
-    noise = torch.randn(times, *values.shape, generator=draw, dtype=torch.float64)
-    return values.double() - spread * noise
-
-
-def averaged_error(values: Tensor, scale: float, times: int, draw: torch.Generator) -> float:
-    """What averaging such shares leaves, in units of the values' own root mean square.
-
-    It is scale / sqrt(times): the thesis' eq 6-13 with the factor E x^2 that it leaves out.
-
-    >>> draw = torch.Generator().manual_seed(0)
-    >>> round(averaged_error(torch.ones(2000), 10.0, 100, draw), 1)
-    1.0
-    """
-    total, left = torch.zeros_like(values, dtype=torch.float64), times
-    while left:
-        some = min(left, 256)
-        total += float_shares(values, scale, some, draw).sum(0)
-        left -= some
-    wrong = (total / times - values).square().mean().sqrt()
-    return float(wrong / values.double().square().mean().sqrt())
+    total: list[Tensor] = []
+    for _ in range(times):
+        opened = [one for at, one in asker.ask(prompt).items() if at.startswith("opened")]
+        total = [a + b for a, b in zip(total, opened, strict=True)] if total else opened
+    return [each / times for each in total]
 
 
 def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:

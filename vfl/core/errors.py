@@ -374,6 +374,10 @@ class RenamedWarning(FutureWarning):
     """A user's file says something by the name of an earlier version; the text has names alone."""
 
 
+class InsecureWarning(UserWarning):
+    """An option that protects nobody, for measurements, was asked for by its name."""
+
+
 @contextmanager
 def redacted_output() -> Iterator[None]:
     """Inside, warnings and errors that end a thread are shown by type and place, as a bug is.
@@ -403,7 +407,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     shown = f"{filename}:{lineno}: {category.__name__}"
-    if issubclass(category, RenamedWarning):
+    if issubclass(category, (RenamedWarning, InsecureWarning)):
         shown = f"warning: {message}"
     print(shown, file=file or sys.stderr, flush=True)
 

@@ -1,61 +1,80 @@
 """An index, privately retrieved by homomorphic encryption: algorithm 6.5's query (thesis, 2025).
 
-**It does not hide the order from an asker that studies the noise of the answer**, which depends on
-the order: SEAL has no noise flooding, and the printed protocol names none. `Form.retrieval` is
-"sets" for that reason, and for its size; this form is there to be measured beside it.
+**It does not hide the order from the asker.** An answer is a sum of what was asked times the order,
+and the asker knows what it asked: of up to 1,024 scores it reads the whole order by one division,
+of more it gets 1,024 equations a digit, and as many from the noise. SEAL has nothing that floods
+noise, and the printed protocol names nothing. `Form.retrieval` is "sets" for that reason, and for
+its size; this form is there to be measured beside it.
 
-The asker encrypts a one-hot vector with BFV (Fan and Vercauteren 2012), in parts of 4096 numbers;
-the owner multiplies each with its part of the order and adds them up; all other slots are zero, so
-the sum of the slots is the entry, and no rotation is needed. The owner learns nothing. Parameters
-have 128 bits of security (homomorphicencryption.org, 2018): degree 4096 and a modulus of 109 bits,
-54 of which are a prime that TenSEAL keeps for keys nobody uses here.
+The asker encrypts X^place with BFV (Fan and Vercauteren 2012) in parts of 1,024 coefficients, zero
+in all parts but one; the owner multiplies each with the entries of its part at X^-i and adds up, so
+that the entry is the constant coefficient. To all other coefficients it adds uniform numbers, for
+they would be other entries. The owner learns nothing.
+
+Small messages: a ciphertext of the asker's is one polynomial and the seed of the other (symmetric
+encryption), and entries are asked in digits of 5 bits, whose products make so little noise that 24
+bits of modulus carry a sum of a million. At degree 1024 up to 27 bits have 128 bits of security
+(homomorphicencryption.org, 2018).
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vfl.core.errors import MissingPackageError, ProtocolError
 
-_DEGREE, _MODULUS_BITS = 4096, [55, 54]
-#: A prime that is 1 modulo twice the degree; an order may be shorter than it.
-_PLAIN = 1032193
+_DEGREE, _MODULUS_BITS, _DIGIT_BITS = 1024, 24, 5
+#: An order may be as long.
+_MOST = 2**20
 _LENGTH = struct.Struct("<I")
-#: Of two polynomials, with what the library adds.
-_MOST_CIPHERTEXT = 2 * 8 * _DEGREE + 1024
+#: Of a polynomial, before the library compresses it, and what it adds.
+_POLYNOMIAL, _MORE = 8 * _DEGREE, 1024
 
 
 class Keys:
     """The asker's, of one query."""
 
     def __init__(self) -> None:
-        self._context = _context()
+        seal, context = package(), _context()
+        self._key = seal.KeyGenerator(context).secret_key()
 
     def query(self, places: Sequence[int], count: int) -> bytes:
-        """One-hot vectors of so many numbers, one a place, encrypted."""
-        found = []
-        for place in places:
-            whole = np.zeros(_parts(count) * _DEGREE, np.int64)
-            whole[place] = 1
-            for part in whole.reshape(-1, _DEGREE):
-                found.append(package().bfv_vector(self._context, part.tolist()).serialize())
+        """Of each place the one entry to ask for, of so many, encrypted."""
+        seal = package()
+        encryptor, found = seal.Encryptor(_context(), self._key), []
+        with _scratch() as file:
+            for place in places:
+                asked, power = divmod(place, _DEGREE)
+                for part in range(_parts(count)):
+                    plain = seal.Plaintext(f"1x^{power}" if part == asked else "0")
+                    found.append(_saved(encryptor.encrypt_symmetric(plain), file))
         return _framed(found)
 
-    def read(self, answer: bytes, rows: int) -> list[int]:
-        """The entries.
+    def read(self, answer: bytes, rows: int, count: int) -> list[int]:
+        """The entries, of answers about orders of so many.
 
         Raises:
             ProtocolError: no answer of so many rows.
         """
-        found = []
-        for part in _unframed(answer, rows):
-            vector = _loaded(self._context, part)
-            found.append(sum(vector.decrypt()) % _PLAIN - 1)
-        return found
+        seal, digits = package(), _digits(count)
+        decryptor = seal.Decryptor(_context(), self._key)
+        values = []
+        with _scratch() as file:
+            for part in _unframed(answer, rows * digits, 2 * _POLYNOMIAL + _MORE):
+                plain = seal.Plaintext()
+                decryptor.decrypt(_loaded(part, file), plain)
+                values.append(plain.data(0) if plain.coeff_count() else 0)
+        weights = 1 << _DIGIT_BITS * np.arange(digits)
+        return [int(each) for each in np.reshape(values, (rows, digits)) @ weights]
 
 
 def answer(query: bytes, order: np.ndarray) -> bytes:
@@ -63,52 +82,108 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
 
     Args:
         query: of as many rows.
-        order: int64, axes (rows, count).
+        order: int64, axes (rows, count); of each row a permutation.
 
     Raises:
         ProtocolError: no query of that shape.
     """
     rows, count = order.shape
-    padded = np.zeros((rows, _parts(count) * _DEGREE), np.int64)
-    padded[:, :count] = order + 1  # no part is all zeros, which the library refuses
-    context, parts = _context(), iter(_unframed(query, rows * _parts(count)))
+    parts, digits = _parts(count), _digits(count)
+    asked = _unframed(query, rows * parts, _POLYNOMIAL + _MORE)
+    shifts = _DIGIT_BITS * np.arange(digits)
+    # A digit of all entries is never zero, of which the library would refuse the product: what
+    # fills the last part up is not, and nor is a digit of the largest entry.
+    padded = np.full((rows, parts * _DEGREE), (1 << shifts).sum())
+    padded[:, :count] = order
+    values = padded.reshape(rows * parts, 1, _DEGREE) >> shifts[:, None] & _mask()
+    # The factor of part p is the sum of its entries times X^-i, where X^-i = -X^(1024 - i).
+    factors = np.concatenate([values[..., :1], -values[..., :0:-1] & _mask()], -1)
     found = []
-    for row in padded.reshape(rows, -1, _DEGREE):
-        total = None
-        for numbers in row:
-            product = _loaded(context, next(parts)) * numbers.tolist()
-            total = product if total is None else total + product
-        assert total is not None, "an order has entries"
-        found.append(total.serialize())
+    with _scratch() as file:
+        for row in range(rows):
+            own = slice(row * parts, (row + 1) * parts)
+            loaded = [_loaded(each, file) for each in asked[own]]
+            try:
+                found += [_saved(each, file) for each in _products(loaded, factors[own])]
+            except (ValueError, RuntimeError):  # a ciphertext that hides nothing
+                raise _no_ciphertexts() from None
     return _framed(found)
+
+
+def _products(asked: Sequence[Any], factors: np.ndarray) -> list[Any]:
+    """Of each digit the sum of all parts' products; factors of axes (parts, digits, degree)."""
+    seal, context = package(), _context()
+    evaluator = seal.Evaluator(context)
+    products: list[list[Any]] = [[] for _ in factors[0]]
+    for ciphertext, digits in zip(asked, factors, strict=True):
+        evaluator.transform_to_ntt_inplace(ciphertext)
+        for digit, of_digit in zip(digits, products, strict=True):
+            if digit.any():
+                factor, product = _plaintext(digit), seal.Ciphertext()
+                evaluator.transform_to_ntt_inplace(factor, context.first_parms_id())
+                evaluator.multiply_plain(ciphertext, factor, product)
+                of_digit.append(product)
+    found = []
+    for of_digit in products:
+        total = seal.Ciphertext()
+        evaluator.add_many(of_digit, total)
+        evaluator.transform_from_ntt_inplace(total)
+        others = np.frombuffer(secrets.token_bytes(_DEGREE), np.uint8) & _mask()
+        others[0] = 0
+        evaluator.add_plain_inplace(total, _plaintext(others))
+        found.append(total)
+    return found
 
 
 def most_query_bytes(rows: int, count: int) -> int:
     """No query is longer."""
-    return rows * _parts(count) * (_LENGTH.size + _MOST_CIPHERTEXT)
+    return rows * _parts(count) * (_LENGTH.size + _POLYNOMIAL + _MORE)
 
 
-def most_answer_bytes(rows: int) -> int:
+def most_answer_bytes(rows: int, count: int) -> int:
     """No answer is longer."""
-    return rows * (_LENGTH.size + _MOST_CIPHERTEXT)
+    return rows * _digits(count) * (_LENGTH.size + 2 * _POLYNOMIAL + _MORE)
 
 
 def _parts(count: int) -> int:
-    assert count < _PLAIN, "entries are numbers below the modulus"
+    assert count <= _MOST, "the noise of more would reach the entries"
     return -(-count // _DEGREE)
+
+
+def _digits(count: int) -> int:
+    return max(1, -(-(count - 1).bit_length() // _DIGIT_BITS))
+
+
+def _mask() -> int:
+    return (1 << _DIGIT_BITS) - 1
+
+
+def _plaintext(coefficients: np.ndarray) -> Any:
+    """A polynomial, by its coefficients from the lowest on, in the library's own notation."""
+    terms = _terms()[coefficients, np.arange(_DEGREE)]
+    return package().Plaintext(" + ".join(terms[::-1].tolist()))
+
+
+@cache
+def _terms() -> np.ndarray:
+    """Every digit at every power."""
+    powers = ["", *(f"x^{power}" for power in range(1, _DEGREE))]
+    return np.array(
+        [[f"{digit:X}{power}" for power in powers] for digit in range(_mask() + 1)], "O"
+    )
 
 
 def _framed(parts: Sequence[bytes]) -> bytes:
     return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
 
 
-def _unframed(payload: bytes, count: int) -> list[bytes]:
+def _unframed(payload: bytes, count: int, most: int) -> list[bytes]:
     start, parts = 0, []
     for _ in range(count):
         head = payload[start : start + _LENGTH.size]
         size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
         start += _LENGTH.size + size
-        if not 0 < size <= _MOST_CIPHERTEXT or start > len(payload):
+        if not 0 < size <= most or start > len(payload):
             raise _no_ciphertexts()
         parts.append(payload[start - size : start])
     if start != len(payload):
@@ -116,46 +191,61 @@ def _unframed(payload: bytes, count: int) -> list[bytes]:
     return parts
 
 
-def _loaded(context: Any, part: bytes) -> Any:
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A file, for the library reads and writes nothing else; ciphertexts that are sent anyway."""
+    with tempfile.TemporaryDirectory(prefix="vfl-bfv-") as folder:
+        yield str(Path(folder) / "ciphertext")
+
+
+def _saved(ciphertext: Any, file: str) -> bytes:
+    ciphertext.save(file)
+    return Path(file).read_bytes()
+
+
+def _loaded(part: bytes, file: str) -> Any:
     """A ciphertext of these parameters; the library checks that it is one."""
+    found = package().Ciphertext()
+    Path(file).write_bytes(part)
     try:
-        found = package().bfv_vector_from(context, part)
+        found.load(_context(), file)
     except (ValueError, RuntimeError, IndexError, TypeError):
         raise _no_ciphertexts() from None
-    if found.size() != _DEGREE or len(found.ciphertext()) != 1:
+    if found.size() != 2 or found.is_ntt_form():
         raise _no_ciphertexts()
     return found
 
 
 def _no_ciphertexts() -> ProtocolError:
     return ProtocolError(
-        "a message of ciphertexts is none", want="ciphertexts of one BFV vector each"
+        "a message of ciphertexts is none", want="BFV ciphertexts of two polynomials each"
     )
 
 
+@cache
 def _context() -> Any:
-    tenseal = package()
-    return tenseal.context(
-        tenseal.SCHEME_TYPE.BFV,
-        poly_modulus_degree=_DEGREE,
-        plain_modulus=_PLAIN,
-        coeff_mod_bit_sizes=_MODULUS_BITS,
-        encryption_type=tenseal.ENCRYPTION_TYPE.SYMMETRIC,
-    )
+    seal = package()
+    parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)
+    parameters.set_poly_modulus_degree(_DEGREE)
+    parameters.set_coeff_modulus(seal.CoeffModulus.Create(_DEGREE, [_MODULUS_BITS]))
+    parameters.set_plain_modulus(1 << _DIGIT_BITS)
+    # It refuses parameters of less than 128 bits of security.
+    return seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
 
 
+@cache
 def package() -> Any:
-    """TenSEAL.
+    """SEAL, as TenSEAL hands it on.
 
     Raises:
         MissingPackageError: the extra "he" is not installed.
     """
     try:
-        import tenseal
+        from tenseal import sealapi
     except ImportError:
         raise MissingPackageError(
             "an index is retrieved with a package that is not installed",
             want="tenseal",
             fix="pip install 'vfl[he]', or Form(retrieval=\"sets\")",
         ) from None
-    return tenseal
+    return sealapi

@@ -39,7 +39,7 @@ from vfl.models.decoder import (
 )
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.material import MaterialStore
-from vfl.mpc.ring import encode
+from vfl.mpc.ring import batched
 from vfl.mpc.rules import NAMES, P0, P1, P2
 from vfl.mpc.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
 
@@ -115,13 +115,18 @@ class Sampling:
 
 def scores_of(keys: Tensor, queries: Tensor) -> Tensor:
     """Every query with every key; axes (groups, keys, width), (heads, steps, width)."""
-    grouped = keys.repeat_interleave(len(queries) // len(keys), 0)
-    return queries @ grouped.transpose(1, 2)
+    return batched(queries, _for_each(keys, queries).transpose(1, 2))
 
 
 def mixture(values: Tensor, shares: Tensor) -> Tensor:
     """Values by the share of each; axes (groups, keys, width), (heads, steps, keys)."""
-    return shares @ values.repeat_interleave(len(shares) // len(values), 0)
+    return batched(shares, _for_each(values, shares))
+
+
+def _for_each(groups: Tensor, heads: Tensor) -> Tensor:
+    """Of each head its group."""
+    each = len(heads) // len(groups)
+    return groups if each == 1 else groups.repeat_interleave(each, 0)
 
 
 def gated_silu(pairs: Tensor) -> Tensor:
@@ -308,7 +313,7 @@ class PrivateLayers:
             for share in torch.split(parts.share, [shape.width, keys, keys], -1)
         )
         if shape.positions == "rotary":
-            q, k = (_turned(each, start, shape) for each in (q, k))
+            q, k = (_turned(party, each, start, shape) for each in (q, k))
         score_ring = _QUERY + _KEY + party.form.integer_bits + _GUARD
         q, k = (
             each.dropped(each.bits - bits).within(score_ring)
@@ -331,7 +336,8 @@ class PrivateLayers:
             if shape.causal:
                 future = torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
                 # Far below every score, and within what P1 accepts: a probability of zero.
-                low = -(15 << scores.ring - 6) if party.role == P0 else 0
+                far = -15 * 2.0 ** (scores.ring - 6 - scores.bits) * (party.role == P0)
+                low = party.encode(torch.tensor(far), scores.bits, where, scores.ring)
                 scores = scores.map(lambda share: share.masked_fill(future, low))
             flat = scores.map(lambda share: share.reshape(-1, seen))
             found = party.apply(flat, softmax, _PROBABILITY, v.ring, where, "vectors", _SEEN)
@@ -372,10 +378,10 @@ def _normed_bits(width: int) -> int:
     return round((_ATTENTION - 2 - math.log2(width) / 2) / 2)
 
 
-def _turned(heads: Shared, start: int, shape: DecoderShape) -> Shared:
+def _turned(party: Role, heads: Shared, start: int, shape: DecoderShape) -> Shared:
     """Rotary positions, which are public: each holder turns its share."""
     turned = Rotation.at(start, heads.share.shape[1], shape)
-    cos, sin = (encode(each, _TURN, "positions") for each in (turned.cos, turned.sin))
+    cos, sin = (party.encode(each, _TURN, "positions", 1) for each in (turned.cos, turned.sin))
     share = heads.share * cos + half_turn(heads.share) * sin
     return Shared(share, heads.bits + _TURN, heads.ring, heads.known)
 

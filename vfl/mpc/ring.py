@@ -43,6 +43,10 @@ _TERMS, _PROBE = 512, 128
 _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
 #: The same of a product that is carried to a card and back, which takes about a millisecond.
 _LEAST_TERMS_OF_CARD = 1 << 23
+#: Rows up to which the compiled loop is faster, by the type of the right operand.
+_FEW_ROWS = {torch.int64: 8, torch.int32: 32}
+#: Terms up to which a product of one row is faster as a sum.
+_FEW_TERMS = 1 << 18
 #: Values a pass takes at once where there are several, so that they stay in a core's own cache.
 _BLOCK = 16384
 
@@ -125,8 +129,13 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     """The product in the ring; axes (rows, inner) and (inner, columns).
 
     A single column is faster as a vector, but not when the left operand is a transposed view; so is
-    a single row.
+    a single row. The right operand may be `narrow`.
     """
+    if COMPILED and len(left) <= _FEW_ROWS[right.dtype] and right.is_contiguous():
+        total = np.zeros((left.shape[0], right.shape[1]), np.int64)
+        _few_rows(np.ascontiguousarray(left.numpy()), right.numpy(), total)
+        return torch.from_numpy(total)
+    right = right.long()
     if _Card.device is not None and _large(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left.to(_Card.device), right.to(_Card.device)).cpu()
     if right.shape[1] == 1 and left.stride(1) == 1:
@@ -136,6 +145,29 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     if limbs_pay(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left, right)
     return left @ right
+
+
+def batched(left: Tensor, right: Tensor) -> Tensor:
+    """Products one by one; axes (products, rows, inner) and (products, inner, columns).
+
+    >>> batched(torch.tensor([[[2, 3]]]), torch.tensor([[[1], [-1]]])).tolist()
+    [[[-1]]]
+    """
+    if left.shape[1] == 1 and right.numel() <= _FEW_TERMS:  # torch's product of integers is slow
+        return (left.transpose(1, 2) * right).sum(1, keepdim=True)
+    return left @ right
+
+
+def narrow(elements: Tensor) -> Tensor:
+    """The same elements as int32, if they fit and `matmul` is faster with them; else as they are.
+
+    >>> int(narrow(torch.tensor([2**40])))
+    1099511627776
+    """
+    if not COMPILED or elements.dtype != torch.int64 or not elements.numel():
+        return elements
+    least, most = torch.aminmax(elements)
+    return elements.int() if int(least) >= -(1 << 31) and int(most) < 1 << 31 else elements
 
 
 def inner(left: Tensor, right: Tensor) -> Tensor:
@@ -228,6 +260,26 @@ def _fastest(product: Callable[[Tensor, Tensor], Tensor], square: Tensor) -> flo
         return time.perf_counter() - began
 
     return min(once() for _ in range(4))
+
+
+@compiled
+def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
+    """Add the product; four rows of the right at a time, so that sums are written less often."""
+    rows, columns, fours = left.shape[0], right.shape[1], right.shape[0] // 4 * 4
+    for i in range(0, fours, 4):
+        for row in range(rows):
+            a, b, c, d = left[row, i], left[row, i + 1], left[row, i + 2], left[row, i + 3]
+            for j in range(columns):
+                total[row, j] += (
+                    a * np.int64(right[i, j])
+                    + b * np.int64(right[i + 1, j])
+                    + c * np.int64(right[i + 2, j])
+                    + d * np.int64(right[i + 3, j])
+                )
+    for i in range(fours, right.shape[0]):
+        for row in range(rows):
+            for j in range(columns):
+                total[row, j] += left[row, i] * np.int64(right[i, j])
 
 
 def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarray) -> bool:

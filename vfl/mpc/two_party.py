@@ -25,6 +25,7 @@ Bits below are payloads, online; n elements, a ring of s bits.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -33,12 +34,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ReusedPadError, WidthError
+from vfl.core.errors import BadOptionError, InsecureWarning, ReusedPadError, WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import require_choice, require_range
 from vfl.mpc.party import Peer
 from vfl.mpc.permuted import permutation
-from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul, require_integer_bits
+from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, matmul, narrow, require_integer_bits
 from vfl.mpc.rules import MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
@@ -53,6 +54,11 @@ _ANSWER_BITS = 32
 _FIRST_MORE = 2
 #: Bits before the point that a weight may have; a product's are for the ring to hold.
 _WEIGHT_INTEGER_BITS = 30
+#: Of `Form.sharing`.
+INSECURE_FLOAT = "insecure_float"
+_INSECURE = (
+    "float sharing is insecure: who asks again averages its noise away, and reads texts and weights"
+)
 _FIX = "more integer bits: vfl llm init --integer-bits 13, or Form(integer_bits=13)"
 
 #: f on values of axes (rows, width), which come permuted, or (2, elements) for a pair.
@@ -81,6 +87,8 @@ class Form:
             permuted. 0 never does.
         retrieval: how P1 learns the index of the score it picked: "sets", see `Role.choose`, or
             "bfv", which hides less: see `vfl.mpc.bfv`.
+        sharing: "ring", or "insecure_float" of thesis mode, which hides values of who asks again
+            no longer; for measurements, with a warning: see `vfl.mpc.float_sharing`.
     """
 
     mode: Mode = "fast"
@@ -89,6 +97,7 @@ class Form:
     integer_bits: int = 8
     fused_tokens: int = 64
     retrieval: Literal["sets", "bfv"] = "sets"
+    sharing: Literal["ring", "insecure_float"] = "ring"
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
@@ -97,6 +106,16 @@ class Form:
         require_range("integer_bits", self.integer_bits, 4, 15)
         require_range("fused_tokens", self.fused_tokens, 0)
         require_choice("retrieval", self.retrieval, ("sets", "bfv"))
+        require_choice("sharing", self.sharing, ("ring", INSECURE_FLOAT))
+        if self.sharing == INSECURE_FLOAT:
+            if self.mode != "thesis":
+                raise BadOptionError(
+                    "only the protocols as printed compute on floats",
+                    where="option 'sharing'",
+                    got=f"mode '{self.mode}'",
+                    want=f'Form("thesis", sharing="{INSECURE_FLOAT}"), or ring sharing',
+                )
+            warnings.warn(_INSECURE, InsecureWarning, stacklevel=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +173,7 @@ class Constant:
         name: of the layer.
         shape: (inputs, outputs).
         bits: of its fraction.
-        weight, bias: at P0 alone.
+        weight, bias: at P0 alone; the weight may be `narrow`.
         masked: E = X - U, at P0 and P1.
         mask: U, at P2 alone.
     """
@@ -192,7 +211,8 @@ class Role(Peer):
 
     Attributes:
         material: what the offline phase gathers, or what the online phase has left to read.
-        watch: at P1, told of the values it sees and of their layer; for who measures leakage.
+        watch: told of the values that this party sees and of their layer, and of what is opened to
+            it in thesis mode; for who measures leakage.
     """
 
     watch: Callable[[str, Tensor], None] | None = None
@@ -259,13 +279,13 @@ class Role(Peer):
         if self.role == P2:
             return Constant(name, shape, bits, mask=self.pad(P0, shape, "U", number))
         if self.role == P1:
-            (masked,) = self.channels[P0].receive([shape], number)
+            (masked,) = self._receive(P0, number, (shape, ELEMENT_BITS))
             return Constant(name, shape, bits, masked=masked)
         assert weight is not None, "P0 has the weights"
-        exact = encode(weight, bits, name, _WEIGHT_INTEGER_BITS, _FIX)
-        masked = exact - self.pad(P2, shape, "U", number)
-        self.channels[P1].send([masked], number, "setup")
-        return Constant(name, shape, bits, exact, bias, masked)
+        exact = self.encode(weight, bits, name, _WEIGHT_INTEGER_BITS)
+        masked = self._as_sent(exact - self.pad(P2, shape, "U", number))
+        self._send(P1, number, (masked, ELEMENT_BITS))
+        return Constant(name, shape, bits, narrow(exact), bias, masked)
 
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
@@ -285,7 +305,7 @@ class Role(Peer):
         number = self.next_number()
         if self.form.mode == "thesis":
             own = self.role == P1 and not self.offline
-            share = encode(_given(values), bits, where, ring - 1 - bits) if own else None
+            share = self.encode(_given(values), bits, where, ring - 1 - bits) if own else None
             zeros = torch.zeros(tuple(shape), dtype=torch.int64)
             return Shared(zeros if share is None else share, bits, ring)
         share = blank(shape)
@@ -298,11 +318,20 @@ class Role(Peer):
             (share,) = self._receive(P1, number, (shape, ring))
         return Shared(share, bits, ring, known=True)
 
+    def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
+        """Reals as elements; see `vfl.mpc.ring.encode`."""
+        return encode(values, bits, where, integer_bits, _FIX)
+
+    def decode(self, elements: Tensor, shared: Shared) -> Tensor:
+        """Elements of a shared tensor's ring as reals."""
+        above = ELEMENT_BITS - shared.ring
+        return decode((elements << above) >> above, shared.bits)
+
     def plus_own(self, shared: Shared, values: Tensor | None) -> Shared:
         """Add what P0 has in plaintext to its share: a bias, or vectors of positions."""
         if self.role != P0 or self.offline or values is None:
             return shared
-        own = encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits, _FIX)
+        own = self.encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits)
         return shared.map(lambda share: share + own)
 
     def multiply(self, shared: Shared, constant: Constant) -> Shared:
@@ -426,12 +455,15 @@ class Role(Peer):
         else:
             masks = [self._take() for _ in parts]
             w = self._take()
-            opened = [part.share - u for (part, _), u in zip(parts, masks, strict=True)]
+            opened = [
+                self._as_sent(part.share - u) for (part, _), u in zip(parts, masks, strict=True)
+            ]
             u, v = masks[:2]
             if not fast:
                 self._send_all(P1 - self.role, number, opened, wanted)
                 theirs = self._receive(P1 - self.role, number, *wanted)
                 e, f = (a + b for a, b in zip(opened, theirs, strict=True))
+                self._watched(number, (e, more.within(ring)), (f, shared.within(ring)))
                 e, u = cache.grow(difference=e, mask=u)
                 share = w + product(e, f + v if self.role == P0 else v) + product(u, f)
             elif self.role == P0:
@@ -559,7 +591,7 @@ class Role(Peer):
             return elements.reshape(heads, 1, tokens)
 
         def own_order(part: Tensor, masked: Tensor) -> Tensor:
-            return (masked.reshape(heads, 1, tokens) @ part.reshape(heads, tokens, width))[:, 0]
+            return batched(in_order(masked), part.reshape(heads, tokens, width))[:, 0]
 
         if self.role == P2:
             q0, q1, back = *self._deal_back(mine, count, ring, number), _back(mine, count)
@@ -666,7 +698,7 @@ class Role(Peer):
                 self._send(P1, number, (answer, _ANSWER_BITS))
         elif self.offline:
             self._keep(self.pad(P2, (set_words,), "set", number))
-            self._keep(*self._receive(P2, number, ((rows,), _ANSWER_BITS)))
+            self._keep(*self._receive_whole(P2, number, ((rows,), _ANSWER_BITS)))
         else:
             inside, total = _as_bits(self._take(), (rows, count)), self._take()
             places = self._picked(mine, scores, pick, where)
@@ -674,7 +706,7 @@ class Role(Peer):
             flipped[torch.arange(rows), places] ^= True
             packed = np.packbits(flipped.numpy().reshape(-1))
             self.channels[P0].send_bytes(packed.data, number, "online")
-            (answer,) = self._receive(P0, number, ((rows,), _ANSWER_BITS))
+            (answer,) = self._receive_whole(P0, number, ((rows,), _ANSWER_BITS))
             entries = (answer - total).to(torch.int32).tolist()
             signs = inside[torch.arange(rows), places].tolist()
             return [-each if sign else each for each, sign in zip(entries, signs, strict=True)]
@@ -705,7 +737,8 @@ class Role(Peer):
             return [0] * rows
         keys, places = bfv.Keys(), self._picked(order, scores, pick, where)
         channel.send_bytes(memoryview(keys.query(places, count)), number, "online")
-        return keys.read(bytes(channel.receive_bytes(number, 0, bfv.most_answer_bytes(rows))), rows)
+        found = channel.receive_bytes(number, 0, bfv.most_answer_bytes(rows, count))
+        return keys.read(bytes(found), rows, count)
 
     def _picked(
         self, mine: Tensor, scores: Shared, pick: Callable[[Tensor], int] | None, where: str
@@ -734,12 +767,7 @@ class Role(Peer):
             The order at P0 and P2; at P1, online, the permuted values in the ring.
         """
         count, early, ring = shared.share.numel(), self._is_early(shared), shared.ring
-        low, first_low = (
-            max(0, ring - 8 * each) for each in (self.form.shown_bytes, self.form.first_bytes)
-        )
-        if shown is not None:
-            low = max(0, shared.bits - shown)
-            first_low = max(0, low - _FIRST_MORE)
+        low, first_low = self._low_bits(shared, shown)
         shape = (count,)
         first, then = (shape, ring - first_low, first_low), (shape, ring - low, low)
         if self.role == P2:
@@ -772,8 +800,20 @@ class Role(Peer):
         hidden = shared.share.reshape(-1)
         if not early:
             hidden = hidden + self._receive(P1, number, first)[0]
+            self._watched(number, (hidden, shared))
         self._send(P1, number, (hidden[order] + delta, *then[1:]))
         return order
+
+    def _low_bits(self, shared: Shared, shown: int | None) -> tuple[int, int]:
+        """Bits that P1 is not shown of a value, and that P0 is not sent of P1's share of it."""
+        if shown is not None:
+            low = max(0, shared.bits - shown)
+            return low, max(0, low - _FIRST_MORE)
+        low, first_low = (
+            max(0, shared.ring - 8 * each)
+            for each in (self.form.shown_bytes, self.form.first_bytes)
+        )
+        return low, first_low
 
     def _deal_back(
         self, order: Tensor, results: int, ring: int, number: int
@@ -788,19 +828,24 @@ class Role(Peer):
     ) -> Tensor:
         """At P1: a function of what it sees, in the ring."""
         values = self._seen(mine, shared, where).reshape(shared.share.shape)
-        return encode(function(values), bits, where, ring - 1 - bits, _FIX).reshape(-1)
+        return self.encode(function(values), bits, where, ring - 1 - bits).reshape(-1)
 
     def _seen(
         self, elements: Tensor, shared: Shared, where: str, what: str = "permuted values"
     ) -> Tensor:
         """What P1 sees, as reals."""
         self.leakage.count(what, where, elements.numel(), elements.numel())
-        above = ELEMENT_BITS - shared.ring
-        values = decode((elements << above) >> above, shared.bits)
+        values = self.decode(elements, shared)
         require_integer_bits(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
         if self.watch is not None:
             self.watch(where, values)
         return values
+
+    def _watched(self, number: int, *opened: tuple[Tensor, Shared]) -> None:
+        """Masked values, as reals, for who measures leakage: of which shared tensors they are."""
+        if self.watch is not None:
+            for index, each in enumerate(opened):
+                self.watch(f"opened {number} {index}", self.decode(*each))
 
     def _is_early(self, shared: Shared) -> bool:
         return shared.known and self.form.mode == "fast"
@@ -821,6 +866,10 @@ class Role(Peer):
             return drawn
         return self._take()
 
+    def _as_sent(self, elements: Tensor) -> Tensor:
+        """What the other party will have of them; both go on with the same."""
+        return elements
+
     def _send(self, peer: int, number: int, *parts: Sent) -> None:
         """One message of several tensors, each with so many bits of an element."""
         payloads = [pack_elements(*part) for part in parts]
@@ -833,6 +882,9 @@ class Role(Peer):
         self._send(peer, number, *((a, *b[1:]) for a, b in zip(tensors, wanted, strict=True)))
 
     def _receive(self, peer: int, number: int, *parts: Wanted) -> list[Tensor]:
+        return self._receive_whole(peer, number, *parts)
+
+    def _receive_whole(self, peer: int, number: int, *parts: Wanted) -> list[Tensor]:
         sizes = [packed_bytes(torch.Size(part[0]).numel(), part[1]) for part in parts]
         payload = self.channels[peer].receive_bytes(number, sum(sizes))
         found, start = [], 0
@@ -853,11 +905,16 @@ class LocalRoles(LocalParties[Role]):
     """
 
     def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:
-        super().__init__(lambda role, links: Role(role, links, form), timeout_s)
+        kind = Role
+        if form.sharing == INSECURE_FLOAT:
+            from vfl.mpc.float_sharing import FloatRole as kind
+        super().__init__(lambda role, links: kind(role, links, form), timeout_s)
         self.agree(terms)
 
 
 def _rounded(share: Tensor, bits: int) -> Tensor:
+    if share.is_floating_point():  # nothing is dropped of floats
+        return share
     return share + ((1 << bits) >> 1) >> bits
 
 
