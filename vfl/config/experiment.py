@@ -250,6 +250,10 @@ class TrainSettings(Settings):
             float32 either way.
         patience: stop after so many epochs without a lower validation loss; 0 never stops early.
         keep: "best" ends with the weights of the lowest validation loss, "last" with the last.
+        shuffle: "full" permutes all training rows in each epoch. "blocks" permutes blocks of them,
+            and then the rows of each window of blocks (`vfl.session.schedule.shuffled_in_blocks`),
+            and deals rows to the parts of the split block by block: for a table on disk.
+        block_rows, window_blocks: training rows of a block, and blocks of a window.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -263,6 +267,9 @@ class TrainSettings(Settings):
     precision: Literal["float32", "bfloat16"] = "float32"
     patience: int = Field(default=0, ge=0, le=100_000)
     keep: Literal["last", "best"] = "last"
+    shuffle: Literal["full", "blocks"] = "full"
+    block_rows: int = Field(default=4096, ge=1, le=1_000_000)
+    window_blocks: int = Field(default=64, ge=1, le=1_000_000)
 
     @property
     def optimizer_copies(self) -> int:
@@ -334,6 +341,8 @@ def dp_mistake(
         return "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
     if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):
         return "a training that ends with dp.epsilon needs train.patience = 0 and keep = 'last'"
+    if train.shuffle != "full":
+        return "[dp] draws batches in its own way (dp.sampling): leave train.shuffle out"
     return None
 
 
