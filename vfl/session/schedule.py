@@ -89,7 +89,7 @@ def shuffled_in_blocks(
     in one window always, so that two neighbours of the order are of one block with probability
     (B - 1) / (W B - 1), about 1 / W, and not (B - 1) / (K B - 1). Where a share r of the variance
     lies between blocks, the mean of a batch of b rows has about 1 + (b - 1) r (1 / W - 1 / K) times
-    the variance that it has in a full shuffle: none more where the order of the table means nothing.
+    the variance that it has in a full shuffle: no more where the order of the table means nothing.
 
     Args:
         seed: the run's public seed.

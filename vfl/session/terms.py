@@ -224,7 +224,8 @@ class Terms(Settings):
         if self.mode in ("predict", "serve"):
             nothing = np.empty(0, dtype=np.int64)
             return Split(nothing, nothing, np.arange(rows, dtype=np.int64))
-        return split_rows(rows, self.seed, self.validation, self.test)
+        how = (self.seed, self.validation, self.test, None, self.train.split_rows)
+        return split_rows(rows, *how)
 
     @property
     def masks_cuts(self) -> bool:
