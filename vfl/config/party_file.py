@@ -20,8 +20,8 @@ class OwnData(Settings):
     """The party's own table.
 
     Attributes:
-        source: CSV or Parquet file, relative to the party file; or a database, "duckdb:FILE" or the
-            URL that SQLAlchemy knows it by.
+        source: CSV or Parquet file, relative to the party file; a Parquet file in an object store,
+            "s3://BUCKET/KEY"; or a database, "duckdb:FILE" or the URL that SQLAlchemy knows it by.
         query, predict_query: what is asked of a database; None predicts the rows of `query`.
         predict: file with the rows to predict; None predicts those of `source`.
         id: column both sides name a row by; several joined with plus signs, with an alignment.
