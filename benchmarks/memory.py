@@ -237,16 +237,16 @@ def measure(asked: Asked) -> Peak:
     """Load a party's data and take batches of them, or describe its table."""
     party = asked.party
     if asked.describes:
-        before, began = _resident_bytes("VmRSS"), time.perf_counter()
+        before, began = resident_bytes("VmRSS"), time.perf_counter()
         describe(party.source_path, None, None, party.table.label)
         load_s = time.perf_counter() - began
-        return Peak(peak_bytes=_resident_bytes("VmHWM") - before, load_s=load_s)
+        return Peak(peak_bytes=resident_bytes("VmHWM") - before, load_s=load_s)
     train = {"shuffle": "blocks" if asked.reads_epoch else "full", "batch_size": BATCH_ROWS}
     content = {"parties": {party.party: {}}, "train": train | {"epochs": 1}}
     if asked.reads_epoch:  # an evaluation holds the scores of its rows
         content["data"] = {"validation": 0.0, "test": 0.01}
     terms = Terms.of(Experiment.model_validate(content), "train", "memory")
-    before = _resident_bytes("VmRSS")
+    before = resident_bytes("VmRSS")
     began, cpu = time.perf_counter(), time.process_time()
     data = own_data(party, terms, "classification")
     load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu
@@ -261,14 +261,14 @@ def measure(asked: Asked) -> Peak:
         taken += len(exchange.rows)
     speed = taken / (time.process_time() - cpu)
     return Peak(
-        peak_bytes=_resident_bytes("VmHWM") - before,
+        peak_bytes=resident_bytes("VmHWM") - before,
         load_s=load_s,
         load_cpu_s=load_cpu_s,
         rows_per_cpu_s=speed if asked.reads_epoch else 0.0,
     )
 
 
-def _resident_bytes(field: str) -> int:
+def resident_bytes(field: str) -> int:
     """This process's own figure; `getrusage` would start from that of whoever started it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
