@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv  # pa.csv
 import pyarrow.parquet  # pa.parquet
 import torch
@@ -182,12 +183,12 @@ def write_table(path: Path, rows: int, columns: int) -> None:
     for start in range(0, rows, BLOCK_ROWS):
         own = numbers[start : start + BLOCK_ROWS]
         block = {f"x{n}": draw.normal(3, 7, len(own)).round(4) for n in range(columns)}
-        texts = [f"c{number:07d}" for number in own]
+        texts = pc.utf8_lpad(pa.array(own).cast(pa.string()), width=7, padding="0")
+        texts = pc.binary_join_element_wise("c", texts, "")
         paid = draw.integers(0, 2, len(own))
-        town = pa.array(
-            [f"town {code}" for code in draw.integers(0, TOWNS, len(own))],
-            mask=draw.random(len(own)) < 0.1,
-        )
+        codes = draw.integers(0, TOWNS, len(own))
+        code = pa.array(codes, mask=draw.random(len(own)) < 0.1)
+        town = pa.array([f"town {code}" for code in range(TOWNS)]).take(code)
         day = pa.array(draw.integers(15_000, 19_000, len(own)), pa.int32()).cast(pa.date32())
         others = {"paid": paid, "town": town, "day": day}
         table = pa.table({"text": texts, "number": own, **block, **others})
@@ -290,15 +291,21 @@ def main() -> None:
     options.add_argument("--columns", type=int, default=COLUMNS, help="number columns; %(default)s")
     options.add_argument("--format", default="csv", help="csv or parquet")
     options.add_argument("--memory", help="data.memory of the party, such as 1GiB; none keeps rows")
+    options.add_argument("--ids", help="text or number alone")
     options.add_argument("--role", help="feature, label, mixed or describe alone")
 
     def run(asked: Namespace) -> list[MemoryRow]:
-        cases = [case for case in CASES if asked.role in (None, case[0])]
+        cases = [
+            (role, ids)
+            for role, ids in CASES
+            if asked.role in (None, role) and asked.ids in (None, ids)
+        ]
         if asked.memory is not None:  # describing makes no inputs
             cases = [case for case in cases if case[0] != "describe"]
         if not cases:
             roles = sorted({role for role, _ in CASES})
-            raise BadOptionError("no such role", got=asked.role, want=", ".join(roles))
+            got, want = f"{asked.role}, {asked.ids} ids", ", ".join(roles)
+            raise BadOptionError("no such role", got=got, want=want)
         table = (asked.rows, asked.columns, asked.format, asked.memory)
         return bench_memory(*table, cases=cases, say=harness.say)
 

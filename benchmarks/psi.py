@@ -139,7 +139,8 @@ def work(parent: Parent) -> None:
 def format_psi(rows: Sequence[PsiRow]) -> str:
     """The rows for people."""
     lines = [
-        f"{'system':<14}{'ids':>10}{'seconds':>10}{'CPU s':>10}{'MiB a party':>13}{'peak MB':>9}  common"
+        f"{'system':<14}{'ids':>10}{'seconds':>10}{'CPU s':>10}{'MiB a party':>13}{'peak MB':>9}"
+        "  common"
     ]
     for row in rows:
         start = f"{row.system:<14}{row.ids:>10}"
