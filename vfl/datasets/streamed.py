@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl.core.errors import TooFewRowsError
+from vfl.core.errors import DataError, TooFewRowsError
 from vfl.datasets.alignment.ids import id_blocks
 from vfl.datasets.alignment.join import Ids, bad_ids, whole_numbers
 from vfl.datasets.alignment.positions import Alignment
@@ -213,10 +213,15 @@ class StreamedTable:
             shape = (self._order.rows, *inputs.shape[1:])
             found = found or Scatter(self._place, shape, np.float32)
             found.add(at, inputs)
-        assert found is not None, "a table has rows"
-        for start in range(0, 0 if self._order.absent is None else len(self._order.absent), 1024):
-            assert self._order.absent is not None, "there are some"
-            at = self._order.absent[start : start + 1024]
+        if found is None:
+            raise DataError(
+                "none of the rows of the session is in this table",
+                where="data.source",
+                got=f"{spaced(len(self._table))} rows here",
+            )
+        absent = self._order.absent if self._order.absent is not None else np.empty(0, np.int64)
+        for start in range(0, len(absent), 1024):
+            at = absent[start : start + 1024]
             found.add(at, np.full((len(at), *found.found.shape[1:]), np.nan, dtype=np.float32))
         return Inputs(found.finish().read(self._place.share(8)), encoder, counter.counts)
 
