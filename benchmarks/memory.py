@@ -2,7 +2,9 @@
 
 Each measurement is a process of its own, and counts from its size right after the imports to its
 peak. The aim of loading: no more than 1.5 times the party's float32 inputs and 64 MB; of
-describing, which makes no inputs: 24 bytes a row, for the ids, and 160 MB.
+describing, which makes no inputs: 24 bytes a row, for the ids, and 160 MB. With `--memory` the rows
+lie on disk, and a whole epoch of batches is read in the order that `train.shuffle = "blocks"` gives
+them; the aim is that setting, a byte a row, 1.5 MB a column for the pages of Parquet, and 64 MB.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv  # pa.csv
 import pyarrow.parquet  # pa.parquet
 import torch
 
 from benchmarks import harness
 from benchmarks.worker import BenchmarkWorker, Parent
-from vfl.config import Experiment, PartyFile
+from vfl.config import Experiment, PartyFile, memory_bytes
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, UserError
 from vfl.datasets.describe import describe
@@ -34,6 +37,7 @@ from vfl.session.party_folder import own_data
 ROWS, COLUMNS = 1_000_000, 20
 BLOCK_ROWS = 50_000
 BESIDE_BYTES = 64_000_000
+PAGE_BYTES = 1_500_000  # of a column of Parquet, while it is read
 
 
 IdKind = Literal["text", "number"]
@@ -58,10 +62,12 @@ class Asked(Settings):
     Attributes:
         party: whose table.
         describes: whether it is only described, as `vfl init` does.
+        reads_epoch: whether all batches of an epoch are taken, in blocks, and not the first alone.
     """
 
     party: PartyFile
     describes: bool = False
+    reads_epoch: bool = False
 
 
 class Peak(Settings):
@@ -70,10 +76,14 @@ class Peak(Settings):
     Attributes:
         peak_bytes: the most resident memory, less what there was after the imports.
         load_s: seconds until the data were there.
+        load_cpu_s: processor seconds for that.
+        rows_per_cpu_s: rows whose inputs were selected in a processor second; 0 if it is not asked.
     """
 
     peak_bytes: int
     load_s: float
+    load_cpu_s: float = 0.0
+    rows_per_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,7 @@ class MemoryRow:
         ids: what the id column holds.
         peak_mb, limit_mb: megabytes (10^6 bytes) above the size after the imports.
         load_s: seconds until the data were there.
+        load_cpu_s, rows_per_cpu_s: see `Peak`.
     """
 
     role: Role
@@ -93,6 +104,8 @@ class MemoryRow:
     peak_mb: float
     limit_mb: float
     load_s: float
+    load_cpu_s: float = 0.0
+    rows_per_cpu_s: float = 0.0
 
     @property
     def kept(self) -> bool:
@@ -104,6 +117,7 @@ def bench_memory(
     rows: int = ROWS,
     columns: int = COLUMNS,
     form: str = "csv",
+    memory: str | None = None,
     *,
     cases: Sequence[tuple[Role, IdKind]] = CASES,
     say: Callable[[str], None] = harness.silent,
@@ -114,6 +128,7 @@ def bench_memory(
         rows: of the table; at least 10.
         columns: of numbers that are inputs; there are ids, a label, a category and a date besides.
         form: the kind of file.
+        memory: `data.memory` of the party, whose rows are on disk then; None keeps them in memory.
         cases: which parties.
         say: told what is being done.
 
@@ -136,13 +151,22 @@ def bench_memory(
         found = []
         for role, ids in cases:
             say(f"{role} party, {ids} ids")
-            peak = _measure(Asked(party=_party(table, role, ids), describes=role == "describe"))
-            limit = _limit_bytes(role, rows, columns)
-            found.append(MemoryRow(role, ids, peak.peak_bytes / 1e6, limit / 1e6, peak.load_s))
+            asked = Asked(
+                party=_party(table, role, ids, memory),
+                describes=role == "describe",
+                reads_epoch=memory is not None,
+            )
+            peak = _measure(asked)
+            limit = _limit_bytes(role, rows, columns, memory)
+            sizes = (peak.peak_bytes / 1e6, limit / 1e6)
+            took = (peak.load_s, peak.load_cpu_s, peak.rows_per_cpu_s)
+            found.append(MemoryRow(role, ids, *sizes, *took))
     return found
 
 
-def _limit_bytes(role: Role, rows: int, columns: int) -> float:
+def _limit_bytes(role: Role, rows: int, columns: int, memory: str | None) -> float:
+    if memory is not None:
+        return memory_bytes(memory) + rows + columns * PAGE_BYTES + BESIDE_BYTES
     if role == "describe":
         return DESCRIBED_BYTES + DESCRIBED_BYTES_A_ROW * rows
     width = columns + (TOWNS + 1 + DATE_INPUTS if role == "mixed" else 0)
@@ -160,12 +184,12 @@ def write_table(path: Path, rows: int, columns: int) -> None:
     for start in range(0, rows, BLOCK_ROWS):
         own = numbers[start : start + BLOCK_ROWS]
         block = {f"x{n}": draw.normal(3, 7, len(own)).round(4) for n in range(columns)}
-        texts = [f"c{number:07d}" for number in own]
+        texts = pc.utf8_lpad(pa.array(own).cast(pa.string()), width=7, padding="0")
+        texts = pc.binary_join_element_wise("c", texts, "")
         paid = draw.integers(0, 2, len(own))
-        town = pa.array(
-            [f"town {code}" for code in draw.integers(0, TOWNS, len(own))],
-            mask=draw.random(len(own)) < 0.1,
-        )
+        codes = draw.integers(0, TOWNS, len(own))
+        code = pa.array(codes, mask=draw.random(len(own)) < 0.1)
+        town = pa.array([f"town {code}" for code in range(TOWNS)]).take(code)
         day = pa.array(draw.integers(15_000, 19_000, len(own)), pa.int32()).cast(pa.date32())
         others = {"paid": paid, "town": town, "day": day}
         table = pa.table({"text": texts, "number": own, **block, **others})
@@ -181,14 +205,16 @@ def _writer(path: Path, schema: pa.Schema) -> pa.csv.CSVWriter | pa.parquet.Parq
     return pa.csv.CSVWriter(path, schema)
 
 
-def _party(table: Path, role: Role, ids: IdKind) -> PartyFile:
-    data: dict[str, Any] = {"source": str(table), "id": ids, "columns": ["x*"]}
+def _party(table: Path, role: Role, ids: IdKind, memory: str | None) -> PartyFile:
+    data: dict[str, Any] = {"source": str(table), "id": ids, "columns": ["x*"], "memory": memory}
+    data["id_type"] = ids
     if role in ("label", "describe"):
         data["label"] = "paid"
     if role == "mixed":
         data["columns"] += ["town", "day"]
         data |= {} if table.suffix == ".parquet" else {"dates": {"day": "%Y-%m-%d"}}
-    return PartyFile.model_validate({"party": "bank", "data": data})
+    content = {"party": "bank", "data": data, "store": str(table.parent / "store")}
+    return PartyFile.model_validate(content)
 
 
 def _measure(asked: Asked) -> Peak:
@@ -199,9 +225,10 @@ def _measure(asked: Asked) -> Peak:
 
 def format_rows(rows: Sequence[MemoryRow]) -> str:
     """The measurements for people."""
-    lines = ["party    ids       peak MB  limit MB  load s"]
+    lines = ["party    ids       peak MB  limit MB  load s   CPU s  rows / CPU s"]
     lines += [
         f"{row.role:<9}{row.ids:<8}{row.peak_mb:>9.1f}{row.limit_mb:>10.1f}{row.load_s:>8.1f}"
+        f"{row.load_cpu_s:>8.1f}{row.rows_per_cpu_s:>14.0f}"
         + ("" if row.kept else "  over the limit")
         for row in rows
     ]
@@ -212,23 +239,38 @@ def measure(asked: Asked) -> Peak:
     """Load a party's data and take batches of them, or describe its table."""
     party = asked.party
     if asked.describes:
-        before, began = _resident_bytes("VmRSS"), time.perf_counter()
+        before, began = resident_bytes("VmRSS"), time.perf_counter()
         describe(party.source_path, None, None, party.table.label)
         load_s = time.perf_counter() - began
-        return Peak(peak_bytes=_resident_bytes("VmHWM") - before, load_s=load_s)
-    terms = Terms.of(Experiment.model_validate({"parties": {party.party: {}}}), "train", "memory")
-    before = _resident_bytes("VmRSS")
-    began = time.perf_counter()
+        return Peak(peak_bytes=resident_bytes("VmHWM") - before, load_s=load_s)
+    train = {"shuffle": "blocks" if asked.reads_epoch else "full", "batch_size": BATCH_ROWS}
+    content = {"parties": {party.party: {}}, "train": train | {"epochs": 1}}
+    if asked.reads_epoch:  # an evaluation holds the scores of its rows
+        content["data"] = {"validation": 0.0, "test": 0.01}
+    terms = Terms.of(Experiment.model_validate(content), "train", "memory")
+    before = resident_bytes("VmRSS")
+    began, cpu = time.perf_counter(), time.process_time()
     data = own_data(party, terms, "classification")
-    load_s = time.perf_counter() - began
+    load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu
     assert data.inputs is not None, "the party has columns"
-    for batch in range(BATCHES):
-        rows = data.split.train[batch * BATCH_ROWS : (batch + 1) * BATCH_ROWS]
-        data.inputs.index_select(0, torch.from_numpy(rows))
-    return Peak(peak_bytes=_resident_bytes("VmHWM") - before, load_s=load_s)
+    cpu, taken = time.process_time(), 0
+    for exchange in terms.schedule(data.split):
+        if not exchange.trains or (not asked.reads_epoch and exchange.step == BATCHES):
+            break
+        for own in (data.inputs, data.labels):
+            if own is not None:
+                own.index_select(0, torch.from_numpy(exchange.rows))
+        taken += len(exchange.rows)
+    speed = taken / (time.process_time() - cpu)
+    return Peak(
+        peak_bytes=resident_bytes("VmHWM") - before,
+        load_s=load_s,
+        load_cpu_s=load_cpu_s,
+        rows_per_cpu_s=speed if asked.reads_epoch else 0.0,
+    )
 
 
-def _resident_bytes(field: str) -> int:
+def resident_bytes(field: str) -> int:
     """This process's own figure; `getrusage` would start from that of whoever started it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
@@ -249,14 +291,24 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=ROWS, help="rows of the table; %(default)s")
     options.add_argument("--columns", type=int, default=COLUMNS, help="number columns; %(default)s")
     options.add_argument("--format", default="csv", help="csv or parquet")
+    options.add_argument("--memory", help="data.memory of the party, such as 1GiB; none keeps rows")
+    options.add_argument("--ids", help="text or number alone")
     options.add_argument("--role", help="feature, label, mixed or describe alone")
 
     def run(asked: Namespace) -> list[MemoryRow]:
-        cases = [case for case in CASES if asked.role in (None, case[0])]
+        cases = [
+            (role, ids)
+            for role, ids in CASES
+            if asked.role in (None, role) and asked.ids in (None, ids)
+        ]
+        if asked.memory is not None:  # describing makes no inputs
+            cases = [case for case in cases if case[0] != "describe"]
         if not cases:
             roles = sorted({role for role, _ in CASES})
-            raise BadOptionError("no such role", got=asked.role, want=", ".join(roles))
-        return bench_memory(asked.rows, asked.columns, asked.format, cases=cases, say=harness.say)
+            got, want = f"{asked.role}, {asked.ids} ids", ", ".join(roles)
+            raise BadOptionError("no such role", got=got, want=want)
+        table = (asked.rows, asked.columns, asked.format, asked.memory)
+        return bench_memory(*table, cases=cases, say=harness.say)
 
     if not all(row.kept for row in harness.run(options, run, format_rows)):
         sys.exit(1)

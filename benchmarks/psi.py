@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import harness
+from benchmarks.memory import resident_bytes
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError
@@ -22,7 +23,7 @@ from vfl.datasets.alignment.protocols import Own, play
 
 #: Ids of each party, by system.
 SIZES: Mapping[str, Sequence[int]] = {
-    "server_aided": (10_000, 100_000, 1_000_000),
+    "server_aided": (10_000, 100_000, 1_000_000, 10_000_000),
     "ecdh": (10_000, 100_000),
     "openmined": (10_000, 100_000),
     "spu-ecdh": (10_000, 100_000),
@@ -50,6 +51,7 @@ class PsiRow(Settings):
         seconds: wall clock.
         cpu_s: of all parties, and of the helper where there is one.
         party_bytes: that the party that sends and receives most does; None where not counted.
+        peak_mb: memory of all roles together, ids included, in 10^6 bytes; None where not counted.
         common: how many ids were found; half are right.
         skipped: why nothing was measured.
     """
@@ -59,6 +61,7 @@ class PsiRow(Settings):
     seconds: float | None = None
     cpu_s: float | None = None
     party_bytes: int | None = None
+    peak_mb: float | None = None
     common: int | None = None
     skipped: str | None = None
 
@@ -111,6 +114,7 @@ def measure(job: PsiJob) -> PsiRow:
     """Play all roles in this process."""
     if job.spec == "ecdh":
         ristretto.random_points(1)  # libsodium is loaded
+    before = resident_bytes("VmRSS")
     owns = [Own(name, ids_of(rank, job.ids)) for rank, name in enumerate(("bank", "label"))]
     began, cpu = time.perf_counter(), time.process_time()
     found, traffic = play(job.spec, owns, "label")
@@ -121,6 +125,7 @@ def measure(job: PsiJob) -> PsiRow:
         seconds=seconds,
         cpu_s=cpu,
         party_bytes=max(traffic.of(name) for name in found),
+        peak_mb=(resident_bytes("VmHWM") - before) / 1e6,
         common=len(found["bank"]),
     )
 
@@ -133,16 +138,20 @@ def work(parent: Parent) -> None:
 
 def format_psi(rows: Sequence[PsiRow]) -> str:
     """The rows for people."""
-    lines = [f"{'system':<14}{'ids':>10}{'seconds':>10}{'CPU s':>10}{'MiB a party':>13}  common"]
+    lines = [
+        f"{'system':<14}{'ids':>10}{'seconds':>10}{'CPU s':>10}{'MiB a party':>13}{'peak MB':>9}"
+        "  common"
+    ]
     for row in rows:
         start = f"{row.system:<14}{row.ids:>10}"
         if row.skipped:
             lines.append(f"{start}  skipped: {row.skipped}")
             continue
         size = "-" if row.party_bytes is None else f"{row.party_bytes / 2**20:.2f}"
+        peak = "-" if row.peak_mb is None else f"{row.peak_mb:.0f}"
         right = "" if row.common == row.ids // 2 else f", WRONG: {row.ids // 2} are"
         lines.append(
-            f"{start}{row.seconds:>10.2f}{row.cpu_s:>10.2f}{size:>13}  {row.common}{right}"
+            f"{start}{row.seconds:>10.2f}{row.cpu_s:>10.2f}{size:>13}{peak:>9}  {row.common}{right}"
         )
     return "\n".join(lines)
 

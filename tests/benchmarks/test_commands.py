@@ -18,6 +18,7 @@ from benchmarks.wan import WanRow
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
+    "block_shuffle",
     "step",
     "step_peers",
     "secure",

@@ -25,6 +25,16 @@ def test_categories_and_dates_stay_within_the_limit(role):
     assert row.peak_mb > 1
 
 
+@pytest.mark.parametrize("rows", [100_000, pytest.param(2_000_000, marks=pytest.mark.slow)])
+def test_a_table_on_disk_stays_within_the_setting(rows):
+    (row,) = bench_memory(rows, 20, "parquet", "64MiB", cases=[("label", "number")])
+    assert row.limit_mb == pytest.approx((64 * 2**20 + rows + 20 * 1_500_000 + 64_000_000) / 1e6)
+    assert row.kept, format_rows([row])
+    assert row.peak_mb > 1
+    assert row.peak_mb < rows * 20 * 4 / 1e6 or rows < 2_000_000  # the inputs alone
+    assert row.rows_per_cpu_s > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_every_party_loads_a_million_rows_within_the_limit(form):

@@ -11,7 +11,7 @@ import torch
 
 from vfl.core.errors import DataError, MissingDataError
 from vfl.datasets import TableFormat, files, load_own, read_table
-from vfl.datasets.files import Spill
+from vfl.datasets.files import Spill, column_names
 from vfl.datasets.table import LargeTable, kind_of
 
 TEXT = "id,age,city\n007,31,Ulm\n008,,Bonn\n"
@@ -238,3 +238,45 @@ def test_a_full_disk_is_told(monkeypatch):
     with pytest.raises(DataError, match="no room for the temporary file") as caught:
         spill_of(pd.DataFrame({"x": [1, 2]}))
     assert "TMPDIR" in str(caught.value)
+
+
+def test_a_parquet_file_in_an_object_store(frame_in_store):
+    frame, source = frame_in_store
+    assert column_names(source) == list(frame.columns)
+    table = read_table(source)
+    for name in frame.columns:
+        pd.testing.assert_series_equal(table[name], frame[name], check_dtype=False)
+    data, same = (load_own("bank", one, "id", ["x"], None, "", seed=0) for one in (source, frame))
+    assert torch.equal(data.inputs, same.inputs)
+    assert data.ids_digest == same.ids_digest
+
+
+@pytest.fixture
+def frame_in_store():
+    fsspec = pytest.importorskip("fsspec")
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": [f"c{n}" for n in range(300)], "x": draw.normal(size=300)})
+    with fsspec.open("memory://loans/table.parquet", "wb") as file:
+        frame.to_parquet(file)
+    return frame, "memory://loans/table.parquet"
+
+
+@pytest.mark.parametrize("name", ["memory://loans/none.parquet", "memory://loans/odd.parquet"])
+def test_what_an_object_store_does_not_give_is_said_without_its_words(name):
+    fsspec = pytest.importorskip("fsspec")
+    with fsspec.open("memory://loans/odd.parquet", "wb") as file:
+        file.write(b"secret,cells\n1,2\n")
+    with pytest.raises(DataError, match="object store does not give") as caught:
+        read_table(name)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_object_store_whose_package_is_missing_says_what_to_install(monkeypatch):
+    import fsspec
+
+    def none(*_):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "open", none)
+    with pytest.raises(MissingDataError, match=r"vfl\[storage\]"):
+        read_table("s3://loans/table.parquet")

@@ -1,10 +1,22 @@
+import itertools
+from fractions import Fraction
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vfl.config import TrainSettings
 from vfl.datasets import Split
-from vfl.session import Terms
-from vfl.session.schedule import QUERY_ROWS, asking, batches, queries, steps_per_epoch, training
+from vfl.session import Terms, schedule
+from vfl.session.schedule import (
+    QUERY_ROWS,
+    asking,
+    batches,
+    queries,
+    shuffled_in_blocks,
+    steps_per_epoch,
+    training,
+)
 
 SIZES = st.integers(0, 3000)
 
@@ -113,3 +125,71 @@ def test_what_a_mode_goes_over(terms, data):
 def test_a_split_without_rows_has_no_exchanges():
     nothing = np.arange(0)
     assert list(asking("test", Split(nothing, nothing, nothing).test)) == []
+
+
+def in_blocks(rows, batch_size=1, block_rows=2, window_blocks=2):
+    settings = TrainSettings(
+        batch_size=batch_size, shuffle="blocks", block_rows=block_rows, window_blocks=window_blocks
+    )
+    return lambda seed, epoch=1: list(shuffled_in_blocks(seed, epoch, settings, rows))
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(0, 500),
+    batch_size=st.integers(1, 120),
+    block_rows=st.integers(1, 70),
+    window_blocks=st.integers(1, 9),
+)
+def test_blocks_are_cut_into_the_same_batches(rows, batch_size, block_rows, window_blocks):
+    """As many of the same sizes as of a full shuffle, and every row in one of them."""
+    positions = 3 * np.arange(rows)
+    found = in_blocks(positions, batch_size, block_rows, window_blocks)(seed=5)
+    full = [len(batch) for batch in batches(positions, batch_size)]
+    assert [len(batch) for batch in found] == full
+    every = np.concatenate([positions[:0], *found]).tolist()
+    assert len(set(every)) == len(every) == sum(full)
+    assert set(every) <= set(positions.tolist())
+
+
+def outcomes(monkeypatch):
+    """Every order of 4 blocks of 2 rows in windows of 2 blocks, one for each draw there can be."""
+    make = in_blocks(np.arange(8))
+    for drawn in itertools.product(itertools.permutations(range(4)), repeat=3):
+        left = map(np.array, drawn)
+        monkeypatch.setattr(schedule, "permutation", lambda *_, left=left: next(left))
+        yield np.concatenate(make(seed=0))
+
+
+def test_the_law_of_blocks_is_what_is_said(monkeypatch):
+    """Over all 24 x 24 x 24 draws: places as in a full shuffle, and who comes beside whom."""
+    places, beside, count = np.zeros((8, 8), int), np.zeros((8, 8), int), 0
+    for order in outcomes(monkeypatch):
+        places[order, np.arange(8)] += 1
+        beside[order[0], order[1]] += 1
+        count += 1
+    assert count == 24**3
+    assert (places == count // 8).all()  # every row at every place alike
+    of_one_block = sum(beside[row, row ^ 1] for row in range(8))
+    assert Fraction(int(of_one_block), count) == Fraction(2 - 1, 2 * 2 - 1)  # (B - 1) / (W B - 1)
+    assert len({beside[row, row ^ 1] for row in range(8)}) == 1
+
+
+def test_batches_of_unlike_blocks_vary_as_said():
+    """With all variance between blocks, beside a full shuffle, within three standard errors."""
+    block_rows, window, blocks, size, orders = 16, 8, 64, 32, 400
+    cells = np.repeat(np.random.default_rng(0).normal(size=blocks), block_rows)
+    make = in_blocks(np.arange(len(cells)), size, block_rows, window)
+    means = [cells[batch].mean() for seed in range(orders) for batch in make(seed)]
+    full = cells.var() / size * (1 - (size - 1) / (len(cells) - 1))
+    found = np.var(means) / full
+    said = 1 + (size - 1) * (1 / window - 1 / blocks)
+    assert abs(found / said - 1) < 3 * (2 / len(means)) ** 0.5 * 2
+
+
+def test_an_epoch_in_blocks_has_an_order_of_its_own_and_is_repeated():
+    make = in_blocks(np.arange(64), 64, 4, 4)
+    (first,), (second,), (other,) = make(0, 1), make(0, 2), make(1, 1)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+    assert np.array_equal(first, make(0, 1)[0])

@@ -22,6 +22,7 @@ OTHER = {
     "optimizer": "sgd",
     "keep": "best",
     "precision": "bfloat16",
+    "shuffle": "blocks",
     "alignment": "later",
     "missing_rows": "token",
     "clip_by": "layer",
@@ -39,7 +40,7 @@ OTHER = {
 
 
 #: What goes with other settings alone.
-RESTRICTED = {"branches", "unit", "serving"}
+RESTRICTED = {"branches", "unit", "serving", "block_rows", "window_blocks"}
 
 
 def another(name, value):
@@ -81,6 +82,16 @@ def test_branches_and_what_a_budget_is_of_change_the_digest(terms):
     content["parties"]["shop"]["branches"] = 3
     terms = Terms.model_validate(content)
     assert _differ(terms, [("parties", "shop", "branches"), ("dp", "unit")])
+
+
+def test_a_shuffle_by_block_is_part_of_the_terms_and_a_full_one_as_before(terms):
+    content = terms.model_dump(mode="json")
+    content["train"]["block_rows"] = 7
+    assert Terms.model_validate(content).digest() == terms.digest()
+    content["train"]["shuffle"] = "blocks"
+    blocks = Terms.model_validate(content)
+    assert _differ(blocks, [("train", "block_rows"), ("train", "window_blocks")])
+    assert blocks.digest() != terms.digest()
 
 
 def test_who_serves_changes_the_digest(terms):

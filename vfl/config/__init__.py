@@ -13,6 +13,7 @@ from vfl.config.experiment import (
     TrainSettings,
     check_one_process,
     check_project,
+    memory_bytes,
     read_experiment,
     with_overrides,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "check_one_process",
     "check_project",
     "is_party_file",
+    "memory_bytes",
     "read_experiment",
     "read_party_file",
     "to_toml",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
@@ -25,6 +25,8 @@ Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"
 #: A day: longer than any wait between parties is meant to be.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
+_UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
+_LEAST_MEMORY = 64 * 2**20
 #: Numbers of a frame's step, an unsigned 32-bit field.
 MAX_STEPS = 2**32
 
@@ -75,6 +77,33 @@ def token_mistake(
     return None
 
 
+def memory_bytes(text: str) -> int:
+    """A size such as "1GiB" or "500 MB" in bytes.
+
+    >>> memory_bytes("1.5GiB")
+    1610612736
+
+    Raises:
+        ValueError: it is none, or too small to work in.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(MB|MiB|GB|GiB)", text)
+    if found is None:
+        raise ValueError("a size is a number and MB, MiB, GB or GiB, such as '1GiB'")
+    size = int(float(found[1]) * _UNITS[found[2]])
+    if size < _LEAST_MEMORY:
+        raise ValueError("a table is not handled in less than 64MiB")
+    return size
+
+
+def _is_memory(text: str) -> str:
+    memory_bytes(text)
+    return text
+
+
+#: How much memory a party's rows may take; see `memory_bytes`.
+Memory = Annotated[str, StringConstraints(max_length=32), AfterValidator(_is_memory)]
+
+
 class DataSettings(Settings):
     """Where rows come from when one process plays every party.
 
@@ -99,6 +128,9 @@ class DataSettings(Settings):
             classes.
         bins: most bins a number of a table is told by (`vfl.datasets.encode.BinnedColumn`); 0
             standardises numbers. A party's own file says it for its own table.
+        memory: the rows of a table lie on disk, in files without a name in TMPDIR, and handling
+            them takes about so much memory, such as "1GiB"; None keeps them in memory. A party's
+            own file says it for its own table.
         rows: use only the first rows of the source.
         folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
             many rows of each class; `validation` is then a share of the other rows.
@@ -122,6 +154,7 @@ class DataSettings(Settings):
     test: Share = 0.2
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
     split: Literal["shuffled", "stratified"] | None = None
+    memory: Memory | None = None
     rows: int | None = Field(default=None, ge=1)
     folds: int | None = Field(default=None, ge=2)
     fold: int = Field(default=1, ge=1)
@@ -252,6 +285,10 @@ class TrainSettings(Settings):
             whose steps are long enough to make up for the minutes that compiling may take.
         patience: stop after so many epochs without a lower validation loss; 0 never stops early.
         keep: "best" ends with the weights of the lowest validation loss, "last" with the last.
+        shuffle: "full" permutes all training rows in each epoch. "blocks" permutes blocks of them,
+            and then the rows of each window of blocks (`vfl.session.schedule.shuffled_in_blocks`),
+            and deals rows to the parts of the split block by block: for a table on disk.
+        block_rows, window_blocks: training rows of a block, and blocks of a window.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -266,6 +303,14 @@ class TrainSettings(Settings):
     compile: bool = False
     patience: int = Field(default=0, ge=0, le=100_000)
     keep: Literal["last", "best"] = "last"
+    shuffle: Literal["full", "blocks"] = "full"
+    block_rows: int = Field(default=4096, ge=1, le=1_000_000)
+    window_blocks: int = Field(default=64, ge=1, le=1_000_000)
+
+    @property
+    def split_rows(self) -> int:
+        """Rows that are dealt to the parts of the split at a time; 0 deals all at once."""
+        return 0 if self.shuffle == "full" else self.block_rows
 
     @model_validator(mode="after")
     def _compiled_or_stashed(self) -> TrainSettings:
@@ -348,6 +393,8 @@ def dp_mistake(
         return "[dp] needs train.compile = false: it looks at every layer's gradients by row"
     if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):
         return "a training that ends with dp.epsilon needs train.patience = 0 and keep = 'last'"
+    if train.shuffle != "full":
+        return "[dp] draws batches in its own way (dp.sampling): leave train.shuffle out"
     return None
 
 
@@ -665,6 +712,13 @@ def check_one_process(experiment: Experiment) -> None:
             fix='[label] with column = "NAME"',
         )
     tables = [party.source for party in experiment.parties.values() if party.source]
+    if data.memory is not None and (tables or not experiment.is_table):
+        raise ConfigError(
+            "'data.memory' is for one table whose columns parties share",
+            where="data.memory",
+            got="tables of several parties" if tables else f"the data set '{data.source}'",
+            fix="leave it out; in a federation each party's own file may set it",
+        )
     if data.id is None and any(not is_file_of_party(source) for source in tables):
         raise ConfigError(
             "parties with files of their own need 'data.id', the column they share",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
-from vfl.config.experiment import MAX_BINS, MissingRows, PartyName, TraceSettings
+from vfl.config.experiment import MAX_BINS, Memory, MissingRows, PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
@@ -20,8 +20,8 @@ class OwnData(Settings):
     """The party's own table.
 
     Attributes:
-        source: CSV or Parquet file, relative to the party file; or a database, "duckdb:FILE" or the
-            URL that SQLAlchemy knows it by.
+        source: CSV or Parquet file, relative to the party file; a Parquet file in an object store,
+            "s3://BUCKET/KEY"; or a database, "duckdb:FILE" or the URL that SQLAlchemy knows it by.
         query, predict_query: what is asked of a database; None predicts the rows of `query`.
         predict: file with the rows to predict; None predicts those of `source`.
         id: column both sides name a row by; several joined with plus signs, with an alignment.
@@ -34,6 +34,8 @@ class OwnData(Settings):
         dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y".
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
         bins: most bins a number is told by; 0 standardises numbers.
+        memory: its rows lie on disk, in files without a name in the store, and handling them takes
+            about so much memory, such as "1GiB"; None keeps them in memory.
     """
 
     source: str
@@ -51,6 +53,7 @@ class OwnData(Settings):
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
+    memory: Memory | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> OwnData:

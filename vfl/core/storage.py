@@ -595,12 +595,25 @@ DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
-    """Whether a source is a database.
+    """Whether a source is a database, or a file in an object store: it has no path here.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)
     """
     return isinstance(source, str) and (source.startswith(DUCKDB) or "://" in source)
+
+
+#: Of object stores, which fsspec knows by these schemes; "memory" is one of the process itself.
+_STORES = ("s3", "gs", "az", "abfs", "memory")
+
+
+def is_object(source: object) -> bool:
+    """Whether a source is a file in an object store.
+
+    >>> is_object("s3://loans/2026.parquet"), is_object("postgresql://host/loans")
+    (True, False)
+    """
+    return isinstance(source, str) and source.partition("://")[0] in _STORES
 
 
 def database_beside(source: str, folder: Path) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 
 from vfl.core.errors import BadOptionError, DataError, nearest
 from vfl.datasets.table import (
+    ROUNDING,
     Classes,
     Table,
     as_dates,
@@ -45,6 +46,7 @@ from vfl.datasets.table import (
 
 MAX_CATEGORIES = 100
 NO_DATES: Mapping[str, str] = MappingProxyType({})
+SAMPLE_ROWS = 1 << 20  # of which medians and edges are taken where rows come some at a time
 
 
 class Unfamiliar:
@@ -72,6 +74,13 @@ class Unfamiliar:
         if found := int(cells.sum()):
             own = self.counts.setdefault(column, {})
             own[what] = own.get(what, 0) + found
+
+    def join(self, other: Unfamiliar) -> None:
+        """Add what another one counted."""
+        for column, counts in other.counts.items():
+            own = self.counts.setdefault(column, {})
+            for what, found in counts.items():
+                own[what] = own.get(what, 0) + found
 
 
 class Encoder(ABC):
@@ -310,6 +319,39 @@ class TableEncoder(Encoder):
             )
         )
 
+    @classmethod
+    def fit_blocks(
+        cls,
+        blocks: Iterable[pd.DataFrame],
+        names: Sequence[str],
+        rows: int,
+        max_categories: int = MAX_CATEGORIES,
+        dates: Mapping[str, str] = NO_DATES,
+        bins: int = 0,
+    ) -> TableEncoder:
+        """`fit` in one pass over training rows that come some at a time.
+
+        Means and spreads are those of all rows, to rounding. Medians of dates and edges of bins are
+        those of a sample where there are more than `SAMPLE_ROWS` rows.
+
+        Args:
+            blocks: the training rows.
+            names: the party's columns.
+            rows: how many training rows there are.
+            max_categories: as of `fit`.
+            dates: as of `fit`.
+            bins: as of `fit`.
+
+        Raises:
+            DataError: see `fit`.
+        """
+        share = min(1.0, SAMPLE_ROWS / max(1, rows))
+        found = [_ColumnFit(name, max_categories, dates.get(name), bins, share) for name in names]
+        for block in blocks:
+            for column in found:
+                column.add(block[column.name])
+        return cls(tuple(column.fitted() for column in found))
+
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(column.name for column in self.columns)
@@ -360,16 +402,99 @@ def _fit_column(column: pd.Series, max_categories: int, written: str | None, bin
 
 def _categories(column: pd.Series, limit: int) -> tuple[str, ...]:
     found: Sequence[str] = sorted(set(as_texts(pd.Series(column.dropna().unique()))))
+    _check_categories(str(column.name), found, limit, len(column))
+    return tuple(found)
+
+
+def _check_categories(name: str, found: Collection[str], limit: int, rows: int) -> None:
     if len(found) > limit:
         raise DataError(
-            f"column '{column.name}' has too many categories",
-            got=f"{spaced(len(found))} different texts in {spaced(len(column))} training rows",
+            f"column '{name}' has too many categories",
+            got=f"{spaced(len(found))} different texts in {spaced(rows)} training rows",
             want=f"at most {spaced(limit)}",
-            fix=misread(str(column.name), found)
+            fix=misread(name, found)
             or "leave the column out or group its texts; if it holds numbers, name the table's "
             "own sign of a missing cell in the option 'missing'",
         )
-    return tuple(found)
+
+
+class _Moments:
+    """Mean and spread of numbers that come in parts (Chan, Golub and LeVeque 1983, eq 2.1)."""
+
+    def __init__(self) -> None:
+        self._count, self._mean, self._squares, self._largest = 0, 0.0, 0.0, 0.0
+
+    def add(self, present: np.ndarray) -> None:
+        """More numbers, none missing; any axes."""
+        if not present.size:
+            return
+        mean, count = float(present.mean()), self._count + present.size
+        apart = mean - self._mean
+        self._squares += float(present.var()) * present.size
+        self._squares += apart**2 * self._count * present.size / count
+        self._mean += apart * present.size / count
+        self._count = count
+        self._largest = max(self._largest, float(np.abs(present).max()))
+
+    def mean_and_std(self) -> tuple[float, float]:
+        """As the function of that name gives of all of them."""
+        spread = math.sqrt(self._squares / self._count) if self._count else 0.0
+        return (0.0, 0.0) if spread <= ROUNDING * self._largest else (self._mean, spread)
+
+
+class _ColumnFit:
+    """What is learned of one column, block by block.
+
+    Args:
+        name, limit, written, bins: of the column.
+        share: of the rows whose numbers are kept for medians and edges.
+    """
+
+    def __init__(self, name: str, limit: int, written: str | None, bins: int, share: float) -> None:
+        self.name, self._limit, self._written, self._bins = name, limit, written, bins
+        self._share, self._draw = share, np.random.default_rng(0)  # repeated when a run goes on
+        self._rows, self._indicator, self._kind = 0, False, ""
+        self._moments, self._texts = _Moments(), set[str]()
+        self._sample = list[np.ndarray]()
+
+    def add(self, block: pd.Series) -> None:
+        """More training rows."""
+        self._rows += len(block)
+        present = block.dropna()
+        self._indicator |= len(present) < len(block)
+        if not len(present):
+            return
+        dated = self._written is not None or is_date(present)
+        kind = "date" if dated else kind_of(present)
+        if self._kind not in ("", kind):
+            raise DataError(f"column '{self.name}' holds things of several kinds", want="one kind")
+        self._kind = kind
+        if kind == "text":
+            self._texts.update(as_texts(pd.Series(present.unique())))
+            _check_categories(self.name, self._texts, self._limit, self._rows)
+        elif kind != "boolean":
+            numbers = _days(as_dates(present, self._written)) if dated else as_numbers(present)
+            self._moments.add(numbers)
+            if dated or self._bins:
+                kept = self._share >= 1 or self._draw.random(len(numbers)) < self._share
+                self._sample.append(numbers[kept] if self._share < 1 else numbers)
+
+    def fitted(self) -> Column:
+        """The column's encoder."""
+        mean, scale = self._moments.mean_and_std()
+        sample = np.concatenate(self._sample) if self._sample else np.empty(0)
+        median = float(np.median(sample)) if sample.size else 0.0
+        edges = bin_edges(sample, self._bins) if self._bins and scale and sample.size else ()
+        own = (self.name, self._indicator)
+        if self._kind == "date" or self._written is not None:
+            return DateColumn(*own, self._written, median, scale, edges)
+        if self._kind == "text":
+            return TextColumn(*own, tuple(sorted(self._texts)))
+        if self._kind == "boolean":
+            return NumberColumn(*own, mean=0.0, scale=1.0)
+        if edges:
+            return BinnedColumn(*own, median, edges)
+        return NumberColumn(*own, mean, scale)
 
 
 @dataclass(frozen=True)
@@ -400,14 +525,26 @@ class PictureEncoder(Encoder):
             DataError: the shape does not hold the columns, or a cell is no finite number.
         """
         names = tuple(map(str, frame.columns))
-        if min(shape) < 1 or math.prod(shape) != len(names):
-            raise DataError(
-                "the shape of a picture does not hold its columns",
-                got=f"shape {list(shape)} for {len(names)} columns",
-                want="positive sizes whose product is the number of columns",
-            )
+        _check_shape(shape, names)
         pixels = _pixels(frame, names)
         return cls(names, shape, *mean_and_std(pixels))
+
+    @classmethod
+    def fit_blocks(
+        cls, blocks: Iterable[pd.DataFrame], names: Sequence[str], shape: tuple[int, ...]
+    ) -> PictureEncoder:
+        """`fit` in one pass over training rows that come some at a time.
+
+        Raises:
+            DataError: see `fit`.
+        """
+        own = tuple(map(str, names))
+        _check_shape(shape, own)
+        moments = _Moments()
+        for block in blocks:
+            pixels = _pixels(block, own)
+            moments.add(pixels[~np.isnan(pixels)])
+        return cls(own, shape, *moments.mean_and_std())
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         """Pictures of any rows, float32, axes (rows, channels, height, width); 0 where missing.
@@ -423,6 +560,15 @@ class PictureEncoder(Encoder):
         pixels /= self.scale
         np.nan_to_num(pixels, copy=False, nan=0.0)
         return pixels.reshape(len(frame), *self.shape).astype(np.float32)
+
+
+def _check_shape(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
+    if min(shape) < 1 or math.prod(shape) != len(names):
+        raise DataError(
+            "the shape of a picture does not hold its columns",
+            got=f"shape {list(shape)} for {len(names)} columns",
+            want="positive sizes whose product is the number of columns",
+        )
 
 
 def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
@@ -473,23 +619,86 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
         raise BadOptionError(
             f"no task is called '{task}'", want=", ".join(TASKS), fix=nearest(task, TASKS)
         )
-    missing = int(column.isna().sum())
-    if missing:
-        raise DataError(
-            f"the label column '{column.name}' has missing cells",
-            got=f"{spaced(missing)} of {spaced(len(column))} rows",
-            fix="leave those rows out of the table",
-        )
+    _check_present(str(column.name), int(column.isna().sum()), len(column))
     if task == "regression":
         return as_numbers(column).astype(np.float32), None
     codes, classes = _codes(column)
+    _check_classes(str(column.name), classes)
+    return codes, classes
+
+
+def _check_present(name: str, missing: int, rows: int) -> None:
+    if missing:
+        raise DataError(
+            f"the label column '{name}' has missing cells",
+            got=f"{spaced(missing)} of {spaced(rows)} rows",
+            fix="leave those rows out of the table",
+        )
+
+
+def _check_classes(name: str, classes: Classes) -> None:
     if len(classes) < 2:
         raise DataError(
-            f"the label column '{column.name}' has nothing to tell apart",
+            f"the label column '{name}' has nothing to tell apart",
             got=f"{spaced(len(classes))} classes",
             want="at least 2 classes",
         )
-    return codes, classes
+
+
+class LabelFit:
+    """`encode_labels` of a column that comes some rows at a time, twice: to learn, and to encode.
+
+    Args:
+        name: the label column.
+        task: "classification" or "regression".
+    """
+
+    def __init__(self, name: str, task: str) -> None:
+        self._name, self._task = name, task
+        self._found: set[str | int] = set()
+        self._missing = self._rows = 0
+        self._text = False
+
+    def add(self, block: pd.Series) -> None:
+        """Learn of more rows.
+
+        Raises:
+            DataError: cells that do not fit the task.
+        """
+        self._rows += len(block)
+        present = block.dropna()
+        self._missing += len(block) - len(present)
+        if self._task == "classification" and len(present):
+            self._text = kind_of(present) == "text"
+            self._found.update(self._read(pd.Series(pd.unique(present), name=self._name)).tolist())
+
+    def classes(self) -> Classes | None:
+        """What codes stand for, once all rows are known; None for a regression.
+
+        Raises:
+            DataError: a missing label, or hardly any class.
+        """
+        _check_present(self._name, self._missing, self._rows)
+        if self._task == "regression":
+            return None
+        classes = tuple(sorted(self._found))
+        _check_classes(self._name, classes)
+        return classes
+
+    def encode(self, block: pd.Series, classes: Classes | None) -> np.ndarray:
+        """Labels of some rows, as `encode_labels` gives them."""
+        if classes is None:
+            return as_numbers(block).astype(np.float32)
+        codes, different = pd.factorize(block)
+        read = self._read(pd.Series(different, name=self._name))
+        position_of = {name: position for position, name in enumerate(classes)}
+        positions = np.array([position_of[name] for name in read.tolist()], dtype=np.int64)
+        return positions[codes]
+
+    def _read(self, different: pd.Series) -> np.ndarray:
+        if self._text:
+            return as_texts(different)
+        return _whole(as_numbers(different), self._name)
 
 
 def _codes(column: pd.Series) -> tuple[np.ndarray, Classes]:

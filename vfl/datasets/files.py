@@ -12,15 +12,16 @@ import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vfl.core.errors import DataError, MissingDataError, nearest
-from vfl.core.storage import is_database
+from vfl.core.storage import is_database, is_object
 from vfl.core.text import printable
 from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
@@ -43,6 +44,9 @@ def read_table(
 ) -> Table:
     """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
 
+    Of an object store, such as ``s3://loans/2026.parquet``, it is a Parquet file; who asks is said
+    by the environment, as the store's own tools have it.
+
     Args:
         source: the file; its first line names the columns.
         form: how it is written; commas and plain ids unless told.
@@ -59,6 +63,9 @@ def read_table(
     """
     if isinstance(source, pd.DataFrame):
         return _kept(_uniquely_named(source, "the frame"), columns)
+    if is_object(source):
+        with _readable(str(source)):
+            return ParquetTable(str(source))
     if is_database(source):
         return _spilled(_asked(str(source), form or TableFormat(), columns))
     path = _existing(source, setting)
@@ -81,6 +88,9 @@ def column_names(
     """
     if isinstance(source, pd.DataFrame):
         return list(_uniquely_named(source, "the frame").columns)
+    if is_object(source):
+        with _readable(str(source)):
+            return list(ParquetTable(str(source)).columns)
     if is_database(source):
         return list(next(_asked(str(source), form or TableFormat(), None)).columns)
     path = _existing(source, setting)
@@ -116,25 +126,36 @@ def _kept(frame: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: Path | str) -> Iterator[None]:
     try:
         yield
     except DataError:
         raise
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        NotImplementedError,
-        zlib.error,
-    ) as error:  # their text may quote cells
-        raise DataError(
-            "this file cannot be read as a table",
-            where=str(path),
-            got=type(error).__name__,
-            want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
-            fix=_written_otherwise(path),
-        ) from None
+    except Exception as error:
+        if isinstance(path, Path) and not isinstance(error, _UNREADABLE):
+            raise
+        raise _unreadable(path, type(error).__name__) from None  # its text may quote cells
+
+
+_UNREADABLE = (ValueError, OSError, EOFError, NotImplementedError, zlib.error)
+
+
+def _unreadable(path: Path | str, got: str) -> DataError:
+    if isinstance(path, str):
+        return DataError(
+            "the object store does not give this table",
+            where="data.source",
+            got=got,
+            want="a Parquet file that this host may read",
+            fix="try the store's own client with the same environment",
+        )
+    return DataError(
+        "this file cannot be read as a table",
+        where=str(path),
+        got=got,
+        want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
+        fix=_written_otherwise(path),
+    )
 
 
 def _written_otherwise(path: Path) -> str:
@@ -219,11 +240,16 @@ def _spilled(frames: Iterator[pd.DataFrame]) -> Table:
 
 
 class ParquetTable(LargeTable):
-    """The columns of a Parquet file, each read when asked for."""
+    """The columns of a Parquet file, each read when asked for.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file, or what names it in an object store.
+    """
+
+    def __init__(self, path: Path | str) -> None:
         self._path = path
-        self._file = pq.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False)
+        file = path if isinstance(path, Path) else _opened(path)
+        self._file = pq.ParquetFile(file, buffer_size=1 << 16, pre_buffer=False)
         empty = self._file.schema_arrow.empty_table().to_pandas()  # without what pandas calls index
         self.columns = [str(name) for name in empty.columns]
         check_names(pd.Series(self.columns), str(path))
@@ -238,8 +264,30 @@ class ParquetTable(LargeTable):
                 yield batch.column(0)
         pa.default_memory_pool().release_unused()  # else Arrow keeps tens of megabytes for later
 
+    def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        with _readable(self._path):
+            batches = self._file.iter_batches(rows, columns=list(names), use_threads=False)
+            for batch in batches:
+                cells = {name: batch.column(name).to_pandas() for name in names}
+                yield pd.DataFrame(cells, copy=False)
+        pa.default_memory_pool().release_unused()
+
     def type_of(self, name: str) -> pa.DataType:
         return self._file.schema_arrow.field(name).type
+
+
+def _opened(source: str) -> IO[bytes]:
+    """A file in an object store, read some bytes at a time."""
+    try:
+        file: IO[bytes] = import_module("fsspec").open(source, "rb").open()
+    except ImportError:
+        raise MissingDataError(
+            "reading this object store needs a package that is not here",
+            where="data.source",
+            got=source.partition("://")[0],
+            fix="pip install 'vfl[storage]' for S3, gcsfs or adlfs for the others",
+        ) from None
+    return file
 
 
 class Piece(NamedTuple):

@@ -6,7 +6,7 @@ party of a federation reads its own file and nobody else's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from vfl.datasets.encode import (
 )
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.named import read_bundled
+from vfl.datasets.on_disk import OnDisk
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs, PartyData
 from vfl.datasets.sources import Bundled, SetFormat
 from vfl.datasets.split import (
@@ -45,6 +46,7 @@ from vfl.datasets.split import (
     split_parts,
     split_rows,
 )
+from vfl.datasets.streamed import RowOrder, StreamedTable, order_by_id, order_of_alignment
 from vfl.datasets.table import (
     Classes,
     IdType,
@@ -178,6 +180,8 @@ def load_table(
     fold: Fold | None = None,
     more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
     stratified: bool = False,
+    place: OnDisk | None = None,
+    block_rows: int = 0,
 ) -> dict[str, PartyData]:
     """One table whose columns are dealt to parties.
 
@@ -195,13 +199,20 @@ def load_table(
         fold: its rows are the test rows, and `validation` is a share of the others.
         stratified: every part gets its share of every class; see `split_rows`.
         more_labels: column and task of further label parties; nobody has them as features.
+        place: where inputs and labels lie; None keeps them in memory.
+        block_rows: see `split_rows`.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
         TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
     """
     form = form or TableFormat()
-    table, ids = read_sorted(source, id_column, "the table", form)
+    order: RowOrder | None = None
+    ids: Ids | None = None
+    if place is None:
+        table, ids = read_sorted(source, id_column, "the table", form)
+    else:
+        table, order = read_ordered(source, id_column, "the table", form, place)
     check_column(table.columns, label, "the label", "label.column")
     columns = {
         party: own_columns(
@@ -213,8 +224,25 @@ def load_table(
         check_column(table.columns, column, "the label", "tasks.column")
     _check_busy(columns, label_party)
     check_owners(columns)
+    if place is not None and order is not None:
+        if fold is not None or stratified:
+            raise BadOptionError(
+                "folds and a stratified split look at all labels at once",
+                where="data.memory",
+                got="a table on disk",
+                fix="leave data.memory out, or split = 'shuffled' without folds",
+            )
+        split = split_rows(order.rows, seed, validation, test, None, block_rows, place)
+        streamed = StreamedTable(table, order, split, place)
+        own = {party: streamed.inputs(names, None, form) for party, names in columns.items()}
+        rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
+        further = {
+            party: rows.party(party, NO_INPUTS, *streamed.labels(column, kind))
+            for party, (column, kind) in more_labels.items()
+        }
+        return rows.parties(own, label_party, *streamed.labels(label, task)) | further
     labels, classes = encode_labels(table[label], task)
-    split = _split(labels, task, seed, validation, test, fold, stratified)
+    split = _split(labels, task, seed, validation, test, fold, stratified, block_rows)
     inputs = {party: fit_inputs(table, own, split, form=form) for party, own in columns.items()}
     rows = AlignedRows.of(len(table), split, ids)
     further = {
@@ -258,6 +286,7 @@ def load_parties(
     missing_rows: MissingRows = "intersection",
     unaligned: bool = False,
     stratified: bool = False,
+    block_rows: int = 0,
 ) -> dict[str, PartyData]:
     """Tables of several owners, joined by their ids, for one process that plays all parties.
 
@@ -282,6 +311,7 @@ def load_parties(
             each row of the label party stays that at least one feature party has. Such a split
             is that of an intersection as far as its rows go.
         unaligned: whether the parties bring the rows that no session has, too.
+        block_rows: see `split_rows`.
 
     Raises:
         UserError: see `load_table`.
@@ -329,13 +359,14 @@ def load_parties(
         digest, held = found.digest, found.held
         others = {name: _without(named[name], frames[name]) for name in named}
     labels, classes = encode_labels(frames[label_party][label], task)
+    how = (seed, validation, test, fold, stratified, block_rows)
     if held:
         split = split_apart(
             np.logical_and.reduce(list(held.values())),
-            lambda rows: _split(labels[rows], task, seed, validation, test, fold, stratified),
+            lambda rows: _split(labels[rows], task, *how),
         )
     else:
-        split = _split(labels, task, seed, validation, test, fold, stratified)
+        split = _split(labels, task, *how)
     inputs = {}
     for name in order:
         shape, form = tables[name].shape, tables[name].form
@@ -453,9 +484,11 @@ def _split(
     test: float,
     fold: Fold | None,
     stratified: bool,
+    block_rows: int = 0,
 ) -> Split:
     if fold is None:
-        return split_rows(len(labels), seed, validation, test, labels if stratified else None)
+        strata = labels if stratified else None
+        return split_rows(len(labels), seed, validation, test, strata, block_rows)
     return split_fold(labels, seed, fold, validation, strata=task == "classification")
 
 
@@ -475,6 +508,8 @@ def load_own(
     setting: str = "data.columns",
     alignment: Alignment | None = None,
     unaligned: bool = False,
+    place: OnDisk | None = None,
+    block_rows: int = 0,
 ) -> PartyData:
     """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
 
@@ -497,6 +532,8 @@ def load_own(
         setting: what names the columns, for messages.
         alignment: gives the rows and their order instead of sorting by id.
         unaligned: whether the rows that an alignment leaves out become inputs as well.
+        place: where inputs and labels lie; None keeps them in memory.
+        block_rows: see `split_rows`.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
@@ -510,8 +547,24 @@ def load_own(
     elif not own:
         raise DataError(f"party '{name}' has neither columns nor a label")
     kept = own if label is None else [*own, label]
+    split_of = partial(
+        split_rows,
+        seed=seed,
+        validation=validation,
+        test=test,
+        block_rows=block_rows,
+        place=place,
+    )
+    if place is not None:
+        if unaligned:
+            raise DataError(
+                "a table on disk gives the rows of the session alone",
+                where="data.memory",
+                fix="leave data.memory out where a defense reads the other rows",
+            )
+        about = (source, id_column, own, label, task, split_of, shape, form, alignment, place)
+        return _own_on_disk(name, *about)
     frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept, by=alignment)
-    split_of = partial(split_rows, seed=seed, validation=validation, test=test)
     split = split_of(len(frame)) if alignment is None else alignment.split(split_of)
     labels: np.ndarray | None = None
     classes: Classes | None = None
@@ -526,6 +579,35 @@ def load_own(
     if unaligned and alignment is not None and isinstance(frame, Part):
         others = _without(frame.table, frame)
     inputs = _fit_held(frame, own, split, shape, form, others, held.get(name), name)
+    return replace(rows.party(name, inputs, labels, classes), held=held)
+
+
+def _own_on_disk(
+    name: str,
+    source: Source,
+    id_column: str | None,
+    columns: Sequence[str],
+    label: str | None,
+    task: str,
+    split_of: Callable[[int], Split],
+    shape: Sequence[int] | None,
+    form: TableFormat | None,
+    alignment: Alignment | None,
+    place: OnDisk,
+) -> PartyData:
+    """`load_own` of a table that need not fit memory."""
+    kept = [*columns] if label is None else [*columns, label]
+    where = f"party '{name}'"
+    table, order = read_ordered(source, id_column, where, form, place, columns=kept, by=alignment)
+    split = split_of(order.rows) if alignment is None else alignment.split(split_of)
+    streamed = StreamedTable(table, order, split, place)
+    labels: np.ndarray | None = None
+    classes: Classes | None = None
+    if label is not None:
+        labels, classes = streamed.labels(label, task)
+    held = alignment.held if alignment else NO_GAPS
+    rows = AlignedRows.of(order.rows, split, None if name in held else order.ids, order.digest)
+    inputs = streamed.inputs(columns, shape, form)
     return replace(rows.party(name, inputs, labels, classes), held=held)
 
 
@@ -555,6 +637,7 @@ def load_for_prediction(
     encoder: Encoder | None,
     form: TableFormat | None = None,
     alignment: Alignment | None = None,
+    place: OnDisk | None = None,
 ) -> PartyData:
     """A party's data for prediction on new rows: all of them test rows, none with a label.
 
@@ -568,6 +651,7 @@ def load_for_prediction(
             party without inputs.
         form: how the file is written.
         alignment: gives the rows and their order instead of sorting by id.
+        place: where inputs lie; None keeps them in memory.
 
     Raises:
         MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.core.errors`.
@@ -579,11 +663,21 @@ def load_for_prediction(
     # Of a table without ids that gives no inputs, its rows are all there is to know.
     columns = kept if kept or id_column else None
     whose, setting = f"party '{name}'", "data.predict"
-    frame, ids = read_sorted(source, id_column, whose, form, setting, columns, by=alignment)
     nothing = np.empty(0, dtype=np.int64)
+    held = alignment.held if alignment else NO_GAPS
+    if place is not None:
+        how = (setting, columns, alignment)
+        table, order = read_ordered(source, id_column, whose, form, place, *how)
+        split = Split(nothing, nothing, np.arange(order.rows, dtype=np.int64))
+        streamed = StreamedTable(table, order, split, place)
+        inputs = streamed.encoded(encoder) if encoder else NO_INPUTS
+        known = None if order.absent is not None else order.ids
+        rows = AlignedRows.of(order.rows, split, known, order.digest)
+        return replace(rows.party(name, inputs), held=held)
+    frame, ids = read_sorted(source, id_column, whose, form, setting, columns, by=alignment)
     count = len(frame) if alignment is None else len(alignment.positions)
     split = Split(train=nothing, validation=nothing, test=np.arange(count, dtype=np.int64))
-    counter, held = Unfamiliar(), alignment.held if alignment else NO_GAPS
+    counter = Unfamiliar()
     inputs = NO_INPUTS
     if encoder:
         array = encoder.transform(frame, counter)
@@ -621,6 +715,34 @@ def read_sorted(
     kept = None if columns is None else [id_column, *columns]
     frame = read_table(source, form, [id_column] * form.text_ids, setting, kept)
     return sort_by_id(frame, id_column, where, form.id_type)
+
+
+def read_ordered(
+    source: Source,
+    id_column: str | None,
+    where: str,
+    form: TableFormat | None,
+    place: OnDisk,
+    setting: str = "data.source",
+    columns: Sequence[str] | None = None,
+    by: Alignment | None = None,
+) -> tuple[Table, RowOrder]:
+    """A table as it stands, and where its rows come; `read_sorted` without the rows in memory.
+
+    Raises:
+        MissingDataError, DataError, MissingColumnError, MisalignedError: see `read_sorted`.
+    """
+    form = form or TableFormat()
+    if id_column is None:
+        table = read_table(source, form, setting=setting, columns=columns)
+        return table, RowOrder(len(table))
+    names = [id_column] if by is None else _columns_of(id_column, source, form)
+    kept = None if columns is None else list(dict.fromkeys([*names, *columns]))
+    texts = names if form.text_ids or by is not None else []
+    table = read_table(source, form, texts, setting, kept)
+    if by is None:
+        return table, order_by_id(table, id_column, where, form.id_type, place)
+    return table, order_of_alignment(table, id_column, where, by)
 
 
 def own_columns(

@@ -8,10 +8,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from vfl.datasets.on_disk import MappedArray
 from vfl.datasets.split import Split
 from vfl.datasets.table import BLOCK_ROWS, Classes
 
@@ -116,12 +117,28 @@ def digest_of(ids: Ids) -> bytes:
     >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
     True
     """
-    digest = hashlib.sha256(b"[")
+    digest = IdsDigest()
     for start in range(0, len(ids), BLOCK_ROWS):
-        listed = json.dumps(ids[start : start + BLOCK_ROWS].tolist())[1:-1]
-        digest.update(f"{', ' if start else ''}{listed}".encode())
-    digest.update(b"]")
-    return digest.digest()
+        digest.add(ids[start : start + BLOCK_ROWS].tolist())
+    return digest.finish()
+
+
+class IdsDigest:
+    """`digest_of` of ids that come some at a time."""
+
+    def __init__(self) -> None:
+        self._digest, self._begun = hashlib.sha256(b"["), False
+
+    def add(self, ids: list[Any]) -> None:
+        """The next ids, numbers or texts."""
+        if ids:
+            self._digest.update(f"{', ' if self._begun else ''}{json.dumps(ids)[1:-1]}".encode())
+            self._begun = True
+
+    def finish(self) -> bytes:
+        """The digest of all that came, 32 bytes."""
+        self._digest.update(b"]")
+        return self._digest.digest()
 
 
 class Inputs(NamedTuple):
@@ -205,4 +222,8 @@ class AlignedRows:
 def _tensor(array: np.ndarray | None) -> Tensor | None:
     import torch
 
+    if isinstance(array, MappedArray):
+        from vfl.datasets.mapped_tensor import MappedTensor
+
+        return MappedTensor.over(array)
     return None if array is None else torch.from_numpy(array)

@@ -9,6 +9,7 @@ import numpy as np
 
 from vfl.core.errors import BadOptionError, TooFewRowsError
 from vfl.core.seeds import permutation
+from vfl.datasets.on_disk import DiskArray, OnDisk
 from vfl.datasets.table import spaced
 
 
@@ -58,6 +59,8 @@ def split_rows(
     validation: float = 0.1,
     test: float = 0.2,
     strata: np.ndarray | None = None,
+    block_rows: int = 0,
+    place: OnDisk | None = None,
 ) -> Split:
     """Split `rows` aligned rows by the seed.
 
@@ -68,6 +71,9 @@ def split_rows(
         test: share of all rows, 0 for none; together with the other below 1.
         strata: each row's class, axes (rows,): then every part has its share of every class, up to
             two rows. Only one process that has the labels can; None looks at no label.
+        block_rows: deal so many neighbouring rows at a time, so that every part has its share of
+            each block, up to one row; 0 deals all at once.
+        place: where the positions lie if they are dealt by block; None keeps them in memory.
 
     >>> split_rows(10, seed=0)
     Split(train=7, validation=1, test=2)
@@ -85,6 +91,13 @@ def split_rows(
             got=f"validation={validation}, test={test}",
             want="two numbers from 0 that add up to less than 1",
         )
+    if block_rows and strata is None:
+        return _filled(
+            _split_in_blocks(rows, seed, validation, test, block_rows, place),
+            rows,
+            validation,
+            test,
+        )
     order = permutation(seed, rows, "split")
     test_rows, validation_rows = round(rows * test), round(rows * validation)
     if strata is not None:
@@ -96,6 +109,51 @@ def split_rows(
         test=np.sort(order[:test_rows]),
     )
     return _filled(split, rows, validation, test)
+
+
+def _split_in_blocks(
+    rows: int, seed: int, validation: float, test: float, block_rows: int, place: OnDisk | None
+) -> Split:
+    share = validation + test
+
+    def held_out(before: int) -> tuple[int, int]:
+        """Test rows among the first so many, and validation and test rows."""
+        held = round(before * share)
+        return (round(held * test / share) if share else 0), held
+
+    tested, held = held_out(rows)
+    sizes = (rows - held, held - tested, tested)
+    parts = [_Positions(size, place) for size in sizes]
+    for number, start in enumerate(range(0, rows, block_rows)):
+        stop = min(start + block_rows, rows)
+        before, after = held_out(start), held_out(stop)
+        tested, held = after[0] - before[0], after[1] - before[1]
+        order = start + permutation(seed, stop - start, "split", number)
+        dealt = order[held:], order[tested:held], order[:tested]
+        for part, own in zip(parts, dealt, strict=True):
+            part.add(np.sort(own))
+    return Split(*(part.read() for part in parts))
+
+
+class _Positions:
+    """Positions that come in ascending order, in memory or on disk."""
+
+    def __init__(self, count: int, place: OnDisk | None) -> None:
+        self._place, self._start = place, 0
+        self._disk = None if place is None else DiskArray(place, (count,), np.int64)
+        self._found = np.empty(0 if place else count, dtype=np.int64)
+
+    def add(self, own: np.ndarray) -> None:
+        if self._disk is None:
+            self._found[self._start : self._start + len(own)] = own
+        else:
+            self._disk.write(self._start, own)
+        self._start += len(own)
+
+    def read(self) -> np.ndarray:
+        if self._disk is None or self._place is None:
+            return self._found
+        return self._disk.read(self._place.share(16))
 
 
 def _spread(order: np.ndarray, first: int) -> np.ndarray:

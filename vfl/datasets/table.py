@@ -93,6 +93,12 @@ class LargeTable(ABC):
     def type_of(self, name: str) -> pa.DataType:
         """The Arrow type of a column's blocks."""
 
+    def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Some columns, some rows at a time."""
+        columns = [(block.to_pandas() for block in self.blocks(name)) for name in names]
+        for cells in zip(*columns, strict=True):
+            yield pd.DataFrame(dict(zip(names, cells, strict=True)), copy=False)
+
     def __getitem__(self, name: str, /) -> pd.Series:
         wanted = self.type_of(name)
         if not (pa.types.is_floating(wanted) or pa.types.is_integer(wanted)):
@@ -148,6 +154,16 @@ class Part:
     def __getitem__(self, name: str, /) -> pd.Series:
         # Of the cells alone: a series would take its index along, as large again as a column.
         return pd.Series(self.table[name].array.take(self.rows), name=name, copy=False)
+
+
+def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+    """Some columns of a table, about so many rows at a time, in the order of the rows."""
+    if isinstance(table, LargeTable):
+        yield from table.row_blocks(names, rows)
+        return
+    for start in range(0, len(table), rows):
+        part = Part.of(table, np.arange(start, min(start + rows, len(table))), names)
+        yield pd.DataFrame({name: part[name] for name in names}, copy=False)
 
 
 def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:

@@ -74,6 +74,7 @@ class Task(nn.Module):
     """
 
     name: ClassVar[str]
+    fits: ClassVar[bool] = False  #: whether `fit` looks at anything
 
     def fit(self, labels: Tensor, weights: Tensor | None = None) -> None:
         """Look at the training labels once, before the first step; all of axes (rows,)."""
@@ -136,6 +137,7 @@ class Regression(Task):
     """
 
     name = "regression"
+    fits = True
     center: Tensor
     scale: Tensor
 
@@ -219,6 +221,8 @@ def training_weights(
     Raises:
         DataError: weights of another number of rows, negative, not finite, or 0 for all.
     """
+    if row_weights is None and class_weight == "none":
+        return None
     weights = torch.ones(len(labels), dtype=torch.float64)
     if row_weights is not None:
         _check_weights(row_weights, len(labels), train)
@@ -627,17 +631,23 @@ class LabelParty(AnyLabelParty):
             else PartialCuts(self.ends, self.ledger, stopping, data.held, missing)
         )
         self._labels, self._row_weights = data.labels, None
-        if data.labels is not None and terms.mode == "train":
+        self._positions: Tensor | None = None
+        if (labels := data.labels) is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
-            self._positions = torch.full((len(data.labels),), -1)
-            self._positions[train] = torch.arange(len(train))
-            self._labels = data.labels.clone()
-            self._labels[train] = defense.labels(data.labels[train], own.secret)
+            # Copies of all labels only where something reads them: a table may be larger than
+            # memory.
+            if defenses.uses(defense, "counts"):
+                self._positions = torch.full((len(labels),), -1)
+                self._positions[train] = torch.arange(len(train))
+            if defenses.uses(defense, "labels"):
+                self._labels = labels = labels.clone()
+                labels[train] = defense.labels(labels[train], own.secret)
             # Of the labels as trained: true ones would tell what a defense hides.
             balance = objective.class_weight
-            self._row_weights = training_weights(self._labels, train, data.row_weights, balance)
+            self._row_weights = training_weights(labels, train, data.row_weights, balance)
             known = None if self._row_weights is None else self._row_weights[train]
-            task.fit(self._labels[train], known)
+            if task.fits:
+                task.fit(labels[train], known)
             if self._plan is not None and self._row_weights is not None:
                 raise PrivacyError(
                     "[dp] bounds what a row adds, and rows or classes of different weight add more",
@@ -743,7 +753,9 @@ class LabelParty(AnyLabelParty):
 
     def _train(self, exchange: Exchange) -> None:
         context = StepContext(exchange.step, training=True, secret=self._secret)
-        counts = self._defense.counts(self._positions[exchange.rows], exchange.epoch)
+        counts = None
+        if self._positions is not None:
+            counts = self._defense.counts(self._positions[exchange.rows], exchange.epoch)
         inputs, labels = self._defense.batch(*self._rows(exchange), context)
         assert labels is not None, "training needs labels"
         labels = self._adversary.labels(labels, context)

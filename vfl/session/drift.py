@@ -15,11 +15,13 @@ from torch import Tensor
 
 from vfl.datasets import PartyData
 from vfl.datasets.encode import TableEncoder
+from vfl.datasets.mapped_tensor import MappedTensor
 
 _DECILES = 9
 _BINS = 2 * _DECILES + 1
 _MOST_INPUTS = 512
 _WAITING = 1024  # rows that are counted together
+_SAMPLE_ROWS = 1 << 17  # at the least, of which bins are made where a table is on disk
 #: Above it a column is said to have drifted (Siddiqi 2006).
 DRIFTED = 0.25
 
@@ -132,6 +134,8 @@ class Drift:
         inputs, own, train = None, data.inputs, data.split.train
         if (held := data.held.get(data.name)) is not None:
             train = train[held[train]]
+        if isinstance(own, MappedTensor):
+            train = train[:: max(1, len(train) // _SAMPLE_ROWS)]
         if own is not None and own.ndim == 2 and own.shape[1] <= _MOST_INPUTS and len(train):
             inputs = Bins.of(own.index_select(0, torch.from_numpy(train)), _names(data))
         scores = None

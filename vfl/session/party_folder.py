@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from vfl import defenses
-from vfl.config import Experiment, OwnData, PartyFile
+from vfl.config import Experiment, OwnData, PartyFile, memory_bytes
 from vfl.core.errors import DataError, RunFolderError
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
@@ -40,6 +40,7 @@ from vfl.datasets import (
 )
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import NumberColumn
+from vfl.datasets.on_disk import OnDisk
 from vfl.privacy import PrivacyStatement
 from vfl.session import secure
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
@@ -52,6 +53,7 @@ _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 CARD = "card.json"
 _KEY_BYTES = 32
+_DIGEST_ROWS = 1 << 14  # of a table on disk, of which little is in memory at a time
 
 
 class PartyFolder:
@@ -303,7 +305,8 @@ def _data_digest(data: PartyData, key: bytes) -> str:
     for one in (data.inputs, data.labels):
         if one is not None:
             digest.update(f"{one.dtype}|{tuple(one.shape)}|".encode())
-            digest.update(one.reshape(-1).numpy().data)
+            for start in range(0, len(one), _DIGEST_ROWS):
+                digest.update(one[start : start + _DIGEST_ROWS].reshape(-1).numpy().data)
     return digest.hexdigest()
 
 
@@ -332,13 +335,14 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             )
     if columns is None:
         columns = ("*",) if party.party in terms.parties else ()
+    place = None if own.memory is None else OnDisk(party.store_path, memory_bytes(own.memory))
     with party.locations.located(PartyFile):
         if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
             form = replace(form, query=own.predict_query or own.query)
             given = _own_alignment(party, terms)
             source = party.predict_path
-            data = load_for_prediction(party.party, source, own.id, encoder, form, given)
+            data = load_for_prediction(party.party, source, own.id, encoder, form, given, place)
             if terms.mode == "predict" and not party.predicts_others:
                 counts = own_folder(party, terms).card()["data"]["rows"]
                 return replace(data, trained=_trained(terms, given, data.rows, counts))
@@ -357,6 +361,8 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             form,
             alignment=_own_alignment(party, terms),
             unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
+            place=place,
+            block_rows=terms.train.split_rows,
         )
     if apart:
         require_numbers(data)
@@ -386,7 +392,8 @@ def _trained(
     """Which rows of the training's table it learned from; None if the table has others now."""
 
     def split(rows: int) -> Split:
-        return split_rows(rows, terms.seed, terms.validation, terms.test)
+        how = (terms.seed, terms.validation, terms.test, None, terms.train.split_rows)
+        return split_rows(rows, *how)
 
     learned = (split(rows) if given is None else given.split(split)).train
     if rows != sum(counts.values()) or len(learned) != counts["train"]:

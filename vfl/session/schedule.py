@@ -78,6 +78,43 @@ def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return cut[:-1] if len(cut) > 1 and len(cut[-1]) == 1 < batch_size else cut
 
 
+def shuffled_in_blocks(
+    seed: int, epoch: int, settings: TrainSettings, rows: np.ndarray
+) -> Iterator[np.ndarray]:
+    """The batches of an epoch whose order never needs all rows at once.
+
+    Blocks of B consecutive rows are permuted, and then the rows of each window of W blocks. With K
+    blocks of equal size, W a divisor of K, every row comes at every place of the epoch with the
+    same probability, as in a full shuffle. What differs is the company: two rows of one block are
+    in one window always, so that two neighbours of the order are of one block with probability
+    (B - 1) / (W B - 1), about 1 / W, and not (B - 1) / (K B - 1). Where a share r of the variance
+    lies between blocks, the mean of a batch of b rows has about 1 + (b - 1) r (1 / W - 1 / K) times
+    the variance that it has in a full shuffle: no more where the order of the table means nothing.
+
+    Args:
+        seed: the run's public seed.
+        epoch: from 1.
+        settings: `block_rows` is B and `window_blocks` is W; the last of each may be shorter.
+        rows: positions of the training rows, int64, ascending.
+
+    Yields:
+        Batches as `batches` cuts them; a batch may reach into the next window.
+    """
+    size, block_rows = settings.batch_size, settings.block_rows
+    order = permutation(seed, -(-len(rows) // block_rows), "blocks", epoch)
+    left, sent = rows[:0], 0
+    for start in range(0, len(order), settings.window_blocks):
+        blocks = np.sort(order[start : start + settings.window_blocks]) * block_rows
+        window = np.concatenate([rows[first : first + block_rows] for first in blocks])
+        window = window[permutation(seed, len(window), "order", epoch, start)]
+        left = np.concatenate([left, window])
+        whole = len(left) // size * size
+        yield from np.split(left[:whole], range(size, whole, size)) if whole else ()
+        left, sent = left[whole:], sent + whole
+    if len(left) > 1 or (len(left) and not sent):
+        yield left
+
+
 def queries(rows: np.ndarray) -> list[np.ndarray]:
     """The rows of an evaluation in large batches; every row is in one."""
     return [rows[start : start + QUERY_ROWS] for start in range(0, len(rows), QUERY_ROWS)]
@@ -86,7 +123,7 @@ def queries(rows: np.ndarray) -> list[np.ndarray]:
 def training(
     seed: int,
     epochs: int,
-    batch_size: int | Callable[[int], list[np.ndarray]],
+    batch_size: int | Callable[[int], Iterable[np.ndarray]],
     train: np.ndarray,
     validation: np.ndarray,
     test: np.ndarray,
@@ -102,20 +139,31 @@ def training(
     for epoch in range(1, epochs + 1):
         if isinstance(batch_size, int):
             order = train[permutation(seed, len(train), "order", epoch)]
-            groups_of_rows = batches(order, batch_size)
+            groups_of_rows: Iterable[np.ndarray] = batches(order, batch_size)
         else:
             groups_of_rows = batch_size(epoch)
-        parts: list[tuple[Phase, list[np.ndarray]]] = [
+        parts: list[tuple[Phase, Iterable[np.ndarray]]] = [
             ("train", groups_of_rows),
             ("validation", queries(validation)),
         ]
         if epoch == epochs:
             parts.append(("test", queries(test)))
         for phase, groups in parts:
-            for index, rows in enumerate(groups):
+            for rows, last in _and_last(groups):
                 saves = step > 0 and checkpoint_every > 0 and step % checkpoint_every == 0
-                yield Exchange(step, phase, epoch, rows, index == len(groups) - 1, saves)
+                yield Exchange(step, phase, epoch, rows, last, saves)
                 step += 1
+
+
+def _and_last(groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
+    """Each group, and whether none follows."""
+    waiting = None
+    for group in groups:
+        if waiting is not None:
+            yield waiting, False
+        waiting = group
+    if waiting is not None:
+        yield waiting, True
 
 
 def one_epoch(
@@ -145,7 +193,8 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
     >>> steps_per_epoch(9, 4), steps_per_epoch(10, 4)
     (2, 3)
     """
-    return len(batches(np.empty(rows, dtype=np.int8), batch_size))
+    whole, left = divmod(rows, batch_size)
+    return whole + (left > 1 or (left == 1 and not whole))
 
 
 class Verdict(IntFlag):

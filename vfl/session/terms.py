@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from vfl.datasets import Split
 from vfl.datasets.split import split_rows
 from vfl.session import secure
 from vfl.session.private import PrivacyPlan
-from vfl.session.schedule import Exchange, asking, starting, training
+from vfl.session.schedule import Exchange, asking, shuffled_in_blocks, starting, training
 
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
 _NAMED = 4
@@ -224,7 +224,8 @@ class Terms(Settings):
         if self.mode in ("predict", "serve"):
             nothing = np.empty(0, dtype=np.int64)
             return Split(nothing, nothing, np.arange(rows, dtype=np.int64))
-        return split_rows(rows, self.seed, self.validation, self.test)
+        how = (self.seed, self.validation, self.test, None, self.train.split_rows)
+        return split_rows(rows, *how)
 
     @property
     def masks_cuts(self) -> bool:
@@ -293,6 +294,8 @@ class Terms(Settings):
         left_out |= {} if self.dp else {"dp": True}  # as before there was any
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
+        if self.train.shuffle == "full":  # as before there was another
+            left_out.setdefault("train", {"shuffle", "block_rows", "window_blocks"})
         if all(party.branches == 1 for party in self.parties.values()):
             left_out.setdefault("parties", {name: {"branches"} for name in self.parties})
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
@@ -331,13 +334,18 @@ class Terms(Settings):
             return training(
                 self.seed,
                 self.train.epochs if plan is None else plan.epochs,
-                self.train.batch_size if plan is None else plan.batches(self, split.train),
+                self._batches(split.train) if plan is None else plan.batches(self, split.train),
                 split.train,
                 split.validation,
                 split.test,
                 self.train.checkpoint_every,
             )
         return asking("test" if self.mode == "evaluate" else "predict", split.test)
+
+    def _batches(self, rows: np.ndarray) -> int | Callable[[int], Iterator[np.ndarray]]:
+        if self.train.shuffle == "full":
+            return self.train.batch_size
+        return lambda epoch: shuffled_in_blocks(self.seed, epoch, self.train, rows)
 
 
 class AlignTerms(Terms):

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 
 from vfl import defenses
-from vfl.config import DataSettings, Experiment, check_one_process, read_party_file
+from vfl.config import (
+    DataSettings,
+    Experiment,
+    check_one_process,
+    memory_bytes,
+    read_party_file,
+)
 from vfl.config.experiment import PartySettings, check_bins_of_parties, is_file_of_party
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, VFLError
@@ -28,6 +35,7 @@ from vfl.datasets import (
 from vfl.datasets.doubts import doubts, idle_columns
 from vfl.datasets.files import column_names
 from vfl.datasets.load import OwnTable, load_own, load_parties
+from vfl.datasets.on_disk import OnDisk
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
@@ -92,7 +100,9 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             data.missing_rows,
             defenses.make(experiment.defense).unaligned,
             stratified,
+            experiment.train.split_rows,
         )
+    memory = data.memory
     return load_table(
         data.source,
         data.id,
@@ -107,6 +117,8 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         fold,
         more,
         stratified,
+        None if memory is None else OnDisk(Path(gettempdir()), memory_bytes(memory)),
+        experiment.train.split_rows,
     )
 
 
@@ -217,6 +229,13 @@ def _own_table(name: str, source: str) -> OwnTable:
         )
     party = read_party_file(Path(source))
     own = party.table
+    if own.memory is not None:
+        raise ConfigError(
+            "one process that plays all parties joins their tables in memory",
+            where="data.memory",
+            got=f"memory = '{own.memory}' at '{name}'",
+            fix="leave it out here, or train in a federation, where each party reads its own",
+        )
     return OwnTable(party.source_path, own.id, own.columns, table_format(own), own.shape)
 
 

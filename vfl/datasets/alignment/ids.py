@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Literal
 
@@ -194,17 +194,29 @@ def read_ids(table: Table, name: str, where: str) -> np.ndarray:
         MissingColumnError: the table lacks such a column.
         MisalignedError: rows without an id, counted.
     """
+    blocks = list(id_blocks(table, name, where))
+    return np.concatenate(blocks) if blocks else np.empty(0, dtype=object)
+
+
+def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
+    """What `read_ids` gives, some rows at a time; its error about missing ids comes at the end."""
     known = list(table.columns)
     names = id_columns(name, known)
     for each in names:
         check_column(known, each, f"the id column of {where}", "data.id")
-    texts = [
-        np.concatenate([as_texts(block) for block in column_blocks(table, each)])
-        if len(table)
-        else np.empty(0, dtype=object)
-        for each in names
-    ]
-    missing = int(np.logical_or.reduce([[cell is None for cell in each] for each in texts]).sum())
+    missing = 0
+    for columns in zip(*(column_blocks(table, each) for each in names), strict=True):
+        texts = [as_texts(block) for block in columns]
+        gaps = np.logical_or.reduce([[cell is None for cell in each] for each in texts])
+        missing += int(gaps.sum())
+        if missing:
+            continue
+        if len(texts) == 1:
+            yield texts[0]
+            continue
+        joined = np.empty(len(texts[0]), dtype=object)
+        joined[:] = [_UNIT.join(row) for row in zip(*texts, strict=True)]
+        yield joined
     if missing:
         raise MisalignedError(
             f"rows of {where} have no id",
@@ -212,11 +224,6 @@ def read_ids(table: Table, name: str, where: str) -> np.ndarray:
             got=f"{spaced(missing)} of {spaced(len(table))} rows",
             want="one id a row",
         )
-    if len(texts) == 1:
-        return texts[0]
-    joined = np.empty(len(table), dtype=object)
-    joined[:] = [_UNIT.join(row) for row in zip(*texts, strict=True)]
-    return joined
 
 
 def read_own_ids(source: Source, name: str, form: TableFormat, where: str) -> np.ndarray:

@@ -132,14 +132,14 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
     check_column(frame.columns, id_column, f"the id column of {where}", "data.id")
     missing = sum(int(block.isna().sum()) for block in column_blocks(frame, id_column))
     if missing:
-        raise _bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
+        raise bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
     blocks = (as_texts(block) for block in column_blocks(frame, id_column))
     if id_type == "number":
-        blocks = (_as_numbers(block, where, id_column) for block in blocks)
+        blocks = (whole_numbers(block, where, id_column) for block in blocks)
     order, ids = _sorted(blocks, pa.int64() if id_type == "number" else pa.large_string())
     repeated = pc.sum(pc.equal(ids[1:], ids[:-1])).as_py()
     if repeated:
-        raise _bad_ids(where, id_column, f"{spaced(repeated)} rows repeat the id of another")
+        raise bad_ids(where, id_column, f"{spaced(repeated)} rows repeat the id of another")
     if id_type == "number":
         return order, ids.to_numpy()
     return order, pd.arrays.ArrowStringArray(pa.chunked_array([ids]))
@@ -155,7 +155,12 @@ def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray
     return order.to_numpy().view(np.int64), pc.take(ids, order, memory_pool=pool)
 
 
-def _as_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
+def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
+    """Texts of ids as int64.
+
+    Raises:
+        MisalignedError: some are no whole numbers.
+    """
     try:
         return np.array([int(text) for text in cells], dtype=np.int64)
     except (ValueError, OverflowError):  # int() would quote the id
@@ -166,7 +171,8 @@ def _as_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
         ) from None
 
 
-def _bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
+def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
+    """What is raised about ids that are missing or repeated."""
     return MisalignedError(
         f"the rows of {where} cannot be told apart by their ids",
         where=f"column '{id_column}'",

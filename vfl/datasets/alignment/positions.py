@@ -126,14 +126,7 @@ class Alignment:
             MisalignedError: the table has other ids than those that were aligned.
         """
         ids = read_ids(table, id_column, where)
-        if not self.holds(ids):
-            raise MisalignedError(
-                f"the ids of {where} have changed since they were aligned",
-                where=f"alignment '{self.agreed.name}', version {self.version}",
-                got=f"{spaced(len(ids))} rows",
-                want=f"the same ids in the same order, {spaced(self.ids)} rows",
-                fix="vfl align, then train again",
-            )
+        self.check(len(ids), ids_digest(ids), where)
         has = self.positions[self.positions >= 0]
         own = np.array([text.replace("\x1f", " ") for text in ids[has]], dtype=object)
         return Part.of(table, has), own
@@ -141,6 +134,21 @@ class Alignment:
     def holds(self, ids: np.ndarray) -> bool:
         """Whether these are the ids that were aligned, in their order."""
         return len(ids) == self.ids and ids_digest(ids) == self.table
+
+    def check(self, count: int, digest: str, where: str) -> None:
+        """Refuse other ids than those that were aligned: as many, of this `ids_digest`.
+
+        Raises:
+            MisalignedError: they have changed.
+        """
+        if (count, digest) != (self.ids, self.table):
+            raise MisalignedError(
+                f"the ids of {where} have changed since they were aligned",
+                where=f"alignment '{self.agreed.name}', version {self.version}",
+                got=f"{spaced(count)} rows",
+                want=f"the same ids in the same order, {spaced(self.ids)} rows",
+                fix="vfl align, then train again",
+            )
 
     @property
     def common(self) -> int:

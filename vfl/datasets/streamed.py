@@ -1,0 +1,268 @@
+"""A party's table as inputs and labels on disk, without its rows ever being in memory together.
+
+The table is read some rows at a time: its ids once, to put rows in order; its training rows once,
+to fit the encoder; and all rows once, to encode them and put each where it comes. In memory beside
+that is a byte a row, for the part of the split it is in, and with a private alignment its
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl.core.errors import DataError, TooFewRowsError
+from vfl.datasets.alignment.ids import id_blocks
+from vfl.datasets.alignment.join import Ids, bad_ids, whole_numbers
+from vfl.datasets.alignment.positions import Alignment
+from vfl.datasets.encode import (
+    Encoder,
+    LabelFit,
+    PictureEncoder,
+    TableEncoder,
+    Unfamiliar,
+)
+from vfl.datasets.on_disk import DiskArray, DiskTexts, OnDisk, Scatter, SortedIds
+from vfl.datasets.party import NO_INPUTS, IdsDigest, Inputs
+from vfl.datasets.split import Split
+from vfl.datasets.table import (
+    BLOCK_ROWS,
+    Classes,
+    IdType,
+    Table,
+    TableFormat,
+    as_texts,
+    check_column,
+    column_blocks,
+    row_blocks,
+    spaced,
+)
+
+_MOST_ROWS = 1 << 17  # of a table at a time
+_CELL_BYTES = 64  # that a cell takes while it is encoded, at the most
+#: A text that has nothing to strip begins and ends with these.
+_PLAIN = r"^[!-~](.*[!-~])?$|^$"
+_TRAIN, _VALIDATION, _TEST = range(3)
+
+
+@dataclass(frozen=True, eq=False)
+class RowOrder:
+    """Where the rows of a table come.
+
+    Attributes:
+        rows: how many there are.
+        at: the position of each row of the table, int64, axes (rows of the table,), -1 for one that
+            is left out; None where all come as they stand.
+        ids: in order; None where rows have no id.
+        digest: see `digest_of`; None where rows have no id.
+        absent: positions of rows that the table lacks, ascending; None where it has all.
+    """
+
+    rows: int
+    at: np.ndarray | None = None
+    ids: Ids | None = None
+    digest: bytes | None = None
+    absent: np.ndarray | None = None
+
+    def of_block(self, start: int, count: int) -> np.ndarray:
+        """The positions of some rows of the table."""
+        if self.at is None:
+            return np.arange(start, start + count)
+        found: np.ndarray = self.at[start : start + count]
+        return found
+
+
+def order_by_id(
+    table: Table, id_column: str, where: str, id_type: IdType, place: OnDisk
+) -> RowOrder:
+    """The order that `sorted_ids` gives, and the ids, on disk.
+
+    Raises:
+        MissingColumnError, MisalignedError: see `sorted_ids`.
+    """
+    check_column(table.columns, id_column, f"the id column of {where}", "data.id")
+    read = _IdBlocks(table, id_column, where, id_type)
+    ids, rows = SortedIds(place, read.blocks()), len(table)
+    if read.missing:
+        raise bad_ids(where, id_column, f"{spaced(read.missing)} rows without an id")
+    numbers = id_type == "number"
+    kept: DiskArray | DiskTexts = (
+        DiskArray(place, (rows,), np.int64) if numbers else DiskTexts(place)
+    )
+    at = None if ids.in_order else Scatter(place, (rows,), np.int64)
+    digest, start = IdsDigest(), 0
+    for found, of_table in ids.ranges():
+        for first in range(0, len(found), BLOCK_ROWS):
+            digest.add(found[first : first + BLOCK_ROWS].to_pylist())
+        if isinstance(kept, DiskArray):
+            kept.write(start, found.to_numpy())
+        else:
+            kept.write(found)
+        if at is not None:
+            at.add(of_table, np.arange(start, start + len(found)))
+        start += len(found)
+    if ids.repeated:
+        raise bad_ids(where, id_column, f"{spaced(ids.repeated)} rows repeat the id of another")
+    positions = None if at is None else at.finish().read(place.share(16))
+    if isinstance(kept, DiskArray):
+        return RowOrder(rows, positions, kept.read(place.share(16)), digest.finish())
+    return RowOrder(rows, positions, pd.arrays.ArrowStringArray(kept.read()), digest.finish())
+
+
+def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) -> RowOrder:
+    """The order that a private alignment gives, and the party's own ids of its rows.
+
+    Positions and ids are in memory: 16 bytes a row, and 8 and its letters an id.
+
+    Raises:
+        MisalignedError: the table has other ids than those that were aligned.
+    """
+    digest, texts = IdsDigest(), list[pa.Array]()
+    for block in id_blocks(table, id_column, where):
+        digest.add(block.tolist())
+        texts.append(pc.replace_substring(pa.array(block, pa.large_string()), "\x1f", " "))
+    by.check(len(table), digest.finish().hex(), where)
+    has = by.positions >= 0
+    rows, at = by.positions[has], np.full(len(table), -1, dtype=np.int64)
+    at[rows] = np.flatnonzero(has)
+    ids = pc.take(pa.chunked_array(texts, pa.large_string()), pa.array(rows))
+    absent = None if has.all() else np.flatnonzero(~has)
+    own = pd.arrays.ArrowStringArray(ids)
+    return RowOrder(len(by.positions), at, own, by.digest, absent)
+
+
+class _IdBlocks:
+    """The ids of a table as `sorted_ids` compares them; missing ones are counted and left out."""
+
+    def __init__(self, table: Table, id_column: str, where: str, id_type: IdType) -> None:
+        self._table, self._column, self._where = table, id_column, where
+        self._numbers, self.missing = id_type == "number", 0
+
+    def blocks(self) -> Iterator[pa.Array]:
+        for block in column_blocks(self._table, self._column):
+            present = block.dropna()
+            self.missing += len(block) - len(present)
+            yield self._read(present)
+
+    def _read(self, block: pd.Series) -> pa.Array:
+        if pd.api.types.is_signed_integer_dtype(block.dtype):
+            whole = pa.array(block.to_numpy(dtype=np.int64))
+            return whole if self._numbers else whole.cast(pa.large_string())
+        if not self._numbers and isinstance(block.dtype, pd.StringDtype):
+            cells = pa.array(block, pa.large_string())
+            cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+            if pc.all(pc.match_substring_regex(cells, _PLAIN)).as_py():
+                return cells
+        texts = as_texts(block)
+        if self._numbers:
+            return pa.array(whole_numbers(texts, self._where, self._column), pa.int64())
+        return pa.array(texts, pa.large_string())
+
+
+class StreamedTable:
+    """Makes inputs and labels of a table whose rows are not in memory.
+
+    Args:
+        table: the party's own.
+        order: of its rows.
+        split: which of them, in that order, serve what.
+        place: where inputs and labels will lie.
+    """
+
+    def __init__(self, table: Table, order: RowOrder, split: Split, place: OnDisk) -> None:
+        self._table, self._order, self._place = table, order, place
+        self._training_rows = len(split.train)
+        self._part = np.full(order.rows, _TRAIN, dtype=np.uint8)
+        for part, rows in ((_VALIDATION, split.validation), (_TEST, split.test)):
+            for start in range(0, len(rows), _MOST_ROWS):
+                self._part[rows[start : start + _MOST_ROWS]] = part
+
+    def inputs(
+        self, columns: Sequence[str], shape: Sequence[int] | None, form: TableFormat | None
+    ) -> Inputs:
+        """What `fit_inputs` gives of columns; medians and edges may be of a sample.
+
+        Raises:
+            DataError: see `TableEncoder.fit_blocks` and `PictureEncoder.fit_blocks`.
+        """
+        if not columns:
+            return NO_INPUTS
+        form = form or TableFormat()
+        training = self._training(columns)
+        encoder: Encoder = (
+            PictureEncoder.fit_blocks(training, columns, tuple(shape))
+            if shape
+            else TableEncoder.fit_blocks(
+                training, columns, self._training_rows, dates=form.dates, bins=form.bins
+            )
+        )
+        return self.encoded(encoder)
+
+    def encoded(self, encoder: Encoder) -> Inputs:
+        """Inputs by an encoder that is there already."""
+        counter, found = Unfamiliar(), None
+        for at, block in self._blocks(encoder.names):
+            counted = Unfamiliar(self._part[at] == _TEST)
+            inputs = encoder.transform(block, counted)
+            counter.join(counted)
+            shape = (self._order.rows, *inputs.shape[1:])
+            found = found or Scatter(self._place, shape, np.float32)
+            found.add(at, inputs)
+        if found is None:
+            raise DataError(
+                "none of the rows of the session is in this table",
+                where="data.source",
+                got=f"{spaced(len(self._table))} rows here",
+            )
+        absent = self._order.absent if self._order.absent is not None else np.empty(0, np.int64)
+        for start in range(0, len(absent), 1024):
+            at = absent[start : start + 1024]
+            found.add(at, np.full((len(at), *found.found.shape[1:]), np.nan, dtype=np.float32))
+        return Inputs(found.finish().read(self._place.share(8)), encoder, counter.counts)
+
+    def labels(self, column: str, task: str) -> tuple[np.ndarray, Classes | None]:
+        """What `encode_labels` gives of a column.
+
+        Raises:
+            BadOptionError, DataError: see `encode_labels`.
+        """
+        fit = LabelFit(column, task)
+        for _, block in self._blocks([column]):
+            fit.add(block[column])
+        classes = fit.classes()
+        kind = np.float32 if classes is None else np.int64
+        found = Scatter(self._place, (self._order.rows,), kind)
+        for at, block in self._blocks([column]):
+            found.add(at, fit.encode(block[column], classes))
+        return found.finish().read(self._place.share(16)), classes
+
+    def _blocks(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, pd.DataFrame]]:
+        """Rows of the session as the table has them, and the position of each."""
+        rows = self._place.share(12) // (_CELL_BYTES * len(names))
+        start = 0
+        for block in row_blocks(self._table, names, max(1024, min(rows, _MOST_ROWS))):
+            at = self._order.of_block(start, len(block))
+            start += len(block)
+            if (left_out := at < 0).any():
+                at, block = at[~left_out], block[~left_out]
+            if len(at):
+                yield at, block
+
+    def _training(self, names: Sequence[str]) -> Iterator[pd.DataFrame]:
+        found = False
+        for at, block in self._blocks(names):
+            training = self._part[at] == _TRAIN
+            if training.any():
+                found = True
+                yield block[training]
+        if not found:
+            raise TooFewRowsError(
+                "the table has none of the training rows",
+                got=f"{spaced(len(self._table))} of {spaced(self._order.rows)} rows",
+                fix="another seed, or an experiment without that party",
+            )
