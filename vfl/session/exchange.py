@@ -42,6 +42,7 @@ from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import Call, PrivateHalf
 from vfl.session.checkpoint import Checkpoints
 from vfl.session.journal import Journal
+from vfl.session.ranks import ALONE, OptimizerFactory, Ranks, check_model
 from vfl.session.schedule import EarlyStopping, Exchange
 
 
@@ -272,10 +273,6 @@ def _go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     engine.run_backward(tuple(roots), tuple(grads), False, False, (), **flags)
 
 
-#: Builds an optimiser of a party's own parameters.
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
-
-
 def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
     """A function that builds the optimiser the settings name for a party's own parameters."""
     options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
@@ -386,6 +383,7 @@ class Own:
         device: where its models run, as torch names it.
         checkpoints: where it saves while it trains; None saves nothing.
         sent: notes what its training sends, where something protecting is drawn.
+        ranks: the processes that share its batches; this one alone by default.
     """
 
     secret: Secret
@@ -393,6 +391,7 @@ class Own:
     device: str = "cpu"
     checkpoints: Checkpoints | None = None
     sent: Journal | None = None
+    ranks: Ranks = ALONE
 
     def committed(self) -> int:
         """The last step that was committed; 0 without checkpoints."""
@@ -519,6 +518,7 @@ class FeatureEnd(_End):
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._weights = terms.weights
+        check_model(self.model, own.ranks)
         self._compute = Compute(own.device, terms.precision)
         self.model.to(self._compute.device)
         self._secret = own.secret
@@ -529,7 +529,8 @@ class FeatureEnd(_End):
         self._hears = uses(self.defense, "received")
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
-            self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
+            build = own.ranks.together(optimizer)
+            self._optimizer = own.adversary.optimizer(build(self._trainable))
         self.private = None
         if private is not None and self._optimizer is not None:
             self.private = private(self.model)
