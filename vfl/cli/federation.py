@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from vfl.session.ledger import Entry
 
 _LOOK_EVERY_S = 0.2
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=64, help="Processes that share every batch of a training at this party."
+    ),
+]
 _OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
 
 
@@ -35,12 +41,7 @@ def up(
             help="The project, or its label folder; or a feature party's own file.",
         ),
     ] = Path(),
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=64, help="Processes that share every batch of a training at this party."
-        ),
-    ] = None,
+    ranks: Ranks = None,
 ) -> None:
     """Run a party until it is interrupted: its service of Flower, and a worker that stands by.
 
@@ -66,9 +67,7 @@ def superlink(project: Annotated[Path, typer.Argument(metavar="PROJECT")] = Path
     up(project, None)
 
 
-def supernode(
-    party_file: OwnFile, ranks: Annotated[int | None, typer.Option(min=1, max=64)] = None
-) -> None:
+def supernode(party_file: OwnFile, ranks: Ranks = None) -> None:
     """Former name of `vfl up party.toml`."""
     _renamed("supernode party.toml", "up party.toml")
     up(party_file, ranks)

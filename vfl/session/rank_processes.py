@@ -119,7 +119,7 @@ class RankProcesses:
             return ALONE
         for rank in self.further:
             self.hear(rank)
-        store = _store(self._place, self.size, self._patience_s)
+        store = store_at(self._place, self.size, self._patience_s)
         return Ranks.meet(self.party, 0, self.size, store, self._patience_s, self._device)
 
     def agree(self, weights_sha256: str) -> None:
@@ -235,7 +235,7 @@ class Order:
         """Say that this rank is ready, and form the group with the others."""
         group = self._content["group"]
         size, patience_s = int(group["size"]), float(group["patience_s"])
-        store = _store(str(group["place"]), size, patience_s)
+        store = store_at(str(group["place"]), size, patience_s)
         self.say({"ready": True})
         return Ranks.meet(str(group["party"]), self.rank, size, store, patience_s, device)
 
@@ -276,7 +276,8 @@ def _end_with_rank_0() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _store(place: str, size: int, patience_s: float) -> Any:
+def store_at(place: str, size: int, patience_s: float) -> Any:
+    """Torch's key-value store in a file, by which the ranks of a party find each other."""
     from torch import distributed
 
     stores: Any = distributed
