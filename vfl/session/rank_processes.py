@@ -172,7 +172,7 @@ class RankProcesses:
         self._said[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
             found = lost(self.party, rank, f"{failure.code}: {failure.what}")
-            found.where, found.fix = failure.where, failure.fix or found.fix
+            found.where, found.fix = failure.where, failure.fix
             return found
         return lost(self.party, rank, f"signal {-code}" if code < 0 else f"exit {code}")
 

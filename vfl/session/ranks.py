@@ -258,8 +258,6 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
     return LostRankError(
         f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",
         got=how or "its connection to the other ranks broke, or it was silent for too long",
-        fix="the lines above in that party's log say why; vfl train PROJECT --resume RUN goes on "
-        "from the last checkpoint",
     )
 
 
