@@ -149,8 +149,17 @@ def same(found, wanted, most=1e-5):
         (2, {"patience": 1, "keep": "best"}),
         (2, {"codec": "topk:k=3"}),
         (2, {"label": {"class_weight": "balanced"}}),
+        (2, {"bottom": "mlp:hidden=16,batch_norm=true"}),
     ],
-    ids=["sgd", "three ranks", "adam", "early stopping", "topk", "weights of classes"],
+    ids=[
+        "sgd",
+        "three ranks",
+        "adam",
+        "early stopping",
+        "topk",
+        "weights of classes",
+        "batch norm",
+    ],
 )
 def test_several_ranks_train_as_one_does(data, size, changes):
     settings = experiment(**changes)

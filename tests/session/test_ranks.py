@@ -12,7 +12,7 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.session.rank_processes import device_of
-from vfl.session.ranks import Ranks, check_model
+from vfl.session.ranks import Ranks, fit
 
 
 def in_ranks(size, play, timeout_s=20.0):
@@ -97,15 +97,53 @@ def test_a_rank_that_is_silent_is_lost():
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.BatchNorm1d(4), nn.Dropout(0.5), nn.GRU(4, 4, dropout=0.1, num_layers=2), nn.RNN]
+    "layer",
+    [
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.InstanceNorm1d(4),
+        nn.Dropout(0.5),
+        nn.GRU(4, 4, dropout=0.1, num_layers=2),
+        nn.RNN(4, 4),
+    ],
+    ids=lambda layer: type(layer).__name__,
 )
 def test_a_layer_that_looks_at_other_rows_or_draws_is_refused(layer):
-    layer = layer(4, 4) if isinstance(layer, type) else layer
     model = nn.ModuleDict({"bottom": nn.Sequential(nn.Linear(4, 4), layer)})
     with pytest.raises(SpecError, match="2 ranks would not train") as caught:
-        check_model(model, Ranks("bank", 0, 2))
+        fit(model, Ranks("bank", 0, 2))
     assert type(layer).__name__ in str(caught.value)
-    check_model(model, Ranks())
+    fit(model, Ranks())
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"), [(nn.BatchNorm1d, (7, 5)), (nn.BatchNorm2d, (7, 5, 3, 2))]
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_is_over_the_rows_of_all_ranks(norm, shape, affine):
+    generator = torch.Generator().manual_seed(0)
+    inputs, back = 3 + 2 * torch.randn(2, *shape, generator=generator)
+    one, whole = norm(shape[1], affine=affine), inputs.clone().requires_grad_()
+    wanted = one(whole)
+    wanted.backward(back)
+
+    def play(ranks):
+        mine = norm(shape[1], affine=affine)
+        fit(nn.Sequential(mine), ranks)
+        share, grad = (torch.tensor_split(one, 3)[ranks.rank] for one in (inputs, back))
+        share = share.clone().requires_grad_()
+        outputs = mine(share)
+        outputs.backward(grad)
+        of_weights = [ranks.total(weight.grad) for weight in mine.parameters()]
+        asked = mine.eval()(inputs)
+        return outputs.detach(), share.grad, of_weights, dict(mine.state_dict()), asked
+
+    outputs, grads, of_weights, states, asked = zip(*in_ranks(3, play), strict=True)
+    torch.testing.assert_close(torch.cat(outputs), wanted)
+    torch.testing.assert_close(torch.cat(grads), whole.grad)
+    for rank in range(3):
+        torch.testing.assert_close(of_weights[rank], [weight.grad for weight in one.parameters()])
+        torch.testing.assert_close(states[rank], dict(one.state_dict()))
+        torch.testing.assert_close(asked[rank], one.eval()(inputs))
 
 
 def test_a_card_a_rank():

@@ -42,7 +42,7 @@ from vfl.server.quality import (
     reduced_quality,
     regression_quality,
 )
-from vfl.session import EarlyStopping, Exchange, Terms, secure
+from vfl.session import EarlyStopping, Exchange, Terms, ranks, secure
 from vfl.session.exchange import (
     SUM,
     Compute,
@@ -61,7 +61,6 @@ from vfl.session.exchange import (
     set_training,
 )
 from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
-from vfl.session.ranks import check_model
 from vfl.session.secure import Revealed
 
 #: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
@@ -602,7 +601,7 @@ class LabelParty(AnyLabelParty):
         for name, end in self.ends.items():
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
-        check_model(self.model, own.ranks)
+        ranks.fit(self.model, own.ranks)
         self.model["task"] = task
         missing = None
         if data.held:

@@ -40,9 +40,10 @@ from vfl.core.seeds import Secret, scoped
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import Call, PrivateHalf
+from vfl.session import ranks
 from vfl.session.checkpoint import Checkpoints
 from vfl.session.journal import Journal
-from vfl.session.ranks import ALONE, OptimizerFactory, Ranks, check_model
+from vfl.session.ranks import ALONE, OptimizerFactory, Ranks
 from vfl.session.schedule import EarlyStopping, Exchange
 
 
@@ -518,7 +519,7 @@ class FeatureEnd(_End):
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._weights = terms.weights
-        check_model(self.model, own.ranks)
+        ranks.fit(self.model, own.ranks)
         self._compute = Compute(own.device, terms.precision)
         self.model.to(self._compute.device)
         self._secret = own.secret

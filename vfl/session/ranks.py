@@ -9,8 +9,9 @@ size. `DistributedDataParallel` averages instead, which is right for equal share
 one backward pass of one loss where a split model has two (Li et al. 2020, PyTorch Distributed,
 section 3.1). Its engine is used below it: one all-reduce a step, by gloo, or by NCCL between cards.
 
-What a batch's rows have in common besides the loss would be of a rank's share: `refuse` names what
-cannot be the same as with one rank.
+Batch norm takes its statistics over all ranks, forwards and backwards, as torch's `SyncBatchNorm`
+does on cards alone. What else a batch's rows have in common would be of a rank's share: `refuse`
+and `fit` name what cannot be the same as with one rank.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import groupby, product, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
+from torch.nn.functional import batch_norm
 
 from vfl import compression, defenses
 from vfl.core.errors import ConfigError, ConsentError, LostRankError, SpecError
@@ -158,6 +161,13 @@ class Ranks:
         total = sum(float(one[0, 0]) for one in found)
         return torch.cat(parts).to(outputs.device), total
 
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, of the same axes; a tensor of its own."""
+        summed = values.detach().clone(memory_format=torch.contiguous_format)
+        with _named(self.party):
+            self._of_weights.allreduce([summed]).wait()
+        return summed
+
     def spread(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """What rank 0 has, at every rank.
 
@@ -222,9 +232,7 @@ class Ranks:
         """One message: all gradients, and which weights have one at any rank."""
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
-        message = torch.cat([*flat, known])
-        with _named(self.party):
-            self._of_weights.allreduce([message]).wait()
+        message = self.total(torch.cat([*flat, known]))
         *sums, known = torch.split(message, [*(len(one) for one in flat), len(known)])
         for weight, total, has in zip(weights, sums, known.tolist(), strict=True):
             weight.grad = total.view_as(weight) if has else None
@@ -323,8 +331,8 @@ def refuse(terms: Terms, split: Split, size: int) -> None:
             )
 
 
-def check_model(model: nn.Module, ranks: Ranks) -> None:
-    """Refuse a model in which a row's output depends on the others, or is drawn.
+def fit(model: nn.Module, ranks: Ranks) -> None:
+    """Let batch norms of a model see all ranks; refuse what else looks at other rows, or draws.
 
     Raises:
         SpecError: with the layer.
@@ -332,20 +340,67 @@ def check_model(model: nn.Module, ranks: Ranks) -> None:
     if ranks.alone:
         return
     for name, part in model.named_modules():
+        if type(part) in _BATCH_NORMS and part.track_running_stats and part.momentum is not None:
+            part.forward = partial(_normalised, part, ranks)
+            continue
         harmless = type(part) in _ROWS_APART and not getattr(part, "dropout", 0.0)
         off = isinstance(part, nn.Dropout) and part.p == 0
         own = type(part).__module__.startswith(("vfl.models.", "vfl.compression."))
         if not (harmless or off or own):
-            kind = type(part).__name__
-            why = "it normalises over a rank's share" if isinstance(part, _BATCH_NORMS) else (
-                "what it draws, or looks at, would be of a rank's share"
-            )  # fmt: skip
             raise SpecError(
-                f"{ranks.size} ranks would not train this model as one does: {why}",
+                f"{ranks.size} ranks would not train this model as one does: what a layer draws "
+                "or sees of a batch would be of a rank's share",
                 where=f"layer '{name}'",
-                got=kind,
+                got=type(part).__name__,
                 fix="a model without it, or one rank at every party",
             )
+
+
+class _Total(torch.autograd.Function):
+    """The sum over all ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.total(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.total(grads[0]), None
+
+
+def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
+    """Batch norm over the rows of all ranks (Ioffe and Szegedy 2015, algorithm 1).
+
+    Args:
+        norm: torch's layer, with its weights and running statistics.
+        ranks: whose rows the statistics are of.
+        inputs: axes (rows, channels, ...).
+    """
+    if not norm.training:
+        means, variances = norm.running_mean, norm.running_var
+        return batch_norm(inputs, means, variances, norm.weight, norm.bias, eps=norm.eps)
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    shape = [-1 if axis == 1 else 1 for axis in range(inputs.dim())]
+
+    def total(values: Tensor) -> Tensor:
+        summed: Tensor = _Total.apply(values, ranks)  # type: ignore[no-untyped-call]
+        return summed
+
+    own = inputs.new_tensor([inputs.numel() / inputs.shape[1]])
+    sums = total(torch.cat([inputs.sum(axes), own]))
+    count = sums[-1]
+    mean = sums[:-1] / count
+    centred = inputs - mean.view(shape)
+    variance = total((centred**2).sum(axes)) / count  # centred first, so that nothing cancels
+    outputs: Tensor = centred * torch.rsqrt(variance + norm.eps).view(shape)
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean, norm.momentum)
+        norm.running_var.lerp_(variance * count / (count - 1), norm.momentum)
+        norm.num_batches_tracked.add_(1)
+    if norm.weight is not None:
+        outputs = outputs * norm.weight.view(shape) + norm.bias.view(shape)
+    return outputs
 
 
 def _rows_apart(codec: Codec) -> bool:
