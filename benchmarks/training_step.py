@@ -33,6 +33,8 @@ from vfl.server import LabelParty, Objective
 from vfl.server.label_party import Classification, Meter
 from vfl.session import Exchange, Terms, secure
 from vfl.session.exchange import Own
+from vfl.session.rank_processes import store_at
+from vfl.session.ranks import ALONE, Ranks
 from vfl.session.secure import shares_weights
 from vfl.training.local import Connect, LocalSession
 from vfl.transport import HubLink, Observed, TcpLink, local_pair
@@ -46,6 +48,7 @@ FEATURE_PARTIES = ("left", "right")
 LABEL_PARTY = "label"
 #: Batches in the fixed data; the order is drawn anew each time they have all been used.
 EPOCH_STEPS = 20
+_MEETING_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,16 @@ EIGHT = {
     f"{name}_8": replace(workload, parties=tuple(f"party{number}" for number in range(8)), aims={})
     for name, workload in WORKLOADS.items()
 }
-KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY | EIGHT
+#: One feature party, and batches large enough to be shared among its ranks.
+SHARED = {
+    f"shared_{name}": replace(WORKLOADS[name], batch_size=512, parties=("left",), aims={})
+    for name in ("mlp", "cnn")
+}
+#: What a rank of eight has of those.
+EIGHTHS = {f"{name}_8th": replace(shared, batch_size=64) for name, shared in SHARED.items()}
+KNOWN: dict[str, Workload] = (
+    WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY | EIGHT | SHARED | EIGHTHS
+)
 
 
 class StepJob(SessionJob):
@@ -196,6 +208,8 @@ class StepJob(SessionJob):
         secure: the secure mode.
         codec: of the cut.
         wan: what the parties' lines do, where that is computed.
+        rank, ranks: of the process, and how many its party has.
+        meeting: a folder in which the ranks of a party find each other.
     """
 
     path: Path
@@ -206,6 +220,9 @@ class StepJob(SessionJob):
     secure: str = "none"
     codec: str = "none"
     wan: str = ""
+    rank: int = 0
+    ranks: int = 1
+    meeting: str = ""
 
 
 class Measurement(Settings):
@@ -300,9 +317,22 @@ class Setup:
         assert isinstance(keys, Agreement), "a mode that sums cuts"
         return keys
 
+    def own(self, party: str) -> Own:
+        """What a party keeps to itself, its ranks among it."""
+        job = self.job
+        return Own(self.secret(party), ranks=meeting(party, job.rank, job.ranks, job.meeting))
+
     def secret(self, party: str) -> Secret:
         """A party's stand-in secret; nothing here needs protection."""
         return Secret.of_simulation(self.job.seed, party)
+
+
+def meeting(party: str, rank: int, size: int, folder: str) -> Ranks:
+    """One rank of a party, once the others have come to the same folder."""
+    if size == 1:
+        return ALONE
+    store = store_at(f"{folder}/{party}", size, _MEETING_S)
+    return Ranks.meet(party, rank, size, store, _MEETING_S)
 
 
 def _secured(experiment: Experiment, secure: str) -> Experiment:
@@ -429,7 +459,7 @@ def host(setup: Setup, parent: Parent) -> Measurement:
             setup.data[LABEL_PARTY],
             setup.terms,
             observed,
-            Own(setup.secret(LABEL_PARTY)),
+            setup.own(LABEL_PARTY),
             Objective(setup.top(), setup.experiment.label.task, setup.workload.outputs),
             ledger=ledger,
         )
@@ -443,7 +473,7 @@ def join(setup: Setup) -> Measurement:
     name = setup.job.party
 
     def build(link: TcpLink) -> FeatureParty:
-        own, bottom = Own(setup.secret(name)), setup.bottoms()[name]
+        own, bottom = setup.own(name), setup.bottoms()[name]
         party = FeatureParty(setup.data[name], setup.terms, link, own, bottom=bottom)
         if setup.terms.masks_cuts:
             mode, keys = secure.make(setup.terms.secure), setup.agreement(name)

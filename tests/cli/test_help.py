@@ -17,6 +17,7 @@ COMMANDS = {
         "up",
         "superlink",
         "supernode",
+        "party-rank",
         "party-worker",
         "compress",
         "compare",

@@ -37,6 +37,7 @@ from vfl.mpc.trio import LocalParties
 from vfl.privacy import PrivacyStatement, added
 from vfl.session import Checkpoints, Introduction, Terms, check_consent, check_introduction
 from vfl.session.handshake import PartyReport
+from vfl.session.rank_processes import RankProcesses
 from vfl.training.run import load_data
 from vfl.training.specs import check_specs, spec_mistakes
 from vfl.transport import Credential, Hello, TcpLink, Timeouts
@@ -251,6 +252,13 @@ def cheated():
         parties.run(program)
 
 
+def killed_rank():
+    with RankProcesses("bank", 2, 60.0) as ranks:
+        ranks.start(1, {"side": "feature", "party_file": "party.toml"})
+        ranks._processes[1].kill()
+        ranks.hear(1)
+
+
 def same_pad_twice():
     pads = PadStream(bytes(32))
     for step in (6, 7, 7):
@@ -316,6 +324,7 @@ PROVOCATIONS = {
     "V407": lambda: PartyReport.of(Frame(Kind.CUT), "bank"),
     "V408": hijacked,
     "V409": cheated,
+    "V410": killed_rank,
     "V451": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, b"payload"))[:10]),
     "V452": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, bytes(9000))), limit_bytes=8192),
     "V453": corrupt,

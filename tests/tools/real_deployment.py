@@ -74,10 +74,12 @@ class Command:
 class Deployment:
     """A project with every command running; `close` ends them and looks what is left.
 
-    It is the demo's, unless `write` writes another one and gives its label folder.
+    It is the demo's, unless `write` writes another one and gives its label folder. With `ranks`
+    every party runs so many.
     """
 
-    def __init__(self, folder, *settings, sides=SIDES, write=demo.write_demo):
+    def __init__(self, folder, *settings, sides=SIDES, write=demo.write_demo, ranks=None):
+        self._up = ("up",) if ranks is None else ("up", "--ranks", ranks)
         self.folder, self.sides = Path(folder), sides
         self.label = write(self.folder, ["federation.join_timeout_s=90.0", *settings])
         self.nodes = {}
@@ -99,12 +101,12 @@ class Deployment:
 
     def start_superlink(self):
         before = len(self.superlink.said()) if self.superlink else 0
-        self.superlink = self.command("superlink", "up", self.folder)
+        self.superlink = self.command("superlink", *self._up, self.folder)
         self.superlink.wait_for("listens on", after=before)
 
     def start_supernode(self, side):
         file = self.folder / side / "party.toml"
-        self.nodes[side] = self.command(f"supernode-{side}", "up", file)
+        self.nodes[side] = self.command(f"supernode-{side}", *self._up, file)
 
     def train(self, *settings, resume=None):
         options = [part for text in settings for part in ("-s", text)]

@@ -80,6 +80,7 @@ app.add_typer(privacy.privacy, name="privacy", rich_help_panel="Compare and atta
 app.add_typer(llm.llm, name="llm", rich_help_panel="Train and predict")
 app.command("grid-worker", hidden=True)(study.worker)
 app.command("party-worker", hidden=True)(federation.worker)
+app.command("party-rank", hidden=True)(federation.rank)
 for _former in (federation.superlink, federation.supernode):
     app.command(_former.__name__, hidden=True)(_former)
 

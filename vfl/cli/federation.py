@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from vfl.session.ledger import Entry
 
 _LOOK_EVERY_S = 0.2
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=64, help="Processes that share every batch of a training at this party."
+    ),
+]
 _OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
 
 
@@ -35,6 +41,7 @@ def up(
             help="The project, or its label folder; or a feature party's own file.",
         ),
     ] = Path(),
+    ranks: Ranks = None,
 ) -> None:
     """Run a party until it is interrupted: its service of Flower, and a worker that stands by.
 
@@ -42,8 +49,11 @@ def up(
     that deals, party.toml: the SuperNode, which is started again when it ends. What vfl says of
     sessions is shown here. Meanwhile train, evaluate and predict begin at once.
     """
+    from vfl.config.party_file import RANKS_VARIABLE
     from vfl.federation.project import LabelFolder
 
+    if ranks is not None:
+        os.environ[RANKS_VARIABLE] = str(ranks)
     folder, file = (path, path / "party.toml") if path.is_dir() else (path.parent, path)
     if (folder / "app").is_dir() or (path.is_dir() and not file.exists()):
         _run_superlink(LabelFolder.find(folder))
@@ -54,13 +64,13 @@ def up(
 def superlink(project: Annotated[Path, typer.Argument(metavar="PROJECT")] = Path()) -> None:
     """Former name of `vfl up PROJECT`."""
     _renamed("superlink PROJECT", "up PROJECT")
-    up(project)
+    up(project, None)
 
 
-def supernode(party_file: OwnFile) -> None:
+def supernode(party_file: OwnFile, ranks: Ranks = None) -> None:
     """Former name of `vfl up party.toml`."""
     _renamed("supernode party.toml", "up party.toml")
-    up(party_file)
+    up(party_file, ranks)
 
 
 def _renamed(former: str, today: str) -> None:
@@ -220,6 +230,19 @@ def worker(
         os.setsid()
     preloaded = [module for each in names for module in workers.PRELOADED[each]]
     workers.stand({each: of_flower[each] for each in names} | {"vfl": main}, preloaded, life)
+
+
+def rank() -> None:
+    """Be a further rank of a party; its first one starts it and tells it everything."""
+    from importlib import import_module
+
+    from vfl.core.seeds import use_one_thread
+    from vfl.session.rank_processes import ordered
+
+    rooms = {"feature": "vfl.clients.session", "label": "vfl.server.rank"}
+    with ordered() as order:
+        use_one_thread()
+        import_module(rooms[order["side"]]).play_rank(order)
 
 
 def hand_over(path: Path) -> None:

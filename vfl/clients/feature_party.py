@@ -86,7 +86,7 @@ class FeatureParty:
         self.end: FeatureRound = end
         if weights is not None:
             self.end.load_state_dict(weights)
-        self.checkpoints = own.checkpoints
+        self.checkpoints, self._ranks = own.checkpoints, own.ranks
         self.stopping = EarlyStopping(terms.train, self.end.state_dict, self.end.load_state_dict)
         self._held = data.held.get(data.name)
         self._unaligned = data.unaligned if defenses.make(terms.defense).unaligned else None
@@ -151,6 +151,8 @@ class FeatureParty:
             self.start()
         elif self.checkpoints is not None:
             self.load_training_state(self.checkpoints.load(step), before)
+        if not self._ranks.alone:
+            self.load_training_state(self._ranks.spread(self.training_state()))
 
     def start(self) -> None:
         """What happens once, before the first step of a training."""
@@ -200,7 +202,7 @@ class FeatureParty:
         return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> Tensor:
-        rows = exchange.rows
+        rows = self._ranks.share(exchange).rows
         if exchange.trains:
             self._at_branches.expect(exchange.step, rows)
         if self._held is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any
 
@@ -15,10 +15,11 @@ from vfl.clients.feature_party import FeatureParty
 from vfl.clients.middle_party import MiddleParty
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
-from vfl.config import PartyFile
+from vfl.config import PartyFile, read_party_file
 from vfl.core.errors import DisagreementError, ProtocolError, VFLError
 from vfl.core.frame import Kind, Link
 from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret
 from vfl.core.storage import locked, weights_digest, write_json
 from vfl.datasets import PartyData, Split
 from vfl.session import (
@@ -42,7 +43,7 @@ from vfl.session.consent import (
     limits_of_links,
     most_of_an_epoch,
 )
-from vfl.session.exchange import Own
+from vfl.session.exchange import Own, expect
 from vfl.session.ledger import Entry, Meter, Spent
 from vfl.session.party_folder import (
     own_checkpoints,
@@ -51,6 +52,8 @@ from vfl.session.party_folder import (
     own_ledger,
     own_secret,
 )
+from vfl.session.rank_processes import Order, RankProcesses, device_of
+from vfl.session.ranks import check_ranks
 from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
 from vfl.session.secure import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
@@ -88,6 +91,39 @@ def take_part(
     return _PartySession(message, party, say).play()
 
 
+def play_rank(order: Order) -> None:
+    """Play one further rank of a feature party through a training.
+
+    It has a stream of its own to the same rank of the label party, and keeps nothing: rank 0, which
+    has checked what the session asks for, does.
+
+    Raises:
+        VFLError: what ended it; the label party's rank was told.
+    """
+    party = read_party_file(order.party_file)
+    message = SessionMessage.model_validate(order["message"])
+    terms = message.terms
+    assert isinstance(terms, Terms), "an alignment has one rank"
+    data, started, meter = own_data(party, terms), time.perf_counter(), Meter()
+    introduction = Introduction.of(data, terms, message.session)
+    limits = frame_limits(terms, party.party, data.split)
+    with attached(message, introduction, limits) as stream:
+        link = Observed(stream, party.party, "feature", [meter])
+        device = device_of(party.device, order.rank)
+        # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
+        own = Own(Secret.fresh(), device=device, ranks=order.meet(device))
+        feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
+        feature.resume(message.start, ())
+        followed = feature.stopping.follow(terms.schedule(data.split, message.start))
+        feature.run(own.ranks.metered(followed, meter))
+        digest = feature.weights_digest()
+        order.say({"weights": digest})
+        seconds = time.perf_counter() - started
+        report = PartyReport(party=party.party, weights_sha256=digest, seconds=seconds)
+        link.send(report.frame())
+        expect(link, Kind.DONE, 0, "the label party")
+
+
 class _PartySession:
     """One party, what a session asks of it, and what is its own."""
 
@@ -121,6 +157,7 @@ class _PartySession:
             own_recorders(party, self.terms, data, None)  # which refuses to record
             return
         _check_asked(party, self.terms)
+        check_ranks(party, 1 + len(message.ranks))
         if self.terms.mode == "serve":
             require_servable(self.terms)
         self.data = data = own_data(party, self.terms)
@@ -290,7 +327,28 @@ class _PartySession:
         return self._conclude(label.weights_digest(), links.direct)
 
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
-        """Play a feature party."""
+        """Play a feature party, and start its further ranks where the session has any."""
+        size = 1 + len(self.message.ranks)
+        if size == 1:
+            return self._play_rank_0(stream, link, own, meter, None)
+        device = device_of(own.device, 0)
+        with RankProcesses(self.name, size, self.message.idle_timeout_s, device) as ranks:
+            ranks.streams = [stream]
+            for rank in ranks.further:
+                message = self.message.of_rank(rank).model_dump(mode="json")
+                order = {"side": "feature", "party_file": str(self.party.path), "message": message}
+                ranks.start(rank, order)
+            own = replace(own, device=device, ranks=ranks.meet())
+            return self._play_rank_0(stream, link, own, meter, ranks)
+
+    def _play_rank_0(
+        self,
+        stream: TcpLink,
+        link: Observed,
+        own: Own,
+        meter: Meter,
+        ranks: RankProcesses | None,
+    ) -> PartyReport:
         terms, data, start = self.terms, self.data, self.message.start
         assert data is not None, "who has no data deals"
         direct: Link = link
@@ -330,10 +388,13 @@ class _PartySession:
             streams = limits_of_links(terms, self.name, data.split)
         meter.most = most_of_an_epoch(terms, data.split, streams)
         feature.resume(start, terms.in_flight_at(data.split, start))
-        schedule = meter.through(feature.stopping.follow(terms.schedule(data.split, start)))
+        followed = feature.stopping.follow(terms.schedule(data.split, start))
+        schedule = meter.through(own.ranks.metered(followed, meter))
         weights = {self.name: feature.weights}
         with recording(self.recorders, schedule, start, weights, self.say) as exchanges:
             feature.run(exchanges)
+        if ranks is not None:
+            ranks.agree(feature.weights_digest())
         if self.trains:
             self.ledger.end(terms.run, feature.weights_digest())
             self.folder.save(data, terms, feature.weights())

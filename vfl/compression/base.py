@@ -193,6 +193,11 @@ class Codec(ABC):
         """Whether a payload can only be read by an end that has read and committed those before."""
         return False
 
+    @property
+    def rows_apart(self) -> bool:
+        """Whether a row and its gradient become the same in training, whatever rows are with it."""
+        return False
+
     def commit(self, step: int) -> None:
         """A step is final at this end: the only place where adaptive state may move.
 

@@ -41,6 +41,10 @@ class Uncompressed(Codec):
     def formula_ratio(self, width: int) -> float:
         return 1.0
 
+    @property
+    def rows_apart(self) -> bool:
+        return True
+
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
         codes = cut.contiguous().numpy().view(np.uint32)
         return Symbols(np.ones(cut.shape, np.bool_), codes.reshape(-1), choices=2**32)

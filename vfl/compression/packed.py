@@ -146,6 +146,11 @@ class PackedCodec(Codec):
     def learns(self) -> bool:
         return self.packer == "range" or self._agreed is not None
 
+    @property
+    def rows_apart(self) -> bool:
+        one_scale = self._code.scale_bytes > 0 and not self._per_row
+        return not (self.learns or one_scale or self._grad.rounds)
+
     def commit(self, step: int) -> None:
         if self._agreed is not None:
             self._agreed.commit(step)

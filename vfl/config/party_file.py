@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,8 +10,12 @@ from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from vfl.config.experiment import MAX_BINS, Memory, MissingRows, PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
+from vfl.core.errors import ConfigError
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
+MAX_RANKS = 64
+#: Environment of a party's service: how many ranks its command asked for.
+RANKS_VARIABLE = "VFL_RANKS"
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments")
 #: All that vfl puts into a party's store.
 STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
@@ -174,12 +179,15 @@ class Node(Settings):
         ca: certificate of the authority that signed the SuperLink's.
         key: this node's private key, whose public part the label party has registered.
         api_port: local port the SuperNode gives to its own processes; one a SuperNode.
+        ranks: processes that share every batch of a training at this party; at a feature party the
+            most of them.
     """
 
     superlink: str = "127.0.0.1:8000"
     ca: str = "ca.pem"
     key: str = "node.key"
     api_port: Annotated[int, Field(ge=1, le=65535)] = 9094
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
 
 
 class IdentityKeys(Settings):
@@ -240,6 +248,30 @@ class PartyFile(Settings):
     def beside(self, name: str) -> Path:
         """A path as the file means it: relative to its own folder."""
         return self._path.parent / name if self._path else Path(name)
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        assert self._path is not None, "it was read from a file"
+        return self._path
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it has in a training: its command's option, else `node.ranks`.
+
+        Raises:
+            ConfigError: the option is no number from 1 to 64.
+        """
+        asked = os.environ.get(RANKS_VARIABLE)
+        if asked is None:
+            return self.node.ranks
+        if not asked.isdecimal() or not 1 <= int(asked) <= MAX_RANKS:
+            raise ConfigError(
+                "this is no number of ranks",
+                where=f"the environment variable {RANKS_VARIABLE}",
+                want=f"1 to {MAX_RANKS}",
+            )
+        return int(asked)
 
     @property
     def locations(self) -> Locations:

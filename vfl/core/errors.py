@@ -248,6 +248,10 @@ class CheatingError(PeerError, code="V409"):
     """A share whose MAC does not fit."""
 
 
+class LostRankError(PeerError, code="V410"):
+    """One of a party's own ranks ended."""
+
+
 class FrameError(PeerError, code="V450"):
     """Bytes that are not a frame we accept."""
 

@@ -39,6 +39,7 @@ from vfl.session import (
     unexpected,
 )
 from vfl.session.consent import frame_limits
+from vfl.session.handshake import RankStream
 from vfl.session.secure import Layers
 from vfl.transport import (
     Admission,
@@ -49,6 +50,7 @@ from vfl.transport import (
     Timeouts,
     session_certificate,
 )
+from vfl.transport.certificates import ServerCertificate
 
 MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
@@ -59,6 +61,10 @@ _AGAIN_S = 30.0  # until one that could not come is told again
 _REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
 #: Flower's error codes of a node that may come back; any other ends the session.
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
+
+
+#: Certificate of the session's streams and node ids by party, to the further streams by party.
+OpenRanks = Callable[[ServerCertificate, Mapping[str, int]], Mapping[str, tuple[RankStream, ...]]]
 
 
 class Federation:
@@ -109,11 +115,14 @@ class Federation:
         self._node_of: dict[str, str] = {}
         self._pending: dict[str, str] = {}
         self._away: set[str] = set()
+        self._ranks: Mapping[str, tuple[RankStream, ...]] = {}
         self._hub: TcpHub | None = None
         self._ca_pem = ""
         self._last_poll = 0.0
 
-    def join(self, observers: list[Observer], start: int = 0) -> dict[str, ObservedPoll]:
+    def join(
+        self, observers: list[Observer], start: int = 0, open_ranks: OpenRanks | None = None
+    ) -> dict[str, ObservedPoll]:
         """Bring every party onto the stream, a third one that deals included; its link by name.
 
         Of a partial session those that came in time, one at least.
@@ -121,6 +130,7 @@ class Federation:
         Args:
             observers: told about every frame of these links.
             start: the exchange everybody goes on with.
+            open_ranks: opens the streams of further ranks, before anybody is told.
 
         Raises:
             MissingPartyError: too few nodes, or a party that did not open its stream.
@@ -142,6 +152,8 @@ class Federation:
             ),
             self.terms.window_frames,
         )
+        if open_ranks is not None:
+            self._ranks = open_ranks(certificate, self._nodes)
         for name in self._nodes:
             self._invite(name)
         try:
@@ -287,6 +299,7 @@ class Federation:
             start=self._start,
             attempt=self.attempt,
             rows=self.own.rows if self._in_the_middle(name) else 0,
+            ranks=self._ranks.get(name, ()),
             terms=self.terms,
         )
         record = ConfigRecord({"message": message.model_dump_json()})

@@ -42,7 +42,7 @@ from vfl.server.quality import (
     reduced_quality,
     regression_quality,
 )
-from vfl.session import EarlyStopping, Exchange, Terms, secure
+from vfl.session import EarlyStopping, Exchange, Terms, ranks, secure
 from vfl.session.exchange import (
     SUM,
     Compute,
@@ -472,6 +472,7 @@ class AnyLabelParty:
         self._task = task
         self._complete = data.complete
         self._checkpoints = own.checkpoints
+        self._ranks = own.ranks
 
     @property
     def split(self) -> Split:
@@ -514,6 +515,7 @@ class AnyLabelParty:
                 if exchange.last and exchange.trains:
                     self.progress.train_seconds += time.perf_counter() - started
                 yield exchange
+            self._ranks.merge(self.ledger, self.terms.peers)
             best = self.stopping.best_epoch
             more = self._spent() | ({"best_epoch": best} if best else {})
             self.progress.end_epoch(epoch, time.perf_counter() - started, more)
@@ -603,6 +605,7 @@ class LabelParty(AnyLabelParty):
         for name, end in self.ends.items():
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
+        ranks.fit(self.model, own.ranks)
         self.model["task"] = task
         missing = None
         if data.held:
@@ -617,7 +620,7 @@ class LabelParty(AnyLabelParty):
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         self._optimizer = None
         if terms.mode == "train" and self._trainable:
-            build = optimizer_factory(terms.train)
+            build = own.ranks.together(optimizer_factory(terms.train))
             self._optimizer = own.adversary.optimizer(build(self._trainable))
         self._plan, self.private = PrivacyPlan.of(terms, len(data.split.train)), None
         self._at_branches = RowsAtBranches(terms, data.split.train, data.name)
@@ -682,6 +685,8 @@ class LabelParty(AnyLabelParty):
         """The same, an exchange at a time: each is given when it is done."""
 
         def step(exchange: Exchange) -> None:
+            if exchange.saves:
+                self._ranks.merge(self.ledger, self.terms.peers)
             if self._checkpoints is not None and exchange.saves:
                 self._checkpoints.save(exchange.step, self.training_state())
             before(exchange)
@@ -733,6 +738,10 @@ class LabelParty(AnyLabelParty):
         """
         if self._checkpoints is not None and step > 0:
             self.load_training_state(self._checkpoints.load(step))
+        if not self._ranks.alone:
+            self.load_training_state(self._ranks.spread(self.training_state()))
+            if self._ranks.rank > 0:
+                self.ledger.restore([])  # rank 0 has counted what was before
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
         """Restore what `training_state` gave."""
@@ -751,7 +760,8 @@ class LabelParty(AnyLabelParty):
         codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
         return {"defense": self._defense, **codecs}
 
-    def _train(self, exchange: Exchange) -> None:
+    def _train(self, whole: Exchange) -> None:
+        exchange = self._ranks.share(whole)
         context = StepContext(exchange.step, training=True, secret=self._secret)
         counts = None
         if self._positions is not None:
@@ -775,6 +785,8 @@ class LabelParty(AnyLabelParty):
                 loss = self._task(logits, targets, weights) if rows else logits.sum()
                 sent = {name: cut for name, cut in cuts.items() if name in self.ends}
                 extra = self._defense.loss(sent, truth, logits, context)
+        if not self._ranks.alone:
+            loss = loss * self._part(exchange, whole)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
@@ -789,13 +801,27 @@ class LabelParty(AnyLabelParty):
         self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:
             self._optimizer.step()
-        self.progress.trained(len(exchange.rows))
+        self.progress.trained(len(whole.rows))
         # Figures are of outputs as a prediction gives them, whatever the loss is taken of.
         shown = self._defense.logits(outputs.detach(), StepContext(exchange.step))
         if counts is not None and weights is not None:
             kept = counts.to(truth.device)
             shown, truth, weights = shown[kept], truth[kept], weights[kept]
-        self.progress.meter("train").add(shown, truth, float(loss.detach()), weights)
+        measured = float(loss.detach())
+        if not self._ranks.alone:
+            shown, measured = self._ranks.whole(shown, measured, len(whole.rows))
+            _, known = self._rows(whole)
+            assert known is not None, "training needs labels"
+            truth = known.to(shown.device)
+            weights = batch_weights(self._row_weights, whole.rows, None, self._compute.device)
+        self.progress.meter("train").add(shown, truth, measured, weights)
+
+    def _part(self, share: Exchange, whole: Exchange) -> float:
+        """What the rows of this rank weigh in the batch's mean loss, from 0 to 1."""
+        if self._row_weights is None:
+            return len(share.rows) / len(whole.rows)
+        own, all_of_them = (float(self._row_weights[one.rows].sum()) for one in (share, whole))
+        return own / all_of_them if all_of_them else 0.0
 
     def _give_private_gradients(
         self, total: Tensor, outputs: Tensor, cuts: list[Tensor], calls: list[Call], step: int
@@ -822,11 +848,14 @@ class LabelParty(AnyLabelParty):
             )
 
     @torch.no_grad()
-    def _evaluate(self, exchange: Exchange) -> None:
-        inputs, labels = self._rows(exchange)
+    def _evaluate(self, whole: Exchange) -> None:
+        exchange = self._ranks.share(whole)
+        inputs, _ = self._rows(exchange)
         outputs = self.outputs_of(self.query(exchange, inputs), exchange.step)
+        outputs, _ = self._ranks.whole(outputs, 0.0, len(whole.rows))
+        _, labels = self._rows(whole)
         truth = None if labels is None else labels.to(self._compute.device)
-        if (verdict := self._note(outputs, truth, exchange)) is not None:
+        if (verdict := self._note(outputs, truth, whole)) is not None:
             for end in self.ends.values():
                 end.confirm(exchange.step, verdict)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -16,6 +18,7 @@ from vfl.config import Experiment, PartyFile
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     CheckpointError,
+    ConfigError,
     LostPeerError,
     MissingPartyError,
     PeerFailedError,
@@ -29,8 +32,9 @@ from vfl.core.storage import joint_digest, locked, write_json
 from vfl.datasets import PartyData, Split
 from vfl.datasets.table import Classes
 from vfl.server.alignment import run_alignment
-from vfl.server.federation import Federation
+from vfl.server.federation import Federation, OpenRanks
 from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
+from vfl.server.rank import start_ranks
 from vfl.server.serving import ServingParty
 from vfl.server.summary import summarise, test_figures, write_predictions
 from vfl.server.whole_network import WholeNetworkLabel
@@ -49,6 +53,8 @@ from vfl.session.party_folder import (
     own_terms,
 )
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
+from vfl.session.rank_processes import RankProcesses, device_of
+from vfl.session.ranks import check_ranks, refuse
 from vfl.session.relay import Carried, Switchboard
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
@@ -57,6 +63,8 @@ from vfl.transport import local_pair, receive_any
 
 _COLLECT_S = 10.0
 _LOSSES = (LostPeerError, MissingPartyError)
+#: On top of what a party may take for one frame: a rank of ours waits for the one that met that.
+_RANKS_S = 15.0
 _MOST_ATTEMPTS = 1000  # a message names no later one; its session is new in each
 
 
@@ -219,6 +227,12 @@ class LabelSession:
         self.data = own_data(party, terms, experiment.label.task)
         self.checkpoints = own_checkpoints(party, terms)
         self.ledger = own_ledger(party)
+        self.ranks = party.ranks if terms.mode == "train" else 1
+        if self.ranks > 1:
+            check_ranks(party, self.ranks)
+            refuse(terms, self.data.split, self.ranks)
+            if simulation:
+                raise ConfigError("a simulation's parties have one rank each", where="node.ranks")
         self.front = front
         if front is not None:
             require_servable(terms)
@@ -329,19 +343,25 @@ class LabelSession:
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
         terms, data, party, trains = self.terms, self.data, self.party, self.terms.mode == "train"
         folder, ledger = own_folder(party, terms), Ledger()
+        settings, device = self.experiment.federation, device_of(own.device, 0)
+        patience = settings.step_timeout_s + settings.rejoin_window_s + _RANKS_S
+        patience = max(patience, settings.join_timeout_s)
         recorders = own_recorders(party, terms, data, self.checkpoints)
-        with Federation(
-            self.grid,
-            terms,
-            self.experiment.federation,
-            data,
-            patience_s,
-            self.say,
-            attempt,
-            simulation=self.simulation,
-            waiting=WaitingFor(terms.mode, self._tell),
-            partial=self._partial,
-        ) as federation:
+        with (
+            Federation(
+                self.grid,
+                terms,
+                self.experiment.federation,
+                data,
+                patience_s,
+                self.say,
+                attempt,
+                simulation=self.simulation,
+                waiting=WaitingFor(terms.mode, self._tell),
+                partial=self._partial,
+            ) as federation,
+            RankProcesses(party.party, self.ranks, patience, device) as ranks,
+        ):
             mode = secure.make(terms.secure)
             carried = terms.feature_parties if terms.middle is not None else ()
             carried = terms.peers if mode.whole_network else carried
@@ -354,7 +374,14 @@ class LabelSession:
                 if not frame.branch or party in carried:
                     ledger(party, way, frame)
 
-            links = federation.join([count, meter, *recorders], start)
+            open_ranks: OpenRanks | None = None
+            if self.ranks > 1:
+                whose = (ranks, party, self.experiment, terms, federation.session, start)
+                open_ranks = partial(start_ranks, *whose)
+            links = federation.join([count, meter, *recorders], start, open_ranks)
+            ranks.streams = list(links.values())
+            if self.ranks > 1:
+                own = replace(own, device=device, ranks=ranks.meet())
             absent = [name for name in terms.peers if name not in links]
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
@@ -413,10 +440,12 @@ class LabelSession:
                 here = {n: end.link for n, end in label.ends.items() if n not in serving.absent}
                 return self._end(label, federation, ends if terms.takers else here)
             followed = label.stopping.follow(terms.schedule(data.split, start))
+            followed = own.ranks.metered(followed, meter)
             schedule = self._watched(meter.through(followed), label.split)
             weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)
+            ranks.agree(label.weights_digest())
             here = ends if terms.takers else {n: one.link for n, one in label.ends.items()}
             return self._end(label, federation, here)
 

@@ -45,8 +45,10 @@ from vfl.core.seeds import Secret, scoped
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import Call, PrivateHalf
+from vfl.session import ranks
 from vfl.session.checkpoint import Checkpoints
 from vfl.session.journal import Journal
+from vfl.session.ranks import ALONE, OptimizerFactory, Ranks
 from vfl.session.schedule import EarlyStopping, Exchange
 
 
@@ -146,7 +148,10 @@ class Compute:
             atexit.register(folder.cleanup)
         # torch's compiler looks at every input so, a merged cut among them.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-        options: dict[str, str | int | bool] = {"fallback_random": True, "fx_graph_cache": False}
+        options: dict[str, str | int | bool | Callable[..., Any]] = {
+            "fallback_random": True,
+            "fx_graph_cache": False,
+        }
         self._compiled_parts = {
             part: torch.compile(model[part], options=options)
             for part in ("bottom", "top")
@@ -314,10 +319,6 @@ def _go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     engine.run_backward(tuple(roots), tuple(grads), False, False, (), **flags)
 
 
-#: Builds an optimiser of a party's own parameters.
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
-
-
 def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
     """A function that builds the optimiser the settings name for a party's own parameters."""
     options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
@@ -430,6 +431,7 @@ class Own:
         device: where its models run, as torch names it.
         checkpoints: where it saves while it trains; None saves nothing.
         sent: notes what its training sends, where something protecting is drawn.
+        ranks: the processes that share its batches; this one alone by default.
     """
 
     secret: Secret
@@ -437,6 +439,7 @@ class Own:
     device: str = "cpu"
     checkpoints: Checkpoints | None = None
     sent: Journal | None = None
+    ranks: Ranks = ALONE
 
     def committed(self) -> int:
         """The last step that was committed; 0 without checkpoints."""
@@ -563,6 +566,7 @@ class FeatureEnd(_End):
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._weights = terms.weights
+        ranks.fit(self.model, own.ranks)
         self._compute = Compute(own.device, terms.precision, terms.compiled)
         self._compute.take(self.model)
         self._secret = own.secret
@@ -573,7 +577,8 @@ class FeatureEnd(_End):
         self._hears = uses(self.defense, "received")
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
-            self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
+            build = own.ranks.together(optimizer)
+            self._optimizer = own.adversary.optimizer(build(self._trainable))
         self.private = None
         if private is not None and self._optimizer is not None:
             self.private = private(self.model)

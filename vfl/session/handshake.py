@@ -156,6 +156,18 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"(?=.*[A-Za-z]){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 
 
+class RankStream(Settings):
+    """Where a further rank of the party gets in, to the same rank of the label party.
+
+    Attributes:
+        port: of the same host as the session's stream, under the same authority.
+        token: of that rank alone; 32 random bytes.
+    """
+
+    port: int = Field(ge=1, le=65535)
+    token: str = Field(pattern=r"^[A-Za-z0-9_-]{32,128}$", repr=False)
+
+
 class SessionMessage(Settings):
     """Where the stream is, how to get in, and what will be done there.
 
@@ -170,6 +182,7 @@ class SessionMessage(Settings):
         start: the exchange a resumed training goes on with.
         attempt: how often the session was begun anew; keys are good for one attempt.
         rows: of the session, for a party in the middle, which has none; 0 for everybody else.
+        ranks: the streams of the party's further ranks, from rank 1 on.
         terms: what the session is about.
     """
 
@@ -184,7 +197,13 @@ class SessionMessage(Settings):
     start: int = Field(default=0, ge=0, lt=MAX_STEPS)
     attempt: int = Field(default=0, ge=0, le=1000)
     rows: int = Field(default=0, ge=0, lt=2**32)
+    ranks: tuple[RankStream, ...] = Field(default=(), max_length=63)
     terms: AlignTerms | Terms
+
+    def of_rank(self, rank: int) -> SessionMessage:
+        """The message as a further rank needs it: its own stream, and no other's token."""
+        own = self.ranks[rank - 1]
+        return self.model_copy(update={"port": own.port, "token": own.token, "ranks": ()})
 
     @field_validator("host")
     @classmethod

@@ -448,6 +448,11 @@ class GradientCode:
         self.bits = 8 * self._float_bytes or int(grad)
         self._top = 2 ** (self.bits - 1) - 1
 
+    @property
+    def rounds(self) -> bool:
+        """Whether values are rounded at random."""
+        return not self._float_bytes
+
     def payload_bytes(self, rows: int, values: int) -> int:
         """Bytes of `values` gradients of `rows` rows."""
         if self._float_bytes:

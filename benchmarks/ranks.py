@@ -1,0 +1,268 @@
+"""A training step of parties in several ranks beside the same step in one.
+
+One feature party and the label party train on the same batches, over TLS on the loopback, a process
+a rank and one thread a process. One rank and two take turns, so that each ratio compares neighbours
+in time; what is reported is the median over the turns. In a step the two parties take turns as
+well, so that one rank keeps one core busy at a time, and two ranks two.
+
+For eight ranks there is no machine here. Their step is computed: of the CPU time of a step on an
+eighth of the batch, measured in one rank, and of what eight ranks take to sum that many gradients
+and to gather the outputs, measured with eight of them at once. The same computation for two stands
+beside what two took. It knows nothing of networks or of memory that cores share.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from benchmarks import harness
+from benchmarks.emulation import Network, open_network
+from benchmarks.session import start
+from benchmarks.training_step import (
+    KNOWN,
+    LABEL_PARTY,
+    SHARED,
+    Measurement,
+    StepJob,
+    Workload,
+    fresh_bottom,
+    fresh_top,
+    meeting,
+)
+from benchmarks.worker import BenchmarkWorker
+
+WARMUP_STEPS, STEPS, REPEATS = 5, 20, 5
+QUICK_STEPS = 3
+_COMPUTED = (2, 8)
+
+#: Of one rank, by party.
+_Step = Mapping[str, Measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A step in so many ranks.
+
+    Attributes:
+        model, batch_size: of the workload.
+        ranks: at each of the two parties.
+        how: "measured" or "computed".
+        cpu_ms: CPU time of the two processes of one rank, which work one after the other.
+        collectives_ms: of it for what the ranks of both parties say to each other; 0 in one rank.
+        wall_ms: median duration of a step at rank 0 of the label party; 0 where it is computed.
+        speed: steps in the time of one of one rank, by wall time, or by CPU time where computed.
+        work: CPU time of all processes, in that of one rank.
+        final_loss: of the last epoch; equal for all numbers of ranks. 0 where it is computed.
+    """
+
+    model: str
+    batch_size: int
+    ranks: int
+    how: str
+    cpu_ms: float
+    collectives_ms: float
+    wall_ms: float
+    speed: float
+    work: float
+    final_loss: float
+
+
+def bench_ranks(
+    names: Sequence[str] = tuple(SHARED),
+    *,
+    steps: int = STEPS,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    say: Callable[[str], None] = harness.silent,
+) -> list[RankRow]:
+    """Measure a step in one rank and in two, and compute it for eight.
+
+    Args:
+        names: workloads of `SHARED`.
+        steps: timed steps of one turn.
+        repeats: turns.
+        seed: of rows, weights and batch order.
+        say: told one line about each workload.
+    """
+    rows: list[RankRow] = []
+    with open_network((LABEL_PARTY, "left"), None, "loopback") as network, ExitStack() as stack:
+        ranks = [
+            {
+                party: stack.enter_context(BenchmarkWorker("training_step"))
+                for party in (LABEL_PARTY, "left")
+            }
+            for _ in range(2)
+        ]
+        for name in names:
+            say(f"{name}: {repeats} x {steps} steps in one rank and in two")
+            turns = []
+            for _ in range(repeats):
+                one, two, eighth = (
+                    _measure(ranks[:size], network, _job(which, seed, steps))
+                    for size, which in ((1, name), (2, name), (1, f"{name}_8th"))
+                )
+                said = {size: collectives_ms(KNOWN[name], size, steps) for size in _COMPUTED}
+                turns.append(_Turn(one[0], two, eighth[0], said))
+            rows += _rows(KNOWN[name], turns)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    one: _Step
+    two: Sequence[_Step]
+    eighth: _Step
+    collectives: Mapping[int, float]
+
+
+def _job(workload: str, seed: int, steps: int) -> StepJob:
+    return StepJob(path="tls", workload=workload, seed=seed, warmup_steps=WARMUP_STEPS, steps=steps)
+
+
+def _measure(
+    ranks: Sequence[Mapping[str, BenchmarkWorker]], network: Network, job: StepJob
+) -> list[_Step]:
+    """Train once; what each rank's processes measured."""
+    with TemporaryDirectory() as folder:
+        for rank, workers in enumerate(ranks):
+            own = {"rank": rank, "ranks": len(ranks), "meeting": folder}
+            start(workers, network, LABEL_PARTY, job.model_copy(update=own))
+        return [
+            {party: worker.get(Measurement) for party, worker in workers.items()}
+            for workers in ranks
+        ]
+
+
+def collectives_ms(workload: Workload, size: int, steps: int) -> float:
+    """CPU time a rank takes in a step to sum the gradients of both parties and gather outputs.
+
+    The ranks are threads of this process: each has the same to do, so its share is even.
+    """
+    parts = [fresh_bottom(workload, 0, "left"), fresh_top(workload, 0)]
+    outputs = torch.zeros(workload.batch_size // size, workload.outputs)
+    spent: list[float] = []
+
+    def rank(number: int, folder: str) -> None:
+        ends = [meeting(name, number, size, folder) for name in ("bottom", "top")]
+        optimizers = [_still(end.together, part) for end, part in zip(ends, parts, strict=True)]
+        for step in range(WARMUP_STEPS + steps):
+            if step == WARMUP_STEPS:
+                ends[0].count_at_first([0])
+                if number == 0:
+                    spent.append(time.process_time())
+            for optimizer in optimizers:
+                optimizer.step()
+            ends[1].whole(outputs, 0.0, size * len(outputs))
+        ends[0].count_at_first([0])
+        if number == 0:
+            spent.append(time.process_time())
+
+    with TemporaryDirectory() as folder:
+        threads = [threading.Thread(target=rank, args=(each, folder)) for each in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return 1000 * (spent[1] - spent[0]) / steps / size
+
+
+def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
+    """An optimiser that sums gradients and moves nothing."""
+    weights = [nn.Parameter(weight.detach().clone()) for weight in part.parameters()]
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    return together(lambda own: optim.SGD(own, lr=0.0))(weights)
+
+
+def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
+    """One rank, two as measured, and two and eight as computed."""
+
+    def cpu(step: _Step) -> float:
+        return sum(one.cpu_ms for one in step.values())
+
+    def row(ranks: int, how: str, **figures: float) -> RankRow:
+        rest = {"collectives_ms": 0.0, "wall_ms": 0.0, "final_loss": 0.0} | figures
+        return RankRow(workload.model, workload.batch_size, ranks, how, **rest)
+
+    def of_label(step: _Step) -> Measurement:
+        return step[LABEL_PARTY]
+
+    whole = [cpu(turn.one) for turn in turns]
+    rows = [
+        row(
+            1,
+            "measured",
+            cpu_ms=median(whole),
+            wall_ms=median(of_label(turn.one).wall_ms for turn in turns),
+            speed=1.0,
+            work=1.0,
+            final_loss=of_label(turns[0].one).final_loss or 0.0,
+        ),
+        row(
+            2,
+            "measured",
+            cpu_ms=median(cpu(turn.two[0]) for turn in turns),
+            collectives_ms=median(turn.collectives[2] for turn in turns),
+            wall_ms=median(of_label(turn.two[0]).wall_ms for turn in turns),
+            speed=median(of_label(t.one).wall_ms / of_label(t.two[0]).wall_ms for t in turns),
+            work=median(sum(map(cpu, t.two)) / one for t, one in zip(turns, whole, strict=True)),
+            final_loss=of_label(turns[0].two[0]).final_loss or 0.0,
+        ),
+    ]
+    for size in _COMPUTED:
+        # Linear between the whole batch and an eighth: what a step costs besides its rows stays.
+        part = (8 / size - 1) / 7
+        own = [cpu(t.eighth) + part * (cpu(t.one) - cpu(t.eighth)) for t in turns]
+        steps = [mine + t.collectives[size] for mine, t in zip(own, turns, strict=True)]
+        pairs = list(zip(whole, steps, strict=True))
+        rows.append(
+            row(
+                size,
+                "computed",
+                cpu_ms=median(steps),
+                collectives_ms=median(turn.collectives[size] for turn in turns),
+                speed=median(one / mine for one, mine in pairs),
+                work=median(size * mine / one for one, mine in pairs),
+            )
+        )
+    return rows
+
+
+def format_table(rows: Sequence[RankRow]) -> str:
+    """The rows as a table for people."""
+    head = f"{'model':<6}{'rows':>5}{'ranks':>6}  {'how':<9}{'CPU ms':>9}{'collectives':>12}"
+    lines = [f"{head}{'wall ms':>9}{'speed':>8}{'work':>7}{'loss':>9}"]
+    for one in rows:
+        wall = f"{one.wall_ms:.1f}" if one.wall_ms else "-"
+        loss = f"{one.final_loss:.5f}" if one.final_loss else "-"
+        lines.append(
+            f"{one.model:<6}{one.batch_size:>5}{one.ranks:>6}  {one.how:<9}{one.cpu_ms:>9.1f}"
+            f"{one.collectives_ms:>12.2f}{wall:>9}{one.speed:>7.2f}x{one.work:>6.2f}x{loss:>9}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser("ranks", "One training step in several ranks a party.", quick=True)
+
+    def measure(asked: Namespace) -> list[RankRow]:
+        quick: dict[str, Any] = {"steps": QUICK_STEPS, "repeats": 1} if asked.quick else {}
+        return bench_ranks(**quick, say=harness.say)
+
+    harness.run(options, measure, format_table)
+
+
+if __name__ == "__main__":
+    main()

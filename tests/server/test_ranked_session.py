@@ -1,0 +1,198 @@
+"""A whole session in several ranks: the further ones are processes; a stand-in plays Flower."""
+
+import os
+import shutil
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from played_session import Noting, PlayedSession, stand_in
+from stand_in_flower import Flower
+
+from vfl.core.errors import ConfigError, ConsentError, LostRankError, PeerFailedError, SpecError
+from vfl.core.frame import Kind
+from vfl.core.storage import Seal, load_weights, read_json
+from vfl.session.ledger import SessionLedger
+from vfl.session.rank_processes import RankProcesses
+
+PARTY = """\
+party = "{name}"
+[data]
+source = "data.csv"
+id = "id"
+{more}
+[node]
+ranks = {ranks}
+"""
+ROWS = 240
+PARTIES = ("bank", "lender")
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    draw = np.random.default_rng(0)
+    ids = [f"r{row:03}" for row in range(ROWS)]
+    for name in PARTIES:
+        (tmp_path / name).mkdir()
+        columns = {"a": draw.normal(size=ROWS), "b": draw.normal(size=ROWS)}
+        if name == "lender":
+            columns = {"paid": np.arange(ROWS) % 2}
+        pd.DataFrame({"id": ids, **columns}).to_csv(tmp_path / name / "data.csv", index=False)
+    content = {
+        "data": {"validation": 0.1},
+        "parties": {"bank": {"width": 4, "bottom": "mlp:hidden=8"}},
+        "label": {"party": "lender", "top": "linear"},
+        "train": {"epochs": 3, "batch_size": 31, "checkpoint_every": 5, "optimizer": "sgd"},
+        "federation": {"rejoin_window_s": 2.0},
+    }
+    played = PlayedSession(tmp_path, Flower(["bank"], tells=True), content)
+    forget(played)
+    in_ranks(played, 1, 1)
+    return played
+
+
+def in_ranks(session, lender, bank, more=""):
+    """How many ranks each party runs."""
+    for name, ranks, own in (("bank", bank, ""), ("lender", lender, 'label = "paid"')):
+        session.write(name, PARTY.format(name=name, more=own, ranks=ranks) + more)
+
+
+def forget(session):
+    """Empty stores; what the first weights follow from stays."""
+    for name in PARTIES:
+        store = session.folder / name / "store"
+        shutil.rmtree(store, ignore_errors=True)
+        store.mkdir()
+        (store / "secret-for-trials").write_bytes(name.encode().ljust(32))
+
+
+def weights(session, name):
+    folder = session.folder / name / "store" / "runs" / "run" / "parties" / name
+    return load_weights(folder / "weights.safetensors", Seal("weights", name, "run"))
+
+
+def of_one_rank(session):
+    """What one rank at each party leaves; the stores are empty again."""
+    session.play()
+    found = {name: weights(session, name) for name in PARTIES}
+    summary, spent = read_json(session.run / "summary.json"), spent_by(session, "bank")
+    forget(session)
+    return found, summary, spent
+
+
+def spent_by(session, name):
+    (entry,) = SessionLedger(session.folder / name / "store" / "sessions", name).entries()
+    return entry.spent["train"]
+
+
+def same_as(session, wanted):
+    for name, one in wanted.items():
+        found = weights(session, name)
+        assert found.keys() == one.keys()
+        for key, value in one.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
+
+
+def test_two_ranks_leave_the_weights_and_accounts_of_one(session):
+    wanted, one, spent = of_one_rank(session)
+    in_ranks(session, 2, 2)
+    session.play()
+    same_as(session, wanted)
+    two = read_json(session.run / "summary.json")
+    for figure in ("test_loss", "test_accuracy", "validation_loss"):
+        assert two.get(figure) == pytest.approx(one.get(figure), abs=1e-5)
+    now = spent_by(session, "bank")
+    assert (now.rows, now.passes) == (spent.rows, spent.passes)
+    for way in ("bytes_up", "bytes_down"):  # every share has a header of its own
+        assert 0 < two[way]["bank"] - one[way]["bank"] < 0.2 * one[way]["bank"]
+        assert 0 < getattr(now, way) - getattr(spent, way) < 0.2 * getattr(spent, way)
+    checkpoints = session.folder / "bank" / "store" / "runs" / "run" / "parties" / "bank"
+    assert len(list(checkpoints.glob("checkpoints/*.checkpoint"))) == 3
+
+
+@pytest.mark.parametrize("victim", PARTIES)
+def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
+    session, victim, monkeypatch
+):
+    wanted, _, _ = of_one_rank(session)
+    in_ranks(session, 2, 2)
+    killed, start, count = [], RankProcesses.start, Noting.__call__
+
+    def starting(ranks, rank, order):
+        start(ranks, rank, order)
+        if ranks.party == victim:
+            killed.append(ranks._processes[rank].pid)
+
+    def counting(ledger, party, direction, frame):
+        count(ledger, party, direction, frame)
+        if frame.kind is Kind.CUT and frame.step == 12 and killed:
+            os.kill(killed.pop(), signal.SIGKILL)
+
+    monkeypatch.setattr(RankProcesses, "start", starting)
+    monkeypatch.setattr(Noting, "__call__", counting)
+    told = f"rank 1 of party '{victim}' was lost"
+    with pytest.raises(LostRankError if victim == "lender" else PeerFailedError) as caught:
+        session.play()
+    assert told in str(caught.value)
+    assert "signal 9" in str(caught.value)
+    (failure,) = session.flower.failures
+    assert told in str(failure)
+    monkeypatch.undo()
+    stand_in(monkeypatch)
+    session.play(resume=True)
+    same_as(session, wanted)
+
+
+def test_a_run_of_two_ranks_goes_on_with_one(session):
+    wanted, _, _ = of_one_rank(session)
+    in_ranks(session, 2, 2)
+    with pytest.raises(Exception, match="seen enough"):
+        session.play(enough=(Kind.CUT, 12))
+    in_ranks(session, 1, 1)
+    session.play(resume=True)
+    same_as(session, wanted)
+
+
+def test_a_party_runs_no_more_ranks_than_it_says(session):
+    in_ranks(session, 2, 1)
+    with pytest.raises(PeerFailedError, match="does not run that many ranks") as caught:
+        session.play()
+    assert "2 ranks" in str(caught.value)
+    assert isinstance(session.flower.failures[0], ConsentError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"codec": "randtopk:k=2"}, "codec"),
+        ({"codec": "quantise:values=4"}, "codec"),
+        ({"defense": "gradient_noise"}, "defense"),
+        ({"train": {"in_flight": 2, "batch_size": 31}}, "train.in_flight"),
+        ({"train": {"batch_size": 1}}, "train.batch_size"),
+        ({"dp": {"noise": 1.0, "delta": 1e-5}}, "dp"),
+    ],
+)
+def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where):
+    in_ranks(session, 2, 2)
+    with pytest.raises(ConfigError, match="2 ranks would not train as one does") as caught:
+        session.play(**changes)
+    assert caught.value.where == where
+    assert not session.flower.threads
+
+
+def test_a_layer_over_the_batch_is_refused_by_name(session):
+    in_ranks(session, 2, 2)
+    parties = {"bank": {"width": 4, "bottom": "mlp:hidden=8,dropout=0.5"}}
+    with pytest.raises(PeerFailedError, match="would not train this model") as caught:
+        session.play(parties=parties)
+    assert "Dropout" in str(caught.value)
+    assert isinstance(session.flower.failures[0], SpecError)
+
+
+def test_no_rank_records_a_part_of_a_trace(session):
+    in_ranks(session, 2, 2, '[trace]\nphases = ["train"]\n')
+    with pytest.raises(ConfigError, match="one rank of several"):
+        session.play()

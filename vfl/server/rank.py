@@ -1,0 +1,161 @@
+"""A further rank of the label party: the session's exchanges with its share of every batch.
+
+It listens at a port of its own, under the session's certificate, for the same rank of every feature
+party. It keeps and tells nothing: rank 0 does. No Flower is imported, which is rank 0's too.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from vfl.config import Experiment, FederationSettings, LabelSettings, PartyFile, read_party_file
+from vfl.core.errors import DisagreementError, VFLError
+from vfl.core.frame import Frame, Kind
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret
+from vfl.datasets import PartyData
+from vfl.server.label_party import LabelParty, Objective
+from vfl.session import Introduction, PartyReport, Terms, check_introduction, for_others, unexpected
+from vfl.session.consent import frame_limits
+from vfl.session.exchange import Own
+from vfl.session.handshake import RankStream
+from vfl.session.ledger import Meter
+from vfl.session.party_folder import own_data
+from vfl.session.rank_processes import Order, RankProcesses, device_of
+from vfl.transport import Admission, Credential, Observed, TcpHub, Timeouts
+from vfl.transport.certificates import ServerCertificate
+
+_PEMS = ("ca_pem", "cert_pem", "key_pem")
+
+
+def start_ranks(
+    ranks: RankProcesses,
+    party: PartyFile,
+    experiment: Experiment,
+    terms: Terms,
+    session: str,
+    start: int,
+    certificate: ServerCertificate,
+    nodes: Mapping[str, int],
+) -> dict[str, tuple[RankStream, ...]]:
+    """Start the further ranks; their streams by feature party, once all of them listen.
+
+    Args:
+        ranks: starts them.
+        party: the label party's own file.
+        experiment: what is trained.
+        terms: of the session.
+        session: its name on the stream.
+        start: the exchange it goes on with.
+        certificate: of rank 0's stream; theirs have the same.
+        nodes: Flower's node ids by feature party.
+
+    Raises:
+        LostRankError: one of them did not come so far.
+    """
+    settings = experiment.federation
+    tokens = {(name, rank): secrets.token_urlsafe(32) for name in nodes for rank in ranks.further}
+    for rank in ranks.further:
+        credentials = {
+            name: {"node": str(node), "token": tokens[name, rank]} for name, node in nodes.items()
+        }
+        order = {
+            "side": "label",
+            "party_file": str(party.path),
+            "label": experiment.label.model_dump(mode="json"),
+            "settings": settings.model_dump(mode="json"),
+            "terms": terms.model_dump(mode="json"),
+            "session": session,
+            "start": start,
+            "certificate": {name: getattr(certificate, name).decode() for name in _PEMS},
+            "credentials": credentials,
+            "port": settings.stream_port and settings.stream_port + rank,
+        }
+        ranks.start(rank, order)
+    ports = {rank: ranks.hear(rank)["port"] for rank in ranks.further}
+    return {
+        name: tuple(
+            RankStream(port=ports[rank], token=tokens[name, rank]) for rank in ranks.further
+        )
+        for name in nodes
+    }
+
+
+def play_rank(order: Order) -> None:
+    """Play one further rank through a training.
+
+    Raises:
+        VFLError: what ended it; the feature parties' ranks were told.
+    """
+    party, terms = read_party_file(order.party_file), Terms.model_validate(order["terms"])
+    settings = FederationSettings.model_validate(order["settings"])
+    label = LabelSettings.model_validate(order["label"])
+    data = own_data(party, terms, label.task)
+    hub = _hub(order, terms, settings, data)
+    try:
+        order.say({"port": hub.port})
+        _train(order, party, terms, settings, label, data, hub)
+    except VFLError as error:
+        hub.fail(for_others(error, data.name))
+        raise
+    except Exception as bug:
+        hub.fail(unexpected(bug, data.name))
+        raise
+    finally:
+        hub.close()
+
+
+def _hub(order: Order, terms: Terms, settings: FederationSettings, data: PartyData) -> TcpHub:
+    def admit(name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
+        introduction = Introduction.parse(dict(about))
+        if introduction.party != name:
+            raise DisagreementError(
+                f"a rank introduced itself as party '{introduction.party}'",
+                got=f"a token of '{name}'",
+                want="every party's ranks under its own name",
+            )
+        check_introduction(introduction, terms, data, order["session"])
+        return {}
+
+    credentials = {name: Credential(**one) for name, one in order["credentials"].items()}
+    return TcpHub(
+        settings.bind_host or settings.stream_host,
+        order["port"],
+        Admission(
+            order["session"],
+            credentials,
+            admit,
+            settings.join_timeout_s,
+            lambda name: frame_limits(terms, name, data.split),
+        ),
+        ServerCertificate(*(order["certificate"][name].encode() for name in _PEMS)),
+        Timeouts(step_s=settings.step_timeout_s, rejoin_window_s=settings.rejoin_window_s),
+        terms.window_frames,
+    )
+
+
+def _train(
+    order: Order,
+    party: PartyFile,
+    terms: Terms,
+    settings: FederationSettings,
+    label: LabelSettings,
+    data: PartyData,
+    hub: TcpHub,
+) -> None:
+    hub.wait_all(terms.peers, settings.join_timeout_s)
+    ledger, meter, start = Ledger(), Meter(), int(order["start"])
+    links = {name: Observed(hub.link(name), name, "label", [ledger, meter]) for name in terms.peers}
+    device = device_of(party.device, order.rank)
+    # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
+    own = Own(Secret.fresh(), device=device, ranks=order.meet(device))
+    one = LabelParty(data, terms, links, own, Objective.of(label, data.outputs), ledger=ledger)
+    one.resume(start)
+    schedule = one.stopping.follow(terms.schedule(data.split, start))
+    one.run(own.ranks.metered(schedule, meter))
+    order.say({"weights": one.weights_digest()})
+    for name, link in links.items():
+        PartyReport.of(link.receive(), name)
+        link.send(Frame(Kind.DONE))

@@ -1,0 +1,295 @@
+"""The further ranks of a party: processes that rank 0 starts beside itself, and what it tells them.
+
+Rank 0 is the process that has the session. It starts each further rank with `vfl party-rank`, whose
+standard input brings one line of JSON, its order: which rank it is, where the ranks meet, the
+party's own file, and what gets it onto a stream of its own, token included. What a rank says back
+are lines of JSON on its standard output. A rank ends when its standard input closes, which the end
+of rank 0 does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from vfl.core.errors import (
+    ConfigError,
+    DisagreementError,
+    LostRankError,
+    VFLError,
+    read_record,
+    redacted_traceback,
+)
+from vfl.core.frame import Frame
+from vfl.core.text import printable_lines
+from vfl.session.handshake import unexpected
+from vfl.session.ranks import ALONE, Ranks, lost
+
+COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
+#: How long rank 0 looks for the rank that ended, and lets the others end by themselves.
+_GRACE_S = 10.0
+_TICK_S = 0.05
+
+
+class Polled(Protocol):
+    """A stream that may say why its other end has stopped."""
+
+    def poll(self) -> Frame | None:
+        """The next frame if it is there; what the other end stopped with is raised."""
+
+
+class RankProcesses:
+    """The further ranks of one party in one session; a context manager, and of one rank nothing.
+
+    Leaving it with a `LostRankError` finds out which rank was lost, and why.
+
+    Args:
+        party: whose ranks they are.
+        size: how many there are, this process included.
+        patience_s: how long a rank may take to be ready, and to answer once the training goes.
+        device: where rank 0's models run.
+
+    Attributes:
+        streams: asked first why a rank was lost, for another party may have said so.
+    """
+
+    def __init__(self, party: str, size: int, patience_s: float, device: str = "cpu") -> None:
+        self.party, self.size = party, size
+        self.streams: Sequence[Polled] = ()
+        self._patience_s, self._device = patience_s, device
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._said: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
+        self._failed: dict[int, VFLError] = {}
+        # Only this user can read it; torch's other store would listen at a port.
+        self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
+
+    @property
+    def further(self) -> range:
+        """The ranks that are processes of their own."""
+        return range(1, self.size)
+
+    def start(self, rank: int, order: Mapping[str, Any]) -> None:
+        """Start a rank.
+
+        Args:
+            rank: from 1.
+            order: what `play_rank` hands over; JSON values only.
+        """
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._processes[rank], self._said[rank] = process, queue.Queue()
+        reader = threading.Thread(target=self._listen, args=(rank,), daemon=True)
+        reader.start()
+        group = {"party": self.party, "rank": rank, "size": self.size, "place": self._place}
+        order = {**order, "group": {**group, "patience_s": self._patience_s}}
+        assert process.stdin is not None, "it is a pipe"
+        with suppress(OSError):  # a rank that ended says why itself
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+
+    def hear(self, rank: int) -> Mapping[str, Any]:
+        """The next thing a rank says.
+
+        Raises:
+            LostRankError: it ended, or was silent for too long.
+        """
+        try:
+            said = self._said[rank].get(timeout=self._patience_s)
+        except queue.Empty:
+            raise lost(self.party, rank, f"silent for {self._patience_s:g} s") from None
+        if said is None:
+            self._said[rank].put(None)
+            raise self._cause(rank)
+        return said
+
+    def meet(self) -> Ranks:
+        """The group of all ranks, once each further one is ready for it."""
+        if self.size == 1:
+            return ALONE
+        for rank in self.further:
+            self.hear(rank)
+        store = store_at(self._place, self.size, self._patience_s)
+        return Ranks.meet(self.party, 0, self.size, store, self._patience_s, self._device)
+
+    def agree(self, weights_sha256: str) -> None:
+        """Compare what all ranks have trained.
+
+        Raises:
+            DisagreementError: a rank has other weights.
+        """
+        for rank in self.further:
+            if self.hear(rank).get("weights") != weights_sha256:
+                raise DisagreementError(
+                    f"rank {rank} of party '{self.party}' has other weights than rank 0",
+                    want="the same sums of gradients at every rank",
+                    fix="run every rank on the same kind of processor or card",
+                )
+
+    def __enter__(self) -> RankProcesses:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if isinstance(error, LostRankError):
+                for stream in self.streams:
+                    while stream.poll() is not None:
+                        pass
+                self._find_lost()
+        finally:
+            self._end(at_once=error is not None)
+
+    @property
+    def _place(self) -> str:
+        """The file by which the ranks find each other."""
+        assert self._meeting is not None, "there are several"
+        return str(Path(self._meeting.name) / "store")
+
+    def _find_lost(self) -> None:
+        """Raise the error of the rank that ended, if one did."""
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline:
+            for rank, process in self._processes.items():
+                if process.poll() is not None:
+                    raise self._cause(rank) from None
+            time.sleep(_TICK_S)
+
+    def _cause(self, rank: int) -> LostRankError:
+        """The error of a rank that has ended."""
+        code = self._processes[rank].wait()
+        while self._said[rank].get() is not None:  # its last words are all heard by then
+            pass
+        self._said[rank].put(None)
+        if (failure := self._failed.get(rank)) is not None:
+            found = lost(self.party, rank, f"{failure.code}: {failure.what}")
+            found.where, found.fix = failure.where, failure.fix
+            return found
+        return lost(self.party, rank, f"signal {-code}" if code < 0 else f"exit {code}")
+
+    def _listen(self, rank: int) -> None:
+        """Take in what a rank says, until it ends."""
+        stdout = self._processes[rank].stdout
+        assert stdout is not None, "it is a pipe"
+        for line in stdout:
+            said = json.loads(line)
+            if failure := said.get("failure"):
+                texts = read_record(failure, f"rank {rank}", printable_lines)
+                found = VFLError(texts.pop("what"), **{k: texts[k] for k in texts if k != "code"})
+                found.code = texts["code"]  # type: ignore[misc]
+                self._failed[rank] = found
+            else:
+                self._said[rank].put(said)
+        self._said[rank].put(None)
+
+    def _end(self, *, at_once: bool) -> None:
+        """See all processes end: by themselves where everything went well."""
+        deadline = time.monotonic() + _GRACE_S
+        for process in self._processes.values():
+            if at_once:
+                process.terminate()
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+        if self._meeting is not None:
+            self._meeting.cleanup()
+
+
+class Order:
+    """What a further rank was told, and how it answers.
+
+    Args:
+        content: as rank 0 wrote it.
+        say: carries an answer back.
+
+    Attributes:
+        rank: which one it is.
+        party_file: the party's own file.
+    """
+
+    def __init__(
+        self, content: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._content, self.say = content, say
+        self.rank = int(content["group"]["rank"])
+        self.party_file = Path(content["party_file"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self._content[name]
+
+    def meet(self, device: str) -> Ranks:
+        """Say that this rank is ready, and form the group with the others."""
+        group = self._content["group"]
+        size, patience_s = int(group["size"]), float(group["patience_s"])
+        store = store_at(str(group["place"]), size, patience_s)
+        self.say({"ready": True})
+        return Ranks.meet(str(group["party"]), self.rank, size, store, patience_s, device)
+
+
+@contextmanager
+def ordered() -> Iterator[Order]:
+    """The order of this process, which is a further rank; what goes wrong is told to rank 0.
+
+    Raises:
+        ConfigError: nobody gave one.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed goes where rank 0's errors go
+
+    def say(answer: Mapping[str, Any]) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise ConfigError("a further rank is started by the party's first one")
+    threading.Thread(target=_end_with_rank_0, daemon=True).start()
+    order = Order(json.loads(line), say)
+    try:
+        yield order
+    except VFLError as error:
+        say({"failure": error.record()})
+        raise
+    except Exception as bug:
+        print(redacted_traceback(bug), file=sys.stderr)
+        say({"failure": unexpected(bug, f"rank {order.rank}").record()})
+        raise SystemExit(1) from None
+
+
+def _end_with_rank_0() -> None:
+    """Rank 0 keeps our standard input open for as long as it lives."""
+    while os.read(0, 1):  # past Python's buffer, whose lock an exit would wait for
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def store_at(place: str, size: int, patience_s: float) -> Any:
+    """Torch's key-value store in a file, by which the ranks of a party find each other."""
+    from torch import distributed
+
+    stores: Any = distributed
+    store = stores.FileStore(place, size)
+    store.set_timeout(timedelta(seconds=patience_s))
+    return store
+
+
+def device_of(device: str, rank: int) -> str:
+    """The card of a rank: "cuda" is one card a rank, in order.
+
+    >>> device_of("cpu", 1), device_of("cuda:3", 1)
+    ('cpu', 'cuda:3')
+    """
+    return f"cuda:{rank}" if device == "cuda" else device

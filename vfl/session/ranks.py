@@ -1,0 +1,408 @@
+"""The ranks of one party: processes that share every batch's rows and hold one model.
+
+    batch -> rank r's rows -> bottom -> cut -> rank r of the label party -> gradient of that cut
+    gradients of the weights, summed over the ranks -> the same optimiser step at each
+
+The loss is the whole batch's at every rank of the label party: the rows of rank r weigh what they
+weigh in it. So the gradients of all ranks sum up to those of one rank, whose shares may differ in
+size. `DistributedDataParallel` averages instead, which is right for equal shares alone, and wants
+one backward pass of one loss where a split model has two (Li et al. 2020, PyTorch Distributed,
+section 3.1). Its engine is used below it: one all-reduce a step, by gloo, or by NCCL between cards.
+
+Batch norm takes its statistics over all ranks, forwards and backwards, as torch's `SyncBatchNorm`
+does on cards alone. What else a batch's rows have in common would be of a rank's share: `refuse`
+and `fit` name what cannot be the same as with one rank.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import groupby, product, takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.functional import batch_norm
+
+from vfl import compression, defenses
+from vfl.core.errors import ConfigError, ConsentError, LostRankError, SpecError
+from vfl.core.ledger import Ledger, Traffic
+from vfl.defenses.base import Undefended
+from vfl.session.schedule import Exchange
+
+if TYPE_CHECKING:
+    from vfl.compression import Codec
+    from vfl.config import PartyFile
+    from vfl.datasets import Split
+    from vfl.session.ledger import Meter
+    from vfl.session.terms import Terms
+
+#: Where the ranks of a party meet. What gloo and NCCL carry is not encrypted.
+LOOPBACK = "127.0.0.1"
+#: Layers that treat every row by itself and draw nothing. A subclass may do anything.
+_ROWS_APART = (
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.ReLU,
+    nn.LeakyReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.MaxPool2d, nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d, nn.MultiheadAttention, nn.GRU, nn.LSTM,
+)  # fmt: skip
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
+
+
+class Ranks:
+    """One of a party's ranks, and its way to the others; without arguments there are no others.
+
+    Every method but `share` is collective: all ranks of the party call it at the same place.
+
+    Args:
+        party: whose ranks they are, for messages.
+        rank: this process, from 0, which alone keeps what the party keeps.
+        size: how many ranks there are.
+        group: torch's process group of all of them.
+        of_weights: the one that carries gradients; on cards another than `group`.
+
+    Raises:
+        LostRankError: by every collective method: another rank ended, or was silent for too long.
+    """
+
+    def __init__(
+        self, party: str = "", rank: int = 0, size: int = 1, group: Any = None,
+        of_weights: Any = None,
+    ) -> None:  # fmt: skip
+        self.party, self.rank, self.size = party, rank, size
+        self._group, self._of_weights = group, of_weights or group
+
+    @classmethod
+    def meet(
+        cls, party: str, rank: int, size: int, store: Any, timeout_s: float, device: str = "cpu"
+    ) -> Ranks:
+        """Form the group, once every rank is about to.
+
+        Args:
+            party: whose ranks they are.
+            rank: this process.
+            size: how many there are.
+            store: torch's key-value store that all of them are connected to.
+            timeout_s: the longest any rank may keep the others waiting.
+            device: where the models run; gradients on cards go by NCCL.
+        """
+        from torch import distributed
+
+        # Groups of our own, beside torch's global one: gloo listens at this address alone.
+        gloo: Any = distributed.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=LOOPBACK)]
+        options._timeout = timedelta(seconds=timeout_s)
+        with _named(party):
+            group = gloo(store, rank, size, options)
+            of_weights = None
+            if torch.device(device).type == "cuda" and distributed.is_nccl_available():
+                nccl: Any = distributed.ProcessGroupNCCL
+                of_weights = nccl(store, rank, size, nccl.Options())
+        return cls(party, rank, size, group, of_weights)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.size == 1
+
+    def share(self, exchange: Exchange) -> Exchange:
+        """The exchange with this rank's rows: consecutive ones, as many as the others' or one more.
+
+        >>> whole = Exchange(0, "train", 1, np.arange(5), last=True)
+        >>> [Ranks("a", rank, 2).share(whole).rows.tolist() for rank in (0, 1)]
+        [[0, 1, 2], [3, 4]]
+        """
+        if self.alone:
+            return exchange
+        return replace(exchange, rows=np.array_split(exchange.rows, self.size)[self.rank])
+
+    def together(self, build: OptimizerFactory) -> OptimizerFactory:
+        """Optimisers that sum the gradients of all ranks before every step."""
+        if self.alone:
+            return build
+
+        def built(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+            weights = list(parameters)
+            optimizer = build(weights)
+            optimizer.register_step_pre_hook(lambda *_: self._sum_gradients(weights))
+            return optimizer
+
+        return built
+
+    def whole(self, outputs: Tensor, loss: float, rows: int) -> tuple[Tensor, float]:
+        """What all ranks made of a batch.
+
+        Args:
+            outputs: of this rank's rows; axes (rows of the share, outputs).
+            loss: this rank's part of the batch's loss.
+            rows: of the whole batch.
+
+        Returns:
+            Outputs of axes (rows, outputs) in the batch's order, and the sum of the losses.
+        """
+        if self.alone:
+            return outputs, loss
+        counts = [len(part) for part in np.array_split(np.arange(rows), self.size)]
+        # One message: the first row carries the loss, and the last may be padding.
+        mine = outputs.new_zeros(1 + counts[0], outputs.shape[1], device="cpu")
+        mine[0], mine[1 : 1 + len(outputs)] = loss, outputs
+        found = [torch.empty_like(mine) for _ in counts]
+        with _named(self.party):
+            self._group.allgather([found], [mine]).wait()
+        parts = [one[1 : 1 + count] for one, count in zip(found, counts, strict=True)]
+        total = sum(float(one[0, 0]) for one in found)
+        return torch.cat(parts).to(outputs.device), total
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, of the same axes; a tensor of its own."""
+        summed = values.detach().clone(memory_format=torch.contiguous_format)
+        with _named(self.party):
+            self._of_weights.allreduce([summed]).wait()
+        return summed
+
+    def spread(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What rank 0 has, at every rank.
+
+        Args:
+            state: tensors, numbers and texts in mappings and lists; only rank 0's counts.
+        """
+        if self.alone:
+            return state
+        content = io.BytesIO()
+        if self.rank == 0:
+            torch.save(dict(state), content)
+        size = torch.tensor([content.tell()])
+        with _named(self.party):
+            self._group.broadcast(size, 0).wait()
+            carried = torch.empty(int(size), dtype=torch.uint8)
+            if self.rank == 0:
+                carried.copy_(torch.frombuffer(content.getbuffer(), dtype=torch.uint8))
+            self._group.broadcast(carried, 0).wait()
+        if self.rank == 0:
+            return state
+        found: dict[str, Any] = torch.load(
+            io.BytesIO(carried.numpy().tobytes()), map_location="cpu", weights_only=True
+        )
+        return found
+
+    def count_at_first(self, counts: Sequence[int]) -> list[int]:
+        """The sums over all ranks at rank 0, and zeros at the others: nothing is counted twice."""
+        if self.alone:
+            return list(counts)
+        sums = torch.tensor(counts, dtype=torch.int64)
+        with _named(self.party):
+            self._group.allreduce([sums]).wait()
+        return [int(one) for one in (sums if self.rank == 0 else torch.zeros_like(sums))]
+
+    def merge(self, ledger: Ledger, parties: Sequence[str]) -> None:
+        """Move what every rank's ledger holds into rank 0's; what it waited for stays its own."""
+        if self.alone:
+            return
+        keys = list(product(parties, ("up", "down"), ("train", "evaluate", "control")))
+        own = {(row.party, row.direction, row.phase): row for row in ledger.rows()}
+        rows = [own.get(key, Traffic(*key)) for key in keys]
+        sums = self.count_at_first(
+            [count for row in rows for count in (row.frames, row.payload_bytes, row.wire_bytes)]
+        )
+        merged = [
+            {"party": row.party, "direction": row.direction, "phase": row.phase}
+            | {"frames": sums[3 * at], "payload_bytes": sums[3 * at + 1]}
+            | {"wire_bytes": sums[3 * at + 2], "seconds": row.seconds}
+            for at, row in enumerate(rows)
+        ]
+        ledger.restore([row for row in merged if row["frames"]])
+
+    def metered(self, schedule: Iterable[Exchange], meter: Meter) -> Iterator[Exchange]:
+        """The same exchanges; after each epoch rank 0's meter has the bytes of all ranks."""
+        for _, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
+            yield from exchanges
+            meter.bytes.update(
+                zip(meter.bytes, self.count_at_first(list(meter.bytes.values())), strict=True)
+            )
+
+    def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
+        """One message: all gradients, and which weights have one at any rank."""
+        flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
+        known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
+        message = self.total(torch.cat([*flat, known]))
+        *sums, known = torch.split(message, [*(len(one) for one in flat), len(known)])
+        for weight, total, has in zip(weights, sums, known.tolist(), strict=True):
+            weight.grad = total.view_as(weight) if has else None
+
+
+ALONE = Ranks()
+
+
+class _named:
+    """What goes wrong inside is that a rank is lost; torch names its address at best."""
+
+    def __init__(self, party: str) -> None:
+        self._party = party
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise lost(self._party) from None
+
+
+def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRankError:
+    """The error of a rank that is gone.
+
+    Args:
+        party: whose.
+        rank: which; None where that is not known.
+        how: it ended.
+    """
+    return LostRankError(
+        f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",
+        got=how or "its connection to the other ranks broke, or it was silent for too long",
+    )
+
+
+def check_ranks(party: PartyFile, asked: int) -> None:
+    """Refuse a session in more ranks than a party runs, or one in several that it would record.
+
+    Raises:
+        ConsentError: with both numbers.
+        ConfigError: a trace would have rank 0's frames alone.
+    """
+    if asked > 1 and party.trace.enabled:
+        raise ConfigError(
+            "a trace would hold the frames of one rank of several",
+            where="[trace]",
+            got=f"{asked} ranks",
+            fix="leave [trace] out, or one rank at every party",
+        )
+    if asked > (own := party.ranks):
+        raise ConsentError(
+            f"party '{party.party}' does not run that many ranks",
+            got=f"{asked} ranks",
+            want=f"at most {own}",
+            fix=f"vfl up party.toml --ranks {asked} there, or fewer at the label party",
+        )
+
+
+def refuse(terms: Terms, split: Split, size: int) -> None:
+    """Refuse a training that several ranks would not do as one rank does.
+
+    Args:
+        terms: of the session.
+        split: its rows.
+        size: how many ranks.
+
+    Raises:
+        ConfigError: with the setting that is in the way.
+    """
+    codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
+    epoch = takewhile(lambda one: one.epoch == 1 and one.trains, terms.schedule(split))
+    smallest = min((len(one.rows) for one in epoch), default=size)
+    for stands, where, got, why in (
+        (terms.dp is not None, "dp", "DP-SGD", "noise is drawn for whole batches"),
+        (terms.secure != "none", "secure", terms.secure, "masks are of whole batches"),
+        (not isinstance(defense, Undefended), "defense", terms.defense,
+         "a defense draws for whole batches, or looks at them"),
+        (not _rows_apart(codec), "codec", terms.codec,
+         "this codec draws, learns, or has one scale for a batch"),
+        (terms.train.in_flight > 1, "train.in_flight", str(terms.train.in_flight),
+         "a checkpoint holds the frames in flight of rank 0 alone"),
+        (terms.middle is not None, "middle", "a party in the middle", "it has one rank"),
+        (bool(terms.tasks), "tasks", "further label parties", "they have one rank each"),
+        (terms.missing_rows != "intersection", "data.missing_rows", terms.missing_rows,
+         "a share may hold none of a party's rows"),
+        (smallest < size, "train.batch_size", f"a batch of {smallest} rows",
+         "every rank needs a row of every batch"),
+    ):  # fmt: skip
+        if stands:
+            raise ConfigError(
+                f"{size} ranks would not train as one does: {why}",
+                where=where,
+                got=got,
+                fix="one rank at every party, or another setting",
+            )
+
+
+def fit(model: nn.Module, ranks: Ranks) -> None:
+    """Let batch norms of a model see all ranks; refuse what else looks at other rows, or draws.
+
+    Raises:
+        SpecError: with the layer.
+    """
+    if ranks.alone:
+        return
+    for name, part in model.named_modules():
+        if type(part) in _BATCH_NORMS and part.track_running_stats and part.momentum is not None:
+            part.forward = partial(_normalised, part, ranks)
+            continue
+        harmless = type(part) in _ROWS_APART and not getattr(part, "dropout", 0.0)
+        off = isinstance(part, nn.Dropout) and part.p == 0
+        own = type(part).__module__.startswith(("vfl.models.", "vfl.compression."))
+        if not (harmless or off or own):
+            raise SpecError(
+                f"{ranks.size} ranks would not train this model as one does: what a layer draws "
+                "or sees of a batch would be of a rank's share",
+                where=f"layer '{name}'",
+                got=type(part).__name__,
+                fix="a model without it, or one rank at every party",
+            )
+
+
+class _Total(torch.autograd.Function):
+    """The sum over all ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.total(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.total(grads[0]), None
+
+
+def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
+    """Batch norm over the rows of all ranks (Ioffe and Szegedy 2015, algorithm 1).
+
+    Args:
+        norm: torch's layer, with its weights and running statistics.
+        ranks: whose rows the statistics are of.
+        inputs: axes (rows, channels, ...).
+    """
+    if not norm.training:
+        means, variances = norm.running_mean, norm.running_var
+        return batch_norm(inputs, means, variances, norm.weight, norm.bias, eps=norm.eps)
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    shape = [-1 if axis == 1 else 1 for axis in range(inputs.dim())]
+
+    def total(values: Tensor) -> Tensor:
+        summed: Tensor = _Total.apply(values, ranks)  # type: ignore[no-untyped-call]
+        return summed
+
+    own = inputs.new_tensor([inputs.numel() / inputs.shape[1]])
+    sums = total(torch.cat([inputs.sum(axes), own]))
+    count = sums[-1]
+    mean = sums[:-1] / count
+    centred = inputs - mean.view(shape)
+    variance = total((centred**2).sum(axes)) / count  # centred first, so that nothing cancels
+    outputs: Tensor = centred * torch.rsqrt(variance + norm.eps).view(shape)
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean, norm.momentum)
+        norm.running_var.lerp_(variance * count / (count - 1), norm.momentum)
+        norm.num_batches_tracked.add_(1)
+    if norm.weight is not None:
+        outputs = outputs * norm.weight.view(shape) + norm.bias.view(shape)
+    return outputs
+
+
+def _rows_apart(codec: Codec) -> bool:
+    adds_loss = type(codec).local_loss is not compression.Codec.local_loss
+    return codec.rows_apart and not (codec.draws or codec.learns or adds_loss)
