@@ -26,6 +26,7 @@ NAMES = (
     "memory",
     "mpc",
     "psi",
+    "ranks",
     "secure_dpsgd",
     "serving",
     "start",
