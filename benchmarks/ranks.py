@@ -42,7 +42,7 @@ from benchmarks.training_step import (
 )
 from benchmarks.worker import BenchmarkWorker
 
-WARMUP_STEPS, STEPS, REPEATS = 5, 20, 5
+WARMUP_STEPS, STEPS, REPEATS = 3, 10, 5
 QUICK_STEPS = 3
 _COMPUTED = (2, 8)
 

@@ -28,6 +28,7 @@ NAMES = (
     "memory",
     "mpc",
     "psi",
+    "ranks",
     "secure_dpsgd",
     "serving",
     "start",

@@ -68,3 +68,12 @@ def test_a_killed_rank_is_named_and_the_training_resumed(commands, in_one_rank):
     assert f"--resume {commands.run(training)}" in training.last_words()
     commands.nodes["left"].wait_for("error[V410]: rank 1 of party 'left' was lost")
     same(commands, commands.train(resume=training), in_one_rank)
+
+
+def test_a_party_that_is_lost_whole_is_waited_for(commands, in_one_rank):
+    training = commands.train()
+    training.wait_for("epoch  10")
+    commands.kill("flwr-clientapp", "right")
+    told = training.wait_for("went away and did not come back")
+    training.wait_for("restart 1 of 3", after=told)
+    same(commands, training, in_one_rank)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from vfl.core.errors import (
     ConfigError,
     DisagreementError,
+    LostPeerError,
     LostRankError,
     VFLError,
     read_record,
@@ -40,6 +41,8 @@ from vfl.session.ranks import ALONE, Ranks, lost
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
 #: How long rank 0 looks for the rank that ended, and lets the others end by themselves.
 _GRACE_S = 10.0
+#: How long a rank has that is told to end; one that waits for another does not hear it.
+_TOLD_S = 2.0
 _TICK_S = 0.05
 
 
@@ -53,7 +56,8 @@ class Polled(Protocol):
 class RankProcesses:
     """The further ranks of one party in one session; a context manager, and of one rank nothing.
 
-    Leaving it with a `LostRankError` finds out which rank was lost, and why.
+    Leaving it with a `LostRankError` finds out which rank was lost, and why. What another party
+    said, or a stream that is gone, explains it first.
 
     Args:
         party: whose ranks they are.
@@ -164,13 +168,15 @@ class RankProcesses:
                     raise self._cause(rank) from None
             time.sleep(_TICK_S)
 
-    def _cause(self, rank: int) -> LostRankError:
-        """The error of a rank that has ended."""
+    def _cause(self, rank: int) -> VFLError:
+        """The error of a rank that has ended; that of a party it has lost is that of any stream."""
         code = self._processes[rank].wait()
         while self._said[rank].get() is not None:  # its last words are all heard by then
             pass
         self._said[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
+            if failure.code == LostPeerError.code:
+                return LostPeerError(f"{failure.what}; rank {rank} of '{self.party}' noticed")
             found = lost(self.party, rank, f"{failure.code}: {failure.what}")
             found.where, found.fix = failure.where, failure.fix
             return found
@@ -192,11 +198,12 @@ class RankProcesses:
         self._said[rank].put(None)
 
     def _end(self, *, at_once: bool) -> None:
-        """See all processes end: by themselves where everything went well."""
-        deadline = time.monotonic() + _GRACE_S
-        for process in self._processes.values():
-            if at_once:
+        """See all processes end: by themselves where everything went well. They keep nothing."""
+        deadline = time.monotonic() + (_TOLD_S if at_once else _GRACE_S)
+        if at_once:
+            for process in self._processes.values():
                 process.terminate()
+        for process in self._processes.values():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

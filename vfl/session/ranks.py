@@ -164,8 +164,7 @@ class Ranks:
     def total(self, values: Tensor) -> Tensor:
         """The sum over all ranks, of the same axes; a tensor of its own."""
         summed = values.detach().clone(memory_format=torch.contiguous_format)
-        with _named(self.party):
-            self._of_weights.allreduce([summed]).wait()
+        self._add_up(summed)
         return summed
 
     def spread(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -228,11 +227,17 @@ class Ranks:
                 zip(meter.bytes, self.count_at_first(list(meter.bytes.values())), strict=True)
             )
 
+    def _add_up(self, values: Tensor) -> None:
+        """The same in place."""
+        with _named(self.party):
+            self._of_weights.allreduce([values]).wait()
+
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
         """One message: all gradients, and which weights have one at any rank."""
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
-        message = self.total(torch.cat([*flat, known]))
+        message = torch.cat([*flat, known])
+        self._add_up(message)
         *sums, known = torch.split(message, [*(len(one) for one in flat), len(known)])
         for weight, total, has in zip(weights, sums, known.tolist(), strict=True):
             weight.grad = total.view_as(weight) if has else None

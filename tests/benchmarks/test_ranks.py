@@ -1,0 +1,31 @@
+import pytest
+
+from benchmarks.ranks import _rows, _Turn, bench_ranks, format_table
+from benchmarks.training_step import KNOWN, LABEL_PARTY, Measurement
+
+
+def test_one_rank_and_two_train_the_same_network():
+    one, two, *computed = bench_ranks(["shared_mlp"], steps=3, repeats=1)
+    assert two.final_loss == pytest.approx(one.final_loss, abs=1e-5)
+    assert [(row.ranks, row.how) for row in (one, two, *computed)] == [
+        (1, "measured"),
+        (2, "measured"),
+        (2, "computed"),
+        (8, "computed"),
+    ]
+    assert 0 < computed[0].collectives_ms < computed[0].cpu_ms < one.cpu_ms
+    assert format_table([one, two, *computed]).count("\n") == 4
+
+
+def test_a_step_of_more_ranks_is_computed_between_the_whole_batch_and_an_eighth():
+    def step(cpu_ms):
+        each = Measurement(cpu_ms=cpu_ms / 2, wall_ms=cpu_ms, final_loss=0.5)
+        return {LABEL_PARTY: each, "left": each}
+
+    turn = _Turn(step(100), [step(60), step(60)], step(30), {2: 4.0, 8: 10.0})
+    one, two, half, eighth = _rows(KNOWN["shared_mlp"], [turn])
+    assert (one.cpu_ms, two.cpu_ms) == (100, 60)
+    assert (two.speed, two.work) == (pytest.approx(100 / 60), pytest.approx(1.2))
+    assert half.cpu_ms == pytest.approx(30 + 3 / 7 * 70 + 4)  # 64 rows cost 30, 512 cost 100
+    assert eighth.cpu_ms == 40
+    assert (eighth.speed, eighth.work) == (pytest.approx(2.5), pytest.approx(3.2))
