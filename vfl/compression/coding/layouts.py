@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,11 +36,10 @@ from vfl.compression.coding.range_coder import (
     AdaptiveCounts,
     Cells,
     Reader,
-    Shares,
     decode_columns,
     encode,
+    encode_columns,
     next_symbol,
-    state_count,
     symbols_limit_bytes,
 )
 from vfl.core.compiled import compiled, native
@@ -49,8 +49,6 @@ from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 COUNTS_LIMIT = 2**21
 #: What a symbol adds to its count, and what a code's count starts with.
 _WEIGHT, _FIRST_COUNT = 24, 4
-#: Of each so many rows one says about how much all take.
-_SAMPLED = 16
 #: What waits for its commit, by the names that checkpoints have for it.
 _CODED = "waiting-indices", "waiting-codes"
 
@@ -209,31 +207,23 @@ class Range(Layout):
         return symbols_limit_bytes(rows * (self._index_count + self.k))
 
     def pack(self, indices: Indices, codes: Codes) -> bytes:
-        cells = self._cells(indices, codes)
         if not self._index_count:
-            return encode(Shares(self._codes.table.reshape(-1), cells[0]), self._states(codes))
+            return encode_columns(self._codes.table, _in_bytes(codes))
         tables = (counts.table.reshape(-1) for counts in self._sides.values())
-        ends = [
-            np.stack([table[each], table[each + 1]], axis=-1)
-            for table, each in zip(tables, cells, strict=True)
-        ]
-        table = np.concatenate(ends, axis=1).reshape(-1)
-        return encode(Shares(table, np.arange(0, len(table), 2, dtype=np.int32)))
+        cells = self._cells(indices, codes)
+        shares = [table[each] for table, each in zip(tables, cells, strict=True)]
+        return encode(np.concatenate(shares, axis=1).reshape(-1))
 
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         indices = np.zeros((rows, self._index_count), np.int64)
+        if not self._index_count:
+            return indices, decode_columns(body, self._codes.table, self._codes.splits, rows)
         codes = np.zeros((rows, self.k), np.uint8)
-        if self._index_count:
-            reader = Reader(body)
-            tables = [counts.table.reshape(-1) for counts in self._sides.values()]
-            parts = [reader.words, reader.states, reader.taken, indices, codes, *tables]
-            if not _decode(self.width, *(native(part) for part in parts)):
-                raise CorruptFrameError("a range-coded payload names no symbol")
-        else:
-            reader = Reader(body, most=max(1, rows))
-            decode_columns(reader, self._codes.table, codes)
-            if len(reader.states) != self._states(codes):
-                raise CorruptFrameError("a range-coded payload has no such states")
+        reader = Reader(body)
+        tables = [counts.table.reshape(-1) for counts in self._sides.values()]
+        parts: list[Any] = [reader.words, reader.states, reader.taken, indices, codes, *tables]
+        if not _decode(self.width, *(native(part) for part in parts)):
+            raise CorruptFrameError("a range-coded payload names no symbol")
         reader.finish()
         return indices, codes
 
@@ -241,9 +231,13 @@ class Range(Layout):
         self._waiting[step] = indices, codes
 
     def commit(self, step: int) -> None:
-        if (coded := self._waiting.pop(step, None)) is not None:
-            for counts, cells in zip(self._sides.values(), self._cells(*coded), strict=True):
-                counts.count(step, cells.reshape(-1))
+        if (coded := self._waiting.pop(step, None)) is None:
+            return
+        if not self._index_count:
+            self._codes.count_columns(step, _in_bytes(coded[1]))
+            return
+        for counts, cells in zip(self._sides.values(), self._cells(*coded), strict=True):
+            counts.count(step, cells.reshape(-1))
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {
@@ -270,13 +264,7 @@ class Range(Layout):
         }
 
     def _cells(self, indices: Indices, codes: Codes) -> list[Cells]:
-        """Where the symbols of each side stand in its table.
-
-        Of axes (rows, symbols) with indices; in one line, column by column, without.
-        """
-        if not self._index_count:
-            columns = np.ascontiguousarray(codes.T)
-            return [self._codes.cells(np.arange(self.width)[:, None], columns).reshape(-1)]
+        """Where the symbols of each side stand in its table, axes (rows, symbols)."""
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before
@@ -285,11 +273,9 @@ class Range(Layout):
             self._codes.cells(np.zeros((), np.int64), codes),
         ]
 
-    def _states(self, codes: Codes) -> int:
-        """States for the codes of a cut."""
-        sample = codes[::_SAMPLED]
-        bits = self._codes.bits(self._codes.cells(np.arange(self.width), sample))
-        return state_count(bits * len(codes) // max(1, len(sample)), len(codes))
+
+def _in_bytes(codes: Codes) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(codes, np.uint8)
 
 
 @lru_cache(maxsize=16)
@@ -323,11 +309,11 @@ def _decode(
 ) -> bool:
     """Fill a row's indices and then its codes, row by row; False where no symbol fits."""
     rows, k = codes.shape
-    choices = len(code_table) - 1
+    choices = len(code_table)
     for row in range(rows):
         before = -1
         for j in range(k):
-            first = (j * width + before + 1) * (width + 1)
+            first = (j * width + before + 1) * width
             before = next_symbol(words, states, taken, index_table, first, width)
             if before < 0:
                 return False
