@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vfl.compression.coding import loops
 from vfl.compression.coding.bits import (
     Bits,
     Codes,
@@ -27,10 +28,13 @@ from vfl.compression.coding.bits import (
     from_bits,
     index_set,
     pack,
+    pack_codes,
     packed_bytes,
+    require_rows,
     supports,
     to_bits,
     unpack,
+    unpack_codes,
 )
 from vfl.compression.coding.range_coder import (
     AdaptiveCounts,
@@ -42,11 +46,13 @@ from vfl.compression.coding.range_coder import (
     next_symbol,
     symbols_limit_bytes,
 )
+from vfl.core import compiled as switch
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
 #: Counts an adaptive packer may hold; 32 MB with their running sums.
 COUNTS_LIMIT = 2**21
+_BYTE = 8
 #: What a symbol adds to its count, and what a code's count starts with.
 _WEIGHT, _FIRST_COUNT = 24, 4
 #: What waits for its commit, by the names that checkpoints have for it.
@@ -90,15 +96,44 @@ class DenseBitmap(Layout):
         return packed_bytes(rows, self.k) + packed_bytes(rows, self.k * self.code_bits)
 
     def pack(self, indices: Indices, codes: Codes) -> bytes:
-        used = codes > 0
-        spelt = to_bits(codes[used][:, None], self.code_bits)
-        return pack(used.astype(np.uint8)) + pack(spelt)
+        used = codes != 0
+        if self.code_bits > _BYTE:
+            spelt = pack(to_bits(codes[used][:, None], self.code_bits))
+        else:
+            kept = torch.from_numpy(_marked(_in_bytes(codes), used))
+            spelt = pack_codes(kept, self.code_bits).numpy().tobytes()
+        return np.packbits(used.reshape(-1)).tobytes() + spelt
 
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         end = packed_bytes(rows, self.k)
         _require_head(body, end, "bitmap")
-        used = unpack(body[:end], rows, self.k).astype(np.bool_)
-        return _placed(used, unpack(body[end:], int(np.count_nonzero(used)), self.code_bits))
+        used = unpack(body[:end], rows, self.k)
+        count = int(np.count_nonzero(used))
+        if self.code_bits > _BYTE:
+            return _placed(used.astype(np.bool_), unpack(body[end:], count, self.code_bits))
+        raw = require_rows(body[end:], count, self.code_bits)
+        kept = unpack_codes(torch.from_numpy(raw.copy()), count, self.code_bits).numpy()
+        if not kept.all():
+            raise _marks_a_zero()
+        return np.zeros((rows, 0), np.int64), _spread(used, kept)
+
+
+def _marked(codes: npt.NDArray[np.uint8], used: Mask) -> npt.NDArray[np.uint8]:
+    """The codes that are not 0, in their order."""
+    if not switch.COMPILED:
+        return codes[used]
+    kept = np.empty(codes.size + 1, np.uint8)
+    return kept[: loops.keep_marked(codes.reshape(-1), kept)]
+
+
+def _spread(used: Bits, kept: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The codes of all values from those that are not 0; `used` is 1 where those stand."""
+    codes = np.zeros(used.shape, np.uint8)
+    if switch.COMPILED:
+        loops.spread_marked(used.reshape(-1), np.append(kept, np.uint8(0)), codes.reshape(-1))
+    else:
+        codes[used.astype(np.bool_)] = kept
+    return codes
 
 
 class DenseEnumerative(DenseBitmap):
@@ -161,8 +196,12 @@ def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:
     codes = np.zeros(used.shape, np.int64)
     codes[used] = from_bits(spelt, spelt.shape[1], 1)[:, 0]
     if (codes[used] == 0).any():
-        raise CorruptFrameError("a payload marks a zero as a value")
+        raise _marks_a_zero()
     return np.zeros((len(used), 0), np.int64), codes
+
+
+def _marks_a_zero() -> CorruptFrameError:
+    return CorruptFrameError("a payload marks a zero as a value")
 
 
 class Range(Layout):

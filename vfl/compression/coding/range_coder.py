@@ -35,7 +35,7 @@ _BITS_A_STATE, _MOST_STATES = 2048, 256
 #: The fewest beside one, and what their number is a multiple of: the states of a vector.
 LANES = 16
 #: Symbols from whose shares it is guessed how many bits all take.
-_SAMPLED = 4096
+_SAMPLED = 2048
 #: A context whose counts exceed this, which is less than 2^16, forgets half of them.
 _FORGET_ABOVE = 60_000
 #: Of the bytes a coder of this module writes; the first history.
