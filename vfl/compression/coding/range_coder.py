@@ -370,11 +370,10 @@ class AdaptiveCounts:
         """
         if self._splits is None:
             contexts, choices = self.table.shape
-            firsts = -(np.arange(1, 16) * -choices // 16)
-            shape = 15, contexts + -contexts % LANES
-            self._splits = np.full(shape, 1 << TOTAL_BITS, np.uint16)
-            inside = firsts < choices
-            self._splits[inside, :contexts] = self.table.T[firsts[inside]] >> 16
+            self._splits = np.full((15, contexts + -contexts % LANES), 1 << TOTAL_BITS, np.uint16)
+            each, copies = max(1, choices // 16), max(1, 16 // choices)
+            starts = np.repeat(self.table[:, each::each].T >> 16, copies, axis=0)
+            self._splits[: len(starts), :contexts] = starts
         return self._splits
 
     def cells(self, contexts: np.ndarray, symbols: np.ndarray) -> Cells:
