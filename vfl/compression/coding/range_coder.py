@@ -247,9 +247,22 @@ def _decode_columns(
     choices: int, words: Any, states: Any, taken: Any, table: Any, codes: Any
 ) -> None:
     rows, columns = codes.shape
+    state, at, count = states[0], 0, len(words)
     for column in range(columns):
+        first = column * choices
         for row in range(rows):
-            codes[row, column] = next_symbol(words, states, taken, table, column * choices, choices)
+            slot = state & _MASK
+            cell, step = first, choices >> 1
+            while step > 0:  # no branch for the processor to guess
+                cell += step * int(int(table[cell + step]) >> 16 <= slot)
+                step >>= 1
+            share = int(table[cell])
+            state = (share & 0xFFFF) * (state >> TOTAL_BITS) + slot - (share >> 16)
+            if state < _LOW and at < count:
+                state = (state << _WORD_BITS) | int(words[at])
+                at += 1
+            codes[row, column] = cell - first
+    states[0], taken[0] = state, at
 
 
 def _encode_in_vectors(table: Shares, codes: Symbols, states: States) -> npt.NDArray[np.uint16]:
