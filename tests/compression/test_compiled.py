@@ -23,22 +23,24 @@ SPECS = (
     "relu",
     "rate",
 )
+#: Enough for the range coder to have several states.
+WIDE = tuple((f"quantise:values={bits},packer=range", (150, 90)) for bits in (4, 7, 8))
 
 
 def digest():
     """Of all payloads of a few steps, which are decoded and committed too."""
     found = hashlib.sha256()
-    for spec in SPECS:
+    for spec, (rows, width) in [*((spec, (30, 20)) for spec in SPECS), *WIDE]:
         codec = make(spec)
         for step in range(4):
-            cut = torch.randn(30, 20, generator=generator(step, "compiled")).relu()
+            cut = torch.randn(rows, width, generator=generator(step, "compiled")).relu()
             context = StepContext(step, training=True, secret=Secret.of_simulation(0, "feature"))
             payload, kept = codec.encode(cut, context)
-            decoded, saved = codec.decode(payload, 30, 20, context)
+            decoded, saved = codec.decode(payload, rows, width, context)
             gradient = codec.encode_grad(cut / 8, saved, context)
             codec.commit(step)
             found.update(bytes(payload) + decoded.numpy().tobytes() + bytes(gradient))
-            found.update(codec.decode_grad(gradient, kept, 30, 20, context).numpy().tobytes())
+            found.update(codec.decode_grad(gradient, kept, rows, width, context).numpy().tobytes())
     return found.hexdigest()
 
 

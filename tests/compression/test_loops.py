@@ -23,6 +23,7 @@ PAIRS = [
 #: All are kept, more than half, one, and ranks of 62, 63, 124 and 195 bits.
 EDGES = [(1, 1), (7, 7), (6, 4), (40, 1), (66, 28), (67, 28), (128, 60), (200, 100), (60, 32)]
 SECRET = Secret.of_simulation(0, "feature")
+TRAINING = StepContext(3, training=True, secret=SECRET)
 
 
 @pytest.fixture
@@ -200,3 +201,58 @@ def test_values_are_quantised_alike(both, bits, groups):
     assert first.codes.tolist() == second.codes.tolist()
     first, second = both(lambda: code.decode(second.scale, second.codes, groups))
     assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize(
+    "spec", ["quantise:values=3", "relu:values=4", "relu:values=3,packer=bitmap"]
+)
+@pytest.mark.parametrize("scale", ["batch", "row", "agreed"])
+def test_dense_cuts_are_treated_alike(both, spec, scale):
+    for width in (1, 5, 70):
+        for cut in cuts(width):
+            first, second = both(lambda cut=cut: traffic(f"{spec},scale={scale}", cut))
+            assert first == second
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "spec", ["quantise:values=3", "relu:values=4", "l1:target=2,packer=bitmap"]
+)
+@pytest.mark.parametrize("scale", ["batch", "row", "agreed"])
+def test_a_dense_cut_that_is_not_finite_is_refused_alike(both, spec, scale, bad):
+    for place in (0, 40, 69):
+        cut = rectified(4, 70)
+        cut[2, place] = bad
+
+        def refusals(cut=cut):
+            codec, found = make(f"{spec},scale={scale}"), []
+            codec.encode(rectified(4, 70), TRAINING)
+            codec.commit(3)  # a scale is agreed
+            for context in (TRAINING, INFERENCE):
+                with pytest.raises(NonFiniteError) as caught:
+                    codec.encode(cut, context)
+                found.append(str(caught.value))
+            return found
+
+        first, second = both(refusals)
+        assert first == second
+
+
+def test_damaged_bitmaps_are_read_or_refused_alike(both):
+    codec = make("relu:values=3,packer=bitmap")
+    payload = codec.encode(rectified(5, 33), TRAINING).payload
+    draw = np.random.default_rng(0)
+
+    def outcome(raw):
+        try:
+            return codec.decode(raw, 5, 33, TRAINING).cut.numpy().tobytes()
+        except VFLError as refusal:
+            return str(refusal)
+
+    for case in range(300):
+        raw = bytearray(payload)
+        for bit in draw.integers(0, 8 * len(raw), 1 + case % 3):
+            raw[bit // 8] ^= 1 << bit % 8
+        for each in (bytes(raw), bytes(raw[: case % len(raw)]), bytes(raw) + b"\0"):
+            first, second = both(lambda each=each: outcome(each))
+            assert first == second

@@ -102,6 +102,10 @@ class PackedCodec(Codec):
     def place(self, indices: Indices, values: Any, width: int) -> Decoded:
         """The cut from what `choose` gave of it."""
 
+    def kept(self, codes: Codes, saved: Any) -> Any:
+        """What either end keeps for the gradient; `saved` is what `choose` or `place` gave."""
+        return saved
+
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         layout = self.layout(cut.shape[1])
         indices, values, saved = self.choose(cut.to(self._where(*cut.shape)), context)
@@ -109,7 +113,7 @@ class PackedCodec(Codec):
         payload = self._tag(layout) + scale + layout.pack(indices, codes)
         if context.training:
             self._record(context.step, layout, scale, indices, codes)
-        return Encoded(payload, saved)
+        return Encoded(payload, self.kept(codes, saved))
 
     def decode(
         self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
@@ -133,7 +137,8 @@ class PackedCodec(Codec):
         values = self._code.decode(scale, codes, groups or min(rows, 1))
         if context.training:
             self._record(context.step, layout, bytes(scale), indices, codes)
-        return self.place(indices, values, width)
+        decoded = self.place(indices, values, width)
+        return Decoded(decoded.cut, self.kept(codes, decoded.saved))
 
     def payload_limit(self, rows: int, width: int) -> int:
         layout = self.layout(width)
@@ -243,19 +248,20 @@ class DenseCodec(PackedCodec):
         self._rectified = rectified
 
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
-        if not all_finite(cut):
+        stays = cut.device.type != "cpu" and self._stays
+        if not (self._code.checks and not stays) and not all_finite(cut):
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
         indices = np.zeros((len(cut), 0), np.int64)
-        if cut.device.type != "cpu" and self._stays:
-            return Chosen(indices, cut, None)
-        values = cut.cpu().contiguous().numpy()
-        return Chosen(indices, values, values > 0 if self._rectified else None)
+        return Chosen(indices, cut if stays else cut.cpu().contiguous().numpy(), None)
 
     def place(self, indices: Indices, values: Values | Tensor, width: int) -> Decoded:
         if isinstance(values, Tensor):
             return Decoded(values.to(self.device), None)
-        saved = values > 0 if self._rectified else None
-        return Decoded(torch.from_numpy(values).to(self.device), saved)
+        return Decoded(torch.from_numpy(values).to(self.device), None)
+
+    def kept(self, codes: Codes, saved: Any) -> Any:
+        """Behind a rectifier, where values are above zero, which is where codes are."""
+        return codes != 0 if self._rectified else None
 
     @property
     def _stays(self) -> bool:

@@ -25,9 +25,12 @@ rows x width float32, row by row.
    more than half are above zero); the codes, b bits each, row by row. Above 724 units, rows whose
    ranks would need more than 2^18 table entries have a bit for every unit.
 
-``packer=range`` writes a byte that detects ends out of step (2 at first), the scales, and an
-integer ANS code (Duda 2013): a byte with the number of states (a power of two in its lower half;
-the length of the only one in its upper half), the states (five bytes each if there are several),
-words of 16 bits. Whole cuts are coded column by column, and symbols take the states in turn, one
-state for every 4,096 bits, fewer than 8 being one. Shares are of 2^16.
+``packer=range`` writes a byte that detects ends out of step (3 at first), the scales, and an
+integer ANS code (Duda 2013). Shares are of 2^15, words have 16 bits.
+
+1. One state: its length in the upper half of a byte, the state, at most four bytes, and words.
+   Sparse cuts are coded row by row, small whole cuts column by column.
+2. Several states, a power of two of at least 16, one for every 2,048 bits: that power in a byte,
+   the states, four bytes each, and words. As many columns as there are states are coded at once,
+   row by row, a state each; in a row the last state takes its word first.
 """

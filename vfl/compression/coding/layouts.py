@@ -13,9 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vfl.compression.coding import loops
 from vfl.compression.coding.bits import (
     Bits,
     Codes,
@@ -26,31 +28,33 @@ from vfl.compression.coding.bits import (
     from_bits,
     index_set,
     pack,
+    pack_codes,
     packed_bytes,
+    require_rows,
     supports,
     to_bits,
     unpack,
+    unpack_codes,
 )
 from vfl.compression.coding.range_coder import (
     AdaptiveCounts,
     Cells,
     Reader,
-    Shares,
     decode_columns,
     encode,
+    encode_columns,
     next_symbol,
-    state_count,
     symbols_limit_bytes,
 )
+from vfl.core import compiled as switch
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
 #: Counts an adaptive packer may hold; 32 MB with their running sums.
 COUNTS_LIMIT = 2**21
+_BYTE = 8
 #: What a symbol adds to its count, and what a code's count starts with.
 _WEIGHT, _FIRST_COUNT = 24, 4
-#: Of each so many rows one says about how much all take.
-_SAMPLED = 16
 #: What waits for its commit, by the names that checkpoints have for it.
 _CODED = "waiting-indices", "waiting-codes"
 
@@ -92,15 +96,44 @@ class DenseBitmap(Layout):
         return packed_bytes(rows, self.k) + packed_bytes(rows, self.k * self.code_bits)
 
     def pack(self, indices: Indices, codes: Codes) -> bytes:
-        used = codes > 0
-        spelt = to_bits(codes[used][:, None], self.code_bits)
-        return pack(used.astype(np.uint8)) + pack(spelt)
+        used = codes != 0
+        if self.code_bits > _BYTE:
+            spelt = pack(to_bits(codes[used][:, None], self.code_bits))
+        else:
+            kept = torch.from_numpy(_marked(_in_bytes(codes), used))
+            spelt = pack_codes(kept, self.code_bits).numpy().tobytes()
+        return np.packbits(used.reshape(-1)).tobytes() + spelt
 
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         end = packed_bytes(rows, self.k)
         _require_head(body, end, "bitmap")
-        used = unpack(body[:end], rows, self.k).astype(np.bool_)
-        return _placed(used, unpack(body[end:], int(np.count_nonzero(used)), self.code_bits))
+        used = unpack(body[:end], rows, self.k)
+        count = int(np.count_nonzero(used))
+        if self.code_bits > _BYTE:
+            return _placed(used.astype(np.bool_), unpack(body[end:], count, self.code_bits))
+        raw = require_rows(body[end:], count, self.code_bits)
+        kept = unpack_codes(torch.from_numpy(raw.copy()), count, self.code_bits).numpy()
+        if not kept.all():
+            raise _marks_a_zero()
+        return np.zeros((rows, 0), np.int64), _spread(used, kept)
+
+
+def _marked(codes: npt.NDArray[np.uint8], used: Mask) -> npt.NDArray[np.uint8]:
+    """The codes that are not 0, in their order."""
+    if not switch.COMPILED:
+        return codes[used]
+    kept = np.empty(codes.size + 1, np.uint8)
+    return kept[: loops.keep_marked(codes.reshape(-1), kept)]
+
+
+def _spread(used: Bits, kept: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The codes of all values from those that are not 0; `used` is 1 where those stand."""
+    codes = np.zeros(used.shape, np.uint8)
+    if switch.COMPILED:
+        loops.spread_marked(used.reshape(-1), np.append(kept, np.uint8(0)), codes.reshape(-1))
+    else:
+        codes[used.astype(np.bool_)] = kept
+    return codes
 
 
 class DenseEnumerative(DenseBitmap):
@@ -163,8 +196,12 @@ def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:
     codes = np.zeros(used.shape, np.int64)
     codes[used] = from_bits(spelt, spelt.shape[1], 1)[:, 0]
     if (codes[used] == 0).any():
-        raise CorruptFrameError("a payload marks a zero as a value")
+        raise _marks_a_zero()
     return np.zeros((len(used), 0), np.int64), codes
+
+
+def _marks_a_zero() -> CorruptFrameError:
+    return CorruptFrameError("a payload marks a zero as a value")
 
 
 class Range(Layout):
@@ -209,31 +246,23 @@ class Range(Layout):
         return symbols_limit_bytes(rows * (self._index_count + self.k))
 
     def pack(self, indices: Indices, codes: Codes) -> bytes:
-        cells = self._cells(indices, codes)
         if not self._index_count:
-            return encode(Shares(self._codes.table.reshape(-1), cells[0]), self._states(codes))
+            return encode_columns(self._codes.table, _in_bytes(codes))
         tables = (counts.table.reshape(-1) for counts in self._sides.values())
-        ends = [
-            np.stack([table[each], table[each + 1]], axis=-1)
-            for table, each in zip(tables, cells, strict=True)
-        ]
-        table = np.concatenate(ends, axis=1).reshape(-1)
-        return encode(Shares(table, np.arange(0, len(table), 2, dtype=np.int32)))
+        cells = self._cells(indices, codes)
+        shares = [table[each] for table, each in zip(tables, cells, strict=True)]
+        return encode(np.concatenate(shares, axis=1).reshape(-1))
 
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         indices = np.zeros((rows, self._index_count), np.int64)
+        if not self._index_count:
+            return indices, decode_columns(body, self._codes.table, self._codes.splits, rows)
         codes = np.zeros((rows, self.k), np.uint8)
-        if self._index_count:
-            reader = Reader(body)
-            tables = [counts.table.reshape(-1) for counts in self._sides.values()]
-            parts = [reader.words, reader.states, reader.taken, indices, codes, *tables]
-            if not _decode(self.width, *(native(part) for part in parts)):
-                raise CorruptFrameError("a range-coded payload names no symbol")
-        else:
-            reader = Reader(body, most=max(1, rows))
-            decode_columns(reader, self._codes.table, codes)
-            if len(reader.states) != self._states(codes):
-                raise CorruptFrameError("a range-coded payload has no such states")
+        reader = Reader(body)
+        tables = [counts.table.reshape(-1) for counts in self._sides.values()]
+        parts: list[Any] = [reader.words, reader.states, reader.taken, indices, codes, *tables]
+        if not _decode(self.width, *(native(part) for part in parts)):
+            raise CorruptFrameError("a range-coded payload names no symbol")
         reader.finish()
         return indices, codes
 
@@ -241,9 +270,13 @@ class Range(Layout):
         self._waiting[step] = indices, codes
 
     def commit(self, step: int) -> None:
-        if (coded := self._waiting.pop(step, None)) is not None:
-            for counts, cells in zip(self._sides.values(), self._cells(*coded), strict=True):
-                counts.count(step, cells.reshape(-1))
+        if (coded := self._waiting.pop(step, None)) is None:
+            return
+        if not self._index_count:
+            self._codes.count_columns(step, _in_bytes(coded[1]))
+            return
+        for counts, cells in zip(self._sides.values(), self._cells(*coded), strict=True):
+            counts.count(step, cells.reshape(-1))
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {
@@ -270,13 +303,7 @@ class Range(Layout):
         }
 
     def _cells(self, indices: Indices, codes: Codes) -> list[Cells]:
-        """Where the symbols of each side stand in its table.
-
-        Of axes (rows, symbols) with indices; in one line, column by column, without.
-        """
-        if not self._index_count:
-            columns = np.ascontiguousarray(codes.T)
-            return [self._codes.cells(np.arange(self.width)[:, None], columns).reshape(-1)]
+        """Where the symbols of each side stand in its table, axes (rows, symbols)."""
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before
@@ -285,11 +312,9 @@ class Range(Layout):
             self._codes.cells(np.zeros((), np.int64), codes),
         ]
 
-    def _states(self, codes: Codes) -> int:
-        """States for the codes of a cut."""
-        sample = codes[::_SAMPLED]
-        bits = self._codes.bits(self._codes.cells(np.arange(self.width), sample))
-        return state_count(bits * len(codes) // max(1, len(sample)), len(codes))
+
+def _in_bytes(codes: Codes) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(codes, np.uint8)
 
 
 @lru_cache(maxsize=16)
@@ -323,11 +348,11 @@ def _decode(
 ) -> bool:
     """Fill a row's indices and then its codes, row by row; False where no symbol fits."""
     rows, k = codes.shape
-    choices = len(code_table) - 1
+    choices = len(code_table)
     for row in range(rows):
         before = -1
         for j in range(k):
-            first = (j * width + before + 1) * (width + 1)
+            first = (j * width + before + 1) * width
             before = next_symbol(words, states, taken, index_table, first, width)
             if before < 0:
                 return False

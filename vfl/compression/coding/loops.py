@@ -170,6 +170,7 @@ MOST_INDICES = 32
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITE = np.int32(0x7F800000)
+_SIGN_BIT = np.int32(31)
 _BLOCK = 32
 _FEW = 32
 
@@ -314,6 +315,25 @@ _SIGN, _LARGEST = 0x8000, 0x7F7F
 
 
 @compiled
+def find_ends(bits: Any, ends: Any) -> None:
+    """The least and the largest value of each group, as numbers that sort as the values do.
+
+    Without the sign of a negative one, which is turned around, the bit pattern of a float32 sorts
+    as the value does, with infinities and what is not a number outside all others.
+
+    Args:
+        bits: float32 values viewed as int32, axes (groups, values).
+        ends: int32, axes (groups, 2); filled.
+    """
+    for group in range(len(bits)):
+        own, least, largest = bits[group], _MAGNITUDE, -_MAGNITUDE
+        for i in range(len(own)):
+            number = np.int32(own[i] ^ ((own[i] >> _SIGN_BIT) & _MAGNITUDE))
+            least, largest = min(least, number), max(largest, number)
+        ends[group, 0], ends[group, 1] = least, largest
+
+
+@compiled
 def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
     """Find the ends of each group, and the codes of its values between them.
 
@@ -339,6 +359,25 @@ def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
 
 
 @compiled
+def keep_marked(codes: Any, kept: Any) -> int:
+    """Move codes that are not 0 to the front of `kept`, which is one longer; how many they are."""
+    count = 0
+    for i in range(len(codes)):
+        kept[count] = codes[i]  # written over if it is 0
+        count += int(codes[i] > 0)
+    return count
+
+
+@compiled
+def spread_marked(used: Any, kept: Any, codes: Any) -> None:
+    """What `keep_marked` moved back to where `used` is 1; `kept` is one longer than those are."""
+    count = 0
+    for i in range(len(used)):
+        codes[i] = kept[count] * used[i]  # no branch for the processor to guess
+        count += int(used[i])
+
+
+@compiled
 def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
     """The codes of values of at least 0: ceil(value top / upper), between 0 and top.
 
@@ -349,9 +388,9 @@ def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
         codes: uint8, axes as `values`; filled.
     """
     for group in range(len(values)):
-        own, found = values[group], codes[group]
+        own, found, end = values[group], codes[group], upper[group]
         for i in range(len(own)):
-            share = np.ceil(np.float64(own[i]) * top / upper[group])
+            share = np.ceil(np.float64(own[i]) * top / end)
             found[i] = np.int32(min(max(share, 0.0), top))
 
 
@@ -359,9 +398,9 @@ def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
 def unrectify(codes: Any, step: Any, least: Any, values: Any) -> None:
     """Read back what `rectify` wrote: code step, at least `least`, and 0 for code 0."""
     for group in range(len(codes)):
-        own, found = codes[group], values[group]
+        own, found, each = codes[group], values[group], step[group]
         for i in range(len(own)):
-            value = max(np.float32(np.float64(own[i]) * step[group]), least)
+            value = max(np.float32(np.float64(own[i]) * each), least)
             found[i] = value if own[i] > 0 else np.float32(0)
 
 

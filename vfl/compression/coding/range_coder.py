@@ -1,21 +1,21 @@
 """An integer coder of symbols by their shares, and the counts those come from, which adapt.
 
-A symbol is coded with its share of 2^16. Counts are alike at both ends and move only when a step
+A symbol is coded with its share of 2^15. Counts are alike at both ends and move only when a step
 is committed: a frame that is sent again, or that belongs to an attempt that was given up, was coded
 with the counts of its own step. A byte at the head of each frame says which history the counts
 have, so that ends that lost step are found out, and ends of which one has another coder.
 
 Source: Duda 2013, rANS (arXiv 1311.2540), with several states that take turns (Giesen 2014, arXiv
-1402.3392), so that symbols that follow one another are independent work. Only integers are used,
-and a quotient of floats that is exact, so every machine writes the same bytes. The decoder accepts
-exactly what the encoder writes.
+1402.3392), so that symbols that follow one another are independent work: of vector instructions
+with numba (`vectors`), of a numpy call without. Quotients are whole numbers and exact, so every
+machine writes the same bytes. The decoder accepts exactly what the encoder writes.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,71 +27,91 @@ from vfl.core.compiled import compiled, native
 from vfl.core.errors import CheckpointError, CorruptFrameError
 from vfl.core.frame import Payload
 
-#: Shares are of 2^16; a state stays in [2^20, 2^36), and gives and takes words of 16 bits.
-TOTAL_BITS, _LOW, _STATE_BYTES = 16, 1 << 20, 5
+#: Shares are of 2^15; a state stays in [2^16, 2^32), and gives and takes words of 16 bits.
+TOTAL_BITS, _WORD_BITS, _LOW, _STATE_BYTES = 15, 16, 1 << 16, 4
 _MASK = (1 << TOTAL_BITS) - 1
-#: A state costs 20 bits: there is one more for each so many bits of symbols.
-_BITS_A_STATE, _MOST_STATES = 4096, 256
-#: The fewest beside one: passes over so many are faster than a loop of plain Python.
-_FEW_STATES = 8
+#: A state costs 24 bits: there is one more for each so many bits of symbols.
+_BITS_A_STATE, _MOST_STATES = 2048, 256
+#: The fewest beside one, and what their number is a multiple of: the states of a vector.
+LANES = 16
+#: Symbols from whose shares it is guessed how many bits all take.
+_SAMPLED = 2048
 #: A context whose counts exceed this, which is less than 2^16, forgets half of them.
 _FORGET_ABOVE = 60_000
 #: Of the bytes a coder of this module writes; the first history.
-_FORMAT = 2
+_FORMAT = 3
 
 Cells = npt.NDArray[np.int32]
-Table = npt.NDArray[np.uint32]
+Symbols = npt.NDArray[np.uint8]
+Counts = npt.NDArray[np.int32]
+#: A symbol's share, uint32: where it starts in the upper 16 bits, and how large it is in the lower.
+Shares: TypeAlias = npt.NDArray[np.uint32]
+States = npt.NDArray[np.uint32]
 
 
-class Shares(NamedTuple):
-    """Symbols, as where they stand in a table of running shares.
+def encode(shares: Shares) -> bytes:
+    """Symbols of these shares as bytes, by one state; no symbols take none.
 
-    Attributes:
-        table: running shares, uint32; a symbol at `cell` has those from table[cell] to
-            table[cell + 1], at least 1.
-        cells: of the symbols in their order.
+    A byte says how many bytes the state takes; then come the state and words. The state starts at 0
+    and is spelt without leading zeros.
+
+    >>> encode(np.array([1 << 13 << 16 | 1 << 13], np.uint32)).hex()  # the second quarter of all
+    '200020'
     """
-
-    table: Table
-    cells: Cells
-
-
-def state_count(bits: int, rows: int) -> int:
-    """How many states code symbols of about so many bits, at most one a row: a power of two."""
-    most = min(rows, _MOST_STATES, bits // _BITS_A_STATE)
-    return 1 if most < _FEW_STATES else 1 << (most.bit_length() - 1)
+    words, state = np.empty(len(shares), np.uint16), np.zeros(1, np.int64)
+    first = _encode(native(shares), native(state), native(words))
+    size = (int(state[0]).bit_length() + 7) // 8
+    spelt = int(state[0]).to_bytes(size, "little")
+    return bytes([size << 4]) + spelt + words[first:].astype("<u2").tobytes() if size else b""
 
 
-def encode(shares: Shares, states: int = 1) -> bytes:
-    """Symbols as bytes; no symbols take none.
+def encode_columns(table: Shares, codes: Symbols) -> bytes:
+    """Codes of a cut as bytes, each column a context of the table.
 
-    A byte says how many states there are, or how many bytes the only one takes; then come the
-    states, and then words. A single state starts at 0 and is spelt without leading zeros.
+    One state codes a few columns one after another, as `encode` does. Several code as many columns
+    as they are at once, one each, row by row, and then the next columns. A byte says which power of
+    two they are, then come the states, and then words; in a row the last state takes its word
+    first.
 
-    >>> table = np.array([0, 1 << 14, 1 << 15, 1 << 16], np.uint32)
-    >>> encode(Shares(table, np.array([1]))).hex()  # the second quarter of all numbers
-    '200040'
+    Args:
+        table: axes (columns, symbols).
+        codes: axes (rows, columns).
     """
-    table, cells = shares
-    ends = np.full(states, _LOW if states > 1 else 0, np.int64)
-    if loops.COMPILED or states < _FEW_STATES:
-        out = np.empty(len(cells), np.uint16)
-        first = _encode(native(table), native(cells), native(ends), native(out))
-        words = out[first:]
+    count = state_count(table, codes)
+    if count == 1:
+        columns = np.arange(len(table), dtype=np.int32)[:, None] * np.int32(table.shape[1])
+        return encode(table.reshape(-1)[columns + codes.T].reshape(-1))
+    states = np.full(count, _LOW, np.uint32)
+    if loops.COMPILED:
+        words = _encode_in_vectors(table, codes, states)
     else:
-        words = _encode_in_passes(table, cells, ends)
-    if states == 1:
-        size = (int(ends[0]).bit_length() + 7) // 8
-        spelt, head = int(ends[0]).to_bytes(size, "little"), size << 4
-    else:
-        spelt = ends.astype("<i8").view(np.uint8).reshape(states, 8)[:, :_STATE_BYTES].tobytes()
-        head = states.bit_length() - 1
-    return bytes([head]) + spelt + words.astype("<u2").tobytes() if head else b""
+        words = _encode_in_passes(table, codes, states)
+    head = bytes([count.bit_length() - 1])
+    return b"".join(
+        (head, states.astype("<u4").tobytes(), words.astype("<u2", copy=False).tobytes())
+    )
+
+
+def state_count(table: Shares, codes: Symbols) -> int:
+    """How many states code a cut, at most one a column: about as its bits ask for.
+
+    Bits are counted by chords of the logarithm between powers of two, which is what the bits of a
+    float32 say of it.
+    """
+    rows, columns = codes.shape
+    sample = codes[:: max(1, rows * columns // _SAMPLED)]
+    firsts = np.arange(columns, dtype=np.int32) * np.int32(table.shape[1])
+    sizes = (table.reshape(-1)[firsts + sample] & 0xFFFF).astype(np.float32)
+    logarithms = (sizes.view(np.int32).sum(dtype=np.int64) >> 8) - sizes.size * (127 << 15)
+    bits = (sizes.size * TOTAL_BITS - (int(logarithms) >> 15)) * rows // max(1, len(sample))
+    most = min(columns, _MOST_STATES, bits // _BITS_A_STATE)
+    return 1 if most < LANES else 1 << (most.bit_length() - 1)
 
 
 def symbols_limit_bytes(symbols: int) -> int:
     """Most bytes so many symbols take: a word each, their states, and the first byte."""
-    return 2 * symbols + symbols * 17 // _BITS_A_STATE * _STATE_BYTES + _STATE_BYTES + 1
+    states = max(1, min(_MOST_STATES, symbols * TOTAL_BITS // _BITS_A_STATE))
+    return 2 * symbols + _STATE_BYTES * states + 1
 
 
 class Reader:
@@ -102,7 +122,7 @@ class Reader:
         most: states there may be.
 
     Attributes:
-        words: those of the payload, int64 of at least one.
+        words: those of the payload, uint16.
         states: int64; they move on.
         taken: how many words are read, one int64.
 
@@ -116,19 +136,19 @@ class Reader:
         count, size = 1 << (head & 15), (head >> 4) or _STATE_BYTES
         end = 1 + count * size if raw else 0
         single = count == 1
-        if (raw and not head) or count > most or (not single and head >> 4):
+        several = LANES <= count <= most and not head >> 4
+        if (raw and not head) or not (single or several):
             raise CorruptFrameError("a range-coded payload has no such states")
         if len(raw) < end or (len(raw) - end) % 2 or size > _STATE_BYTES:
             raise CorruptFrameError("a range-coded payload ends inside its states or a word")
-        spelt = np.zeros((count, 8), np.uint8)
+        spelt = np.zeros((count, _STATE_BYTES), np.uint8)
         if raw:
             spelt[:, :size] = np.frombuffer(raw[1:end], np.uint8).reshape(count, size)
-        self.states = spelt.view("<i8").astype(np.int64).reshape(-1)
-        self.words = np.frombuffer(raw[end:], "<u2")
+        self.states = spelt.view("<u4").astype(np.int64).reshape(-1)
+        self.words = np.frombuffer(raw[end:], "<u2").astype(np.uint16, copy=False)
         self.taken = np.zeros(1, np.int64)
         self._start = 0 if single else _LOW
-        low = _LOW if len(self.words) or not single else 0
-        if (self.states < low).any() or (self.states >= _LOW << TOTAL_BITS).any():
+        if (len(self.words) or not single) and (self.states < _LOW).any():
             raise CorruptFrameError("a range-coded payload has a state out of its range")
         if single and raw and not spelt[0, size - 1]:
             raise CorruptFrameError("a range-coded payload spells a state with leading zeros")
@@ -151,124 +171,182 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
         words: of the `Reader`.
         states: of the `Reader`; they move on.
         taken: of the `Reader`.
-        table: running shares of all contexts; this one's are `first` to `first + count`.
+        table: shares of all contexts, in one line; this one's are `first` to `first + count`.
         first: where the context starts.
         count: how many symbols it has.
     """
-    if table[first + count] <= _MASK:
+    if not table[first + count - 1]:
         return -1
-    slot = states[0] & _MASK
+    state = states[0]
+    slot = state & _MASK
     symbol, above = 0, count
     while above - symbol > 1:
         middle = (symbol + above) >> 1
-        if table[first + middle] <= slot:
+        if int(table[first + middle]) >> 16 <= slot:
             symbol = middle
         else:
             above = middle
-    start, end = int(table[first + symbol]), int(table[first + symbol + 1])
-    state = (end - start) * (states[0] >> TOTAL_BITS) + slot - start
+    share = int(table[first + symbol])
+    state = (share & 0xFFFF) * (state >> TOTAL_BITS) + slot - (share >> 16)
     if state < _LOW and taken[0] < len(words):
-        state = (state << TOTAL_BITS) | int(words[taken[0]])
+        state = (state << _WORD_BITS) | int(words[taken[0]])
         taken[0] += 1
     states[0] = state
     return symbol
 
 
-def decode_columns(reader: Reader, table: Table, codes: npt.NDArray[np.uint8]) -> None:
-    """Fill codes of axes (rows, width), column by column, each column a context of the table."""
-    if loops.COMPILED or len(reader.states) < _FEW_STATES:
-        parts = reader.words, reader.states, reader.taken, table, codes
-        _decode_columns(*(native(part) for part in parts))
+def decode_columns(
+    payload: Payload, table: Shares, splits: npt.NDArray[np.uint16], rows: int
+) -> Symbols:
+    """The codes that `encode_columns` was given.
+
+    Args:
+        payload: what it gave.
+        table: axes (columns, symbols).
+        splits: see `AdaptiveCounts.splits`.
+        rows: of the cut.
+
+    Raises:
+        CorruptFrameError: what it could not have given.
+    """
+    columns, choices = table.shape
+    codes = np.empty((rows, columns), np.uint8)
+    reader = Reader(payload, most=min(columns, _MOST_STATES))
+    if len(reader.states) == 1:
+        parts = reader.words, reader.states, reader.taken, table.reshape(-1), codes
+        _decode_columns(choices, *(native(part) for part in parts))
+    elif loops.COMPILED:
+        codes = _decode_in_vectors(reader, table, splits, codes)
     else:
         _decode_in_passes(reader, table, codes)
+    reader.finish()
+    if len(reader.states) != state_count(table, codes):
+        raise CorruptFrameError("a range-coded payload has no such states")
+    return codes
 
 
 @compiled
-def _encode(table: Any, cells: Any, states: Any, out: Any) -> int:
-    """Write words from the end of `out` forwards, last symbol first; where they start."""
-    at, count = len(out), len(states)
-    turn = len(cells) % count
-    for i in range(len(cells) - 1, -1, -1):
-        turn = (turn if turn > 0 else count) - 1
-        start, end = int(table[cells[i]]), int(table[cells[i] + 1])
-        size, state = end - start, states[turn]
-        if state >= size << 20:
+def _encode(shares: Any, states: Any, words: Any) -> int:
+    """Write words from the end of `words` forwards, last symbol first; where they start."""
+    at, state = len(words), states[0]
+    for i in range(len(shares) - 1, -1, -1):
+        share = int(shares[i])
+        start, size = share >> 16, share & 0xFFFF
+        if state >> (32 - TOTAL_BITS) >= size:
             at -= 1
-            out[at] = state & _MASK
-            state >>= TOTAL_BITS
+            words[at] = state & 0xFFFF
+            state >>= _WORD_BITS
         # Exact: the state is below 2^52, so that no quotient is rounded up to the next number.
-        states[turn] = state + start + int(state / size) * ((1 << TOTAL_BITS) - size)
+        state += start + int(state / size) * ((1 << TOTAL_BITS) - size)
+    states[0] = state
     return at
 
 
-def _encode_in_passes(table: Table, cells: Cells, states: npt.NDArray[np.int64]) -> np.ndarray:
-    starts = table[cells].astype(np.int64)
-    sizes = table[cells + 1].astype(np.int64) - starts
-    limits, others = sizes << 20, (1 << TOTAL_BITS) - sizes
-    low, gives = np.empty(len(cells), np.uint16), np.empty(len(cells), np.bool_)
-    count = len(states)
-    for first in range((len(cells) - 1) // count * count, -1, -count):
-        part = slice(first, min(first + count, len(cells)))
-        state = states[: part.stop - first]
-        given = np.greater_equal(state, limits[part], out=gives[part])
-        low[part] = state & _MASK
-        state >>= given * TOTAL_BITS
-        state += starts[part] + (state / sizes[part]).astype(np.int64) * others[part]
-    words: np.ndarray = low[gives]
-    return words
-
-
 @compiled
-def _decode_columns(words: Any, states: Any, taken: Any, table: Any, codes: Any) -> None:
-    rows, width = codes.shape
-    choices, turn, at, last = table.shape[1] - 1, 0, 0, len(words) - 1
-    near = np.zeros(256, np.uint8)  # the first symbol of each 256th of all shares
-    for column in range(width):
-        begin = 0
-        for symbol in range(choices):
-            end = (int(table[column, symbol + 1]) + 255) >> 8
-            for each in range(begin, end):
-                near[each] = symbol
-            begin = max(begin, end)
+def _decode_columns(
+    choices: int, words: Any, states: Any, taken: Any, table: Any, codes: Any
+) -> None:
+    rows, columns = codes.shape
+    state, at, count = states[0], 0, len(words)
+    for column in range(columns):
+        first = column * choices
         for row in range(rows):
-            state = states[turn]
             slot = state & _MASK
-            symbol = int(near[slot >> 8])
-            while table[column, symbol + 1] <= slot:
-                symbol += 1
-            start, end = int(table[column, symbol]), int(table[column, symbol + 1])
-            state = (end - start) * (state >> TOTAL_BITS) + slot - start
-            takes = int(state < _LOW and at <= last)  # no branch for the processor to guess
-            word = int(words[min(at, last)]) if last >= 0 else 0
-            states[turn] = (state << (takes << 4)) | (word & -takes)
-            at += takes
-            codes[row, column] = symbol
-            turn = turn + 1 if turn + 1 < len(states) else 0
-    taken[0] = at
+            cell, step = first, choices >> 1
+            while step > 0:  # no branch for the processor to guess
+                cell += step * int(int(table[cell + step]) >> 16 <= slot)
+                step >>= 1
+            share = int(table[cell])
+            state = (share & 0xFFFF) * (state >> TOTAL_BITS) + slot - (share >> 16)
+            if state < _LOW and at < count:
+                state = (state << _WORD_BITS) | int(words[at])
+                at += 1
+            codes[row, column] = cell - first
+    states[0], taken[0] = state, at
 
 
-def _decode_in_passes(reader: Reader, table: Table, codes: npt.NDArray[np.uint8]) -> None:
-    rows, width = codes.shape
-    columns = np.repeat(np.arange(width), rows)
-    # Running shares of all contexts in one increasing line.
-    line = (table + (np.arange(width) << 17)[:, None]).reshape(-1).astype(np.int64)
-    shares, firsts = table.reshape(-1).astype(np.int64), columns * table.shape[1]
-    words, found = reader.words.astype(np.int64), np.empty(rows * width, np.uint8)
-    at, count = 0, len(reader.states)
-    for first in range(0, rows * width, count):
-        part = slice(first, min(first + count, rows * width))
-        state = reader.states[: part.stop - first]
-        slot = state & _MASK
-        cells = line.searchsorted(slot + (columns[part] << 17), side="right") - 1
-        starts = shares[cells]
-        state >>= TOTAL_BITS
-        state *= shares[cells + 1] - starts
-        state += slot - starts
-        takes = np.flatnonzero(state < _LOW)[: len(words) - at]
-        state[takes] = (state[takes] << TOTAL_BITS) | words[at : at + len(takes)]
-        at += len(takes)
-        found[part] = cells - firsts[part]
-    codes[:] = found.reshape(width, rows).T
+def _encode_in_vectors(table: Shares, codes: Symbols, states: States) -> npt.NDArray[np.uint16]:
+    from vfl.compression.coding import vectors
+
+    table, codes = _whole_vectors(table, codes)
+    rows, columns = codes.shape
+    words = np.empty((2, codes.size + LANES), np.uint16)
+    flat = table.reshape(-1), table.shape[1], codes.reshape(-1), rows, columns
+    return words[0, : vectors.encode(*flat, states, words)]
+
+
+def _decode_in_vectors(
+    reader: Reader, table: Shares, splits: npt.NDArray[np.uint16], codes: Symbols
+) -> Symbols:
+    from vfl.compression.coding import vectors
+
+    width = codes.shape[1]
+    table, codes = _whole_vectors(table, codes)
+    words = np.zeros(len(reader.words) + len(reader.states) + LANES, np.uint16)
+    words[: len(reader.words)] = reader.words
+    states = reader.states.astype(np.uint32)
+    flat = table.reshape(-1), splits, table.shape[1], words, states, codes.reshape(-1), *codes.shape
+    reader.taken[0] = vectors.decode(*flat)
+    reader.states[:] = states
+    return np.ascontiguousarray(codes[:, :width])
+
+
+def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
+    """With columns added up to whole vectors, whose only symbol is certain and changes no state."""
+    if not (more := -len(table) % LANES):
+        return table, codes
+    certain = np.full((more, table.shape[1]), 1 << TOTAL_BITS << 16, np.uint32)
+    certain[:, 0] = 1 << TOTAL_BITS
+    return np.concatenate([table, certain]), np.pad(codes, ((0, 0), (0, more)))
+
+
+def _blocks(columns: int, count: int) -> Iterator[slice]:
+    """The columns that are coded at once."""
+    return (slice(first, min(first + count, columns)) for first in range(0, columns, count))
+
+
+def _encode_in_passes(table: Shares, codes: Symbols, states: States) -> npt.NDArray[np.uint16]:
+    shares = np.take_along_axis(table, codes.T.astype(np.intp), axis=1).T
+    states_now, given = states.astype(np.int64), [np.zeros(0, np.uint16)]
+    for block in reversed([*_blocks(len(table), len(states))]):
+        own = shares[:, block].astype(np.int64)
+        starts, sizes = own >> 16, own & 0xFFFF
+        limits, others = sizes << (32 - TOTAL_BITS), (1 << TOTAL_BITS) - sizes
+        low, gives = np.empty(own.shape, np.uint16), np.empty(own.shape, np.bool_)
+        state = states_now[: own.shape[1]]
+        for row in reversed(range(len(own))):
+            gave = np.greater_equal(state, limits[row], out=gives[row])
+            low[row] = state & 0xFFFF
+            state >>= gave * _WORD_BITS
+            state += starts[row] + (state / sizes[row]).astype(np.int64) * others[row]
+        given.append(low[::-1][gives[::-1]])
+    states[:] = states_now
+    return np.concatenate(given)[::-1]
+
+
+def _decode_in_passes(reader: Reader, table: Shares, codes: Symbols) -> None:
+    choices, words, at = table.shape[1], reader.words.astype(np.int64), 0
+    for block in _blocks(len(table), len(reader.states)):
+        own = table[block].astype(np.int64)
+        starts, sizes = (own >> 16).reshape(-1), (own & 0xFFFF).reshape(-1)
+        contexts = np.arange(len(own))
+        # Starts of all contexts in one increasing line.
+        apart, firsts = contexts << TOTAL_BITS + 1, contexts * choices
+        line = starts + np.repeat(apart, choices)
+        state = reader.states[: len(own)]
+        for row in range(len(codes)):
+            slot = state & _MASK
+            cells = line.searchsorted(slot + apart, side="right") - 1
+            state >>= TOTAL_BITS
+            state *= sizes[cells]
+            state += slot - starts[cells]
+            takes = np.flatnonzero(state < _LOW)[::-1]
+            if at + len(takes) > len(words):
+                reader.taken[0] = at + len(takes)
+                return
+            state[takes] = (state[takes] << _WORD_BITS) | words[at : at + len(takes)]
+            at += len(takes)
+            codes[row, block] = cells - firsts
     reader.taken[0] = at
 
 
@@ -280,15 +358,16 @@ class AdaptiveCounts:
         weight: what a symbol adds to its count.
 
     Attributes:
-        table: running shares of 2^16, axes (contexts, symbols + 1), uint32; a symbol that can occur
-            has 1 at least, and a context without one none.
+        table: shares of 2^15, axes (contexts, symbols), uint32, see `Shares`; a symbol that can
+            occur has 1 at least, and a context without one none.
     """
 
-    def __init__(self, start: np.ndarray, weight: int) -> None:
-        self._counts = start.astype(np.int64)
+    def __init__(self, start: npt.NDArray[Any], weight: int) -> None:
+        self._counts: Counts = start.astype(np.int32)
         self._weight = weight
         self._history = _FORMAT
-        self.table = np.zeros((len(start), start.shape[1] + 1), np.uint32)
+        self.table: Shares = np.zeros(start.shape, np.uint32)
+        self._splits: npt.NDArray[np.uint16] | None = None
         self._share(slice(None), self._counts)
 
     @property
@@ -296,19 +375,25 @@ class AdaptiveCounts:
         """One byte that differs, 255 times in 256, where the counts differ."""
         return bytes([self._history & 0xFF])
 
+    @property
+    def splits(self) -> npt.NDArray[np.uint16]:
+        """Where sixteenths of the symbols of each context start, axes (15, contexts).
+
+        There are contexts up to whole vectors, see `_whole_vectors`.
+        """
+        if self._splits is None:
+            contexts, choices = self.table.shape
+            self._splits = np.full((15, contexts + -contexts % LANES), 1 << TOTAL_BITS, np.uint16)
+            each, copies = max(1, choices // 16), max(1, 16 // choices)
+            starts = np.repeat(self.table[:, each::each].T >> 16, copies, axis=0)
+            self._splits[: len(starts), :contexts] = starts
+        return self._splits
+
     def cells(self, contexts: np.ndarray, symbols: np.ndarray) -> Cells:
         """Where symbols stand in the table."""
         firsts = np.asarray(contexts, np.int32) * np.int32(self.table.shape[1])
         found: Cells = np.add(firsts, symbols, dtype=np.int32)
         return found
-
-    def bits(self, cells: Cells) -> int:
-        """About how many bits symbols take."""
-        sizes = self.table.reshape(-1)[cells + 1] - self.table.reshape(-1)[cells]
-        mantissa, exponent = np.frexp(sizes.astype(np.float64))
-        return int(
-            (TOTAL_BITS + 2 - exponent - 2 * mantissa).sum()
-        )  # exact sums of a chord of log2
 
     def count(self, step: int, cells: Cells) -> None:
         """Count what a step's frame held."""
@@ -319,14 +404,23 @@ class AdaptiveCounts:
             touched, which = np.unique(cells // width, return_inverse=True)
             places = which * width + cells % width
         counts = self._counts[touched]
-        found = np.bincount(places, minlength=len(counts) * width).reshape(-1, width)
-        counts += self._weight * found[:, :-1]
-        while (large := counts.sum(axis=1) > _FORGET_ABOVE).any():
-            counts[large] = (counts[large] + 1) >> 1
-        self._counts[touched] = counts
-        self._share(touched, counts)
-        committed = cells.astype("<i4", copy=False).tobytes() + step.to_bytes(8, "little")
-        self._history = zlib.crc32(committed, self._history)
+        found = np.bincount(places, minlength=counts.size).reshape(counts.shape)
+        self._counts[touched] = self._forget(counts + (self._weight * found).astype(np.int32))
+        self._share(touched, self._counts[touched])
+        self._commit(step, cells.astype("<i4", copy=False).tobytes())
+
+    def count_columns(self, step: int, codes: Symbols) -> None:
+        """Count what a step's frame held, of axes (rows, contexts)."""
+        if loops.COMPILED:
+            _count_columns(codes, self._counts, self._weight, self.table)
+            self._splits = None
+        else:
+            columns = self.cells(np.arange(len(self.table)), codes)
+            found = np.bincount(columns.reshape(-1), minlength=self.table.size)
+            more = (self._weight * found).astype(np.int32).reshape(self.table.shape)
+            self._counts = self._forget(self._counts + more)
+            self._share(slice(None), self._counts)
+        self._commit(step, codes.tobytes())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Counts and history."""
@@ -345,12 +439,52 @@ class AdaptiveCounts:
                 "a checkpoint holds counts of another range coder",
                 fix="train again, or packer=dense",
             )
-        self._counts = state["counts"].numpy().copy()
+        self._counts = state["counts"].numpy().astype(np.int32)
         self._history = int(history[1])
         self._share(slice(None), self._counts)
 
+    def _commit(self, step: int, coded: bytes) -> None:
+        self._history = zlib.crc32(coded + step.to_bytes(8, "little"), self._history)
+
+    @staticmethod
+    def _forget(counts: Counts) -> Counts:
+        while (large := counts.sum(axis=1) > _FORGET_ABOVE).any():
+            counts[large] = (counts[large] + 1) >> 1
+        return counts
+
     def _share(self, touched: slice | np.ndarray, counts: np.ndarray) -> None:
-        """Running shares of 2^16 of counts: one for each that is not 0, the rest in proportion."""
-        sums, used = counts.cumsum(axis=1), (counts > 0).cumsum(axis=1)
+        """Shares of 2^15 of counts: one for each that is not 0, the rest in proportion."""
+        sums, used = counts.cumsum(axis=1, dtype=np.int64), (counts > 0).cumsum(axis=1)
         rest = ((1 << TOTAL_BITS) - used[:, -1:]) * sums // np.maximum(sums[:, -1:], 1)
-        self.table[touched, 1:] = used + rest
+        ends = (used + rest).astype(np.uint32)
+        starts = np.zeros_like(ends)
+        starts[:, 1:] = ends[:, :-1]
+        self.table[touched] = starts << 16 | ends - starts
+        self._splits = None
+
+
+@compiled
+def _count_columns(codes: Any, counts: Any, weight: int, table: Any) -> None:
+    """Count codes of axes (rows, contexts), forget, and make the table of shares anew."""
+    contexts, choices = counts.shape
+    for context in range(contexts):
+        own, shares = counts[context], table[context]
+        for row in range(len(codes)):
+            own[codes[row, context]] += weight
+        total, used = _FORGET_ABOVE + 1, 0
+        while total > _FORGET_ABOVE:
+            total, used = 0, 0
+            for symbol in range(choices):
+                total += own[symbol]
+                used += own[symbol] > 0
+            if total > _FORGET_ABOVE:
+                for symbol in range(choices):
+                    own[symbol] = (own[symbol] + 1) >> 1
+        rest, before, start = (1 << TOTAL_BITS) - used, 0, 0
+        sums = 0
+        for symbol in range(choices):
+            sums += own[symbol]
+            before += own[symbol] > 0
+            end = before + int(rest * sums / total)  # exact, for the product is below 2^52
+            shares[symbol] = start << 16 | end - start
+            start = end

@@ -64,10 +64,12 @@ class ValueCode(ABC):
     Attributes:
         bits: bits a value.
         scale_bytes: that travel ahead of the codes for each group of rows.
+        checks: what is NaN or Inf in an array is refused, for it is seen in passing.
     """
 
     bits: int
     scale_bytes: ClassVar[int] = 0
+    checks: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, values: Any, groups: int) -> Coded:
@@ -126,6 +128,7 @@ class RectifiedValues(ValueCode):
     """
 
     scale_bytes = 2
+    checks = True
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -133,12 +136,15 @@ class RectifiedValues(ValueCode):
 
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = _in_groups(values, groups)
-        ends = bfloat16_above(np.maximum(grouped.max(axis=1), np.float32(0)))[:, None] & ~_SIGN
+        largest = np.maximum(_outer(grouped)[:, 1:], np.float32(0))
+        ends = bfloat16_above(largest) & ~_SIGN
         return Coded(ends.astype("<u2").tobytes(), self._below(grouped, ends).reshape(values.shape))
 
     def encode_within(self, values: Values, scale: bytes) -> np.ndarray:
         ends = np.frombuffer(scale, "<u2").astype(np.uint16).reshape(1, 1)
-        return self._below(_in_groups(values, 1), ends).reshape(values.shape)
+        grouped = _in_groups(values, 1)
+        _outer(grouped)
+        return self._below(grouped, ends).reshape(values.shape)
 
     def _below(self, grouped: Values, ends: np.ndarray) -> np.ndarray:
         upper = from_bfloat16(ends).astype(np.float64)
@@ -210,6 +216,7 @@ class AffineValues(ValueCode):
     """
 
     scale_bytes = 4
+    checks = True
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -218,10 +225,7 @@ class AffineValues(ValueCode):
         if isinstance(values, Tensor):
             return self._encode_there(values, groups)
         grouped = _in_groups(values, groups)
-        outer = np.empty((groups, 2), np.float32)
-        grouped.min(axis=1, out=outer[:, 0])
-        grouped.max(axis=1, out=outer[:, 1])
-        outer += 0  # leaves one zero of the two
+        outer = _outer(grouped) + np.float32(0)  # leaves one zero of the two
         outer[:, 1] *= -1
         ends, codes = self._between(grouped, outer)
         return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
@@ -232,6 +236,7 @@ class AffineValues(ValueCode):
             ends = torch.tensor([[low, high]], dtype=torch.float64, device=values.device)
             within = values.clamp(float(low), float(high)).reshape(1, -1)
             return self._codes_there(within, ends).reshape(values.shape)
+        _outer(_in_groups(values, 1))
         clipped = _in_groups(np.clip(values, low, high), 1)
         codes = self._between(clipped, np.array([[low, -high]], np.float32))[1]
         return codes.reshape(values.shape)
@@ -425,6 +430,25 @@ def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper end of each group, float64 of axes (groups, 1)."""
     exact = from_bfloat16(ends).astype(np.float64)
     return exact[:, :1], exact[:, 1:]
+
+
+def _outer(grouped: Values) -> Values:
+    """The least and the largest value of each group, axes (groups, 2).
+
+    Raises:
+        NonFiniteError: a value is NaN or Inf, which the ends then are too.
+    """
+    outer = np.empty((len(grouped), 2), np.float32)
+    if compiled.COMPILED:
+        numbers = outer.view(np.int32)
+        loops.find_ends(grouped.view(np.int32), numbers)
+        numbers ^= (numbers >> 31) & 0x7FFFFFFF
+    else:
+        grouped.min(axis=1, out=outer[:, 0])
+        grouped.max(axis=1, out=outer[:, 1])
+    if not np.isfinite(outer).all():
+        raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+    return outer
 
 
 def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:

@@ -1,0 +1,393 @@
+"""The range coder's loops over several states, 16 of them in each vector of the processor.
+
+Numba makes no vectors of such loops, because of their tables and because a state gives and takes
+words only sometimes. What a loop does to 16 states is therefore put into the LLVM code that numba
+compiles: `_give` and `_take`. LLVM makes of it what the processor has, from AVX-512 down to plain
+SSE2, with the same results. This module is imported where numba is to be used, and nowhere else.
+
+Nothing here checks an index of an array, so callers hold to the sizes that are written down. What a
+payload says never becomes an index: symbols are masked or found between bounds, and words are
+counted before each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+#: States of a vector, and how often a share is halved before a table is looked at.
+LANES, _SPLITS = 16, 4
+_TOTAL_BITS, _WORD_BITS = 15, 16
+
+_Bit, _Byte, _Word, _Number, _Index = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+
+
+class _Lanes:
+    """Unsigned numbers in a vector, with the operators that numpy's arrays have."""
+
+    def __init__(self, builder: ir.IRBuilder, value: Any) -> None:
+        self.builder, self.value = builder, value
+
+    def __add__(self, other: Any) -> _Lanes:
+        return self._of(self.builder.add, other)
+
+    def __sub__(self, other: Any) -> _Lanes:
+        return self._of(self.builder.sub, other)
+
+    def __mul__(self, other: Any) -> _Lanes:
+        return self._of(self.builder.mul, other)
+
+    def __and__(self, other: Any) -> _Lanes:
+        return self._of(self.builder.and_, other)
+
+    def __or__(self, other: Any) -> _Lanes:
+        return self._of(self.builder.or_, other)
+
+    def __lshift__(self, other: Any) -> _Lanes:
+        return self._of(self.builder.shl, other)
+
+    def __rshift__(self, other: Any) -> _Lanes:
+        return self._of(self.builder.lshr, other)
+
+    def __lt__(self, other: Any) -> _Lanes:
+        return self._of(lambda one, two: self.builder.icmp_unsigned("<", one, two), other)
+
+    def __le__(self, other: Any) -> _Lanes:
+        return self._of(lambda one, two: self.builder.icmp_unsigned("<=", one, two), other)
+
+    def __ge__(self, other: Any) -> _Lanes:
+        return self._of(lambda one, two: self.builder.icmp_unsigned(">=", one, two), other)
+
+    def where(self, yes: _Lanes, no: _Lanes) -> _Lanes:
+        """`yes` in lanes where this holds, `no` in the others."""
+        return _Lanes(self.builder, self.builder.select(self.value, yes.value, no.value))
+
+    def to(self, kind: ir.IntType) -> _Lanes:
+        """As numbers of another size: what is too large loses its upper bits."""
+        narrower = kind.width < self.value.type.element.width
+        convert = self.builder.trunc if narrower else self.builder.zext
+        return _Lanes(self.builder, convert(self.value, _vector(kind)))
+
+    def quotient(self, other: _Lanes) -> _Lanes:
+        """Rounded float32 division: at most one off, where the quotient is below 2^22."""
+        floats = _vector(ir.FloatType())
+        one, two = (self.builder.uitofp(each.value, floats) for each in (self, other))
+        quotient = self.builder.fdiv(one, two)
+        return _Lanes(self.builder, self.builder.fptoui(quotient, _vector(_Number)))
+
+    def compressed(self, mask: _Lanes) -> _Lanes:
+        """The marked lanes ahead, in their order; behind them anything."""
+        kinds = [self.value.type, mask.value.type, self.value.type]
+        function = _llvm(self.builder, "llvm.experimental.vector.compress.v16i32", kinds[0], kinds)
+        parts = [self.value, mask.value, ir.Constant(kinds[0], ir.Undefined)]
+        return _Lanes(self.builder, self.builder.call(function, parts))
+
+    def chosen(self, lanes: _Lanes) -> _Lanes:
+        """Of each lane, the number in the lane that it names, from 0 to 15."""
+        found = ir.Constant(self.value.type, ir.Undefined)
+        for lane in range(LANES):
+            which = self.builder.extract_element(lanes.value, _Number(lane))
+            one = self.builder.extract_element(self.value, which)
+            found = self.builder.insert_element(found, one, _Number(lane))
+        return _Lanes(self.builder, found)
+
+    def sum_of_later(self) -> _Lanes:
+        """Of each lane, the sum of the lanes after it."""
+        zeros = ir.Constant(self.value.type, [0] * LANES)
+        found: _Lanes | None = None
+        for step in (1, 1, 2, 4, 8):
+            each = self if found is None else found
+            moved = [_Number(min(lane + step, LANES)) for lane in range(LANES)]
+            pattern = ir.Constant(_vector(_Number), moved)
+            shifted = _Lanes(self.builder, self.builder.shuffle_vector(each.value, zeros, pattern))
+            found = shifted if found is None else found + shifted
+        assert found is not None
+        return found
+
+    def marked(self) -> Any:
+        """How many lanes hold, as a 64-bit number."""
+        bits = self.builder.bitcast(self.value, ir.IntType(LANES))
+        return self.builder.zext(self.builder.ctpop(bits), _Index)
+
+    def _of(self, operation: Callable[[Any, Any], Any], other: Any) -> _Lanes:
+        if isinstance(other, int):
+            other = ir.Constant(self.value.type, [other] * LANES)
+        elif isinstance(other, _Lanes):
+            other = other.value
+        else:  # one number for all lanes
+            kind = self.value.type
+            number = self.builder.trunc(other, kind.element)
+            first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number, _Number(0))
+            zeros = ir.Constant(_vector(_Number), [0] * LANES)
+            other = self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
+        return _Lanes(self.builder, operation(self.value, other))
+
+
+class _Memory:
+    """The numbers of an array."""
+
+    def __init__(self, context: Any, builder: ir.IRBuilder, kind: Any, array: Any) -> None:
+        self._builder = builder
+        self._data = context.make_array(kind)(context, builder, array).data
+
+    def load(self, first: Any) -> _Lanes:
+        """16 of them that follow one another."""
+        kind = self._data.type.pointee
+        read = self._builder.load(self._place(first, kind))
+        read.align = kind.width // 8
+        return _Lanes(self._builder, read)
+
+    def store(self, first: Any, numbers: _Lanes) -> None:
+        """Write 16 that follow one another."""
+        kind = self._data.type.pointee
+        written = self._builder.store(numbers.value, self._place(first, kind))
+        written.align = kind.width // 8
+
+    def gather(self, places: _Lanes) -> _Lanes:
+        """Those 32-bit numbers at 16 places."""
+        numbers, mask = _vector(_Number), _vector(_Bit)
+        pointers = self._builder.gep(self._data, [places.value], source_etype=_Number)
+        pointers.type = ir.VectorType(self._data.type, LANES)
+        kinds = [pointers.type, _Number, mask, numbers]
+        function = _llvm(self._builder, "llvm.masked.gather.v16i32.v16p0", numbers, kinds)
+        every, none = ir.Constant(mask, [1] * LANES), ir.Constant(numbers, ir.Undefined)
+        parts = [pointers, _Number(4), every, none]
+        return _Lanes(self._builder, self._builder.call(function, parts))
+
+    def _place(self, first: Any, kind: ir.IntType) -> Any:
+        place = self._builder.gep(self._data, [first])
+        return self._builder.bitcast(place, _vector(kind).as_pointer())
+
+
+def _vector(kind: Any) -> ir.VectorType:
+    return ir.VectorType(kind, LANES)
+
+
+def _llvm(builder: ir.IRBuilder, name: str, result: Any, kinds: Sequence[Any]) -> Any:
+    known = builder.module.globals.get(name)
+    return known or ir.Function(builder.module, ir.FunctionType(result, kinds), name)
+
+
+def _numbered(builder: ir.IRBuilder) -> _Lanes:
+    return _Lanes(builder, ir.Constant(_vector(_Number), list(range(LANES))))
+
+
+def _move(state: _Lanes, start: _Lanes, size: _Lanes) -> _Lanes:
+    """What a state becomes with a symbol of that share, if it is below size x 2^17."""
+    quotient = state.quotient(size)
+    rest = state - quotient * size
+    short = rest >= (1 << 31)  # the quotient is one too large, and the rest is below zero
+    quotient, rest = short.where(quotient - 1, quotient), short.where(rest + size, rest)
+    long = rest >= size
+    quotient, rest = long.where(quotient + 1, quotient), long.where(rest - size, rest)
+    return (quotient << _TOTAL_BITS) + rest + start
+
+
+def _giving(
+    typing: Any,
+    table: Any,
+    codes: Any,
+    states: Any,
+    words: Any,
+    column: Any,
+    choices: Any,
+    row: Any,
+    lane: Any,
+    end: Any,
+) -> Any:
+    """Code the symbols of 16 columns in a row; the new end of the words.
+
+    The first state gives its word first, which `encode` turns around.
+    """
+    arrays = table, codes, states, words
+    signature = types.int64(*arrays, *(types.int64,) * 5)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
+        column, choices, row, lane, end = parts[len(arrays) :]
+        table, codes, states, words = (
+            _Memory(context, builder, kind, array)
+            for kind, array in zip(signature.args, parts[: len(arrays)], strict=False)
+        )
+        one = builder.sub(choices, _Index(1))
+        symbols = codes.load(builder.add(row, column)).to(_Number) & one
+        firsts = _numbered(builder) * choices + builder.mul(column, choices)
+        shares = table.gather(firsts + symbols)
+        sizes, starts = shares & 0xFFFF, shares >> 16
+        state = states.load(lane)
+        gives = (state >> (32 - _TOTAL_BITS)) >= sizes
+        words.store(end, state.compressed(gives).to(_Word))
+        states.store(lane, _move(gives.where(state >> _WORD_BITS, state), starts, sizes))
+        return builder.add(end, gives.marked())
+
+    return signature, generate
+
+
+_give: Any = intrinsic(_giving)
+
+
+def _taking(
+    typing: Any,
+    table: Any,
+    splits: Any,
+    words: Any,
+    states: Any,
+    codes: Any,
+    column: Any,
+    width: Any,
+    levels: Any,
+    row: Any,
+    lane: Any,
+    taken: Any,
+) -> Any:
+    """Decode the symbols of 16 columns in a row; the new number of words that are taken.
+
+    A symbol is found by halving: four times among the splits, which all columns have side by side,
+    and `levels` times in the table, which has 16 x 2^levels symbols a column. With fewer symbols
+    `levels` is negative.
+    """
+    arrays = table, splits, words, states, codes
+    signature = types.int64(*arrays, *(types.int64,) * 6)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
+        column, width, levels, row, lane, taken = parts[len(arrays) :]
+        table, splits, words, states, codes = (
+            _Memory(context, builder, kind, array)
+            for kind, array in zip(signature.args, parts[: len(arrays)], strict=False)
+        )
+        state = states.load(lane)
+        slots = state & ((1 << _TOTAL_BITS) - 1)
+        symbols, starts, ends = _split(splits, slots.to(_Word), column, width)
+        deeper = builder.icmp_signed(">", levels, _Index(0))
+        fewer = builder.select(deeper, _Index(0), builder.sub(_Index(0), levels))
+        levels = builder.select(deeper, levels, _Index(0))
+        firsts = _numbered(builder) * builder.shl(_Index(1 << _SPLITS), levels)
+        firsts += builder.mul(column, builder.shl(_Index(1 << _SPLITS), levels))
+        held = [
+            cgutils.alloca_once_value(builder, each.value)  # type: ignore[no-untyped-call, unused-ignore]
+            for each in ((symbols << levels) >> fewer, starts, ends)
+        ]
+        with cgutils.for_range(builder, levels) as loop:
+            symbols, starts, ends = (_Lanes(builder, builder.load(each)) for each in held)
+            step = builder.lshr(builder.shl(_Index(1), levels), builder.add(loop.index, _Index(1)))
+            middles = table.gather(firsts + symbols + step) >> 16
+            above = middles <= slots
+            halved = (
+                above.where(symbols + step, symbols),
+                above.where(middles, starts),
+                above.where(ends, middles),
+            )
+            for each, place in zip(halved, held, strict=True):
+                builder.store(each.value, place)
+        symbols, starts, ends = (_Lanes(builder, builder.load(each)) for each in held)
+        state = (ends - starts) * (state >> _TOTAL_BITS) + slots - starts
+        takes = state < (1 << _WORD_BITS)
+        given = words.load(taken).chosen(takes.to(_Word).sum_of_later()).to(_Number)
+        states.store(lane, takes.where((state << _WORD_BITS) | given, state))
+        codes.store(builder.add(row, column), symbols.to(_Byte))
+        return builder.add(taken, takes.marked())
+
+    return signature, generate
+
+
+_take: Any = intrinsic(_taking)
+
+
+def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_Lanes, ...]:
+    """Which of 16 parts of all shares each slot lies in, and where that starts and ends."""
+    builder = slots.builder
+    lines = [column]
+    for _ in range(1, (1 << _SPLITS) - 1):
+        lines.append(builder.add(lines[-1], width))
+    middles = [splits.load(line) for line in lines]
+    part, starts = slots - slots, slots - slots
+    ends, step = starts + (1 << _TOTAL_BITS), 1 << _SPLITS
+    while len(middles) % 2:  # the middle one, and the halves on either side of it
+        step >>= 1
+        half = len(middles) // 2
+        above = middles[half] <= slots
+        part = above.where(part + step, part)
+        starts, ends = above.where(middles[half], starts), above.where(ends, middles[half])
+        pairs = zip(middles[half + 1 :], middles[:half], strict=True)
+        middles = [above.where(upper, lower) for upper, lower in pairs]
+    return part.to(_Number), starts.to(_Number), ends.to(_Number)
+
+
+@njit(cache=True, nogil=True)
+def encode(
+    table: Any, choices: int, codes: Any, rows: int, width: int, states: Any, words: Any
+) -> int:
+    """Code all symbols, last one first; the words they give, in the order a decoder takes them.
+
+    Args:
+        table: shares, uint32, width x choices of them.
+        choices: symbols of a context, a power of two.
+        codes: uint8, rows x width of them.
+        rows: of the cut.
+        width: of the cut, a multiple of `LANES`.
+        states: uint32, a multiple of `LANES`; they move on.
+        words: uint16, axes (2, rows x width + LANES); the first line is filled.
+
+    Returns:
+        How many words there are.
+    """
+    count, end, given = len(states), 0, words[1]
+    for first in range((width - 1) // count * count, -1, -count):
+        lanes = min(count, width - first)
+        for row in range(rows - 1, -1, -1):
+            for lane in range(0, lanes, LANES):
+                column = first + lane
+                end = _give(table, codes, states, given, column, choices, row * width, lane, end)
+    ordered = words[0]
+    for i in range(end):
+        ordered[i] = given[end - 1 - i]
+    return end
+
+
+@njit(cache=True, nogil=True)
+def decode(
+    table: Any,
+    splits: Any,
+    choices: int,
+    words: Any,
+    states: Any,
+    codes: Any,
+    rows: int,
+    width: int,
+) -> int:
+    """Read what `encode` wrote.
+
+    Args:
+        table: see `encode`.
+        splits: uint16, axes (15, width); where every 16th of the symbols starts. Where there are
+            fewer than 16, starts are repeated.
+        choices: see `encode`; from 2 to 256.
+        words: uint16, at least len(states) + LANES more than the payload has.
+        states: see `encode`.
+        codes: uint8, rows x width; filled.
+        rows: see `encode`.
+        width: see `encode`.
+
+    Returns:
+        How many words were taken; more than the payload has if those do not suffice.
+    """
+    count, taken = len(states), 0
+    most = len(words) - count - LANES
+    flat, levels = splits.reshape(-1), -_SPLITS
+    while (1 << (levels + _SPLITS)) < choices:
+        levels += 1
+    for first in range(0, width, count):
+        lanes = min(count, width - first)
+        for row in range(rows):
+            if taken > most:
+                return taken
+            for lane in range(lanes - LANES, -1, -LANES):
+                column, at = first + lane, row * width
+                taken = _take(
+                    table, flat, words, states, codes, column, width, levels, at, lane, taken
+                )
+    return taken
