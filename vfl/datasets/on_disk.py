@@ -30,6 +30,7 @@ from vfl.core.storage import private_folder
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 _PAGE_BYTES = 1 << 16  # that a fault maps at once where the cache has them (`fault_around_bytes`)
 _SPLITTERS_A_RUN = 256
+_MANY_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Pages:
 
     def read_rows(self, rows: np.ndarray, row_bytes: int) -> None:
         """Note that some rows are about to be read."""
+        if len(rows) > _MANY_ROWS:  # most of the file, which is not held for the next reader
+            self.release()
+            self._left = 0
+            return
         starts = np.unique(rows * row_bytes // _PAGE_BYTES)
         self.read(len(starts) * (_PAGE_BYTES + row_bytes))
 
