@@ -139,6 +139,7 @@ def bench_decoder(
     turns: int = 5,
     wan: Wan | None = None,
     *,
+    forms: Sequence[str] = (),
     say: Callable[[str], None] = harness.silent,
 ) -> list[DecoderRow]:
     """Measure all rows in all forms.
@@ -149,11 +150,12 @@ def bench_decoder(
         prompts: of the small model, next tokens each.
         turns: of each function and layer.
         wan: the line over which times are measured as well.
+        forms: names of those to measure, all of them if none is given.
         say: told one line about each row.
     """
     use_one_thread()
-    rows = []
-    for mode, form in _forms().items():
+    rows, every = [], _forms()
+    for mode, form in ((name, every[name]) for name in forms or every):
         for count in elements if form.integer_bits == Form().integer_bits else ():
             say(f"{mode}: {count} elements")
             rows.append(_gelu(mode, form, count, turns, wan))
@@ -493,11 +495,20 @@ def main() -> None:
     options.add_argument("--widths", type=harness.numbers, default=[768], help="768 or 768,4096")
     options.add_argument("--prompts", type=int, default=200, help="0 leaves the model out")
     options.add_argument("--turns", type=int, default=5)
+    options.add_argument(
+        "--form", action="append", default=[], choices=_forms(), help="one form alone; repeat"
+    )
     options.add_argument("--wan", type=Wan.parse, help="a line to measure over, 80mbps,40ms")
 
     def run(asked: Namespace) -> list[DecoderRow]:
         return bench_decoder(
-            asked.elements, asked.widths, asked.prompts, asked.turns, asked.wan, say=harness.say
+            asked.elements,
+            asked.widths,
+            asked.prompts,
+            asked.turns,
+            asked.wan,
+            forms=asked.form,
+            say=harness.say,
         )
 
     harness.run(options, run, format_decoder)

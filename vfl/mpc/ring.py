@@ -131,11 +131,12 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     A single column is faster as a vector, but not when the left operand is a transposed view; so is
     a single row. The right operand may be `narrow`.
     """
-    if COMPILED and len(left) <= _FEW_ROWS[right.dtype] and right.is_contiguous():
+    if COMPILED and len(left) <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous():
         total = np.zeros((left.shape[0], right.shape[1]), np.int64)
         _few_rows(np.ascontiguousarray(left.numpy()), right.numpy(), total)
         return torch.from_numpy(total)
-    right = right.long()
+    if right.dtype == torch.int32:
+        right = right.long()
     if _Card.device is not None and _large(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left.to(_Card.device), right.to(_Card.device)).cpu()
     if right.shape[1] == 1 and left.stride(1) == 1:
