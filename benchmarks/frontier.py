@@ -490,8 +490,8 @@ METHOD = f"""
   sum of the gradients of the bottom's weights instead would teach as much as undefended training.
 - Intervals are Student's, over victims. Strengths were fixed before the grid ran.
 - Processor time of a training with its attacks, on a busy machine: 3 s of a table's, 8 s of
-  `reviews`, 32 s of `cifar` (ResNet-20, 6000 pictures of 16 x 16), whose 59 trainings of three seeds
-  would take 1.6 hours.
+  `reviews`, 32 s of `cifar` (ResNet-20, 6000 pictures of 16 x 16), whose 59 trainings of three
+  seeds would take 1.6 hours.
 - Not tried: `adaptive` and the heavy pack, which cost more than the trainings; parties that tamper.
 """
 
