@@ -209,19 +209,18 @@ class FastDealer(Fast, Dealer):
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, rules)
+        self._links: tuple[Link, Link] | None = None
+        self._can_poll: dict[int, Polled] = {}
         self._polled: dict[int, Polled] = {}
         self._asked: deque[tuple[Question, SharedTensor, Function, str]] = deque()
         self._ahead_bytes = 0
 
     @contextmanager
     def pipelined(self) -> Iterator[None]:
-        links = {holder: self.channels[holder].link for holder in (P0, P1)}
-        polled = {holder: link for holder, link in links.items() if isinstance(link, Polled)}
-        if self._polled or len(polled) < len(links):
+        polled = {} if self._polled else self._links_to_poll()
+        if not polled:
             yield
             return
-        # P1 may wait for P0, P0 for P2 to read its question, and P2 for P1 to read what is dealt.
-        polled[P1].read_beside([polled[P0]])
         self._polled = polled
         try:
             yield
@@ -230,6 +229,18 @@ class FastDealer(Fast, Dealer):
         finally:
             self._polled = {}
             self._asked.clear()
+
+    def _links_to_poll(self) -> dict[int, Polled]:
+        """By holder, if both can be; looked up again where a link was replaced."""
+        links = self.channels[P0].link, self.channels[P1].link
+        if self._links != links:
+            first, second = self._links = links
+            self._can_poll = {}
+            if isinstance(first, Polled) and isinstance(second, Polled):
+                # P1 may wait for P0, P0 for P2 to read its question, P2 for P1 to read its share.
+                second.read_beside([first])
+                self._can_poll = {P0: first, P1: second}
+        return self._can_poll
 
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
         if not self._asked:

@@ -59,6 +59,11 @@ _Drawn = TypeVar("_Drawn")
 #: few parts, for a link keeps but the last frames for the case that it breaks.
 _LEAST_PARTED = 2**14
 _PARTS = 3
+#: What the pads of a pair are for in most programs; others are derived when they are wanted.
+_PURPOSES: Mapping[str, Sequence[tuple[str | int, ...]]] = {
+    "P2": [("mask", 0), ("mask", 1), ("mask", 2), ("product",), ("result",)],
+    "holders": [("order",), ("fresh",), ("dummies",), ("signs",)],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +215,10 @@ class Party(Peer, ABC):
         super().__init__(role, links, rules.record())
         self.rules = rules
         self.ahead: dict[tuple[str, int], tuple[object, Any]] = {}
+
+    def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
+        super().use_key(peer, secret, session, attempt)
+        self.pads[peer].expand(*_PURPOSES["P2" if P2 in (self.role, peer) else "holders"])
 
     def shown_bits(self, shared: SharedTensor) -> int:
         """Fraction bits at which `ask` shows values to P2; 40 bits of a word need twice those."""
