@@ -334,7 +334,8 @@ class _Bench:
             name = f"decoder-{number}-{past}"
             path = self._folder / f"{name}.npz"
             task = decoder_task(self._plain, text, past, name, path)
-            found.append(take_turns(running, task, 1))
+            taken = take_turns(running, task, 1)
+            found.append({name: [turn.whole for turn in turns] for name, turns in taken.items()})
             path.unlink()
         return found
 

@@ -5,8 +5,10 @@ system has processes of its own, one thread each, over the same network; they ta
 each ratio compares neighbours in time. A turn is a tenth of a second of runs, at least one, and the
 run that counts: a connection that has rested has a small window, a process that has rested finds
 others' data in the processor's caches, and code is compiled at first. A run begins when all parties
-are ready and ends when the last one is done, with its result still in shares. Of ours, keys, shares
-and openings that last come before it, and in fast mode what P2 deals ahead; a row tells the bytes.
+are ready and ends when the last one is done, with its result still in shares. Before it come keys,
+shares and openings that last. Dealing is within it, at every system that deals. Of fast mode, which
+can deal ahead, a turn has a second such run that is told apart: online, with what can be dealt
+ahead done before the clock.
 """
 
 from __future__ import annotations
@@ -91,8 +93,10 @@ class Run:
     Attributes:
         milliseconds: from the first party's begin to the last one's end.
         cpu_ms: of all parties.
-        offline_ms: of the party that took longest with what was dealt ahead.
+        offline_ms: before the clock, of the party that took longest with what was dealt ahead.
         bytes_setup, bytes_offline, bytes_online: of all parties; None if not counted.
+        bytes_interface: that all parties' interfaces sent from the first message of the setup to
+            the end; None if nothing counts there.
         max_error: against float64 in plaintext.
         wrong_tokens: of a decoder's step, that are not plaintext's.
     """
@@ -105,11 +109,20 @@ class Run:
     bytes_online: int | None
     max_error: float
     wrong_tokens: int = 0
+    bytes_interface: int | None = None
 
-    @property
-    def end_to_end_ms(self) -> float:
-        """With what was dealt ahead, as other systems' clocks have it that deal within them."""
-        return self.milliseconds + self.offline_ms
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a system did in one turn.
+
+    Attributes:
+        whole: the run with all dealing within its clock.
+        online: the run with what can be dealt ahead before its clock; the same where nothing can.
+    """
+
+    whole: Run
+    online: Run
 
 
 def peers(spec: str) -> list[System]:
@@ -181,14 +194,16 @@ class RunningSystem:
         Raises:
             LostPeerError: a process ended; its standard error says why.
         """
+        first = self._sent()
         self._put_all([task] * len(self._workers))
-        for worker in self._workers:
-            worker.get(Ready)
-        before = self._network.bytes_sent()
+        self._await_all()
+        before = self._sent()
         self._put_all([Go(at=time.monotonic() + _AHEAD_S)] * len(self._workers))
+        self._await_all()
+        sent = self._sent()
+        self._put_all([Go(at=0.0)] * len(self._workers))
         turns = [worker.get(Turn) for worker in self._workers]
-        sent = self._network.bytes_sent()
-        counted = sum(sent[party] - before[party] for party in self._parties) if sent else None
+        counted = None if sent is None or before is None else sent - before
         online = _total([turn.bytes_online for turn in turns])
         errors = [turn.max_error for turn in turns if turn.max_error is not None]
         assert errors, "somebody has the result"
@@ -201,7 +216,17 @@ class RunningSystem:
             counted if self.system.command else online,
             max(errors),
             sum(turn.wrong_tokens or 0 for turn in turns),
+            None if sent is None or first is None else sent - first,
         )
+
+    def _await_all(self) -> None:
+        for worker in self._workers:
+            worker.get(Ready)
+
+    def _sent(self) -> int | None:
+        """What the interfaces of the parties have sent so far; None if nothing counts."""
+        sent = self._network.bytes_sent()
+        return sum(sent[party] for party in self._parties) if sent else None
 
     def _connect(self) -> None:
         """Tell every process who it is and where it finds the others."""
@@ -221,8 +246,7 @@ class RunningSystem:
         self._put_all(assignments)
         ports = [worker.get(Port).port for worker in self._workers]
         self._put_all([self._endpoints(party, ports) for party in self._parties])
-        for worker in self._workers:
-            worker.get(Ready)
+        self._await_all()
 
     def _endpoints(self, source: str, ports: Sequence[int]) -> Endpoints:
         """Where one party finds all; itself where it listens."""
@@ -256,16 +280,19 @@ class MpcRow:
         workload: of `benchmarks.mpc_workloads.WORKLOADS`.
         system: "thesis", "fast", "holders", "spu-semi2k", "spu-aby3" or "crypten".
         network: "loopback", "tun", "proxy" or "model".
-        end_to_end_ms: median over the turns, with what is dealt ahead of each; without compute
-            where lines are computed.
-        milliseconds: the same online, without what is dealt ahead; of other systems both are alike.
-        fastest_ms: the fastest turn online.
-        cpu_ms: median user and system time of all parties; None where lines are computed.
+        end_to_end_ms: median over the turns, dealing within the clock; without compute where lines
+            are computed.
+        milliseconds: of the runs that were dealt ahead; where nothing is, of the same.
+        fastest_ms: the fastest of these.
+        cpu_ms: median user and system time of all parties, end to end; None where lines are
+            computed.
         bytes_online: sent by all parties. Of ours, with headers of frames; of other systems all
             that their interfaces count, headers of packets included, or None on the loopback.
         bytes_offline: dealt ahead of each turn, or by P2 within it; None for other systems.
         bytes_setup: keys, and openings that last for many turns; None for other systems.
-        offline_ms: what dealing ahead takes, each turn, before the clock starts.
+        bytes_interface: that the interfaces sent for setup and the whole run, headers of packets
+            included where there are packets (`tun`); None on the loopback and computed lines.
+        offline_ms: what dealing ahead takes before the clock of a run that is dealt ahead.
         max_error: largest of the turns, against float64 in plaintext.
         hops: messages one after the other; None for other systems.
         limit_ms: what the lines alone take of these bytes and hops; None without a line.
@@ -288,6 +315,7 @@ class MpcRow:
     bytes_online: int | None
     bytes_offline: int | None
     bytes_setup: int | None
+    bytes_interface: int | None
     offline_ms: float
     max_error: float
     hops: int | None
@@ -301,7 +329,7 @@ class MpcRow:
 
 
 #: Turns by system, and what the model says of ours.
-_Turns = Mapping[str, Sequence[Run]]
+_Turns = Mapping[str, Sequence[Taken]]
 _Models = Mapping[str, Modelled]
 
 
@@ -365,18 +393,20 @@ def bench_mpc(
 
 def take_turns(
     running: Mapping[str, RunningSystem], task: Task, turns: int
-) -> dict[str, list[Run]]:
+) -> dict[str, list[Taken]]:
     """All systems one after the other, again and again; the last run of each turn counts.
+
+    Of fast mode, the last without anything dealt ahead, and one more with it.
 
     Args:
         running: by name.
         task: for all of them.
         turns: of each.
     """
-    taken: dict[str, list[Run]] = {system: [] for system in running}
+    taken: dict[str, list[Taken]] = {system: [] for system in running}
 
-    def run(system: str) -> Run:
-        fresh = {"system": system, "session": secrets.token_hex(16)}
+    def run(system: str, *, ahead: bool = False) -> Run:
+        fresh = {"system": system, "session": secrets.token_hex(16), "ahead": ahead}
         return running[system].take(task.model_copy(update=fresh))
 
     for _ in range(turns):
@@ -385,7 +415,8 @@ def take_turns(
             run(system)
             while time.monotonic() < warm_at:
                 run(system)
-            found.append(run(system))
+            whole = run(system)
+            found.append(Taken(whole, run(system, ahead=True) if system == "fast" else whole))
     return taken
 
 
@@ -422,7 +453,8 @@ def _rows(
     rows = []
     for system in taken or models:
         model, turns = models.get(system), taken.get(system) or [_turn_of(models[system])]
-        typical = median(turn.milliseconds for turn in turns)
+        online = [turn.online for turn in turns]
+        typical = median(run.milliseconds for run in online)
         limit = 1000 * model.limit_s if model and kind != "loopback" else None
         alone = model is not None and kind == "loopback" and not workload.function
         matmul = matmul_ms(products(workload, system)) if alone else None
@@ -431,31 +463,32 @@ def _rows(
                 workload=workload.name,
                 system=system,
                 network=kind,
-                end_to_end_ms=median(turn.end_to_end_ms for turn in turns),
+                end_to_end_ms=median(turn.whole.milliseconds for turn in turns),
                 milliseconds=typical,
-                fastest_ms=min(turn.milliseconds for turn in turns),
-                cpu_ms=None if kind == "model" else median(turn.cpu_ms for turn in turns),
-                bytes_online=turns[-1].bytes_online,
-                bytes_offline=turns[-1].bytes_offline,
-                bytes_setup=turns[-1].bytes_setup,
-                offline_ms=median(turn.offline_ms for turn in turns),
-                max_error=max(turn.max_error for turn in turns),
+                fastest_ms=min(run.milliseconds for run in online),
+                cpu_ms=None if kind == "model" else median(turn.whole.cpu_ms for turn in turns),
+                bytes_online=online[-1].bytes_online,
+                bytes_offline=online[-1].bytes_offline,
+                bytes_setup=online[-1].bytes_setup,
+                bytes_interface=turns[-1].whole.bytes_interface,
+                offline_ms=median(run.offline_ms for run in online),
+                max_error=max(max(turn.whole.max_error, turn.online.max_error) for turn in turns),
                 hops=model.hops if model else None,
                 limit_ms=limit,
                 matmul_ms=matmul,
                 limit_ratio=typical / limit if limit else None,
                 matmul_ratio=typical / matmul if matmul else None,
-                rival_ratio=_rival_ratio(taken, models, system, lambda turn: turn.end_to_end_ms),
-                online_ratio=_rival_ratio(taken, models, system, lambda turn: turn.milliseconds),
+                rival_ratio=_rival_ratio(taken, models, system, lambda turn: turn.whole),
+                online_ratio=_rival_ratio(taken, models, system, lambda turn: turn.online),
                 fresh=fresh,
             )
         )
     return rows
 
 
-def _turn_of(model: Modelled) -> Run:
+def _turn_of(model: Modelled) -> Taken:
     """The model's clock as a turn."""
-    return Run(
+    run = Run(
         1000 * model.seconds,
         0.0,
         0.0,
@@ -464,17 +497,18 @@ def _turn_of(model: Modelled) -> Run:
         model.bytes_online,
         model.max_error,
     )
+    return Taken(run, run)
 
 
 def _rival_ratio(
-    taken: _Turns, models: _Models, system: str, clock: Callable[[Run], float]
+    taken: _Turns, models: _Models, system: str, clock: Callable[[Taken], Run]
 ) -> float | None:
     """The fastest rival of each turn over the system itself, median over the turns."""
     rivals = [turns for name, turns in taken.items() if name not in models]
     if system not in models or not rivals:
         return None
-    best = [min(turn.end_to_end_ms for turn in of_all) for of_all in zip(*rivals, strict=True)]
-    own = [clock(turn) for turn in taken[system]]
+    best = [min(turn.whole.milliseconds for turn in of_all) for of_all in zip(*rivals, strict=True)]
+    own = [clock(turn).milliseconds for turn in taken[system]]
     return float(median(rival / ours for rival, ours in zip(best, own, strict=True)))
 
 
@@ -483,8 +517,8 @@ def format_mpc(rows: Sequence[MpcRow]) -> str:
     head = (
         f"{'workload':<23}{'system':<11}{'network':<9}{'whole ms':>9}{'rival':>7}{'online ms':>10}"
         f"{'rival':>7}{'fastest':>9}{'CPU':>8}{'online':>11}"
-        f"{'offline':>10}{'setup':>10}{'hops':>5}{'error':>9}{'limit ms':>9}{'ratio':>6}"
-        f"{'matmul':>8}{'ratio':>7}"
+        f"{'offline':>10}{'setup':>10}{'interface':>11}{'hops':>5}{'error':>9}{'limit ms':>9}"
+        f"{'ratio':>6}{'matmul':>8}{'ratio':>7}"
     )
     return "\n".join([head, *(_line(row) for row in rows)])
 
@@ -495,7 +529,8 @@ def _line(row: MpcRow) -> str:
         f"{_figure(row.rival_ratio, 1):>7}{row.milliseconds:>10.1f}"
         f"{_figure(row.online_ratio, 1):>7}"
         f"{row.fastest_ms:>9.1f}{_figure(row.cpu_ms, 1):>8}{_count(row.bytes_online):>11}"
-        f"{_count(row.bytes_offline):>10}{_count(row.bytes_setup):>10}{_count(row.hops):>5}{row.max_error:>9.1e}"
+        f"{_count(row.bytes_offline):>10}{_count(row.bytes_setup):>10}"
+        f"{_count(row.bytes_interface):>11}{_count(row.hops):>5}{row.max_error:>9.1e}"
         f"{_figure(row.limit_ms, 1):>9}{_figure(row.limit_ratio, 2):>6}"
         f"{_figure(row.matmul_ms, 2):>8}{_figure(row.matmul_ratio, 1):>7}"
     )

@@ -107,6 +107,8 @@ class Task(Settings):
         rows, widths, training, function: see `benchmarks.mpc_workloads.Workload`.
         rate: what the gradient, summed over the rows, is multiplied with in a training step.
         fresh: inputs were not opened before.
+        ahead: what can be dealt ahead is, before the clock; else the dealer deals within it, while
+            it waits for questions.
         arrays: npz file with inputs, weights, targets and what is wanted; "" for our own parties,
             who draw them from the same seed.
         decoder: the step of a decoder, instead of a network or a function; of other systems alone.
@@ -121,16 +123,17 @@ class Task(Settings):
     function: str
     rate: float
     fresh: bool = False
+    ahead: bool = False
     arrays: str = ""
     decoder: DecoderStep | None = None
 
 
 class Ready(Settings):
-    """All is prepared: keys, shares, compiled code."""
+    """All is prepared: keys, shares, compiled code; or, once more, the run has ended."""
 
 
 class Go(Settings):
-    """Begin, all at one moment.
+    """Begin, all at one moment; or, after the run, reveal the results.
 
     Attributes:
         at: on the machine's clock, in seconds.
@@ -460,7 +463,8 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
     part = _part(party, workload, example)
     part.prepare(fresh=task.fresh)
     before, dealing = bytes_by_phase(traffic(party)), time.monotonic()
-    part.deal_ahead()
+    if task.ahead:
+        part.deal_ahead()
     offline_ms = 1000 * (time.monotonic() - dealing)
     parent.put(Ready())
     begin_at = parent.get(Go).at
@@ -469,6 +473,8 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
     outputs = part.execute()
     ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
     after = bytes_by_phase(traffic(party))
+    parent.put(Ready())
+    parent.get(Go)  # until all bytes were counted, nobody reveals anything
     found = part.results(outputs)
     error = None
     if found and example is not None:
@@ -477,7 +483,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
         began=began,
         ended=ended,
         cpu_ms=cpu_ms,
-        offline_ms=offline_ms if task.system == "fast" else 0.0,
+        offline_ms=offline_ms if task.ahead else 0.0,
         bytes_setup=before["setup"],
         bytes_offline=after["offline"] - before["offline"],
         bytes_online=after["online"] - before["online"],

@@ -4,8 +4,9 @@ It runs in the environment of the other system, imports nothing of vfl, and spea
 `benchmarks/mpc_party.py` as plain JSON.
 
 Lines of JSON come on standard input: who it is, where all parties are, then runs (a task, and the
-moment to begin).
-Lines go back on standard output: the port, "ready", "ready" before each run, and what it took.
+moment to begin, then one to reveal the results, once all bytes were counted).
+Lines go back on standard output: the port, "ready", "ready" before and after each run, and what it
+took.
 The adapter is a class `Peer`:
 
     Peer(assignment, port)                 who it is, and a port that is free for it
@@ -25,6 +26,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +60,20 @@ def main() -> None:
         tell()
         begin_at = json.loads(next(lines))["at"]
         time.sleep(max(0.0, begin_at - time.monotonic()))
-        tell(**_turn(peer, wanted))
+        tell(**_turn(peer, wanted, partial(_counted, tell, lines)))
 
 
-def _turn(peer: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+def _counted(tell: Callable[[], None], lines: Iterator[str]) -> None:
+    """What follows is no longer counted."""
+    tell()
+    next(lines)
+
+
+def _turn(peer: Any, wanted: dict[str, Any], counted: Callable[[], None]) -> dict[str, Any]:
     began, busy = time.monotonic(), time.process_time()
     peer.run()
     ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
+    counted()
     found, taken = peer.result(), {"began": began, "ended": ended, "cpu_ms": cpu_ms}
     if found is None:
         return taken

@@ -80,7 +80,7 @@ def test_computed_lines_give_the_bytes_and_hops_of_the_formulas():
     thesis, fast = bench_mpc(["lr100-b64-inference"], wan=LINE, network="model")
     b, d = 64, 100
     assert 0 < fast.bytes_online - (8 * d + 18 * b) < HEADERS
-    assert 0 < fast.bytes_offline - 8 * b < HEADERS
+    assert 0 < fast.bytes_offline - 6 * b < HEADERS
     assert 0 < fast.bytes_setup - 8 * b * d < HEADERS + DIGESTS
     both = thesis.bytes_online + thesis.bytes_offline
     assert 0 < both - (16 * (b * d + d) + 8 * b + 24 * b) < HEADERS + 80
@@ -134,7 +134,11 @@ def test_a_peer_that_cannot_start_says_so(tmp_path):
 
 
 def test_the_fastest_rival_of_each_turn_is_compared(monkeypatch):
-    told = {"fast": [9, 2, 9, 4, 9, 5], "spu-semi2k": [9, 40] * 3, "crypten": [9, 50, 9, 30, 9, 60]}
+    told = {
+        "fast": [9, 8, 2, 9, 10, 4, 9, 11, 5],
+        "spu-semi2k": [9, 40] * 3,
+        "crypten": [9, 50, 9, 30, 9, 60],
+    }
 
     class Scripted:
         def __init__(self, contender, network):
@@ -147,8 +151,10 @@ def test_the_fastest_rival_of_each_turn_is_compared(monkeypatch):
             pass
 
         def take(self, task):
-            dealt = 6.0 if task.system == "fast" else 0.0
-            return Run(told[task.system].pop(0), 0.5, dealt, 1, 2, 3, 1e-6)
+            of_all = told[task.system]
+            assert task.ahead == (task.system == "fast" and len(of_all) % 3 == 1)
+            dealt = 6.0 if task.ahead else 0.0
+            return Run(of_all.pop(0), 0.5, dealt, 1, 2, 3, 1e-6)
 
     monkeypatch.setattr(mpc, "RunningSystem", Scripted)
     monkeypatch.setattr(mpc, "_WARM_S", 0.0)
@@ -196,6 +202,22 @@ def test_adapters_import_nothing_of_vfl():
 
 
 @pytest.mark.net
+@pytest.mark.parametrize("name", ["lr100-b64-training", "dnn1-b64-training"])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_bytes_that_are_told_are_those_of_the_sockets(tmp_path, name, ahead):
+    """Setup, dealing and online together; what a connection begins with is before the setup."""
+    task = task_of(name, tmp_path).model_copy(update={"system": "fast", "ahead": ahead})
+    with (
+        open_network(("P0", "P1", "P2"), Wan(mbps=1000), "proxy") as network,
+        RunningSystem(mpc.OURS, network) as running,
+    ):
+        for _ in range(2):
+            run = running.take(task)
+            told = run.bytes_setup + run.bytes_offline + run.bytes_online
+            assert run.bytes_interface == pytest.approx(told, rel=0.01)
+
+
+@pytest.mark.net
 @pytest.mark.parametrize("wan", [None, LINE])
 def test_three_real_processes_do_what_the_model_says(wan):
     name = "lr100-b64-training"
@@ -205,6 +227,7 @@ def test_three_real_processes_do_what_the_model_says(wan):
         assert row.network == ("proxy" if wan else "loopback")
         assert (row.system, row.hops) == (model.system, model.hops)
         assert (row.bytes_setup, row.bytes_offline) == (model.bytes_setup, model.bytes_offline)
+        assert (row.bytes_interface is None) == (wan is None)
         assert abs(row.bytes_online - model.bytes_online) <= 64  # an index of four bytes or a few
         assert row.max_error < 2e-5
         assert row.cpu_ms > 0.1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.mpc.permuted import FUNCTIONS, Permutation, function, upper_40_bits
+from vfl.mpc.permuted import FUNCTIONS, Permutation, function, upper_bytes
 from vfl.mpc.ring import decode, encode, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.stream import PadStream
@@ -25,6 +25,12 @@ class Overheard:
     def receive(self):
         frame = self._link.receive()
         self._frames.append(bytes(frame.payload))
+        return frame
+
+    def poll(self):
+        frame = self._link.poll()
+        if frame is not None:
+            self._frames.append(bytes(frame.payload))
         return frame
 
     def __getattr__(self, name):
@@ -188,6 +194,6 @@ def test_a_value_shown_to_the_dealer_confirms_no_guess():
     values = [FACTORS[0], FACTORS[1][:3, :1]]
     sent, share = product_and(shown, values)
     words = {sent[start : start + 5] for start in range(0, len(sent), 5)}
-    expected = bytes(upper_40_bits(share.reshape(-1)))
+    expected = bytes(upper_bytes(share.reshape(-1)))
     assert len(words) == 40
     assert not words & {expected[start : start + 5] for start in range(0, len(expected), 5)}

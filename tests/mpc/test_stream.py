@@ -82,3 +82,10 @@ def test_a_key_has_32_bytes():
 
 def test_nothing_was_wanted():
     assert len(PadStream(KEY).elements64(0, "nothing")) == 0
+
+
+def test_keys_derived_before_give_the_same_pads_and_use_none():
+    early, late = PadStream(bytes(32)), PadStream(bytes(32))
+    early.expand(("mask", 0), ("order",))
+    for purpose in (("mask", 0, 3), ("order", 1)):
+        assert (early.elements64(5, *purpose) == late.elements64(5, *purpose)).all()

@@ -87,8 +87,10 @@ class Session:
         return [network.weights() for network in self.networks]
 
     def since(self, number):
+        """By operation, for P2 deals while it waits: which goes first hangs on time."""
         return {
-            pair: [each for each in sent if each[0] > number] for pair, sent in self.frames.items()
+            pair: sorted((each for each in sent if each[0] > number), key=lambda each: each[0])
+            for pair, sent in self.frames.items()
         }
 
     def accounts(self):

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -124,3 +125,39 @@ def test_elsewhere_nothing_opens_without_tls(host):
         TcpHub(host, 0, Admission("session", {}))
     with pytest.raises(UserError, match="without TLS"):
         TcpLink.connect(host, 9, Hello("session", "7", "t" * 43))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_write_that_waits_for_room_reads_other_streams_too(beside):
+    """Three ends in a circle: A writes to B, who reads only once C, whom A reads, took a frame."""
+    (a, b), (c, d) = ([Stream(end) for end in socket.socketpair()] for _ in range(2))
+    large = Frame(Kind.PROTOCOL, 1, bytes(8 << 20))
+    deadline = time.monotonic() + (20 if beside else 0.5)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(a.write, large, deadline, [c] if beside else [])
+        if beside:
+            d.write(large, deadline)
+            assert b.read(deadline).wire_bytes == c.read(deadline).wire_bytes == large.wire_bytes
+            written.result()
+        else:
+            with pytest.raises(TimeoutError):
+                d.write(large, deadline)
+            with pytest.raises(TimeoutError):
+                written.result()
+    for stream in (a, b, c, d):
+        stream.end()
+
+
+def test_a_stream_that_broke_does_not_keep_another_from_writing():
+    (a, b), (c, d) = ([Stream(end) for end in socket.socketpair()] for _ in range(2))
+    d.end()
+    large = Frame(Kind.PROTOCOL, 1, bytes(8 << 20))
+    deadline = time.monotonic() + 20
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(a.write, large, deadline, [c])
+        assert b.read(deadline).wire_bytes == large.wire_bytes
+        written.result()
+    with pytest.raises(ConnectionError):
+        c.read(deadline)
+    for stream in (a, b, c):
+        stream.end()

@@ -25,7 +25,7 @@ from vfl.defenses.dcor import distances
 from vfl.mpc import Layer, Network, Party, Rules, Trio
 from vfl.mpc.channel import Leak
 from vfl.mpc.network import Loss
-from vfl.mpc.permuted import EXPECTED_CARRY, from_upper_40_bits, function
+from vfl.mpc.permuted import EXPECTED_CARRY, from_upper_bytes, function
 from vfl.mpc.ring import decode
 from vfl.mpc.rules import P0, P1, P2
 
@@ -337,8 +337,8 @@ class Victim:
         """Both shares of one question added, as P2 does."""
         if self.rules.mode == "fast":
             words = (
-                from_upper_40_bits(memoryview(first))
-                + from_upper_40_bits(memoryview(second))
+                from_upper_bytes(memoryview(first))
+                + from_upper_bytes(memoryview(second))
                 + EXPECTED_CARRY
             )
             return decode(words, 2 * self.rules.bits)

@@ -17,22 +17,38 @@ Ahead of time: masks, permutations and signs depend on no value, and products of
 else. So a program is followed on shapes before it runs; P2 deals and all three draw while nobody
 waits. The operations get the numbers they will have when the program runs, and with them the same
 pads.
+
+Pipelined: P2 needs nothing of what it answers to go on, so it does not wait at a question. It deals
+for the operations behind it, a slice of a product at a time, and answers once both holders have
+asked (`FastDealer.pipelined`). The messages are the same and tell nobody more; only their order
+between P2 and P1 hangs on time, so P1 keeps what comes before its turn (`Channel.keeps_early`).
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from vfl.core.frame import Link
+from vfl.mpc.channel import Polled, pack
 from vfl.mpc.party import Dealer, Party, Product, Question, ShareHolder
-from vfl.mpc.permuted import Function
-from vfl.mpc.ring import inner, matmul
-from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.permuted import Function, from_upper_bytes, upper_bytes
+from vfl.mpc.ring import ELEMENT_BYTES, Operation, inner, matmul
+from vfl.mpc.rules import P0, P1, P2, Rules
 from vfl.mpc.shares import Opened, SharedTensor, blank, owned_by
+
+#: Elements of a slice of a dealt product: P2 looks for questions after each, which on a line of 80
+#: Mbit/s is every 26 ms.
+_SLICE = 2**15
+#: Bytes P2 deals before the oldest question at most; P1 keeps them in memory.
+_AHEAD_BYTES = 1 << 26
 
 
 class Fast(Party):
@@ -150,7 +166,19 @@ class FastHolder(Fast, ShareHolder):
     def _dealt(self, product: Product) -> Tensor:
         if self.first:
             return self.pad(P2, product.shape, "product", product.number)
-        return self._from_dealer([product.shape], product.number)[0]
+        shape, size = product.shape, product.dealt_bytes(self.rules)
+        count = math.prod(shape[1:])
+        parts = [
+            self._dealt_slice((rows.stop - rows.start) * count, size, product.number)
+            for rows in dealt_slices(shape)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(shape)
+
+    def _dealt_slice(self, count: int, size: int, number: int) -> Tensor:
+        if size == ELEMENT_BYTES:
+            return self._from_dealer([(count,)], number)[0]
+        payload = self.channels[P2].receive_bytes(number, size * count)
+        return from_upper_bytes(payload, size, 1 << 8 * (ELEMENT_BYTES - size) - 1)
 
 
 def _opened(shared: SharedTensor, mask: Tensor, own: Tensor, theirs: Tensor) -> SharedTensor:
@@ -166,8 +194,73 @@ def _with_opening(shared: SharedTensor, opened: Opened) -> SharedTensor:
     return replace(shared, opened=opened)
 
 
+def dealt_slices(shape: Sequence[int]) -> list[slice]:
+    """The rows of each message in which a product is dealt, of 2^15 elements or a row.
+
+    >>> dealt_slices((500, 100))
+    [slice(0, 327, None), slice(327, 500, None)]
+    """
+    size = max(1, _SLICE // max(1, math.prod(shape[1:])))
+    return [slice(start, min(start + size, shape[0])) for start in range(0, shape[0], size)]
+
+
 class FastDealer(Fast, Dealer):
     """P2."""
+
+    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
+        super().__init__(role, links, rules)
+        self._links: tuple[Link, Link] | None = None
+        self._can_poll: dict[int, Polled] = {}
+        self._polled: dict[int, Polled] = {}
+        self._asked: deque[tuple[Question, SharedTensor, Function, str]] = deque()
+        self._ahead_bytes = 0
+
+    @contextmanager
+    def pipelined(self) -> Iterator[None]:
+        polled = {} if self._polled else self._links_to_poll()
+        if not polled:
+            yield
+            return
+        self._polled = polled
+        try:
+            yield
+            while self._asked:
+                self._answer_oldest()
+        finally:
+            self._polled = {}
+            self._asked.clear()
+
+    def _links_to_poll(self) -> dict[int, Polled]:
+        """By holder, if both can be; looked up again where a link was replaced."""
+        links = self.channels[P0].link, self.channels[P1].link
+        if self._links != links:
+            first, second = self._links = links
+            self._can_poll = {}
+            if isinstance(first, Polled) and isinstance(second, Polled):
+                # P1 may wait for P0, P0 for P2 to read its question, P2 for P1 to read its share.
+                second.read_beside([first])
+                self._can_poll = {P0: first, P1: second}
+        return self._can_poll
+
+    def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
+        if not self._asked:
+            self._ahead_bytes = 0
+        self._asked.append((asked, shared, function, where))
+        if self._polled:
+            self._answer_what_has_come()
+        else:
+            self._answer_oldest()
+
+    def _answer_what_has_come(self) -> None:
+        while self._asked and (
+            self._ahead_bytes >= _AHEAD_BYTES
+            or all(self.channels[holder].has_come(link) for holder, link in self._polled.items())
+        ):
+            self._answer_oldest()
+
+    def _answer_oldest(self) -> None:
+        super()._ask(*self._asked.popleft())
+        self._ahead_bytes = 0
 
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
@@ -212,13 +305,14 @@ class FastDealer(Fast, Dealer):
 
     def _send_product(self, product: Product) -> None:
         _require_factors(product)
-        if product.left.owned is not None:
-            share = _mask_product(product)
-        else:
-            masks = (torch.add(*each.masks()) for each in (product.left, product.right))
-            share = product.operation(*masks)
-        share -= self.pad(P0, share.shape, "product", product.number)
-        self.channels[P1].send([share], product.number, "offline")
+        factors, size = _mask_factors(product), product.dealt_bytes(self.rules)
+        pad = self.pad(P0, product.shape, "product", product.number)
+        for rows in dealt_slices(product.shape):
+            share = _mask_product(product.operation, factors, rows).sub_(pad[rows])
+            payload = pack([share]) if size == ELEMENT_BYTES else upper_bytes(share, size)
+            self.channels[P1].send_bytes(payload, product.number, "offline")
+            self._ahead_bytes += len(payload)
+            self._answer_what_has_come()
 
 
 def _add_known(z: Tensor, product: Product, holder: int) -> None:
@@ -245,14 +339,34 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
         z[own] += inner(clear, factor)
 
 
-def _mask_product(product: Product) -> Tensor:
-    """What the dealer shares: each holder's mask of the left with the other's of the right."""
-    (u0, u1), (v0, v1) = product.left.masks(), product.right.masks()
-    if product.operation is inner:
-        return torch.cat([inner(u0, v1), inner(u1, v0)])
-    if product.right.faced is None:
-        v0, v1 = v0[_rows(product.left, 1)], v1[_rows(product.left, 0)]
-    return matmul(u0, v1) + matmul(u1, v0)
+def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
+    """The masks whose products the dealer shares: of an owned left, each holder's with the other's.
+
+    They add up, but an owned left that is transposed (`inner`) has them one below the other.
+    """
+    left, right = product.left, product.right
+    (u0, u1), (v0, v1) = left.masks(), right.masks()
+    if left.owned is None:
+        return [(u0 + u1, v0 + v1)]
+    if product.operation is not inner and right.faced is None:
+        v0, v1 = v0[_rows(left, 1)], v1[_rows(left, 0)]
+    return [(u0, v1), (u1, v0)]
+
+
+def _mask_product(
+    operation: Operation, factors: Sequence[tuple[Tensor, Tensor]], rows: slice
+) -> Tensor:
+    """Some rows of what the dealer shares."""
+    if operation is not inner:
+        found = [operation(u[rows], v if operation is matmul else v[rows]) for u, v in factors]
+        return found[0] if len(found) == 1 else found[0].add_(found[1])
+    parts, start = [], 0
+    for u, v in factors:
+        end = start + u.shape[1]
+        if start < rows.stop and rows.start < end:
+            parts.append(inner(u[:, max(rows.start - start, 0) : rows.stop - start], v))
+        start = end
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _require_factors(product: Product) -> None:
@@ -279,8 +393,9 @@ def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
 
 
 def _factors(product: Product) -> tuple[object, ...]:
-    """What tells one product from another."""
-    return (product.operation, *_openings([product.left, product.right]))
+    """What tells one product from another, with the divisions that say how much of it is dealt."""
+    scales = product.left.bits, product.right.bits, *product.truncations
+    return (product.operation, *scales, *_openings([product.left, product.right]))
 
 
 class Preprocessing(Dealer):

@@ -132,7 +132,8 @@ class Network:
     @torch.inference_mode()
     def infer(self, party: Party, inputs: SharedTensor) -> SharedTensor:
         """The shared outputs for shared inputs of axes (rows, columns); algorithm 5.3."""
-        return self._forward(party, inputs, 0).output
+        with party.pipelined():
+            return self._forward(party, inputs, 0).output
 
     def check_outputs(self, rules: Rules, outputs: Tensor) -> None:
         """Refuse revealed outputs that were too large; those of a last function P2 has checked.
@@ -174,6 +175,17 @@ class Network:
             RingRangeError: a value is too large; P2 names its layer.
         """
         require_rows(party.rules, inputs.shape[0])
+        with party.pipelined():
+            self._step(party, inputs, targets, loss, learning_rate)
+
+    def _step(
+        self,
+        party: Party,
+        inputs: SharedTensor,
+        targets: SharedTensor,
+        loss: Loss,
+        learning_rate: float,
+    ) -> None:
         last = len(self.layers) - 1
         sloped = last if loss == "cross_entropy" else last + 1
         kept = self._forward(party, inputs, sloped, party.rules.delta_bits)

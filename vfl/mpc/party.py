@@ -14,7 +14,8 @@ import json
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,10 +30,17 @@ from vfl.mpc.permuted import (
     UPPER_BYTES,
     Function,
     Permutation,
-    from_upper_40_bits,
-    upper_40_bits,
+    from_upper_bytes,
+    upper_bytes,
 )
-from vfl.mpc.ring import Operation, decode, encode, product_shape, require_integer_bits
+from vfl.mpc.ring import (
+    ELEMENT_BYTES,
+    Operation,
+    decode,
+    encode,
+    product_shape,
+    require_integer_bits,
+)
 from vfl.mpc.rules import P0, P1, P2, Rules, name_of
 from vfl.mpc.shares import (
     MovedIndices,
@@ -51,6 +59,11 @@ _Drawn = TypeVar("_Drawn")
 #: few parts, for a link keeps but the last frames for the case that it breaks.
 _LEAST_PARTED = 2**14
 _PARTS = 3
+#: What the pads of a pair are for in most programs; others are derived when they are wanted.
+_PURPOSES: Mapping[str, Sequence[tuple[str | int, ...]]] = {
+    "P2": [("mask", 0), ("mask", 1), ("mask", 2), ("product",), ("result",)],
+    "holders": [("order",), ("fresh",), ("dummies",), ("signs",)],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,22 @@ class Product:
     def shape(self) -> torch.Size:
         """Its axes."""
         return product_shape(self.operation, self.left.share, self.right.share)
+
+    def dealt_bytes(self, rules: Rules) -> int:
+        """Upper bytes of an element that P2 deals of it: 5, 6 or 8.
+
+        P1 sets the middle of what is left out, so its share, and with it the product, is off by at
+        most half of the lowest byte that is dealt. That is an eighth of a unit or less of what the
+        divisions leave, or without divisions an eighth of 2^-bits, which is the finest that shared
+        values are.
+        """
+        unit = self.left.bits + self.right.bits - rules.bits
+        if self.truncations:
+            unit = sum(one.shift - (one.times.bit_length() - 1) for one in self.truncations)
+            # A factor in between multiplies the error by up to twice the power of two below it.
+            unit -= any(one.times > 1 for one in self.truncations)
+        spare = (unit - 2) // 8
+        return ELEMENT_BYTES - min(spare, 3) if spare >= 2 else ELEMENT_BYTES
 
 
 class Peer:
@@ -187,6 +216,10 @@ class Party(Peer, ABC):
         self.rules = rules
         self.ahead: dict[tuple[str, int], tuple[object, Any]] = {}
 
+    def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
+        super().use_key(peer, secret, session, attempt)
+        self.pads[peer].expand(*_PURPOSES["P2" if P2 in (self.role, peer) else "holders"])
+
     def shown_bits(self, shared: SharedTensor) -> int:
         """Fraction bits at which `ask` shows values to P2; 40 bits of a word need twice those."""
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
@@ -207,6 +240,14 @@ class Party(Peer, ABC):
         Args:
             program: the operations that come next, on shapes.
         """
+
+    @contextmanager
+    def pipelined(self) -> Iterator[None]:
+        """Within it P2 may deal for later operations before it answers a question; see `fast`.
+
+        At its end all that was asked is answered.
+        """
+        yield
 
     def drawn_ahead(
         self, kind: str, number: int, operation: object, draw: Callable[[], _Drawn]
@@ -454,8 +495,9 @@ class ShareHolder(Party):
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, rules)
         self.prepared: dict[int, PreparedQuestion] = {}
-        self._owed: list[tuple[Question, int, int]] = []
-        self._taken: dict[tuple[int, int], Tensor] = {}
+        # P2 deals for later operations while it waits, and answers slopes behind values.
+        if P2 in self.channels:
+            self.channels[P2].keeps_early = True
 
     @property
     def first(self) -> bool:
@@ -494,7 +536,7 @@ class ShareHolder(Party):
         hidden = self._for_dealer(hidden, prepared.fresh)
         for part in self.parts(len(hidden)):
             elements = hidden[part]
-            payload = upper_40_bits(elements) if self.sends_40_bits(function) else pack([elements])
+            payload = upper_bytes(elements) if self.sends_40_bits(function) else pack([elements])
             self.channels[P2].send_bytes(payload, asked.number, "online")
 
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:
@@ -525,28 +567,17 @@ class ShareHolder(Party):
         return found.reshape(asked.shape)
 
     def _received(self, asked: Question, index: int) -> Tensor:
-        permutation = self.prepared[asked.number].permutation
-        if index:
-            self._take_owed()
-            elements = self._taken.pop((asked.number, index))
-        else:
-            sizes = [part.stop - part.start for part in self.parts(permutation.count)]
-            parts = [self._from_dealer([(size,)], asked.number)[0] for size in sizes]
-            elements = parts[0] if len(parts) == 1 else torch.cat(parts)
-            self._owed += [(asked, each, permutation.count) for each in range(1, len(asked.bits))]
+        permutation, owed = self.prepared[asked.number].permutation, self.channels[P2].owed
+        whole = [slice(0, permutation.count)]
+        parts = whole if index else self.parts(permutation.count)
+        found = [self._from_dealer([(part.stop - part.start,)], asked.number)[0] for part in parts]
+        (owed.discard if index == len(asked.bits) - 1 else owed.add)(asked.number)
+        elements = found[0] if len(found) == 1 else torch.cat(found)
         return self._found(asked, index, elements, permutation)
 
     def _from_dealer(self, shapes: Sequence[Sequence[int]], number: int) -> list[Tensor]:
-        """P2's next message, after those it sent before."""
-        self._take_owed()
+        """P2's next message of an operation."""
         return self.channels[P2].receive(shapes, number)
-
-    def _take_owed(self) -> None:
-        """Results behind the first, which P2 sends at once and nobody takes at once."""
-        for asked, index, count in self._owed:
-            (elements,) = self.channels[P2].receive([(count,)], asked.number)
-            self._taken[asked.number, index] = elements
-        self._owed.clear()
 
     def _for_dealer(self, elements: Tensor, fresh: Tensor) -> Tensor:
         """Another share of the same, of which P2 learns no more than the sum.
@@ -681,7 +712,7 @@ class Dealer(Party):
         if not cut:
             return torch.add(*self._both(number, (count,)))
         first, second = (
-            from_upper_40_bits(self.channels[holder].receive_bytes(number, UPPER_BYTES * count))
+            from_upper_bytes(self.channels[holder].receive_bytes(number, UPPER_BYTES * count))
             for holder in (P0, P1)
         )
         return first.add_(second).add_(EXPECTED_CARRY)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vfl.core.errors import UnknownNameError, nearest
-from vfl.mpc.ring import encode
+from vfl.mpc.ring import ELEMENT_BYTES, encode
 from vfl.mpc.rules import Rules
 from vfl.mpc.stream import PadStream
 
@@ -29,12 +31,8 @@ _WORD = 64
 #: the reader adds; the error stays below 2^24, so 2^(24 - bits) of the value.
 UPPER_BYTES = 5
 EXPECTED_CARRY = 1 << 24
-#: The bytes of a ring element that are kept: where they stand in it, and packed.
-_NAMES, _FORMATS = ["low", "high"], ["<u4", "u1"]
-_IN_WORD = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": [3, 7], "itemsize": 8})
-_PACKED = np.dtype(
-    {"names": _NAMES, "formats": _FORMATS, "offsets": [0, 4], "itemsize": UPPER_BYTES}
-)
+#: The bytes of a ring element that are kept, by their number: where they stand in it, and packed.
+_FIELDS = {5: ("<u4", "u1"), 6: ("<u4", "<u2")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +198,39 @@ def _signs(pads: PadStream, count: int, number: int) -> Tensor:
     return torch.from_numpy(1 - 2 * coins)
 
 
-def upper_40_bits(elements: Tensor) -> memoryview:
-    """The upper five bytes of each ring element."""
-    packed = np.empty(elements.numel(), _PACKED)
-    _copy(elements.numpy().astype("<i8", copy=False).reshape(-1).view(_IN_WORD), packed)
+def upper_bytes(elements: Tensor, size: int = UPPER_BYTES) -> memoryview:
+    """The upper five or six bytes of each ring element."""
+    in_word, packed_type = _types(size)
+    packed = np.empty(elements.numel(), packed_type)
+    _copy(elements.numpy().astype("<i8", copy=False).reshape(-1).view(in_word), packed)
     return packed.view(np.uint8).data
 
 
-def from_upper_40_bits(payload: memoryview) -> Tensor:
-    """Ring elements whose lower three bytes are zero; int64 of one axis."""
-    packed = np.frombuffer(payload, _PACKED)
-    elements = np.zeros(len(packed), "<i8")
-    _copy(packed, elements.view(_IN_WORD))
+def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0) -> Tensor:
+    """Ring elements of which the upper bytes came; int64 of one axis.
+
+    Args:
+        payload: what `upper_bytes` gave.
+        size: bytes an element.
+        fill: the lower bytes of all.
+    """
+    in_word, packed_type = _types(size)
+    packed = np.frombuffer(payload, packed_type)
+    elements = np.full(len(packed), fill, "<i8")
+    _copy(packed, elements.view(in_word))
     return torch.from_numpy(elements.astype(np.int64, copy=False))
+
+
+@lru_cache
+def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The kept bytes of an element, in its word and packed."""
+    low, high = _FIELDS[size]
+    start = ELEMENT_BYTES - size
+    places: Any = {"low": (low, start), "high": (high, start + 4)}
+    return np.dtype(places), np.dtype([("low", low), ("high", high)])
 
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
     """Field by field: numpy copies four bytes at once, but five one by one."""
-    for name in _NAMES:
+    for name in ("low", "high"):
         target[name] = source[name]

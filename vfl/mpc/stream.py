@@ -46,6 +46,15 @@ class PadStream:
         self._last: dict[tuple[str | int, ...], int] = {}
         self._zeros = bytes(0)
 
+    def expand(self, *names: tuple[str | int, ...]) -> None:
+        """Derive keys of purposes now, which else happens at the first pad of each.
+
+        Args:
+            names: purposes without their step.
+        """
+        for name in names:
+            self._cipher_of(name)
+
     def elements32(self, count: int, *purpose: str | int) -> np.ndarray:
         """`count` uniform elements of the ring 2^32; uint32 of shape (count,). See `elements64`."""
         return self._elements(count, np.dtype("<u4"), purpose)
@@ -90,12 +99,16 @@ class PadStream:
                 fix="resend the stored bytes; after a rollback begin a new attempt, with a new key",
             )
         self._last[name] = step
+        cipher = self._cipher_of(name)
+        cipher.reset_nonce(step.to_bytes(8, "big") + bytes(8))
+        return cipher
+
+    def _cipher_of(self, name: tuple[str | int, ...]) -> CipherContext:
         cipher = self._ciphers.get(name)
         if cipher is None:
             algorithm = algorithms.AES(self._key_of(name))
             cipher = Cipher(algorithm, modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
             self._ciphers[name] = cipher
-        cipher.reset_nonce(step.to_bytes(8, "big") + bytes(8))
         return cipher
 
     def _key_of(self, name: tuple[str | int, ...]) -> bytes:

@@ -99,6 +99,17 @@ class MemoryLink:
         self._depth.hops = max(self._depth.hops, hops)
         return frame
 
+    def poll(self) -> Frame | None:
+        """The next frame if it is there.
+
+        Raises:
+            LostPeerError, PeerFailedError: see `receive`.
+        """
+        return None if self._incoming.empty() else self.receive()
+
+    def read_beside(self, links: Sequence[Any]) -> None:
+        """Nothing here waits to be sent."""
+
     def fail(self, error: VFLError) -> None:
         """Tell the other end what went wrong here, then close."""
         self._end(

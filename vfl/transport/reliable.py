@@ -11,7 +11,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -126,6 +126,17 @@ class _StreamLink:
         self._stream: Stream | None = None
         self._ended: VFLError | None = None
         self._outgoing: Mapping[Kind, int] | None = None
+        self._beside: tuple[_StreamLink, ...] = ()
+
+    def read_beside(self, links: Iterable[_StreamLink]) -> None:
+        """While a frame waits for room, read what comes over other links of this thread too.
+
+        Where three ends send in a circle, each waits for the next one to read.
+
+        Args:
+            links: used by the same thread as this one; instead of those given before.
+        """
+        self._beside = tuple(links)
 
     def send(self, frame: Frame) -> None:
         """Store and write a frame; a link that breaks here is mended when the party comes back.
@@ -148,7 +159,11 @@ class _StreamLink:
         if stream is None:  # before the first attach
             return
         try:
-            stream.write(frame, deadline)
+            if self._beside:
+                beside = [each for link in self._beside if (each := link._stream) is not None]
+                stream.write(frame, deadline, beside)
+            else:
+                stream.write(frame, deadline)
         except ConnectionError:
             # The stream stays: what the other end sent before the cut can still be read.
             self._note_loss(stream)

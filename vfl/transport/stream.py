@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 from vfl.core.errors import AuthenticationError, OversizedFrameError, UserError
@@ -122,18 +122,23 @@ class Stream:
             self.inbox_bytes -= frame.wire_bytes
             return frame
 
-    def write(self, frame: Frame, deadline: float) -> None:
+    def write(self, frame: Frame, deadline: float, beside: Sequence[Stream] = ()) -> None:
         """Write a whole frame; after an error the rest of this stream can only be read.
+
+        Args:
+            frame: the frame.
+            deadline: for all of it.
+            beside: streams that are read, as this one is, while it waits for room.
 
         Raises:
             ConnectionError, TimeoutError, FrameError: see the head of this file.
         """
         with self._busy:
             if len(frame.payload) < _RECORD_BYTES:
-                return self._write(frame, deadline)
+                return self._write(frame, deadline, beside)
             self._hold_back(True)
             try:
-                self._write(frame, deadline)
+                self._write(frame, deadline, beside)
             finally:
                 self._hold_back(False)
 
@@ -160,9 +165,9 @@ class Stream:
                 if not socket.socket.recv(self._socket, JOINED_BYTES):
                     return
 
-    def _write(self, frame: Frame, deadline: float) -> None:
+    def _write(self, frame: Frame, deadline: float, beside: Sequence[Stream]) -> None:
         for piece in self._pieces(frame):
-            self._push(piece, deadline)
+            self._push(piece, deadline, beside)
 
     def _hold_back(self, held: bool) -> None:
         """While held, only full segments leave: the other end wakes once, not at every record."""
@@ -179,7 +184,7 @@ class Stream:
         for start in range(JOINED_BYTES, len(payload), size):
             yield payload[start : start + size]
 
-    def _push(self, piece: memoryview, deadline: float) -> None:
+    def _push(self, piece: memoryview, deadline: float, beside: Sequence[Stream]) -> None:
         while piece:
             try:
                 # TLS wants a write it put off repeated with the same bytes, which this does.
@@ -187,10 +192,42 @@ class Stream:
             except _LATER:
                 room = len(self._inbox) < self.window
                 events = select.POLLOUT | select.POLLIN if room else select.POLLOUT
-                if self._wait(events, deadline) & ~select.POLLOUT and room:
+                if beside:
+                    beside = self._wait_beside(events, deadline, beside)
+                elif self._wait(events, deadline) & ~select.POLLOUT and room:
                     self._advance()
             except OSError as error:
                 raise ConnectionError("the connection broke") from error
+
+    def _wait_beside(
+        self, events: int, deadline: float, beside: Sequence[Stream]
+    ) -> Sequence[Stream]:
+        """Wait for room, and read this stream and others; those that can still be read."""
+        waiting, broken = select.poll(), []
+        waiting.register(self._socket, events)
+        others = {stream.fileno(): stream for stream in beside}
+        for number, stream in others.items():
+            if number >= 0 and len(stream._inbox) < stream.window:
+                waiting.register(number, select.POLLIN)
+        ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            raise TimeoutError("the deadline passed")
+        for number, found in ready:
+            if number not in others:
+                if found & ~select.POLLOUT and events & select.POLLIN:
+                    self._advance()
+            elif not others[number]._read_ahead():
+                broken.append(others[number])
+        return [stream for stream in beside if stream not in broken]
+
+    def _read_ahead(self) -> bool:
+        """Read what is there; False where the connection broke, as the next `read` will say."""
+        with self._busy:
+            try:
+                self._advance()
+            except ConnectionError:
+                return False
+        return True
 
     def _poll_sees_all(self) -> bool:
         """Not when TLS holds bytes it has read already, nor once the socket is closed."""

@@ -1,0 +1,106 @@
+"""P2 deals the upper bytes of a product alone: which, and how far that takes it from exact."""
+
+from itertools import product as pairs
+
+import pytest
+import torch
+
+from vfl.mpc.network import fixed_point_rate, learning_rate_truncations
+from vfl.mpc.party import Product
+from vfl.mpc.ring import inner, matmul
+from vfl.mpc.rules import Rules
+from vfl.mpc.shares import SharedTensor, Truncation, blank
+from vfl.mpc.trio import Trio
+
+ROWS = 40
+
+
+def unfinished(left_bits, right_bits, truncations=()):
+    left, right = (SharedTensor(blank((2, 2)), bits) for bits in (left_bits, right_bits))
+    return Product(1, left, right, matmul, truncations, "layer 0")
+
+
+@pytest.mark.parametrize(
+    ("bits", "right_bits", "truncations", "size"),
+    [
+        (21, 21, (), 6),  # what P2 is asked about
+        (21, 16, (), 8),  # a gradient whose slope has a division of its own
+        (21, 16, (Truncation(21, 45),), 6),
+        (21, 16, learning_rate_truncations(Rules("fast"), 128, 16, 0.1 / 128), 5),
+        (8, 8, (), 8),
+        (8, 8, (Truncation(8, 24),), 8),
+    ],
+)
+def test_which_bytes_are_dealt(bits, right_bits, truncations, size):
+    rules = Rules("fast", bits, delta_bits=8)
+    assert unfinished(bits, right_bits, truncations).dealt_bytes(rules) == size
+
+
+@pytest.mark.parametrize(("bits", "rate"), [*pairs(range(8, 29), (1e-5, 0.1 / 128, 0.3, 7.0))])
+def test_what_is_left_out_is_an_eighth_of_a_unit_at_most(bits, rate):
+    rules = Rules("fast", bits, delta_bits=8, magnitude_bits=4)
+    times, shift = fixed_point_rate(rate)
+    for truncations, unit in (
+        ((), 2.0**bits),
+        ((Truncation(bits, 40),), 2.0**bits),
+        (
+            (Truncation(bits, 40), Truncation(shift, 40, times, rate=True)),
+            2.0 ** (bits + shift) / times,
+        ),
+    ):
+        left_out = 8 - unfinished(bits, bits, truncations).dealt_bytes(rules)
+        assert not left_out or 2 ** (8 * left_out - 1) <= unit / 8
+
+
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("operation", [matmul, inner, torch.mul])
+def test_the_product_is_off_by_half_a_byte_that_was_dealt(owned, operation):
+    if owned and operation is torch.mul:
+        pytest.skip("columns with an owner are multiplied as matrices")
+    source = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(ROWS, ROWS, generator=source, dtype=torch.float64) for _ in range(2))
+    shares = []
+
+    def program(party):
+        left, right = (
+            party.share(owner, (ROWS, ROWS), value if party.role == owner else None, "x")
+            for owner, value in ((0, x), (1, w))
+        )
+        left, right = (left if owned else left.alone()), right.alone()
+        right = right.facing(left) if owned and operation is matmul else right
+        left, right = party.open(left, right)
+        z, _ = party.multiply(left, right, operation, where="z")
+        shares.append(z.share.clone() if party.role < 2 else 0)
+
+    with Trio(Rules("fast"), timeout_s=5) as trio:
+        trio.run(program)
+        dealt = [each for each in trio.traffic() if each.phase == "offline"]
+    found = sum(shares)
+    exact = operation((x * 2**21).round().long(), (w * 2**21).round().long())
+    assert 0 < int((found - exact).abs().max()) <= 2**15
+    assert sum(each.wire_bytes for each in dealt) == 6 * ROWS * ROWS + 16
+
+
+def test_an_update_is_off_by_little_more_than_a_unit():
+    rules, rate = Rules("fast"), 0.1 / 128
+    source = torch.Generator().manual_seed(1)
+    x, delta = (torch.randn(ROWS, ROWS, generator=source, dtype=torch.float64) for _ in range(2))
+    truncations = learning_rate_truncations(rules, ROWS, rules.delta_bits, rate)
+    shares = []
+
+    def program(party):
+        left = party.share(0, (ROWS, ROWS), x if party.role == 0 else None, "x")
+        own = delta if party.role == 1 else None
+        right = party.share(1, (ROWS, ROWS), own, "delta", rules.delta_bits)
+        left, right = party.open(left, right.alone())
+        z, _ = party.multiply(left, right, inner, truncations, where="z")
+        shares.append(z.share.clone() if party.role < 2 else 0)
+
+    with Trio(rules, timeout_s=5) as trio:
+        trio.run(program)
+        dealt = [each for each in trio.traffic() if each.phase == "offline"]
+    assert sum(each.wire_bytes for each in dealt) == 5 * ROWS * ROWS + 16
+    times, shift = fixed_point_rate(rate)
+    exact = inner((x * 2**21).round().long(), (delta * 2**16).round().long()).double()
+    wanted = exact * times / 2.0 ** (16 + shift)
+    assert float((sum(shares) - wanted).abs().max()) <= 1 + 1 / 8 + times / 2**shift
