@@ -171,6 +171,7 @@ def test_a_party_runs_no_more_ranks_than_it_says(session):
         ({"codec": "quantise:values=4"}, "codec"),
         ({"defense": "gradient_noise"}, "defense"),
         ({"train": {"in_flight": 2, "batch_size": 31}}, "train.in_flight"),
+        ({"train": {"compile": True}}, "train.compile"),
         ({"train": {"batch_size": 1}}, "train.batch_size"),
         ({"dp": {"noise": 1.0, "delta": 1e-5}}, "dp"),
     ],

@@ -320,6 +320,7 @@ def refuse(terms: Terms, split: Split, size: int) -> None:
          "this codec draws, learns, or has one scale for a batch"),
         (terms.train.in_flight > 1, "train.in_flight", str(terms.train.in_flight),
          "a checkpoint holds the frames in flight of rank 0 alone"),
+        (terms.train.compile, "train.compile", "true", "compiled models know no other ranks"),
         (terms.middle is not None, "middle", "a party in the middle", "it has one rank"),
         (bool(terms.tasks), "tasks", "further label parties", "they have one rank each"),
         (terms.missing_rows != "intersection", "data.missing_rows", terms.missing_rows,
