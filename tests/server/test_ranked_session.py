@@ -203,6 +203,15 @@ def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where)
     assert not session.flower.threads
 
 
+@pytest.mark.parametrize("changes", [{"codec": "randtopk:k=2"}, {"defense": "gradient_noise"}])
+def test_a_feature_party_refuses_them_itself(session, changes, monkeypatch):
+    monkeypatch.setattr("vfl.server.session.refuse", lambda terms, split, size: None)
+    in_ranks(session, 2, 2)
+    with pytest.raises(PeerFailedError, match="2 ranks would not train as one does"):
+        session.play(**changes)
+    assert isinstance(session.flower.failures[0], ConsentError)
+
+
 def test_a_layer_over_the_batch_is_refused_by_name(session):
     in_ranks(session, 2, 2)
     parties = {"bank": {"width": 4, "bottom": "mlp:hidden=8,dropout=0.5"}}
