@@ -117,7 +117,7 @@ def test_two_ranks_leave_the_weights_and_accounts_of_one(session):
 def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
     session, victim, monkeypatch
 ):
-    wanted, _, _ = of_one_rank(session)
+    wanted, one, _ = of_one_rank(session)
     in_ranks(session, 2, 2)
     killed, start, count = [], RankProcesses.start, Noting.__call__
 
@@ -144,6 +144,26 @@ def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
     stand_in(monkeypatch)
     session.play(resume=True)
     same_as(session, wanted)
+    summary = read_json(session.run / "summary.json")
+    for way in ("bytes_up", "bytes_down"):  # those of both ranks before the checkpoint, too
+        assert 0 < summary[way]["bank"] - one[way]["bank"] < 0.2 * one[way]["bank"]
+
+
+def test_a_label_party_with_columns_learns_numbers_in_two_ranks(session):
+    path = session.folder / "lender" / "data.csv"
+    table = pd.read_csv(path)
+    draw = np.random.default_rng(1)
+    table["c"], table["paid"] = draw.normal(size=ROWS), 100 + 20 * draw.normal(size=ROWS)
+    table.to_csv(path, index=False)
+    parties = {name: {"width": 4, "bottom": "mlp:hidden=8,batch_norm=true"} for name in PARTIES}
+    label = {"party": "lender", "top": "linear", "task": "regression"}
+    session.play(parties=parties, label=label)
+    wanted, one = {n: weights(session, n) for n in PARTIES}, read_json(session.run / "summary.json")
+    forget(session)
+    in_ranks(session, 2, 2)
+    session.play(parties=parties, label=label)
+    same_as(session, wanted)
+    assert read_json(session.run / "summary.json")["test_rmse"] == pytest.approx(one["test_rmse"])
 
 
 def test_a_run_of_two_ranks_goes_on_with_one(session):
@@ -182,6 +202,15 @@ def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where)
         session.play(**changes)
     assert caught.value.where == where
     assert not session.flower.threads
+
+
+@pytest.mark.parametrize("changes", [{"codec": "randtopk:k=2"}, {"defense": "gradient_noise"}])
+def test_a_feature_party_refuses_them_itself(session, changes, monkeypatch):
+    monkeypatch.setattr("vfl.server.session.refuse", lambda terms, split, size: None)
+    in_ranks(session, 2, 2)
+    with pytest.raises(PeerFailedError, match="2 ranks would not train as one does"):
+        session.play(**changes)
+    assert isinstance(session.flower.failures[0], ConsentError)
 
 
 def test_a_layer_over_the_batch_is_refused_by_name(session):

@@ -1,6 +1,9 @@
 """Ranks of one party as threads of one process: what they exchange, and what they refuse."""
 
+import os
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +88,37 @@ def test_the_frames_of_all_ranks_are_counted_once():
     (row,) = first.rows()
     assert (row.frames, row.payload_bytes) == (4, 42)
     assert second.rows() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_listen_on_the_loopback_alone():
+    before = listening()
+
+    def play(ranks):
+        ranks.count_at_first([1])
+        found = listening() - before
+        ranks.count_at_first([1])
+        return found
+
+    for opened in in_ranks(2, play):
+        assert opened
+        assert {address for address, _ in opened} == {"0100007F"}
+
+
+def listening():
+    """Address and port, as hex, of every socket of this process that listens."""
+    own = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if alive(fd)}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.add(tuple(fields[1].split(":")))
+    return found
+
+
+def alive(fd):
+    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 def test_a_rank_that_is_silent_is_lost():

@@ -157,10 +157,10 @@ class _PartySession:
             own_recorders(party, self.terms, data, None)  # which refuses to record
             return
         _check_asked(party, self.terms)
-        check_ranks(party, 1 + len(message.ranks))
         if self.terms.mode == "serve":
             require_servable(self.terms)
         self.data = data = own_data(party, self.terms)
+        check_ranks(party, self.terms, data.split, 1 + len(message.ranks))
         inputs = None if self.mode.whole_network else data.inputs
         check_consent(
             self.terms,

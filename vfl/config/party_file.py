@@ -179,8 +179,8 @@ class Node(Settings):
         ca: certificate of the authority that signed the SuperLink's.
         key: this node's private key, whose public part the label party has registered.
         api_port: local port the SuperNode gives to its own processes; one a SuperNode.
-        ranks: processes that share every batch of a training at this party; at a feature party the
-            most of them.
+        ranks: processes that share every batch of a training at this party, each with its rows and
+            model in memory; at a feature party the most of them.
     """
 
     superlink: str = "127.0.0.1:8000"

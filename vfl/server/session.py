@@ -54,7 +54,7 @@ from vfl.session.party_folder import (
 )
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.rank_processes import RankProcesses, device_of
-from vfl.session.ranks import check_ranks, refuse
+from vfl.session.ranks import refuse, refuse_trace
 from vfl.session.relay import Carried, Switchboard
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
@@ -229,7 +229,7 @@ class LabelSession:
         self.ledger = own_ledger(party)
         self.ranks = party.ranks if terms.mode == "train" else 1
         if self.ranks > 1:
-            check_ranks(party, self.ranks)
+            refuse_trace(party, self.ranks)
             refuse(terms, self.data.split, self.ranks)
             if simulation:
                 raise ConfigError("a simulation's parties have one rank each", where="node.ranks")

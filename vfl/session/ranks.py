@@ -274,11 +274,39 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
     )
 
 
-def check_ranks(party: PartyFile, asked: int) -> None:
-    """Refuse a session in more ranks than a party runs, or one in several that it would record.
+def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
+    """Refuse a session in more ranks than a party runs, or in several that it cannot have.
+
+    The label party has refused the same before, if it is honest.
 
     Raises:
-        ConsentError: with both numbers.
+        ConsentError: with both numbers, or with the setting that is in the way.
+        ConfigError: a trace would have rank 0's frames alone.
+    """
+    if asked == 1:
+        return
+    try:
+        refuse(terms, split, asked)
+    except ConfigError as mistake:
+        raise ConsentError(
+            f"party '{party.party}' does not consent: {mistake.what}",
+            where=mistake.where,
+            got=mistake.got,
+        ) from None
+    refuse_trace(party, asked)
+    if asked > (own := party.ranks):
+        raise ConsentError(
+            f"party '{party.party}' does not run that many ranks",
+            got=f"{asked} ranks",
+            want=f"at most {own}",
+            fix=f"vfl up party.toml --ranks {asked} there, or fewer at the label party",
+        )
+
+
+def refuse_trace(party: PartyFile, asked: int) -> None:
+    """Refuse to record a session in several ranks.
+
+    Raises:
         ConfigError: a trace would have rank 0's frames alone.
     """
     if asked > 1 and party.trace.enabled:
@@ -287,13 +315,6 @@ def check_ranks(party: PartyFile, asked: int) -> None:
             where="[trace]",
             got=f"{asked} ranks",
             fix="leave [trace] out, or one rank at every party",
-        )
-    if asked > (own := party.ranks):
-        raise ConsentError(
-            f"party '{party.party}' does not run that many ranks",
-            got=f"{asked} ranks",
-            want=f"at most {own}",
-            fix=f"vfl up party.toml --ranks {asked} there, or fewer at the label party",
         )
 
 
@@ -312,6 +333,7 @@ def refuse(terms: Terms, split: Split, size: int) -> None:
     epoch = takewhile(lambda one: one.epoch == 1 and one.trains, terms.schedule(split))
     smallest = min((len(one.rows) for one in epoch), default=size)
     for stands, where, got, why in (
+        (terms.mode != "train", "mode", terms.mode, "only a training has several"),
         (terms.dp is not None, "dp", "DP-SGD", "noise is drawn for whole batches"),
         (terms.secure != "none", "secure", terms.secure, "masks are of whole batches"),
         (not isinstance(defense, Undefended), "defense", terms.defense,
