@@ -302,7 +302,7 @@ def test_cifar():
         assert_shows(accuracy, [100 * last["test"]])
 
 
-@pytest.mark.parametrize("task", ["bank_marketing", "credit_default"])
+@pytest.mark.parametrize("task", ["bank_marketing", "credit_default", "fashion_mnist"])
 def test_columns_of_another_party(task):
     """The better of cuts alone and of cuts with own columns, and how far seeds lie apart."""
     stored = [row for row in rows_of("columns.csv") if row["task"] == task]
