@@ -273,14 +273,13 @@ def truncate_first(share: Tensor, truncation: Truncation) -> tuple[Tensor, Moved
         near = _near_the_turn(piece, 1 << truncation.zmax_bits)
         if len(near):
             indices.append(start + near)
-            piece[near] = torch.where(
-                piece[near] < 0, piece[near] + _QUARTER, piece[near] - _QUARTER
-            )
+            # A quarter less where the share is large, a quarter more where it is small.
+            piece.numpy()[near] ^= _QUARTER
         piece >>= truncation.shift
-    moved = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
+    moved = np.concatenate(indices) if indices else np.empty(0, np.int64)
     # A quarter of the ring is more than zmax, so what was lowered is still above 0.
-    high = elements.view(-1)[moved] >= 0
-    return elements, MovedIndices(moved[high], moved[~high])
+    high = elements.numpy().reshape(-1)[moved] >= 0
+    return elements, MovedIndices(torch.from_numpy(moved[high]), torch.from_numpy(moved[~high]))
 
 
 def truncate_second(share: Tensor, truncation: Truncation, moved: MovedIndices) -> Tensor:
@@ -307,8 +306,8 @@ def _pieces(share: Tensor, elements: Tensor) -> Iterator[tuple[int, Tensor, Tens
         yield start, source[start : start + _PIECE], target[start : start + _PIECE]
 
 
-def _near_the_turn(elements: Tensor, zmax: int) -> Tensor:
+def _near_the_turn(elements: Tensor, zmax: int) -> np.ndarray:
     """Where shares are less than zmax from the turn from the largest number to the smallest."""
     # Counted from the lowest of these they are the numbers below 2 zmax: one comparison for both.
     from_lowest = elements.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
-    return torch.from_numpy(np.flatnonzero(from_lowest < np.uint64(2 * zmax)))
+    return np.flatnonzero(from_lowest < np.uint64(2 * zmax))
