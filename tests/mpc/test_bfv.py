@@ -53,7 +53,7 @@ def test_a_query_is_never_the_same_twice():
         lambda query: query + b"x",
         lambda query: query[:4] + bytes(len(query) - 4),
         lambda query: b"\xff\xff\xff\xff" + query[4:],
-        lambda query: query[:4] + query[4:200] + bytes(1000) + query[1200:],
+        lambda query: query[:4] + bytes(16) + query[20:],
     ],
 )
 def test_messages_that_are_none(damage):

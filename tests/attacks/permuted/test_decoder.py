@@ -143,11 +143,11 @@ def test_float_shares_average_away_as_the_closed_form_says(watcher, masks):
         for times in (4, 36):
             found = averaged_openings(asker, text, times)[0]
             error = (found - truth.reshape(-1)).square().mean().sqrt()
-            assert float(error) == pytest.approx(100 * (masks / times) ** 0.5, rel=0.25)
+            assert float(error) == pytest.approx(100 * (masks / times) ** 0.5, rel=0.3)
 
 
 def test_of_ring_shares_the_average_says_nothing():
     with Asker(decoder(1), Form("thesis")) as asker:
         keys = averaged_openings(asker, (7, 3, 7, 22), 36)[0]
     # A mean of 36 uniform elements of the ring of scores, which has 22 bits before a key's point.
-    assert float(keys.std()) == pytest.approx(2**22 / (12 * 36) ** 0.5, rel=0.25)
+    assert float(keys.std()) == pytest.approx(2**22 / (12 * 36) ** 0.5, rel=0.3)
