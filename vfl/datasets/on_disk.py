@@ -28,7 +28,7 @@ from vfl.core.storage import private_folder
 
 #: Of `MAP_NORESERVE`: a map is larger than memory, and hardly a page of it is ever changed.
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
-_PART_BYTES = 1 << 20
+_PART_BYTES = 1 << 17  # also what Linux reads ahead
 _SPLITTERS_A_RUN = 256
 
 
@@ -277,11 +277,11 @@ class SortedIds:
             waiting.append(block)
             size += block.nbytes
             if size > self._place.share(12):
-                yield pa.concat_arrays(waiting, memory_pool=_pool()), start
+                yield pa.concat_arrays(waiting), start
                 start += sum(map(len, waiting))
                 waiting, size = [], 0
         if waiting:
-            yield pa.concat_arrays(waiting, memory_pool=_pool()), start
+            yield pa.concat_arrays(waiting), start
 
     def ranges(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
         """Ids in ascending order and their rows in the table, one range after another."""
@@ -305,14 +305,12 @@ class SortedIds:
             ]
             if not parts:
                 continue
-            ids = pa.concat_arrays(
-                [run.ids[start:stop] for run, start, stop in parts], memory_pool=_pool()
-            )
+            ids = pa.concat_arrays([run.ids[start:stop] for run, start, stop in parts])
             rows = np.concatenate([run.rows[start:stop] for run, start, stop in parts])
             for run, *_ in parts:
                 run.pages.release()
-            order = pc.sort_indices(ids, memory_pool=_pool()).to_numpy().view(np.int64)
-            yield pc.take(ids, pa.array(order), memory_pool=_pool()), rows[order]
+            order = pc.sort_indices(ids).to_numpy().view(np.int64)
+            yield pc.take(ids, pa.array(order)), rows[order]
 
     def _splitters(self) -> pa.Array:
         """So many that a range has about as many bytes as a run."""
@@ -328,11 +326,6 @@ class SortedIds:
         return pc.take(every, pa.array(at))
 
 
-def _pool() -> pa.MemoryPool:
-    """Arrow's own keeps what is freed."""
-    return pa.system_memory_pool()
-
-
 def _before(low: pa.Scalar, high: pa.Scalar) -> bool:
     return bool(pc.less(low, high).as_py())
 
@@ -345,10 +338,10 @@ class _Run:
     """
 
     def __init__(self, place: OnDisk, ids: pa.Array, start: int) -> None:
-        order = pc.sort_indices(ids, memory_pool=_pool()).to_numpy().view(np.int64)
+        order = pc.sort_indices(ids).to_numpy().view(np.int64)
         self.in_order = bool((np.diff(order) == 1).all())
         if not self.in_order:
-            ids = pc.take(ids, pa.array(order), memory_pool=_pool())
+            ids = pc.take(ids, pa.array(order))
         batch = pa.record_batch([ids, pa.array(order + start)], names=["id", "row"])
         self._file = place.file(self)
         with _room(place, batch.nbytes), pa.ipc.new_file(self._file, batch.schema) as writer:
