@@ -64,7 +64,7 @@ class Pages:
 
     Args:
         file: not empty.
-        limit_bytes: most that may be held of it, but for a single reading of more.
+        limit_bytes: most that may be held of it, or twice a reading of more.
     """
 
     def __init__(self, file: IO[bytes], limit_bytes: int) -> None:
@@ -92,6 +92,7 @@ class Pages:
         if self._count + len(fresh) > self._most and self._count:
             self.release()
             fresh = np.unique(parts)
+            self._most = max(self._most, 2 * len(fresh))  # else each batch drops the window's parts
         self._held[fresh] = True
         self._count += len(fresh)
 
@@ -125,6 +126,7 @@ class DiskArray:
         if size:
             with _room(place, size):
                 os.posix_fallocate(self._file.fileno(), 0, size)
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no parts read ahead
 
     def write(self, start: int, rows: np.ndarray) -> None:
         """Put rows at position `start` and after it."""
@@ -196,6 +198,7 @@ class Scatter:
         self._place, self.found = place, DiskArray(place, shape, dtype)
         self._record = np.dtype([("at", "<i8"), ("row", self.found.dtype, shape[1:])])
         self._rows = max(1, place.share(6) // self._record.itemsize)
+        self._straight = False
         self._pieces: dict[int, list[tuple[int, int]]] = {}
         self._file: IO[bytes] | None = None
         self._size = 0
@@ -206,6 +209,7 @@ class Scatter:
             return
         if at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
             self.found.write(int(at[0]), rows)
+            self._straight = True
             return
         records = np.empty(len(at), self._record)
         ranges = at // self._rows
@@ -239,6 +243,8 @@ class Scatter:
 
     def _before(self, start: int, stop: int) -> np.ndarray:
         """What was written straight to a range."""
+        if not self._straight:
+            return np.zeros((stop - start, *self.found.shape[1:]), self.found.dtype)
         size = (stop - start) * self.found.row_bytes
         there = os.pread(self.found._file.fileno(), size, start * self.found.row_bytes)
         shape = (stop - start, *self.found.shape[1:])
