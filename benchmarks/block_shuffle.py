@@ -25,7 +25,7 @@ import pandas as pd
 
 from benchmarks import harness
 from vfl.config import Experiment
-from vfl.core.errors import MissingDataError
+from vfl.core.errors import BadOptionError, MissingDataError
 from vfl.core.seeds import use_one_thread
 from vfl.session import Terms
 from vfl.training.run import load_data, train
@@ -181,9 +181,15 @@ def main() -> None:
     """The command line."""
     options = harness.parser("block_shuffle", "A shuffle by block beside a full one, in quality.")
     options.add_argument("--seeds", type=int, default=5, help="trainings of each; %(default)s")
+    options.add_argument("--epochs", type=int, default=EPOCHS, help="of each; %(default)s")
+    options.add_argument("--table", help=f"{' or '.join(SOURCES)} alone")
 
     def run(asked: Namespace) -> list[ShuffleRow]:
-        return bench_block_shuffle(asked.seeds, say=harness.say)
+        if asked.table is not None and asked.table not in SOURCES:
+            want = ", ".join(SOURCES)
+            raise BadOptionError("there is no such table", got=asked.table, want=want)
+        tables = list(SOURCES) if asked.table is None else [asked.table]
+        return bench_block_shuffle(asked.seeds, tables, None, asked.epochs, say=harness.say)
 
     harness.run(options, run, format_rows)
 

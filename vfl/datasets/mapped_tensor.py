@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.datasets.on_disk import MappedArray, Pages
+from vfl.datasets.on_disk import MappedArray, Pages, note
 
 
 class MappedTensor(Tensor):
@@ -27,13 +29,15 @@ class MappedTensor(Tensor):
     def index_select(self, dim: int, index: Tensor) -> Tensor:  # type: ignore[override]
         """A copy of some rows."""
         if self.pages is not None and dim == 0:
-            self.pages.read_rows(index.numpy(), self[:1].nbytes)
+            self._note(index.numpy())
         return super().index_select(dim, index)
 
     def __getitem__(self, key: Any) -> Tensor:
-        if self.pages is not None and isinstance(key, Tensor) and key.dtype == torch.int64:
-            self.pages.read_rows(key.numpy(), super().__getitem__(slice(1)).nbytes)
-        found = super().__getitem__(key)
-        if self.pages is not None and isinstance(key, slice):
-            self.pages.read(found.nbytes)
-        return found
+        rows = key.numpy() if isinstance(key, Tensor) else key
+        if self.pages is not None and isinstance(rows, np.ndarray | slice):
+            self._note(rows)
+        return super().__getitem__(key)
+
+    def _note(self, rows: np.ndarray | slice) -> None:
+        assert self.pages is not None, "asked above"
+        note(self.pages, rows, len(self), self.element_size() * math.prod(self.shape[1:]))

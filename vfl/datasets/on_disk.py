@@ -28,9 +28,8 @@ from vfl.core.storage import private_folder
 
 #: Of `MAP_NORESERVE`: a map is larger than memory, and hardly a page of it is ever changed.
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
-_PAGE_BYTES = 1 << 16  # that a fault maps at once where the cache has them (`fault_around_bytes`)
+_PART_BYTES = 1 << 17  # also what Linux reads ahead
 _SPLITTERS_A_RUN = 256
-_MANY_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -60,35 +59,48 @@ class OnDisk:
 class Pages:
     """A file's map, which gives back what was read of it.
 
+    The system maps a file in parts of up to `_PART_BYTES`, as large as they were written, whatever
+    is read of them; so these are counted.
+
     Args:
         file: not empty.
-        limit_bytes: most that may be held of it.
+        limit_bytes: most that may be held of it, or twice a reading of more.
     """
 
     def __init__(self, file: IO[bytes], limit_bytes: int) -> None:
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         self.map = mmap.mmap(file.fileno(), 0, flags=_FLAGS, prot=protection)
-        self._limit_bytes = self._left = limit_bytes
+        self._held = np.zeros(len(self.map) // _PART_BYTES + 1, dtype=bool)
+        self._most, self._count = max(1, limit_bytes // _PART_BYTES), 0
 
-    def read(self, count: int) -> None:
-        """Note that so many bytes are about to be read."""
-        if count > self._left:
-            self.release()
-        self._left -= count
+    def read(self, start: int, stop: int) -> None:
+        """Note that the bytes from `start` to `stop` are about to be read."""
+        self._read(np.arange(start // _PART_BYTES, max(start, stop - 1) // _PART_BYTES + 1))
 
     def read_rows(self, rows: np.ndarray, row_bytes: int) -> None:
         """Note that some rows are about to be read."""
-        if len(rows) > _MANY_ROWS:  # most of the file, which is not held for the next reader
-            self.release()
-            self._left = 0
+        parts = rows * row_bytes // _PART_BYTES
+        self._read(parts)
+        if row_bytes > 1:
+            self._read((rows * row_bytes + row_bytes - 1) // _PART_BYTES)
+
+    def _read(self, parts: np.ndarray) -> None:
+        fresh = parts[~self._held[parts]]
+        if not len(fresh):
             return
-        starts = np.unique(rows * row_bytes // _PAGE_BYTES)
-        self.read(len(starts) * (_PAGE_BYTES + row_bytes))
+        fresh = np.unique(fresh)
+        if self._count + len(fresh) > self._most and self._count:
+            self.release()
+            fresh = np.unique(parts)
+            self._most = max(self._most, 2 * len(fresh))  # else each batch drops the window's parts
+        self._held[fresh] = True
+        self._count += len(fresh)
 
     def release(self) -> None:
         """Give all back."""
         self.map.madvise(mmap.MADV_DONTNEED)
-        self._left = self._limit_bytes
+        self._held[:] = False
+        self._count = 0
 
 
 def _bytes_of(rows: np.ndarray) -> memoryview:
@@ -114,13 +126,14 @@ class DiskArray:
         if size:
             with _room(place, size):
                 os.posix_fallocate(self._file.fileno(), 0, size)
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no parts read ahead
 
     def write(self, start: int, rows: np.ndarray) -> None:
         """Put rows at position `start` and after it."""
         content = _bytes_of(np.ascontiguousarray(rows, self.dtype))
         at = start * self.row_bytes
         while content:
-            done = os.pwrite(self._file.fileno(), content, at)
+            done = os.pwrite(self._file.fileno(), content[:_PART_BYTES], at)
             content, at = content[done:], at + done
 
     def read(self, limit_bytes: int) -> np.ndarray:
@@ -144,16 +157,28 @@ class MappedArray(np.ndarray):
     def __getitem__(self, key: Any) -> Any:
         """A part: a plain array."""
         plain = self.view(np.ndarray)
-        if self.pages is None:
+        if self.pages is None or not isinstance(key, np.ndarray | slice):
             return plain[key]
-        if isinstance(key, np.ndarray) and key.dtype != bool:
-            self.pages.read_rows(key, self.itemsize * int(np.prod(self.shape[1:])))
-            return plain[key]
-        part = plain[key]
-        if not isinstance(part, np.ndarray):
-            return part
-        self.pages.read(part.nbytes)
-        return part.copy()
+        note(self.pages, key, len(self), self.itemsize * int(np.prod(self.shape[1:])))
+        return plain[key].copy() if isinstance(key, slice) else plain[key]
+
+
+def note(pages: Pages, key: np.ndarray | slice, rows: int, row_bytes: int) -> None:
+    """Note that a part of an array's rows is about to be read.
+
+    Args:
+        pages: of the array.
+        key: which rows: positions, or a slice; booleans read all.
+        rows: how many the array has.
+        row_bytes: of one.
+    """
+    if isinstance(key, np.ndarray) and key.dtype != bool:
+        pages.read_rows(key, row_bytes)
+        return
+    start, stop, step = key.indices(rows) if isinstance(key, slice) else (0, rows, 1)
+    first, last = (start, stop) if step > 0 else (stop + 1, start + 1)
+    if first < last:
+        pages.read(first * row_bytes, last * row_bytes)
 
 
 class Scatter:
@@ -173,6 +198,7 @@ class Scatter:
         self._place, self.found = place, DiskArray(place, shape, dtype)
         self._record = np.dtype([("at", "<i8"), ("row", self.found.dtype, shape[1:])])
         self._rows = max(1, place.share(6) // self._record.itemsize)
+        self._straight = False
         self._pieces: dict[int, list[tuple[int, int]]] = {}
         self._file: IO[bytes] | None = None
         self._size = 0
@@ -183,6 +209,7 @@ class Scatter:
             return
         if at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
             self.found.write(int(at[0]), rows)
+            self._straight = True
             return
         records = np.empty(len(at), self._record)
         ranges = at // self._rows
@@ -216,6 +243,8 @@ class Scatter:
 
     def _before(self, start: int, stop: int) -> np.ndarray:
         """What was written straight to a range."""
+        if not self._straight:
+            return np.zeros((stop - start, *self.found.shape[1:]), self.found.dtype)
         size = (stop - start) * self.found.row_bytes
         there = os.pread(self.found._file.fileno(), size, start * self.found.row_bytes)
         shape = (stop - start, *self.found.shape[1:])
