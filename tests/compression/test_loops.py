@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vfl.compression import INFERENCE, StepContext, make
-from vfl.compression.coding.bits import index_set
+from vfl.compression.coding.bits import gather_marked, index_set, spread_marked
 from vfl.compression.coding.values import value_code
 from vfl.compression.topk import find_top, random_indices
 from vfl.core import compiled
@@ -256,3 +256,27 @@ def test_damaged_bitmaps_are_read_or_refused_alike(both):
         for each in (bytes(raw), bytes(raw[: case % len(raw)]), bytes(raw) + b"\0"):
             first, second = both(lambda each=each: outcome(each))
             assert first == second
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_marked_numbers_are_gathered_and_spread_alike(both, kind, share):
+    draw = np.random.default_rng(1)
+    mask = draw.random((7, 30)) < share
+    numbers = draw.integers(0, 200, mask.shape).astype(kind)
+    if kind is np.float32:
+        numbers[3] = -math.inf, *[math.nan] * 28, -0.0
+    for found in both(lambda: gather_marked(numbers, mask)):
+        assert found.tobytes() == numbers[mask].tobytes()
+    expected = np.zeros_like(numbers)
+    expected[mask] = numbers[mask]
+    for spread in both(lambda: spread_marked(numbers[mask], mask)):
+        assert spread.tobytes() == expected.tobytes()
+
+
+def test_too_few_numbers_for_a_mask_are_never_read(both):
+    def refused():
+        with pytest.raises(ValueError, match="mask"):
+            spread_marked(np.ones(5, np.float32), np.ones((3, 4), bool))
+
+    both(refused)

@@ -188,6 +188,34 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
         )
 
 
+def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
+    """The numbers that a mask of the same axes marks, in one line."""
+    if not compiled.COMPILED:
+        return numbers[mask]
+    found = np.empty(numbers.size + 1, numbers.dtype)
+    marks = np.ascontiguousarray(mask).reshape(-1).view(np.uint8)
+    return found[: loops.gather_marked(np.ascontiguousarray(numbers).reshape(-1), marks, found)]
+
+
+def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
+    """Numbers where a mask marks, and 0 elsewhere; axes as the mask.
+
+    Raises:
+        ValueError: there are not as many as the mask marks.
+    """
+    if not compiled.COMPILED:
+        numbers = np.zeros(mask.shape, found.dtype)
+        numbers[mask] = found
+        return numbers
+    if len(found) != np.count_nonzero(mask):
+        raise ValueError("numbers are not as many as a mask marks")
+    patterns = np.append(found, found.dtype.type(0)).view(f"u{found.itemsize}")
+    spread = np.empty(mask.shape, patterns.dtype)
+    marks = np.ascontiguousarray(mask).reshape(-1).view(np.uint8)
+    loops.spread_marked(patterns, marks, spread.reshape(-1))
+    return spread.view(found.dtype)
+
+
 def index_bits(width: int) -> int:
     """ceil(log2 width): bits that name one index."""
     return (width - 1).bit_length()

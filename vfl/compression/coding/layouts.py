@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vfl.compression.coding import loops
 from vfl.compression.coding.bits import (
     Bits,
     Codes,
@@ -26,11 +25,13 @@ from vfl.compression.coding.bits import (
     Layout,
     Mask,
     from_bits,
+    gather_marked,
     index_set,
     pack,
     pack_codes,
     packed_bytes,
     require_rows,
+    spread_marked,
     supports,
     to_bits,
     unpack,
@@ -46,7 +47,6 @@ from vfl.compression.coding.range_coder import (
     next_symbol,
     symbols_limit_bytes,
 )
-from vfl.core import compiled as switch
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
@@ -100,40 +100,22 @@ class DenseBitmap(Layout):
         if self.code_bits > _BYTE:
             spelt = pack(to_bits(codes[used][:, None], self.code_bits))
         else:
-            kept = torch.from_numpy(_marked(_in_bytes(codes), used))
+            kept = torch.from_numpy(gather_marked(_in_bytes(codes), used))
             spelt = pack_codes(kept, self.code_bits).numpy().tobytes()
         return np.packbits(used.reshape(-1)).tobytes() + spelt
 
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         end = packed_bytes(rows, self.k)
         _require_head(body, end, "bitmap")
-        used = unpack(body[:end], rows, self.k)
+        used = unpack(body[:end], rows, self.k).astype(np.bool_)
         count = int(np.count_nonzero(used))
         if self.code_bits > _BYTE:
-            return _placed(used.astype(np.bool_), unpack(body[end:], count, self.code_bits))
+            return _placed(used, unpack(body[end:], count, self.code_bits))
         raw = require_rows(body[end:], count, self.code_bits)
         kept = unpack_codes(torch.from_numpy(raw.copy()), count, self.code_bits).numpy()
         if not kept.all():
             raise _marks_a_zero()
-        return np.zeros((rows, 0), np.int64), _spread(used, kept)
-
-
-def _marked(codes: npt.NDArray[np.uint8], used: Mask) -> npt.NDArray[np.uint8]:
-    """The codes that are not 0, in their order."""
-    if not switch.COMPILED:
-        return codes[used]
-    kept = np.empty(codes.size + 1, np.uint8)
-    return kept[: loops.keep_marked(codes.reshape(-1), kept)]
-
-
-def _spread(used: Bits, kept: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The codes of all values from those that are not 0; `used` is 1 where those stand."""
-    codes = np.zeros(used.shape, np.uint8)
-    if switch.COMPILED:
-        loops.spread_marked(used.reshape(-1), np.append(kept, np.uint8(0)), codes.reshape(-1))
-    else:
-        codes[used.astype(np.bool_)] = kept
-    return codes
+        return np.zeros((rows, 0), np.int64), spread_marked(kept, used)
 
 
 class DenseEnumerative(DenseBitmap):

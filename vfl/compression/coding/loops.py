@@ -359,22 +359,34 @@ def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
 
 
 @compiled
-def keep_marked(codes: Any, kept: Any) -> int:
-    """Move codes that are not 0 to the front of `kept`, which is one longer; how many they are."""
+def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
+    """Move marked numbers to the front of `found`, which is one longer; how many they are.
+
+    Args:
+        numbers: of any type, in one line.
+        marks: 1 where a number is marked, else 0; uint8.
+        found: of the same type; filled.
+    """
     count = 0
-    for i in range(len(codes)):
-        kept[count] = codes[i]  # written over if it is 0
-        count += int(codes[i] > 0)
+    for i in range(len(numbers)):
+        found[count] = numbers[i]  # written over if it is not marked
+        count += int(marks[i])
     return count
 
 
 @compiled
-def spread_marked(used: Any, kept: Any, codes: Any) -> None:
-    """What `keep_marked` moved back to where `used` is 1; `kept` is one longer than those are."""
+def spread_marked(found: Any, marks: Any, numbers: Any) -> None:
+    """Numbers back to where they were marked, and 0 elsewhere.
+
+    Args:
+        found: whole numbers, one more than there are marks.
+        marks: see `gather_marked`.
+        numbers: of the same type; filled.
+    """
     count = 0
-    for i in range(len(used)):
-        codes[i] = kept[count] * used[i]  # no branch for the processor to guess
-        count += int(used[i])
+    for i in range(len(numbers)):
+        numbers[i] = found[count] * marks[i]  # no branch for the processor to guess
+        count += int(marks[i])
 
 
 @compiled

@@ -179,10 +179,11 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
         return -1
     state = states[0]
     slot = state & _MASK
+    most = slot << 16 | 0xFFFF  # of a share that starts there
     symbol, above = 0, count
     while above - symbol > 1:
         middle = (symbol + above) >> 1
-        if int(table[first + middle]) >> 16 <= slot:
+        if table[first + middle] <= most:
             symbol = middle
         else:
             above = middle
@@ -252,9 +253,10 @@ def _decode_columns(
         first = column * choices
         for row in range(rows):
             slot = state & _MASK
+            most = slot << 16 | 0xFFFF  # of a share that starts there
             cell, step = first, choices >> 1
             while step > 0:  # no branch for the processor to guess
-                cell += step * int(int(table[cell + step]) >> 16 <= slot)
+                cell += step * int(table[cell + step] <= most)
                 step >>= 1
             share = int(table[cell])
             state = (share & 0xFFFF) * (state >> TOTAL_BITS) + slot - (share >> 16)

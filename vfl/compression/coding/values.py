@@ -26,9 +26,11 @@ from vfl.compression.coding import loops
 from vfl.compression.coding.bits import (
     Mask,
     from_bits,
+    gather_marked,
     pack,
     packed_bytes,
     require_bytes,
+    spread_marked,
     to_bits,
     unpack,
 )
@@ -493,7 +495,7 @@ class GradientCode:
             raise NonFiniteError("a gradient holds NaN or Inf", fix="lower the learning rate")
         values = grad.cpu().contiguous().numpy()
         if self._float_bytes:
-            flat = values if mask is None else values[mask]
+            flat = values if mask is None else gather_marked(values, mask)
             return flat.tobytes() if self.bits == 32 else nearest_bfloat16(flat).tobytes()
         marked = np.ones(values.shape, np.bool_) if mask is None else mask
         sizes = np.abs(np.where(marked, values, 0)).max(axis=1, initial=0)
@@ -501,7 +503,9 @@ class GradientCode:
         scale = from_bfloat16(ends).astype(np.float64)[:, None]
         steps = values / np.where(scale > 0, scale, 1) + _draws(values.shape, context)
         codes = np.clip(np.floor(steps), -self._top, self._top).astype(np.int64) + self._top
-        return ends.astype("<u2").tobytes() + pack(to_bits(codes[marked][:, None], self.bits))
+        return ends.astype("<u2").tobytes() + pack(
+            to_bits(gather_marked(codes, marked)[:, None], self.bits)
+        )
 
     def decode(self, payload: Payload, rows: int, width: int, mask: Mask | None) -> Values:
         """The gradients of a payload, axes (rows, width); 0 where the mask does not mark.
@@ -516,8 +520,7 @@ class GradientCode:
         if mask is None:
             found = read.astype(np.float32).reshape(rows, width)
         else:
-            found = np.zeros((rows, width), np.float32)
-            found[marked] = read
+            found = spread_marked(read.astype(np.float32, copy=False), mask)
         if not all_finite(torch.from_numpy(found)):
             raise CorruptFrameError("a payload holds gradients that are not finite")
         return found
