@@ -187,7 +187,9 @@ def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
     message = error["msg"].removeprefix("Value error, ")
     small = f"{message[:1].lower()}{message[1:]}"
     if error["type"] == "extra_forbidden":
-        hint = nearest(location[-1], known_keys(model, location[:-1]))
+        known = known_keys(model, location[:-1])
+        today = FORMER_NAMES.get(location[-1])
+        hint = nearest(today if today in known else location[-1], known)
         return location, f"no setting is called '{dotted}'" + (f"; {hint}" if hint else "")
     if error["type"] == "missing":
         return location, f"'{dotted}' is missing"

@@ -36,6 +36,7 @@
         ProtocolError          V407
         HijackError            V408
         CheatingError          V409
+        LostRankError          V410
         FrameError             V450
           TruncatedFrameError  V451
           OversizedFrameError  V452

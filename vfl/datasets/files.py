@@ -285,7 +285,7 @@ def _opened(source: str) -> IO[bytes]:
             "reading this object store needs a package that is not here",
             where="data.source",
             got=source.partition("://")[0],
-            fix="pip install 'vfl[storage]' for S3, gcsfs or adlfs for the others",
+            fix="pip install 'vfl[storage]' and the store's package: s3fs, gcsfs or adlfs",
         ) from None
     return file
 
