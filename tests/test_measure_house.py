@@ -46,7 +46,7 @@ def test_the_table_ends_with_the_whole(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "most"), [("exchange", 10), ("randtopk", 14), ("train", 50), ("cell", 60)]
+    ("work", "most"), [("exchange", 12), ("randtopk", 16), ("train", 50), ("cell", 60)]
 )
 def test_one_piece_of_work_enters_few_files(work, most):
     words = [sys.executable, PROGRAM, "--entered", work, "--json"]

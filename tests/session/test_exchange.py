@@ -331,3 +331,26 @@ def test_optimizers_move_weights_as_those_of_torch(name, kind):
             optimizer.step()
             optimizer.load_state_dict(optimizer.state_dict())
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_what_was_registered_for_every_optimizer_runs_around_each_step(name):
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    weight, seen = nn.Parameter(torch.ones(1)), []
+    weight.grad = torch.ones(1)
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: seen.append(weight.item())),
+        register_optimizer_step_post_hook(lambda *_: seen.append(weight.item())),
+    ]
+    try:
+        optimizer_factory(TrainSettings(optimizer=name))([weight]).step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    before, after = seen
+    assert before == 1
+    assert after < 1

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Protocol
 
@@ -35,6 +36,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.func import functional_call
+from torch.optim.optimizer import _global_optimizer_post_hooks as _POST_HOOKS
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _PRE_HOOKS
 
 from vfl.compression import INFERENCE, Codec, Encoded, StepContext
 from vfl.config import TrainSettings
@@ -291,10 +294,10 @@ def _without_compiler(kind: type[optim.Optimizer]) -> Any:
     own_step = torch.no_grad()(inspect.unwrap(kind.step))
 
     def step(optimizer: optim.Optimizer) -> None:
-        for before in optimizer._optimizer_step_pre_hooks.values():
+        for before in chain(_PRE_HOOKS.values(), optimizer._optimizer_step_pre_hooks.values()):
             before(optimizer, (), {})
         own_step(optimizer)
-        for after in optimizer._optimizer_step_post_hooks.values():
+        for after in chain(optimizer._optimizer_step_post_hooks.values(), _POST_HOOKS.values()):
             after(optimizer, (), {})
 
     step.hooked = True  # type: ignore[attr-defined]  # so torch leaves it as it is
