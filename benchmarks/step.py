@@ -174,18 +174,19 @@ def network_of(kind: str, wan: Wan | None) -> Network:
     return Network(parties, wan) if kind == "model" else open_network(parties, wan, kind)
 
 
-class Parties:
-    """A process a party, started once, which measure every path in turn; a context manager.
+class PartyProcesses:
+    """A process a party, started once; a context manager.
 
     Args:
-        network: what the parties' streams go over.
+        network: what connects the parties.
+        program: the module of `benchmarks` whose `work` they run.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, program: str) -> None:
         self._network = network
         with ExitStack() as stack:
             self._workers = {
-                party: stack.enter_context(BenchmarkWorker("training_step", network.command(party)))
+                party: stack.enter_context(BenchmarkWorker(program, network.command(party)))
                 for party in network.parties
             }
             self._stack = stack.pop_all()
@@ -200,6 +201,23 @@ class Parties:
         trace: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    def _measured(self) -> Measurement:
+        """What all processes measured: CPU time of them all, the rest of the label party."""
+        found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
+        cpu_ms = sum(one.cpu_ms for one in found.values())
+        return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})
+
+
+class Parties(PartyProcesses):
+    """The parties of vfl, which measure every path in turn.
+
+    Args:
+        network: what the parties' streams go over.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network, "training_step")
 
     def measure(
         self,
@@ -229,9 +247,7 @@ class Parties:
             self._workers[LABEL_PARTY].put(job)
             return self._workers[LABEL_PARTY].get(Measurement)
         start(self._workers, self._network, LABEL_PARTY, job)
-        found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
-        cpu_ms = sum(one.cpu_ms for one in found.values())
-        return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})
+        return self._measured()
 
 
 def _aim(row: StepRow) -> float | None:

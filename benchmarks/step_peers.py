@@ -27,7 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,7 @@ from torch.futures import Future
 from benchmarks import harness
 from benchmarks.emulation import LOOPBACK, Network, Wan, open_network
 from benchmarks.emulation.tun import DEVICE
-from benchmarks.step import LINE_STEPS, QUICK_STEPS, REPEATS, WARMUP_STEPS, Parties
+from benchmarks.step import LINE_STEPS, QUICK_STEPS, REPEATS, WARMUP_STEPS, Parties, PartyProcesses
 from benchmarks.training_step import (
     KNOWN,
     LABEL_PARTY,
@@ -48,7 +48,7 @@ from benchmarks.training_step import (
     Setup,
     StepJob,
 )
-from benchmarks.worker import BenchmarkWorker, Parent
+from benchmarks.worker import Parent
 from vfl.core.errors import ConfigError, PeerFailedError
 from vfl.server.label_party import Classification, Meter
 
@@ -182,29 +182,17 @@ def _row(name: str, system: System, turns: Sequence[dict[System, Measurement]]) 
     )
 
 
-class Peers:
-    """A process a party, which trains with a peer; a context manager.
+class Peers(PartyProcesses):
+    """The parties of a peer.
 
     Args:
         network: what connects the parties.
     """
 
     def __init__(self, network: Network) -> None:
-        self._network = network
+        super().__init__(network, "step_peers")
         self._turns = 0
-        with ExitStack() as stack:
-            self._meetings = Path(stack.enter_context(TemporaryDirectory(prefix="vfl-")))
-            self._workers = {
-                party: stack.enter_context(BenchmarkWorker("step_peers", network.command(party)))
-                for party in network.parties
-            }
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._stack.close()
+        self._meetings = Path(self._stack.enter_context(TemporaryDirectory(prefix="vfl-")))
 
     def measure(
         self, system: Peer, workload: str, seed: int, warmup_steps: int, steps: int
@@ -230,9 +218,7 @@ class Peers:
                     store=str(self._meetings / str(self._turns)),
                 )
             )
-        found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
-        cpu_ms = sum(one.cpu_ms for one in found.values())
-        return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})
+        return self._measured()
 
 
 def work(parent: Parent) -> None:

@@ -10,7 +10,6 @@ from vfl.compression import INFERENCE, StepContext, make
 from vfl.compression.coding.bits import gather_marked, index_set, spread_marked
 from vfl.compression.coding.values import value_code
 from vfl.compression.topk import find_top, random_indices
-from vfl.core import compiled
 from vfl.core.errors import CorruptFrameError, NonFiniteError, VFLError
 from vfl.core.seeds import Secret, generator
 
@@ -24,20 +23,6 @@ PAIRS = [
 EDGES = [(1, 1), (7, 7), (6, 4), (40, 1), (66, 28), (67, 28), (128, 60), (200, 100), (60, 32)]
 SECRET = Secret.of_simulation(0, "feature")
 TRAINING = StepContext(3, training=True, secret=SECRET)
-
-
-@pytest.fixture
-def both(monkeypatch):
-    """What a call gives in numpy, and what it gives with the loops."""
-
-    def run(call):
-        results = []
-        for loops in (False, True):
-            monkeypatch.setattr(compiled, "COMPILED", loops)
-            results.append(call())
-        return results
-
-    return run
 
 
 def rectified(rows, width, seed=0):

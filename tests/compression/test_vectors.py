@@ -24,20 +24,6 @@ def counts_of(width, bits, seed=0, steps=2):
     return counts, codes
 
 
-@pytest.fixture
-def both(monkeypatch):
-    """What a call gives in numpy, and what it gives with vectors."""
-
-    def run(call):
-        results = []
-        for loops in (False, True):
-            monkeypatch.setattr(compiled, "COMPILED", loops)
-            results.append(call())
-        return results
-
-    return run
-
-
 def drawn(rows, width, bits):
     """Codes as they come, with the rarest and the most frequent of each context."""
     draw = np.random.default_rng(rows)

@@ -392,6 +392,7 @@ REFUSED = [
             {"weight_decay": 0.1},
             {"in_flight": 2},
             {"precision": "bfloat16"},
+            {"compile": True},
         )
     ),
     ({"data": {"source": "breast_cancer", "validation": 0.1}}, ExposedCutError),

@@ -8,7 +8,7 @@ from frame_targets import SPECS
 from torch import nn
 
 from vfl.compression import CODECS
-from vfl.config import Consent, with_overrides
+from vfl.config import Consent, TrainSettings, with_overrides
 from vfl.core.errors import BadOptionError, ConsentError, SpecError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import scoped
@@ -63,6 +63,7 @@ def test_a_session_within_every_limit(terms, data, refusal):
         ),
         ({}, {"max_width": 7}, "width 8", "width <= 7"),
         ({}, {"max_epochs": 1}, "epochs 2", "epochs <= 1"),
+        ({"train": TrainSettings(epochs=2, compile=True)}, {}, "compiled models", "compile = true"),
         ({"version": "9.9"}, {}, "vfl 9.9", f"vfl in {VERSION}"),
         ({}, {"versions": ("8.8",)}, f"vfl {VERSION}", "vfl in 8.8"),
         ({}, {"min_dp_noise": 1.0}, "no [dp]", "dp noise >= 1"),

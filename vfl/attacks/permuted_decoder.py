@@ -41,7 +41,7 @@ class Asker:
         self._hidden.parties.parties[watcher].watch = self._seen.__setitem__
 
     def ask(self, prompt: Sequence[int]) -> Seen:
-        """What it sees of one next token, by layer; before a norm axes (words, width), else one."""
+        """What it sees of a next token, by layer; axes (tokens, width) before a norm, else one."""
         self._seen.clear()
         self._hidden.generate(prompt, 1)
         axes = {True: (-1, self._width), False: (-1,)}

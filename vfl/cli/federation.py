@@ -233,7 +233,7 @@ def worker(
 
 
 def rank() -> None:
-    """Be a further rank of a party; its first one starts it and tells it everything."""
+    """Be a further rank of a party; its first one starts it and sends its order."""
     from importlib import import_module
 
     from vfl.core.seeds import use_one_thread

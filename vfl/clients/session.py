@@ -98,7 +98,7 @@ def play_rank(order: Order) -> None:
     has checked what the session asks for, does.
 
     Raises:
-        VFLError: what ended it; the label party's rank was told.
+        VFLError: what ended it; the label party's rank got its error.
     """
     party = read_party_file(order.party_file)
     message = SessionMessage.model_validate(order["message"])

@@ -101,6 +101,7 @@ class Consent(Settings):
         min_dp_noise: a training without DP-SGD, or with less `dp.noise`, is refused.
         max_dp_epsilon: a training without DP-SGD is refused, and one whose models may cost one row
             more than this, or whose delta is not below one over the training rows.
+        compile: whether a session may have `train.compile`, which runs a C++ compiler here.
         label_parties: further label parties that may take this party's cuts for their own tasks.
         middle: parties that may take this party's cuts in the label party's place, without labels.
         versions: vfl versions the party agrees to run; empty means the installed one.
@@ -131,6 +132,7 @@ class Consent(Settings):
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     min_dp_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    compile: bool = False
     label_parties: tuple[PartyName, ...] = ()
     middle: tuple[PartyName, ...] = ()
     versions: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ _INDEX = np.dtype("<u4")
 _WORD = np.dtype("<i8")
 #: Bytes that wait for later operations at one party.
 _EARLY_BYTES = 1 << 28
-#: Numbers of operations are told modulo one more than this.
+#: Numbers of operations are sent modulo one more than this.
 _NUMBERS = 0xFFFFFFFF
 
 

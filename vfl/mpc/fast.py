@@ -20,7 +20,7 @@ pads.
 
 Pipelined: P2 needs nothing of what it answers to go on, so it does not wait at a question. It deals
 for the operations behind it, a slice of a product at a time, and answers once both holders have
-asked (`FastDealer.pipelined`). The messages are the same and tell nobody more; only their order
+asked (`FastDealer.pipelined`). The messages are the same and disclose no more; only their order
 between P2 and P1 hangs on time, so P1 keeps what comes before its turn (`Channel.keeps_early`).
 """
 

@@ -168,7 +168,7 @@ class Network:
             targets: axes (rows, outputs), shared with the rules' `delta_bits`.
             loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
                 error summed over outputs.
-            learning_rate: of the mean gradient; rounded to about three decimal indices.
+            learning_rate: of the mean gradient; rounded to about three decimal places.
 
         Raises:
             BadOptionError: a batch of too many rows for the rules' bits.
@@ -176,27 +176,17 @@ class Network:
         """
         require_rows(party.rules, inputs.shape[0])
         with party.pipelined():
-            self._step(party, inputs, targets, loss, learning_rate)
-
-    def _step(
-        self,
-        party: Party,
-        inputs: SharedTensor,
-        targets: SharedTensor,
-        loss: Loss,
-        learning_rate: float,
-    ) -> None:
-        last = len(self.layers) - 1
-        sloped = last if loss == "cross_entropy" else last + 1
-        kept = self._forward(party, inputs, sloped, party.rules.delta_bits)
-        delta = self._output_delta(party, kept, targets, loss)
-        rate = learning_rate * (2 if loss == "squared" else 1) / inputs.shape[0]
-        for index in reversed(range(len(self.layers))):
-            (delta,) = party.open(delta)
-            below = self._delta_below(party, kept, delta, index) if index else None
-            self._descend(party, kept.inputs[index], delta, index, rate, loss)
-            if below is not None:
-                delta = below
+            last = len(self.layers) - 1
+            sloped = last if loss == "cross_entropy" else last + 1
+            kept = self._forward(party, inputs, sloped, party.rules.delta_bits)
+            delta = self._output_delta(party, kept, targets, loss)
+            rate = learning_rate * (2 if loss == "squared" else 1) / inputs.shape[0]
+            for index in reversed(range(len(self.layers))):
+                (delta,) = party.open(delta)
+                below = self._delta_below(party, kept, delta, index) if index else None
+                self._descend(party, kept.inputs[index], delta, index, rate, loss)
+                if below is not None:
+                    delta = below
 
     def _forward(self, party: Party, inputs: SharedTensor, sloped: int, bits: int = -1) -> Pass:
         """The forward pass.

@@ -211,8 +211,8 @@ class Role(Peer):
 
     Attributes:
         material: what the offline phase gathers, or what the online phase has left to read.
-        watch: told of the values that this party sees and of their layer, and of what is opened to
-            it in thesis mode; for who measures leakage.
+        watch: called with the values that this party sees and their layer, and with what is opened
+            to it in thesis mode; for who measures leakage.
     """
 
     watch: Callable[[str, Tensor], None] | None = None

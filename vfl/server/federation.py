@@ -130,7 +130,7 @@ class Federation:
         Args:
             observers: told about every frame of these links.
             start: the exchange everybody goes on with.
-            open_ranks: opens the streams of further ranks, before anybody is told.
+            open_ranks: opens the streams of further ranks, before any party is invited.
 
         Raises:
             MissingPartyError: too few nodes, or a party that did not open its stream.

@@ -1,7 +1,7 @@
 """A further rank of the label party: the session's exchanges with its share of every batch.
 
 It listens at a port of its own, under the session's certificate, for the same rank of every feature
-party. It keeps and tells nothing: rank 0 does. No Flower is imported, which is rank 0's too.
+party. It stores and reports nothing: rank 0 does. No Flower is imported, which is rank 0's too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def start_ranks(
             "port": settings.stream_port and settings.stream_port + rank,
         }
         ranks.start(rank, order)
-    ports = {rank: ranks.hear(rank)["port"] for rank in ranks.further}
+    ports = {rank: ranks.receive(rank)["port"] for rank in ranks.further}
     return {
         name: tuple(
             RankStream(port=ports[rank], token=tokens[name, rank]) for rank in ranks.further
@@ -87,7 +87,7 @@ def play_rank(order: Order) -> None:
     """Play one further rank through a training.
 
     Raises:
-        VFLError: what ended it; the feature parties' ranks were told.
+        VFLError: what ended it; the feature parties' ranks got its error.
     """
     party, terms = read_party_file(order.party_file), Terms.model_validate(order["terms"])
     settings = FederationSettings.model_validate(order["settings"])

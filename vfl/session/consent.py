@@ -480,6 +480,8 @@ def _epochs(terms: Terms, consent: Consent) -> list[tuple[str, str]]:
 
 def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     """What also concerns a party without columns."""
+    if terms.train.compile and not consent.compile:
+        yield "compiled models", "compile = true"
     if terms.mode not in consent.modes:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
     if not _matches(terms.secure, consent.secure):

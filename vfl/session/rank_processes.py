@@ -1,4 +1,4 @@
-"""The further ranks of a party: processes that rank 0 starts beside itself, and what it tells them.
+"""The further ranks of a party: processes that rank 0 starts beside itself, and their orders.
 
 Rank 0 is the process that has the session. It starts each further rank with `vfl party-rank`, whose
 standard input brings one line of JSON, its order: which rank it is, where the ranks meet, the
@@ -41,7 +41,7 @@ from vfl.session.ranks import ALONE, Ranks, lost
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
 #: How long rank 0 looks for the rank that ended, and lets the others end by themselves.
 _GRACE_S = 10.0
-#: How long a rank has that is told to end; one that waits for another does not hear it.
+#: How long a rank has to end once asked to; one that waits for another does not notice.
 _TOLD_S = 2.0
 _TICK_S = 0.05
 
@@ -102,7 +102,7 @@ class RankProcesses:
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
 
-    def hear(self, rank: int) -> Mapping[str, Any]:
+    def receive(self, rank: int) -> Mapping[str, Any]:
         """The next thing a rank says.
 
         Raises:
@@ -122,7 +122,7 @@ class RankProcesses:
         if self.size == 1:
             return ALONE
         for rank in self.further:
-            self.hear(rank)
+            self.receive(rank)
         store = store_at(self._place, self.size, self._patience_s)
         return Ranks.meet(self.party, 0, self.size, store, self._patience_s, self._device)
 
@@ -133,7 +133,7 @@ class RankProcesses:
             DisagreementError: a rank has other weights.
         """
         for rank in self.further:
-            if self.hear(rank).get("weights") != weights_sha256:
+            if self.receive(rank).get("weights") != weights_sha256:
                 raise DisagreementError(
                     f"rank {rank} of party '{self.party}' has other weights than rank 0",
                     want="the same sums of gradients at every rank",
@@ -171,7 +171,7 @@ class RankProcesses:
     def _cause(self, rank: int) -> VFLError:
         """The error of a rank that has ended; that of a party it has lost is that of any stream."""
         code = self._processes[rank].wait()
-        while self._said[rank].get() is not None:  # its last words are all heard by then
+        while self._said[rank].get() is not None:  # its last messages have all been read by then
             pass
         self._said[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
@@ -217,7 +217,7 @@ class RankProcesses:
 
 
 class Order:
-    """What a further rank was told, and how it answers.
+    """What a further rank is to do, and how it answers.
 
     Args:
         content: as rank 0 wrote it.
@@ -249,7 +249,7 @@ class Order:
 
 @contextmanager
 def ordered() -> Iterator[Order]:
-    """The order of this process, which is a further rank; what goes wrong is told to rank 0.
+    """The order of this process, which is a further rank; errors are reported to rank 0.
 
     Raises:
         ConfigError: nobody gave one.

@@ -345,6 +345,12 @@ def refuse_work_on_cuts(agreed: Agreed) -> None:
             got=f"train.precision = '{agreed.train.precision}'",
             want="train.precision = 'float32', and bits of the mode",
         )
+    if agreed.train.compile:
+        raise ExposedCutError(
+            "no party has a model here that could be compiled: its weights are shares",
+            got="train.compile = true",
+            want="train.compile = false",
+        )
 
 
 def require_same_rows(party: str, ours: str, kept: str) -> None:
