@@ -256,7 +256,7 @@ def killed_rank():
     with RankProcesses("bank", 2, 60.0) as ranks:
         ranks.start(1, {"side": "feature", "party_file": "party.toml"})
         ranks._processes[1].kill()
-        ranks.hear(1)
+        ranks.receive(1)
 
 
 def same_pad_twice():
