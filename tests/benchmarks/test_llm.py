@@ -89,10 +89,10 @@ def test_next_tokens_beside_the_model_in_float64(monkeypatch):
     assert fast.margins == []
     assert len(format_next_tokens([plain, thesis, fast]).splitlines()) == 5
     monkeypatch.setattr("vfl.mpc.private_decoder._SCORE_SEEN", 1)
-    _, _, coarse = bench_next_tokens(model, prompts)
+    _, _, coarse = bench_next_tokens(model, 4 * prompts)  # so many that one is another for certain
     assert coarse.same < coarse.of
     assert len(coarse.margins) == coarse.of - coarse.same
-    assert all(0 < margin <= 2 * coarse.error for margin in coarse.margins)
+    assert all(0 < margin <= 2 * 0.5 for margin in coarse.margins)  # scores are off by one bit
     assert 0 < coarse.near <= 1
 
 
