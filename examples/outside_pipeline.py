@@ -23,10 +23,12 @@ from torch import Tensor
 from vfl.attacks import ATTACKS, Attack, Grant, View
 
 LEARNERS = {
-    "svm": lambda: SVC(C=10.0),
-    "spreading": lambda: LabelSpreading(kernel="knn", n_neighbors=10),
-    "self_training": lambda: SelfTrainingClassifier(SVC(C=10.0, probability=True), threshold=0.9),
-    "mlp": lambda: MLPClassifier(hidden_layer_sizes=(128,), max_iter=1000),
+    "svm": lambda seed: SVC(C=10.0),
+    "spreading": lambda seed: LabelSpreading(kernel="knn", n_neighbors=10),
+    "self_training": lambda seed: SelfTrainingClassifier(
+        SVC(C=10.0, probability=True, random_state=seed), threshold=0.9
+    ),
+    "mlp": lambda seed: MLPClassifier((128,), max_iter=1000, random_state=seed),
 }
 
 
@@ -43,7 +45,8 @@ class Pipeline(Attack):
         scale = make_pipeline(StandardScaler(), PCA(self.components, svd_solver="full"))
         further = scale.fit_transform(view.unlabelled.cuts.numpy())
         rows, labels = scale.transform(view.leaked.cuts.numpy()), view.leaked.labels.numpy()
-        machine = LEARNERS[self.learner]()
+        seed = int(torch.randint(2**31, (), generator=draw))  # the same draw, the same score
+        machine = LEARNERS[self.learner](seed)
         if self.learner in ("spreading", "self_training"):  # -1 is a row without a label
             rows = np.concatenate([rows, further])
             labels = np.concatenate([labels, np.full(len(further), -1)])
