@@ -608,8 +608,9 @@ def is_database(source: object) -> bool:
     return isinstance(source, str) and (source.startswith(DUCKDB) or "://" in source)
 
 
-#: Of object stores, which fsspec knows by these schemes; "memory" is one of the process itself.
-_STORES = ("s3", "gs", "az", "abfs", "memory")
+#: Of object stores, which fsspec knows by these schemes; "memory" is one of the process itself,
+#: "file" what this host has mounted.
+_STORES = ("s3", "gs", "az", "abfs", "file", "memory")
 
 
 def is_object(source: object) -> bool:
