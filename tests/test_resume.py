@@ -194,7 +194,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
     assert "belongs to something else" in caught.value.got
     content = io.BytesIO()
     torch.save({"vfl": "0.0.1", "terms": "t" * 64, "state": {}}, content)
-    write_sealed(path, content.getvalue(), Seal("checkpoint", "bank", "loans", 20))
+    write_sealed(path, [content.getvalue()], Seal("checkpoint", "bank", "loans", 20))
     with pytest.raises(RunFolderError, match="another version of vfl") as caught:
         kept.load(20)
     assert caught.value.got == "vfl 0.0.1"

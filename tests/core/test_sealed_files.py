@@ -45,7 +45,7 @@ MEMORY_BYTES = 64 * 2**20
 #: How each form is written and read.
 FORMS = {
     "container": (
-        lambda path: write_sealed(path, b"payload " * 40, SEAL),
+        lambda path: write_sealed(path, [b"payload " * 40], SEAL),
         lambda path, seal: read_sealed(path, seal),
     ),
     "JSON": (
@@ -331,7 +331,7 @@ WRITERS = {
     "text": lambda path: write_text(path, "x"),
     "JSON": lambda path: write_json(path, {}),
     "line": lambda path: (private_folder(path.parent), append_line(path, {})),
-    "sealed": lambda path: write_sealed(path, b"x", SEAL),
+    "sealed": lambda path: write_sealed(path, [b"x"], SEAL),
     "sealed JSON": lambda path: write_sealed_json(path, {}, SEAL),
     "weights": lambda path: save_weights(path, STATE, SEAL),
     "secret": lambda path: SessionLedger(path.parent, "bank").begin(

@@ -2,6 +2,8 @@
 
 import hashlib
 import secrets
+import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from vfl.core.errors import BadOptionError, ConsentError, MissingPackageError, ProtocolError
 from vfl.datasets.alignment import ristretto
+from vfl.datasets.alignment.ids import DiskIds
 from vfl.datasets.alignment.protocols import (
     HELPER,
     PROTOCOLS,
@@ -17,10 +20,10 @@ from vfl.datasets.alignment.protocols import (
     Own,
     Receive,
     Send,
-    common_rows,
     play,
-    tags_of,
 )
+from vfl.datasets.alignment.tags import common_rows, count_repeated, tags_of
+from vfl.datasets.on_disk import OnDisk, bucket_count, scratch
 
 ANY = Bounds(0, 2**28, 0)
 SPECS = ["server_aided", "server_aided:pad=70", "ecdh", "ecdh:pad=70"]
@@ -70,7 +73,12 @@ def test_no_id_crosses_and_nothing_repeats_in_a_second_run(spec):
     wires = []
     for _ in range(2):
         wire = []
-        play(spec, parties, "label", lambda sender, to, payload, wire=wire: wire.append(payload))
+        play(
+            spec,
+            parties,
+            "label",
+            lambda sender, to, payload, wire=wire: wire.append(bytes(payload)),
+        )
         assert marker not in b"".join(wire)
         plain = {hashlib.new(name, marker).digest() for name in ("sha256", "sha512", "blake2b")}
         assert not any(digest[:16] in b"".join(wire) for digest in plain)
@@ -118,7 +126,7 @@ def test_a_label_party_that_asks_for_one_id_is_refused_and_learns_nothing(spec, 
     with pytest.raises(ConsentError) as caught:
         play(spec, [*parties, lender], "lender", lambda *message: told.append(message))
     assert "1 ids in common, of 100 of its own" in str(caught.value)
-    last = [payload for _, to, payload in told if to == "lender"][-1]
+    last = [bytes(payload) for _, to, payload in told if to == "lender"][-1]
     assert last == b"\0"
     without = []
     asked[0] = 9_999
@@ -193,7 +201,7 @@ def test_a_helper_compares_no_set_of_a_size_that_somebody_refuses(bounds):
     parties[0] = Own("bank", parties[0].ids, bounds)
     with pytest.raises(ConsentError):
         play("server_aided", parties, "label", lambda *message: told.append(message))
-    assert {payload for sender, _, payload in told if sender == HELPER} == {b"\0"}
+    assert {bytes(payload) for sender, _, payload in told if sender == HELPER} == {b"\0"}
 
 
 def test_an_id_that_is_sent_twice_does_not_count_twice():
@@ -214,7 +222,7 @@ def test_one_id_under_many_scalars_counts_as_many_only_to_who_guesses_its_point(
     judge = PROTOCOLS.make("ecdh").role(
         Own("bank", ids, Bounds(10, 10**6, 10)), ["bank", "label"], "label"
     )
-    sent = next(judge).payload
+    sent = bytes(next(judge).payload)
     scalars = [ristretto.fresh_scalar() for _ in ids]
     step = next(judge)
     assert isinstance(step, Receive)
@@ -299,7 +307,8 @@ def test_tags_that_begin_alike_are_told_apart(sets, shared):
         for own in sets
     ]
     common = sorted(set.intersection(*sets))
-    for own, rows in zip(tags, common_rows(tags), strict=True):
+    found = common_rows([[own] for own in tags], list(map(len, tags)), scratch())
+    for own, rows in zip(tags, (column[:] for column in found), strict=True):
         assert [int(own[row, shared]) for row in rows] == common
 
 
@@ -313,3 +322,85 @@ def test_a_padding_that_hides_too_little_is_refused(spec):
 def test_a_padding_that_cannot_be_is_refused(spec):
     with pytest.raises(BadOptionError):
         PROTOCOLS.make(spec)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """So little memory that sets of thousands fall into several buckets."""
+    return OnDisk(tmp_path, 1 << 18)
+
+
+@pytest.mark.parametrize("spec", ["server_aided", "server_aided:pad=9000", "ecdh", "ecdh:pad=4000"])
+def test_sets_of_many_buckets_and_blocks_are_compared_alike(spec, small, monkeypatch):
+    for room in ("tags", "protocols"):
+        monkeypatch.setattr(f"vfl.datasets.alignment.{room}.BLOCK_TAGS", 512)
+    monkeypatch.setattr("vfl.datasets.alignment.protocols.scratch", lambda: small)
+    size = 8000 if spec.startswith("s") else 3000
+    brought = [replace(own, place=small) for own in owns(range(size), range(size // 4, 2 * size))]
+    if "pad" in spec:
+        brought[1] = replace(brought[1], ids=brought[1].ids[:size])
+    assert bucket_count(small, 24 * 2 * size) > 1
+    found, _ = play(spec, brought, "shop")
+    orders = [[own.ids[row] for row in found[own.party]] for own in brought]
+    assert orders[0] == orders[1]
+    assert set(orders[0]) == set(brought[0].ids) & set(brought[1].ids)
+    assert not list(small.folder.iterdir())
+
+
+def test_the_memory_of_a_set_is_that_of_the_setting(small, monkeypatch):
+    """Each of both parties has 200,000 ids, which lie on disk already: 3.2 MB of tags."""
+    monkeypatch.setattr("vfl.datasets.alignment.protocols.scratch", lambda: small)
+    brought = []
+    for name, first in (("bank", 0), ("label", 100_000)):
+        ids = DiskIds(small)
+        for start in range(first, first + 200_000, 10_000):
+            ids.add([b"person-%09d" % number for number in range(start, start + 10_000)])
+        brought.append(Own(name, ids, place=small))
+    tracemalloc.start()
+    try:
+        found, _ = play("server_aided", brought, "label")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found["bank"]) == 100_000
+    assert peak < 12e6  # of which a block of ids takes 7; all in memory it was 50
+
+
+def test_tags_that_want_all_memory_are_refused(small):
+    """Whoever sends tags of one beginning would have them all compared at once."""
+    tags = np.zeros((20_000, 16), np.uint8)
+    tags[:, 8:] = np.arange(20_000, dtype=">u8")[:, None].view(np.uint8)
+    with pytest.raises(ProtocolError, match="one beginning"):
+        common_rows([[tags], [tags]], [len(tags)] * 2, small)
+
+
+def test_where_common_points_stand_does_not_tell_how_many_are_padding():
+    """The party that compares sees which places of the other's set are common."""
+    answers = []
+    play(
+        "ecdh:pad=400",
+        owns(range(20), range(20)),
+        "shop",
+        lambda sender, to, payload: answers.append(bytes(payload)) if sender == "bank" else None,
+    )
+    places = np.frombuffer(next(one for one in answers if len(one) == 81), "<u4", offset=1)
+    assert places.max() > 40  # all below 40 by chance: once in 10^20
+
+
+@pytest.mark.parametrize("ids", [[], [b"a"], [b"", b"bc", b"", b"def"]])
+def test_ids_on_disk_read_like_a_list(ids, small):
+    kept = DiskIds(small)
+    kept.add(ids[:2])
+    kept.add(ids[2:])
+    assert len(kept) == len(ids)
+    assert list(kept) == ids
+    assert kept[1:3] == ids[1:3]
+    with pytest.raises(IndexError):
+        kept[len(ids)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 30_000])
+def test_repeated_ids_are_counted_in_little_memory(most, small):
+    ids = [b"%d" % (number // most) for number in range(60_000)]
+    blocks = (ids[start : start + 1000] for start in range(0, len(ids), 1000))
+    assert count_repeated(blocks, len(ids), small) == len(ids) - len(set(ids))

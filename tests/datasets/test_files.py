@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import tempfile
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,8 @@ import torch
 from vfl.core.errors import DataError, MissingDataError
 from vfl.datasets import TableFormat, files, load_own, read_table
 from vfl.datasets.files import Spill, column_names
-from vfl.datasets.table import LargeTable, kind_of
+from vfl.datasets.on_disk import OnDisk
+from vfl.datasets.table import LargeTable, kind_of, row_blocks
 
 TEXT = "id,age,city\n007,31,Ulm\n008,,Bonn\n"
 
@@ -277,6 +280,80 @@ def test_an_object_store_whose_package_is_missing_says_what_to_install(monkeypat
     def none(*_):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(fsspec, "open", none)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", none)
     with pytest.raises(MissingDataError, match=r"vfl\[storage\]"):
+        read_table("s3://loans/table.parquet")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "memory://"])
+def test_the_parquet_files_of_a_folder_are_one_table(tmp_path, scheme):
+    frame = pd.DataFrame({"id": np.arange(25_000)[::-1], "x": np.linspace(-1, 1, 25_000)})
+    folder = f"{scheme}{tmp_path}/loans.parquet"
+    (tmp_path / "loans.parquet").mkdir()
+    if scheme:
+        fsspec = pytest.importorskip("fsspec")
+    parts = {f"part-{n}.parquet": frame[n * 9000 : (n + 1) * 9000] for n in (2, 0, 1)}
+    for name in ("_SUCCESS", "_metadata.parquet", "notes.txt", *parts):
+        content = parts[name].to_parquet(index=False) if name in parts else b"no table"
+        if scheme:
+            with fsspec.open(f"{folder}/{name}", "wb") as file:
+                file.write(content)
+        else:
+            (tmp_path / "loans.parquet" / name).write_bytes(content)
+    assert column_names(folder) == ["id", "x"]
+    table = read_table(folder)
+    assert len(table) == len(frame)
+    pd.testing.assert_series_equal(table["id"], frame["id"])
+    blocks = pd.concat(row_blocks(table, ["x", "id"], 1000), ignore_index=True)
+    pd.testing.assert_frame_equal(blocks, frame[["x", "id"]])
+    place = OnDisk(tmp_path / "store", 1 << 20)
+    form = TableFormat(id_type="number")
+    about = ("id", ["x"], None, "", 0)
+    data = load_own("bank", folder, *about, form=form, place=place)
+    same = load_own("bank", frame, *about, form=form)
+    assert data.ids_digest == same.ids_digest
+    torch.testing.assert_close(data.inputs[:], same.inputs)
+
+
+def test_a_file_is_named_by_its_url_too(tmp_path):
+    pytest.importorskip("fsspec")
+    frame = pd.DataFrame({"id": ["a", "b"], "x": [1.0, 2.0]})
+    frame.to_parquet(tmp_path / "loans.parquet")
+    pd.testing.assert_series_equal(read_table(f"file://{tmp_path}/loans.parquet")["x"], frame["x"])
+    with pytest.raises(DataError, match="object store does not give"):
+        read_table(f"file://{tmp_path}/none.parquet")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_that_is_no_table_is_refused(tmp_path, scheme):
+    if scheme:
+        pytest.importorskip("fsspec")
+    with pytest.raises(MissingDataError, match="no table in this folder"):
+        read_table(f"{scheme}{tmp_path}")
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "a.parquet")
+    pd.DataFrame({"x": ["secret"]}).to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="different columns") as caught:
+        read_table(f"{scheme}{tmp_path}")
+    assert "'b.parquet' differs from 'a.parquet'" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    (tmp_path / "b.parquet").write_bytes(b"secret")
+    with pytest.raises(DataError, match="table") as caught:
+        read_table(f"{scheme}{tmp_path}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["s3://loans/table.parquet", "file:///loans/table.parquet"])
+def test_without_fsspec_a_store_says_what_to_install(monkeypatch, source):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingDataError, match=r"vfl\[storage\]") as caught:
+        read_table(source)
+    assert caught.value.got == source.partition("://")[0]
+
+
+def test_a_store_without_its_own_package_says_so_too():
+    """fsspec is here, and knows s3, but s3fs is not."""
+    pytest.importorskip("fsspec")
+    if find_spec("s3fs"):
+        pytest.skip("s3fs is installed")
+    with pytest.raises(MissingDataError, match="s3fs"):
         read_table("s3://loans/table.parquet")

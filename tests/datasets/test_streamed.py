@@ -11,7 +11,8 @@ import torch
 from vfl.core.errors import DataError, MisalignedError, TooFewRowsError
 from vfl.datasets import TableFormat, load_own, load_table
 from vfl.datasets.alignment.gaps import Found
-from vfl.datasets.alignment.positions import Agreed, Alignment
+from vfl.datasets.alignment.ids import OwnIds
+from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest
 from vfl.datasets.load import load_for_prediction
 from vfl.datasets.mapped_tensor import MappedTensor
 from vfl.datasets.on_disk import DiskArray, MappedArray, OnDisk, Scatter
@@ -25,6 +26,11 @@ class SmallPlace(OnDisk):
 
     def share(self, part):
         return 1 << 16
+
+
+def own_ids(texts):
+    keys = [text.encode() for text in texts]
+    return OwnIds(keys, ids_digest(texts.to_numpy(dtype=object)))
 
 
 @pytest.fixture
@@ -146,7 +152,7 @@ def test_rows_of_a_private_alignment(frame, place, rows):
         complete, held = 8000, {"bank": has >= 0}
     found = Found(has, complete, held)
     agreed = Agreed("a", ("bank", "label"), "plain", "p", rows)
-    by = Alignment.of("bank", agreed, 1, "s", frame["text"].to_numpy(dtype=object), found)
+    by = Alignment.of("bank", agreed, 1, "s", own_ids(frame["text"]), found)
     kept, disk = (own(frame, where, label=None, alignment=by) for where in (None, place))
     gone = torch.from_numpy(has < 0)
     assert torch.equal(torch.isnan(disk.inputs[:]).all(1), gone)
@@ -188,7 +194,7 @@ def test_none_of_the_training_rows_is_here(frame, place):
     held = np.zeros(ROWS, dtype=bool)
     found = Found(np.full(ROWS, -1), ROWS // 2, {"bank": held})
     agreed = Agreed("a", ("bank", "label"), "plain", "p", "token")
-    by = Alignment.of("bank", agreed, 1, "s", frame["text"].to_numpy(dtype=object), found)
+    by = Alignment.of("bank", agreed, 1, "s", own_ids(frame["text"]), found)
     with pytest.raises(TooFewRowsError):
         own(frame, place, label=None, alignment=by)
 
@@ -213,7 +219,7 @@ def test_no_row_of_the_session_is_here(frame, place):
     encoder = own(frame).encoder
     found = Found(np.full(5, -1), 2, {"bank": np.zeros(5, dtype=bool)})
     agreed = Agreed("a", ("bank", "label"), "plain", "p", "token")
-    by = Alignment.of("bank", agreed, 1, "s", frame["text"].to_numpy(dtype=object), found)
+    by = Alignment.of("bank", agreed, 1, "s", own_ids(frame["text"]), found)
     with pytest.raises(DataError, match="none of the rows"):
         load_for_prediction("bank", frame, "text", encoder, None, by, place)
 

@@ -8,6 +8,7 @@ import warnings
 
 import pandas as pd
 import pytest
+from cryptography.exceptions import InvalidTag
 from cut_tables import TABLES, cut, real_table
 from dealt_project import free_ports
 from stand_in_flower import Envelope, Flower
@@ -27,10 +28,11 @@ from vfl.core.errors import (
 from vfl.core.storage import read_json
 from vfl.datasets.alignment import openmined, ristretto
 from vfl.datasets.alignment.positions import Alignment, last_version
+from vfl.datasets.on_disk import DiskBytes, OnDisk
 from vfl.session import Terms
 from vfl.session.alignment import Post
 from vfl.session.identity import Identity
-from vfl.session.relay import PairSeals
+from vfl.session.relay import PairSeals, _Seal
 from vfl.session.terms import AlignTerms
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
@@ -438,3 +440,55 @@ def test_a_disk_that_is_full_keeps_no_version_anywhere(make, name):
         assert set(federation.order(name)) == common
     finally:
         subprocess.run(["umount", folder], check=True)
+
+
+def in_file(content, folder):
+    found = DiskBytes(OnDisk(folder, 1 << 20))
+    found.write(content)
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 997, 998, 999, 5000])
+def test_a_message_in_a_file_crosses_as_the_same_bytes(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("vfl.session.alignment.PIECE_LIMIT_BYTES", 1000)
+    content, place = bytes(range(251)) * 20, OnDisk(tmp_path, 1 << 20)
+    wires = []
+    for payload in (content[:size], in_file(content[:size], tmp_path)):
+        post, other = (Post(["bank", "label"], 5000, place) for _ in range(2))
+        post.put("bank", payload)
+        wires.append([])
+        while post.waiting:
+            wires[-1].append(post.frame())
+            got = other.take(wires[-1][-1])
+        assert got is not None
+        assert (got[0], bytes(got[1])) == ("bank", content[:size])
+    assert [bytes(frame.payload) for frame in wires[0]] == [
+        bytes(frame.payload) for frame in wires[1]
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_message_that_grows_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("vfl.session.alignment.PIECE_LIMIT_BYTES", 1000)
+    place = OnDisk(tmp_path, 1 << 20)
+    post, other = Post(["bank"], 9000, place), Post(["bank"], 3000, place)
+    post.put("bank", bytes(4000))
+    for _ in range(3):
+        assert other.take(post.frame()) is None
+    with pytest.raises(ProtocolError, match="too long"):
+        other.take(post.frame())
+
+
+@pytest.mark.parametrize("size", [0, 40, 3_000_000])
+def test_a_message_in_a_file_is_sealed_like_one_in_memory(tmp_path, size):
+    content, nonce = b"x" * size, bytes(12)
+    seal = _Seal(bytes(32))
+    whole = seal.seal(nonce, content, b"about")
+    sealed = seal.seal(nonce, in_file(content, tmp_path), b"about")
+    assert bytes(sealed) == whole
+    assert bytes(seal.open(nonce, sealed, b"about")) == seal.open(nonce, whole, b"about") == content
+    changed = in_file(whole[:-1] + bytes([whole[-1] ^ 1]), tmp_path)
+    with pytest.raises(InvalidTag):
+        seal.open(nonce, changed, b"about")
+    with pytest.raises(InvalidTag):
+        seal.open(nonce, in_file(whole[:8], tmp_path), b"about")

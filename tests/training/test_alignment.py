@@ -148,7 +148,7 @@ def test_no_id_is_on_a_wire_or_in_a_file(made, tmp_path, monkeypatch, capfd, pro
 
     def recorded(name, owns, label_party, observe):
         def noted(sender, to, payload):
-            wire.append(payload)
+            wire.append(bytes(payload))
             observe(sender, to, payload)
 
         return play(name, owns, label_party, noted)

@@ -57,7 +57,7 @@ def take_part_in_alignment(
         row_order="0" * 64,
     )
     seals, limits = PairSeals(party, terms, message.session), frame_limits(terms, name, None)
-    post, kept, asked = Post(terms.everybody, own.most_bytes), None, None
+    post, kept, asked = Post(terms.everybody, own.most_bytes, own.place), None, None
     post.add(seals.offers())
     with ExitStack() as until_done, attached(message, introduction, limits) as link:
         while True:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -362,14 +363,18 @@ def read_lines(path: Path) -> Iterator[Any]:
         yield _parsed(line, f"{path}:{number}")
 
 
-def write_sealed(path: Path, payload: bytes, seal: Seal) -> None:
-    """Replace a file by a sealed container, atomically."""
+def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
+    """Replace a file by a sealed container, atomically; its payload comes in pieces."""
     header = json.dumps(stamp() | asdict(seal)).encode()
-    pieces = [_MAGIC, _LENGTH.pack(len(header)), header, payload]
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    write_pieces(path, [*pieces, digest.digest()])
+
+    def pieces() -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        for piece in chain([_MAGIC, _LENGTH.pack(len(header)), header], payload):
+            digest.update(piece)
+            yield piece
+        yield digest.digest()
+
+    write_pieces(path, pieces())
 
 
 def read_sealed(path: Path, seal: Seal) -> bytes:
@@ -603,8 +608,9 @@ def is_database(source: object) -> bool:
     return isinstance(source, str) and (source.startswith(DUCKDB) or "://" in source)
 
 
-#: Of object stores, which fsspec knows by these schemes; "memory" is one of the process itself.
-_STORES = ("s3", "gs", "az", "abfs", "memory")
+#: Of object stores, which fsspec knows by these schemes; "memory" is one of the process itself,
+#: "file" what this host has mounted.
+_STORES = ("s3", "gs", "az", "abfs", "file", "memory")
 
 
 def is_object(source: object) -> bool:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, NoReturn
 
 import pandas as pd
 import pyarrow as pa
@@ -45,7 +45,8 @@ def read_table(
     """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
 
     Of an object store, such as ``s3://loans/2026.parquet``, it is a Parquet file; who asks is said
-    by the environment, as the store's own tools have it.
+    by the environment, as the store's own tools have it. In place of a Parquet file a folder, or a
+    store's prefix, may hold several: their rows follow one another in the order of the names.
 
     Args:
         source: the file; its first line names the columns.
@@ -70,6 +71,8 @@ def read_table(
         return _spilled(_asked(str(source), form or TableFormat(), columns))
     path = _existing(source, setting)
     with _readable(path):
+        if path.is_dir():
+            return ParquetTable(path)
         if path.suffix == ".parquet":
             table = ParquetTable(path)
             if len(table) > BLOCK_ROWS:
@@ -95,13 +98,15 @@ def column_names(
         return list(next(_asked(str(source), form or TableFormat(), None)).columns)
     path = _existing(source, setting)
     with _readable(path):
-        if path.suffix == ".parquet":
+        if path.is_dir() or path.suffix == ".parquet":
             return list(ParquetTable(path).columns)
         return _csv_names(path, form or TableFormat())
 
 
 def _existing(source: Path | str, setting: str | None) -> Path:
     path = Path(source)
+    if path.is_dir():
+        return path
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*.*") if file.suffix != ".toml"]
         raise MissingDataError(
@@ -161,6 +166,8 @@ def _unreadable(path: Path | str, got: str) -> DataError:
 def _written_otherwise(path: Path) -> str:
     from vfl.datasets.describe import sniff  # it reads tables itself
 
+    if path.is_dir():
+        return "write the Parquet files of this folder again"
     text = b"\0" not in path.read_bytes()[:4096]
     form, usual = sniff(path) if text else TableFormat(), TableFormat()
     told = [
@@ -240,46 +247,84 @@ def _spilled(frames: Iterator[pd.DataFrame]) -> Table:
 
 
 class ParquetTable(LargeTable):
-    """The columns of a Parquet file, each read when asked for.
+    """The columns of a Parquet file, or of all in a folder, each read when asked for.
 
     Args:
-        path: the file, or what names it in an object store.
+        path: the file or folder, or what names it in an object store.
+
+    Raises:
+        MissingDataError: a folder without a Parquet file.
+        DataError: files of other columns than the first, or columns without a name of their own.
     """
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
-        file = path if isinstance(path, Path) else _opened(path)
-        self._file = pq.ParquetFile(file, buffer_size=1 << 16, pre_buffer=False)
-        empty = self._file.schema_arrow.empty_table().to_pandas()  # without what pandas calls index
+        found = _parts(path) if isinstance(path, Path) else _opened(path)
+        self._files = {
+            name: pq.ParquetFile(file, buffer_size=1 << 16, pre_buffer=False)
+            for name, file in found.items()
+        }
+        self._schema: pa.Schema = next(iter(self._files.values())).schema_arrow
+        for name, file in self._files.items():
+            if not file.schema_arrow.equals(self._schema):
+                raise DataError(
+                    "the Parquet files of this folder have different columns",
+                    where=str(path),
+                    got=f"'{name}' differs from '{next(iter(self._files))}'",
+                    want="the same names and types in all of them",
+                )
+        empty = self._schema.empty_table().to_pandas()  # without what pandas calls index
         self.columns = [str(name) for name in empty.columns]
         check_names(pd.Series(self.columns), str(path))
 
     def __len__(self) -> int:
-        rows: int = self._file.metadata.num_rows
-        return rows
+        return sum(file.metadata.num_rows for file in self._files.values())
 
     def blocks(self, name: str) -> Iterator[pa.Array]:
-        with _readable(self._path):
-            for batch in self._file.iter_batches(BLOCK_ROWS, columns=[name], use_threads=False):
-                yield batch.column(0)
-        pa.default_memory_pool().release_unused()  # else Arrow keeps tens of megabytes for later
+        for batch in self._batches([name], BLOCK_ROWS):
+            yield batch.column(0)
 
     def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        for batch in self._batches(names, rows):
+            cells = {name: batch.column(name).to_pandas() for name in names}
+            yield pd.DataFrame(cells, copy=False)
+
+    def _batches(self, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         with _readable(self._path):
-            batches = self._file.iter_batches(rows, columns=list(names), use_threads=False)
-            for batch in batches:
-                cells = {name: batch.column(name).to_pandas() for name in names}
-                yield pd.DataFrame(cells, copy=False)
-        pa.default_memory_pool().release_unused()
+            for file in self._files.values():
+                yield from file.iter_batches(rows, columns=list(names), use_threads=False)
+        pa.default_memory_pool().release_unused()  # else Arrow keeps tens of megabytes for later
 
     def type_of(self, name: str) -> pa.DataType:
-        return self._file.schema_arrow.field(name).type
+        return self._schema.field(name).type
 
 
-def _opened(source: str) -> IO[bytes]:
-    """A file in an object store, read some bytes at a time."""
+def _parts(path: Path) -> dict[str, Path]:
+    """A Parquet file, or those of a folder in the order of their names."""
+    if not path.is_dir():
+        return {path.name: path}
+    names = _of_table(each.name for each in path.iterdir() if each.is_file())
+    return {name: path / name for name in names} or _no_parts(path)
+
+
+def _of_table(names: Iterable[str]) -> list[str]:
+    """Parquet files among the names of a folder, but for those that others keep notes in."""
+    return sorted(each for each in names if each.endswith(".parquet") and each[0] not in "._")
+
+
+def _no_parts(path: Path | str) -> NoReturn:
+    raise MissingDataError(
+        "there is no table in this folder",
+        where=str(path),
+        want="one or more .parquet files, or the name of a file",
+    )
+
+
+def _opened(source: str) -> dict[str, IO[bytes]]:
+    """A file in an object store, or all of a folder there, each read some bytes at a time."""
     try:
-        file: IO[bytes] = import_module("fsspec").open(source, "rb").open()
+        fsspec = import_module("fsspec")
+        store, path = fsspec.core.url_to_fs(source)
     except ImportError:
         raise MissingDataError(
             "reading this object store needs a package that is not here",
@@ -287,7 +332,11 @@ def _opened(source: str) -> IO[bytes]:
             got=source.partition("://")[0],
             fix="pip install 'vfl[storage]' and the store's package: s3fs, gcsfs or adlfs",
         ) from None
-    return file
+    if not store.isdir(path):
+        return {path.rpartition("/")[2]: store.open(path, "rb")}
+    there = {each.rpartition("/")[2]: each for each in store.ls(path, detail=False)}
+    names = _of_table(filter(None, there))
+    return {name: store.open(there[name], "rb") for name in names} or _no_parts(source)
 
 
 class Piece(NamedTuple):

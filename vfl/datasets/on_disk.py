@@ -8,12 +8,13 @@ them in its cache, which costs no process anything.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -54,6 +55,11 @@ class OnDisk:
     def share(self, part: int) -> int:
         """Bytes for one of so many uses."""
         return max(1 << 16, self.memory_bytes // part)
+
+
+def scratch(folder: Path | None = None) -> OnDisk:
+    """Where intermediate results lie that no setting speaks of: 256 MiB, in TMPDIR if not told."""
+    return OnDisk(folder or Path(tempfile.gettempdir()), 1 << 28)
 
 
 class Pages:
@@ -107,6 +113,83 @@ def _bytes_of(rows: np.ndarray) -> memoryview:
     return memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
+def _pread(file: IO[bytes], start: int, stop: int) -> np.ndarray:
+    """Bytes of a file without a map, whose pages would count as the process's own; uint8."""
+    found = np.empty(stop - start, dtype=np.uint8)
+    content = memoryview(found)  # type: ignore[arg-type]
+    while content:
+        done = os.preadv(file.fileno(), [content], stop - len(content))
+        assert done, "the file holds what was written"
+        content = content[done:]
+    return found
+
+
+class DiskBytes:
+    """Bytes that are written one after another and read in parts; a message larger than memory.
+
+    Args:
+        place: where.
+
+    >>> found = DiskBytes(scratch())
+    >>> found.write(b"a message")
+    >>> len(found), found[2:5]
+    (9, b'mes')
+    """
+
+    def __init__(self, place: OnDisk) -> None:
+        self.place, self._file, self._size = place, place.file(self), 0
+
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        """Put more bytes behind those that are there.
+
+        Raises:
+            DataError: there is no room for them.
+        """
+        left = memoryview(content)
+        with _room(self.place, len(left)):
+            while left:
+                done = os.pwrite(self._file.fileno(), left, self._size)
+                left, self._size = left[done:], self._size + done
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self._size)
+        return _pread(self._file, start, max(start, stop)).tobytes()
+
+    def __bytes__(self) -> bytes:
+        return self[:]
+
+
+class DiskColumn:
+    """Numbers that come in their order.
+
+    Args:
+        place: where.
+        dtype: of the numbers.
+    """
+
+    def __init__(self, place: OnDisk, dtype: Any) -> None:
+        self.dtype, self._bytes = np.dtype(dtype), DiskBytes(place)
+
+    def write(self, numbers: np.ndarray) -> None:
+        """Put more numbers behind those that are there, axes (numbers,)."""
+        self._bytes.write(_bytes_of(np.ascontiguousarray(numbers, self.dtype)))
+
+    def __len__(self) -> int:
+        return len(self._bytes) // int(self.dtype.itemsize)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(len(self))
+        size = self.dtype.itemsize
+        return np.frombuffer(self._bytes[start * size : stop * size], self.dtype)
+
+    def read(self, limit_bytes: int) -> np.ndarray:
+        """All of them; at most so many bytes of them are in memory."""
+        return _mapped(self._bytes._file, (len(self),), self.dtype, limit_bytes)
+
+
 class DiskArray:
     """An array in a file.
 
@@ -138,12 +221,31 @@ class DiskArray:
 
     def read(self, limit_bytes: int) -> np.ndarray:
         """The array; at most so many bytes of it are in memory."""
-        if not self.row_bytes * self.shape[0]:
-            return np.empty(self.shape, self.dtype)
-        pages = Pages(self._file, limit_bytes)
-        found = np.frombuffer(pages.map, self.dtype).reshape(self.shape).view(MappedArray)
-        found.pages = pages
+        return _mapped(self._file, self.shape, self.dtype, limit_bytes)
+
+    def most(self) -> float:
+        """The largest of its numbers, or -1."""
+        rows = max(1, _PART_BYTES // max(1, self.row_bytes))
+        starts = range(0, self.shape[0], rows)
+        parts = (self.part(start, min(start + rows, self.shape[0])) for start in starts)
+        return max((part.max() for part in parts), default=-1)
+
+    def part(self, start: int, stop: int) -> np.ndarray:
+        """A copy of some rows, which leaves nothing of the file in memory."""
+        content = _pread(self._file, start * self.row_bytes, stop * self.row_bytes)
+        found: np.ndarray = content.view(self.dtype).reshape(stop - start, *self.shape[1:])
         return found
+
+
+def _mapped(
+    file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], limit_bytes: int
+) -> np.ndarray:
+    if not math.prod(shape) * dtype.itemsize:
+        return np.empty(shape, dtype)
+    pages = Pages(file, limit_bytes)
+    found = np.frombuffer(pages.map, dtype).reshape(shape).view(MappedArray)
+    found.pages = pages
+    return found
 
 
 class MappedArray(np.ndarray):
@@ -181,6 +283,62 @@ def note(pages: Pages, key: np.ndarray | slice, rows: int, row_bytes: int) -> No
         pages.read(first * row_bytes, last * row_bytes)
 
 
+class Buckets:
+    """Records that are kept apart by a number each, and read again one number after another.
+
+    Args:
+        place: where.
+        record: what one is.
+        count: of the numbers, from 0.
+    """
+
+    def __init__(self, place: OnDisk, record: np.dtype[Any], count: int) -> None:
+        self.record, self.count, self._place = record, count, place
+        self.sizes = np.zeros(count, dtype=np.int64)
+        self._ends: list[np.ndarray] = []  # of the numbers in each piece of the file, axes (count,)
+        self._file: IO[bytes] | None = None
+
+    def add(self, numbers: np.ndarray, records: np.ndarray) -> None:
+        """Keep records; axes (records,) both.
+
+        Raises:
+            DataError: there is no room for them.
+        """
+        self._file = self._file or self._place.file(self)
+        sizes = np.bincount(numbers, minlength=self.count)
+        content = _bytes_of(records[np.argsort(numbers, kind="stable")])
+        at = int(self.sizes.sum()) * self.record.itemsize
+        with _room(self._place, content.nbytes):
+            while content:
+                done = os.pwrite(self._file.fileno(), content, at)
+                content, at = content[done:], at + done
+        self.sizes += sizes
+        self._ends.append(np.cumsum(sizes))
+
+    def read(self, number: int) -> Iterator[np.ndarray]:
+        """The records of a number as they came, a piece at a time."""
+        start, size = 0, self.record.itemsize
+        for ends in self._ends:
+            first = start + int(ends[number - 1]) if number else start
+            last, start = start + int(ends[number]), start + int(ends[-1])
+            if first < last:
+                assert self._file is not None, "there are records"
+                yield _pread(self._file, first * size, last * size).view(self.record)
+
+    def whole(self, number: int) -> np.ndarray:
+        """The records of a number as they came, all at once."""
+        found, start = np.empty(self.sizes[number], self.record), 0
+        for piece in self.read(number):
+            found[start : start + len(piece)] = piece
+            start += len(piece)
+        return found
+
+    def close(self) -> None:
+        """Give the room back before the owner is gone."""
+        if self._file is not None:
+            self._file.close()
+
+
 class Scatter:
     """Rows that come in any order, to be written in another: kept by where they will lie.
 
@@ -195,13 +353,11 @@ class Scatter:
     """
 
     def __init__(self, place: OnDisk, shape: tuple[int, ...], dtype: Any) -> None:
-        self._place, self.found = place, DiskArray(place, shape, dtype)
-        self._record = np.dtype([("at", "<i8"), ("row", self.found.dtype, shape[1:])])
-        self._rows = max(1, place.share(6) // self._record.itemsize)
+        self.found = DiskArray(place, shape, dtype)
+        record = np.dtype([("at", "<i8"), ("row", self.found.dtype, shape[1:])])
+        self._rows = max(1, place.share(6) // record.itemsize)
+        self._ranges = Buckets(place, record, -(-shape[0] // self._rows))
         self._straight = False
-        self._pieces: dict[int, list[tuple[int, int]]] = {}
-        self._file: IO[bytes] | None = None
-        self._size = 0
 
     def add(self, at: np.ndarray, rows: np.ndarray) -> None:
         """Put rows at positions `at`, int64, axes (rows,)."""
@@ -211,44 +367,90 @@ class Scatter:
             self.found.write(int(at[0]), rows)
             self._straight = True
             return
-        records = np.empty(len(at), self._record)
-        ranges = at // self._rows
-        order = np.argsort(ranges, kind="stable")
-        records["at"], records["row"] = at[order], rows[order]
-        ranges = ranges[order]
-        starts = np.flatnonzero(np.r_[True, np.diff(ranges) > 0])
-        self._file = self._file or self._place.file(self)
-        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
-            content = _bytes_of(records[start:stop])
-            with _room(self._place, content.nbytes):
-                if os.pwrite(self._file.fileno(), content, self._size) < content.nbytes:
-                    raise OSError
-            self._pieces.setdefault(int(ranges[start]), []).append((self._size, content.nbytes))
-            self._size += content.nbytes
+        records = np.empty(len(at), self._ranges.record)
+        records["at"], records["row"] = at, rows
+        self._ranges.add(at // self._rows, records)
 
     def finish(self) -> DiskArray:
         """The rows in their order."""
-        for number, pieces in sorted(self._pieces.items()):
-            start = number * self._rows
+        for number in np.flatnonzero(self._ranges.sizes):
+            start = int(number) * self._rows
             stop = min(start + self._rows, self.found.shape[0])
-            out = self._before(start, stop)
-            for at, size in pieces:
-                assert self._file is not None, "there are pieces"
-                records = np.frombuffer(os.pread(self._file.fileno(), size, at), self._record)
+            if self._straight:
+                out = self.found.part(start, stop)
+            else:
+                out = np.zeros((stop - start, *self.found.shape[1:]), self.found.dtype)
+            for records in self._ranges.read(int(number)):
                 out[records["at"] - start] = records["row"]
             self.found.write(start, out)
-        if self._file is not None:
-            self._file.close()
+        self._ranges.close()
         return self.found
 
-    def _before(self, start: int, stop: int) -> np.ndarray:
-        """What was written straight to a range."""
-        if not self._straight:
-            return np.zeros((stop - start, *self.found.shape[1:]), self.found.dtype)
-        size = (stop - start) * self.found.row_bytes
-        there = os.pread(self.found._file.fileno(), size, start * self.found.row_bytes)
-        shape = (stop - start, *self.found.shape[1:])
-        return np.frombuffer(there, self.found.dtype).reshape(shape).copy()
+
+def shuffled(
+    place: OnDisk, count: int, blocks: Iterable[np.ndarray], draw: Callable[[int], bytes]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows in a random order, every one as likely, and where each row stood.
+
+    Each is thrown into a random bucket, and the rows of a bucket, which fit memory, are permuted
+    (Rao 1961, Sandelius 1962).
+
+    Args:
+        place: where.
+        count: of the rows.
+        blocks: the rows as they stand, some at a time, axes (rows, ...).
+        draw: so many random bytes.
+    """
+    buckets, start = None, 0
+    for block in blocks:
+        if buckets is None:
+            record = np.dtype([("at", "<i8"), ("row", block.dtype, block.shape[1:])])
+            buckets = Buckets(place, record, bucket_count(place, count * record.itemsize))
+        records = np.empty(len(block), buckets.record)
+        records["at"], records["row"] = np.arange(start, start + len(block)), block
+        drawn = np.frombuffer(draw(4 * len(block)), "<u4").astype(np.int64)
+        buckets.add(drawn % buckets.count, records)  # a power of two
+        start += len(block)
+    for number in range(0 if buckets is None else buckets.count):
+        assert buckets is not None, "there are rows"
+        records = buckets.whole(number)
+        order = np.argsort(np.frombuffer(draw(8 * len(records)), "<u8"), kind="stable")
+        yield records["at"][order], records["row"][order]
+
+
+def bucket_count(place: OnDisk, size_bytes: int) -> int:
+    """How many buckets records fall into evenly, so that working on one fits memory; 2^n."""
+    return 1 << max(0, math.ceil(math.log2(max(1, size_bytes) / place.share(16))))
+
+
+def gathered(place: OnDisk, source: DiskColumn, at: DiskColumn) -> tuple[DiskArray, bool]:
+    """Numbers of a column at some positions, and whether one of those stands twice.
+
+    Args:
+        place: where.
+        source: the column.
+        at: positions in it, axes (positions,), int64.
+    """
+    size = max(1, place.share(16) // source.dtype.itemsize)
+    record = np.dtype([("at", "<i8"), ("to", "<i8")])
+    ranges = Buckets(place, record, max(1, -(-len(source) // size)))
+    step = max(1, place.share(32) // record.itemsize)
+    for start in range(0, len(at), step):
+        positions = at[start : start + step]
+        records = np.empty(len(positions), record)
+        records["at"], records["to"] = positions, np.arange(start, start + len(positions))
+        ranges.add(positions // size, records)
+    found, twice = Scatter(place, (len(at),), source.dtype), False
+    for number in range(ranges.count):
+        rows, start = source[number * size : (number + 1) * size], number * size
+        seen = np.zeros(len(rows), dtype=bool)
+        for records in ranges.read(number):
+            own = records["at"] - start
+            twice = twice or bool(seen[own].any()) or len(np.unique(own)) < len(own)
+            seen[own] = True
+            found.add(records["to"], rows[own])
+    ranges.close()
+    return found.finish(), twice
 
 
 class SortedIds:

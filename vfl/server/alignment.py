@@ -81,7 +81,7 @@ def run_alignment(
 def _carry(own: OwnAlignment, links: dict[str, ObservedPoll]) -> None:
     """Ask every party in turn, until all have their result."""
     terms, me = own.terms, own.party.party
-    posts = {name: Post(terms.everybody, own.most_bytes) for name in links}
+    posts = {name: Post(terms.everybody, own.most_bytes, own.place) for name in links}
     while True:
         ready = own.player.advance_within(PATIENCE_S)
         moved, ended = ready is None, sum(post.done for post in posts.values())

@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from vfl.config import PartyFile
+from vfl.config import PartyFile, memory_bytes
 from vfl.core.errors import ConfigError, ConsentError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
 from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
-from vfl.datasets.alignment.ids import check_unique, normalise, read_own_ids
+from vfl.datasets.alignment.ids import OwnIds
 from vfl.datasets.alignment.positions import Agreed, Alignment, last_version
-from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Receive, Send
+from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Message, Own, Receive, Send
+from vfl.datasets.on_disk import DiskBytes, OnDisk, scratch
 from vfl.session.consent import PIECE_LIMIT_BYTES
 from vfl.session.party_folder import table_format
 from vfl.session.relay import OFFER_BYTES
@@ -37,31 +38,33 @@ PATIENCE_S = 1.0
 
 
 class Post:
-    """Messages of one link, a piece a frame.
+    """Messages of one link, a piece a frame; those of several pieces lie in files.
 
     Args:
         parties: everybody, in an order all agree on.
         most_bytes: of one message.
+        place: where messages lie.
 
     Attributes:
         done: whether the other end has its result.
         busy: whether the other end computes, and will say more.
     """
 
-    def __init__(self, parties: Sequence[str], most_bytes: int) -> None:
+    def __init__(self, parties: Sequence[str], most_bytes: int, place: OnDisk) -> None:
         self.done = self.busy = False
-        self._parties, self._most = list(parties), most_bytes
-        self._outgoing: deque[bytes] = deque()
-        self._coming = bytearray()
-        self._count = 0
+        self._parties, self._most, self._place = list(parties), most_bytes, place
+        self._outgoing: deque[tuple[int, Message]] = deque()
+        self._coming: DiskBytes | None = None
+        self._count = self._sent = 0
 
-    def put(self, party: str, payload: bytes) -> None:
+    def put(self, party: str, payload: Message) -> None:
         """A message for, or from, a party."""
-        index, size = self._parties.index(party), PIECE_LIMIT_BYTES - _HEAD_BYTES
-        starts = range(0, max(1, len(payload)), size)
-        for start in starts:
-            flags = _PIECE | (_LAST if start == starts[-1] else 0)
-            self._outgoing.append(bytes([flags, index]) + payload[start : start + size])
+        self._outgoing.append((self._parties.index(party), payload))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a piece to send."""
+        return bool(self._outgoing)
 
     def add(self, messages: Sequence[Send]) -> None:
         """Several messages, each for the party it names."""
@@ -71,12 +74,21 @@ class Post:
     def frame(self, *, done: bool = False, busy: bool = False) -> Frame:
         """The next piece, or a frame without one; a result is told when nothing is left to send."""
         self._count += 1
-        if self._outgoing:
-            return Frame(Kind.PROTOCOL, self._count, self._outgoing.popleft())
+        if self.waiting:
+            return Frame(Kind.PROTOCOL, self._count, self._piece())
         flags = (_DONE if done else 0) | (_BUSY if busy else 0)
         return Frame(Kind.PROTOCOL, self._count, bytes([flags, 0]))
 
-    def take(self, frame: Frame) -> tuple[str, bytes] | None:
+    def _piece(self) -> bytes:
+        index, payload = self._outgoing[0]
+        start, stop = self._sent, self._sent + PIECE_LIMIT_BYTES - _HEAD_BYTES
+        last = stop >= len(payload)
+        self._sent = 0 if last else stop
+        if last:
+            self._outgoing.popleft()
+        return bytes([_PIECE | (_LAST if last else 0), index]) + payload[start:stop]
+
+    def take(self, frame: Frame) -> tuple[str, Message] | None:
         """The message that is whole with this frame, and the party it names; None without one.
 
         Raises:
@@ -89,17 +101,23 @@ class Post:
         self.done, self.busy = self.done or bool(flags & _DONE), bool(flags & _BUSY)
         if not flags & _PIECE:
             return None
-        self._coming += frame.payload[_HEAD_BYTES:]
-        if len(self._coming) > self._most or index >= len(self._parties):
+        piece = bytes(frame.payload[_HEAD_BYTES:])
+        size = len(piece) + (0 if self._coming is None else len(self._coming))
+        if size > self._most or index >= len(self._parties):
             raise ProtocolError(
                 "an alignment message is too long, or of nobody",
-                got=f"{len(self._coming)} bytes",
+                got=f"{size} bytes",
                 want=f"at most {self._most} bytes",
             )
+        party, coming = self._parties[index], self._coming
+        if coming is None and flags & _LAST:
+            return party, piece
+        self._coming = coming = coming or DiskBytes(self._place)
+        coming.write(piece)
         if not flags & _LAST:
             return None
-        whole, self._coming = bytes(self._coming), bytearray()
-        return self._parties[index], whole
+        self._coming = None
+        return party, coming
 
 
 class Player:
@@ -111,12 +129,12 @@ class Player:
 
     def __init__(self, role: FoundRole) -> None:
         self.found: Found | None = None
-        self._role, self._inbox = role, dict[str, deque[bytes]]()
+        self._role, self._inbox = role, dict[str, deque[Message]]()
         self._waits: Send | Receive | None = None
         self._thread: threading.Thread | None = None
         self._outcome: list[Send] | BaseException = []
 
-    def give(self, sender: str, payload: bytes) -> None:
+    def give(self, sender: str, payload: Message) -> None:
         """A message for it."""
         self._inbox.setdefault(sender, deque()).append(payload)
 
@@ -174,10 +192,13 @@ class OwnAlignment:
         party: its own file.
         terms: what was agreed.
 
+    Attributes:
+        place: where ids and messages lie, in as much memory as its file sets.
+
     Raises:
         ConsentError: more alignments today than its file allows.
         ConfigError: a protocol that only one process can play.
-        DataError: see `read_ids` and `check_unique`; counts only.
+        DataError: see `OwnIds.read`; counts only.
     """
 
     def __init__(self, party: PartyFile, terms: AlignTerms) -> None:
@@ -194,13 +215,17 @@ class OwnAlignment:
         form = table_format(own)
         if terms.table == "predict":
             form = replace(form, query=own.predict_query or own.query)
-        self.ids = read_own_ids(source, own.id, form, where)
-        keys = normalise(self.ids, terms.rules)
-        check_unique(keys, self.ids, where, terms.rules)
+        memory = own.memory
+        self.place = (
+            scratch(party.store_path)
+            if memory is None
+            else OnDisk(party.store_path, memory_bytes(memory))
+        )
+        self.ids = OwnIds.read(source, own.id, form, where, terms.rules, self.place)
         self._count_this()
         consent = party.consent
         bounds = Bounds(consent.min_ids, consent.max_rows, consent.min_common)
-        brought = Own(party.party, keys, bounds)
+        brought = Own(party.party, self.ids.keys, bounds, self.place)
         rows = terms.missing_rows
         role = role_of(protocol, brought, terms.everybody, terms.label_party, rows)
         self.player = Player(role)

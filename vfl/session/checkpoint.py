@@ -56,7 +56,7 @@ class Checkpoints:
         self.before_save(step)
         content = io.BytesIO()
         torch.save({"vfl": VERSION, "terms": self.terms, "state": state}, content)
-        write_sealed(self._path(step), content.getvalue(), self._seal(step))
+        write_sealed(self._path(step), [content.getvalue()], self._seal(step))
         for old in self.steps()[:-KEPT]:
             self._path(old).unlink(missing_ok=True)
 

@@ -16,13 +16,17 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from vfl.config import PartyFile
 from vfl.core.errors import AuthenticationError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Kind, Link
-from vfl.datasets.alignment.protocols import Send
+from vfl.datasets.alignment.protocols import Message, Send
+from vfl.datasets.on_disk import DiskBytes
 from vfl.session.identity import Identity, read_pins
 from vfl.session.terms import Terms
 from vfl.transport.link import ObservedPoll, PolledLink, TransportLink
@@ -32,6 +36,7 @@ _PUBLIC_BYTES = 32
 OFFER_BYTES = 96
 #: What sealing adds to a payload.
 SEAL_BYTES = 16
+_BLOCK_BYTES = 1 << 20  # of a file that is sealed
 
 
 class PairSeals:
@@ -64,8 +69,8 @@ class PairSeals:
         facts = [session, terms.digest(), *terms.peers, terms.label_party]
         self._binding = hashlib.sha256(json.dumps(facts).encode()).digest()
         self._private = X25519PrivateKey.generate()
-        self._sealing, self._opening = dict[str, AESGCM](), dict[str, AESGCM]()
-        self._counts, self._waiting = Counter[str](), dict[str, list[bytes]]()
+        self._sealing, self._opening = dict[str, _Seal](), dict[str, _Seal]()
+        self._counts, self._waiting = Counter[str](), dict[str, list[Message]]()
         self._offer = b""
         if self.others:
             self._pins = read_pins(party.beside(party.identity.peers), self.others)
@@ -89,12 +94,12 @@ class PairSeals:
         if sent.to not in self._sealing:
             self._waiting.setdefault(sent.to, []).append(sent.payload)
             return []
-        sealed = self._sealing[sent.to].encrypt(self._nonce(f"to {sent.to}"), sent.payload, about)
+        sealed = self._sealing[sent.to].seal(self._nonce(f"to {sent.to}"), sent.payload, about)
         return [Send(sent.to, sealed)]
 
     def open(
-        self, sender: str, payload: bytes, about: bytes = b""
-    ) -> tuple[bytes | None, list[Send]]:
+        self, sender: str, payload: Message, about: bytes = b""
+    ) -> tuple[Message | None, list[Send]]:
         """A message that came: its content, None for an offer; and what can be sent now.
 
         Raises:
@@ -103,12 +108,12 @@ class PairSeals:
         if sender not in self.others:
             return payload, []
         if sender not in self._opening:
-            self._agree(sender, payload)
+            self._agree(sender, bytes(payload[: OFFER_BYTES + 1]))
             held = self._waiting.pop(sender, [])
             return None, [one for each in held for one in self.seal(Send(sender, each))]
         try:
             nonce = self._nonce(f"from {sender}")
-            return self._opening[sender].decrypt(nonce, payload, about), []
+            return self._opening[sender].open(nonce, payload, about), []
         except InvalidTag:
             raise _not_of(sender) from None
 
@@ -126,7 +131,7 @@ class PairSeals:
         ):
             info = b"vfl sealed pair 1" + json.dumps([one, two]).encode() + offers
             key = HKDF(hashes.SHA256(), 32, salt=self._binding, info=info).derive(shared)
-            ciphers[sender] = AESGCM(key)
+            ciphers[sender] = _Seal(key)
 
     def _signed(self, party: str, public: bytes) -> bytes:
         return b"vfl sealed offer 1" + self._binding + party.encode() + b"\0" + public
@@ -134,6 +139,42 @@ class PairSeals:
     def _nonce(self, way: str) -> bytes:
         self._counts[way] += 1
         return self._counts[way].to_bytes(12, "big")
+
+
+class _Seal:
+    """AES-256-GCM under one key, of bytes or of a file's, which never are in memory together."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._whole = AES(key), AESGCM(key)
+
+    def seal(self, nonce: bytes, payload: Message, about: bytes) -> Message:
+        if isinstance(payload, bytes):
+            return self._whole.encrypt(nonce, payload, about)
+        encryptor, found = Cipher(self._key, GCM(nonce)).encryptor(), DiskBytes(payload.place)
+        encryptor.authenticate_additional_data(about)
+        for start in range(0, len(payload), _BLOCK_BYTES):
+            found.write(encryptor.update(payload[start : start + _BLOCK_BYTES]))
+        encryptor.finalize()
+        found.write(encryptor.tag)
+        return found
+
+    def open(self, nonce: bytes, payload: Message, about: bytes) -> Message:
+        """The content, once all of it is known to be the sender's.
+
+        Raises:
+            InvalidTag: it is not.
+        """
+        if isinstance(payload, bytes):
+            return self._whole.decrypt(nonce, payload, about)
+        if (size := len(payload) - SEAL_BYTES) < 0:
+            raise InvalidTag
+        decryptor = Cipher(self._key, GCM(nonce, payload[size:])).decryptor()
+        found = DiskBytes(payload.place)
+        decryptor.authenticate_additional_data(about)
+        for start in range(0, size, _BLOCK_BYTES):
+            found.write(decryptor.update(payload[start : min(start + _BLOCK_BYTES, size)]))
+        decryptor.finalize()
+        return found
 
 
 def _not_of(sender: str) -> AuthenticationError:
@@ -151,8 +192,8 @@ class Seals(Protocol):
     def offers(self) -> list[Send]: ...
     def seal(self, sent: Send, about: bytes = b"") -> list[Send]: ...
     def open(
-        self, sender: str, payload: bytes, about: bytes = b""
-    ) -> tuple[bytes | None, list[Send]]: ...
+        self, sender: str, payload: Message, about: bytes = b""
+    ) -> tuple[Message | None, list[Send]]: ...
 
 
 class SealedLinks:
@@ -184,7 +225,7 @@ class SealedLinks:
             AuthenticationError: an offer is not of the party that it should be of.
         """
         for sent in self._seals.offers():
-            self._stream.send(Frame(Kind.PROTOCOL, 0, sent.payload, self._number(sent.to)))
+            self._stream.send(Frame(Kind.PROTOCOL, 0, bytes(sent.payload), self._number(sent.to)))
         for name in self._seals.others:
             frame = self._receive(self._number(name))
             if frame.kind is not Kind.PROTOCOL or len(frame.payload) != OFFER_BYTES:
@@ -196,7 +237,7 @@ class SealedLinks:
             message = Send(name, bytes(frame.payload))
             (sealed,) = self._seals.seal(message, _about(frame))
             number = self._number(name)
-            self._stream.send(Frame(frame.kind, frame.step, sealed.payload, number))
+            self._stream.send(Frame(frame.kind, frame.step, bytes(sealed.payload), number))
 
         return send
 
@@ -205,7 +246,7 @@ class SealedLinks:
             frame = self._receive(self._number(name))
             opened, _ = self._seals.open(name, bytes(frame.payload), _about(frame))
             assert opened is not None, "all offers have come"
-            return Frame(frame.kind, frame.step, opened)
+            return Frame(frame.kind, frame.step, bytes(opened))
 
         return receive
 

@@ -6,18 +6,25 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from vfl.config import Experiment, check_one_process
 from vfl.config.experiment import UNNAMED_ALIGNMENT
 from vfl.core.errors import ConfigError, MisalignedError, MissingDataError, RunFolderError
 from vfl.datasets.alignment.gaps import Found, role_of
-from vfl.datasets.alignment.ids import check_unique, normalise, prefixes, read_own_ids
+from vfl.datasets.alignment.ids import OwnIds, normalise, prefixes, read_own_ids
 from vfl.datasets.alignment.join import MIN_OVERLAP
 from vfl.datasets.alignment.positions import Agreed, Alignment, last_version
-from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Traffic, play, run_roles
+from vfl.datasets.alignment.protocols import (
+    PROTOCOLS,
+    Bounds,
+    Message,
+    Own,
+    Traffic,
+    play,
+    run_roles,
+)
+from vfl.datasets.load import OwnTable
+from vfl.datasets.on_disk import scratch
 from vfl.datasets.table import spaced
 from vfl.session.progress import AlignmentProgress, Tell
 from vfl.training.run import own_tables
@@ -79,20 +86,20 @@ def align(
         MisalignedError: missing or repeated ids, or hardly any in common; counts only.
         DataError, SpecError: see `vfl.datasets` and `Registry.make`.
     """
-    ids, rules = _ids(experiment), experiment.data.id_rules
+    rules, place = experiment.data.id_rules, scratch()
+    ids = {
+        party: OwnIds.read(own.source, own.id_column, own.form, f"party '{party}'", rules, place)
+        for party, own in _tables(experiment).items()
+    }
     rows, label = experiment.data.missing_rows, experiment.label.party
     agreed = Agreed(UNNAMED_ALIGNMENT, tuple(ids), rules, protocol, rows)
     if kept := _still_good(ids, agreed, folder):
         common = next(iter(kept.values())).common
         return _aligned(common, ids, {party: one.version for party, one in kept.items()}, None)
-    owns = []
-    for party, own in ids.items():
-        keys = normalise(own, rules)
-        check_unique(keys, own, f"party '{party}'", rules)
-        owns.append(Own(party, keys, _ANY))
+    owns = [Own(party, own.keys, _ANY, place) for party, own in ids.items()]
     progress = AlignmentProgress(tell)
 
-    def observe(sender: str, to: str, payload: bytes) -> None:
+    def observe(sender: str, to: str, payload: Message) -> None:
         progress.add(len(payload))
 
     if rows == "intersection":
@@ -129,7 +136,11 @@ def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
     Raises:
         ConfigError, MisalignedError, DataError, SpecError: see `align`.
     """
-    ids, gains = _ids(experiment), list[Gain]()
+    ids = {
+        party: read_own_ids(own.source, own.id_column, own.form, f"party '{party}'")
+        for party, own in _tables(experiment).items()
+    }
+    gains = list[Gain]()
     for spec in prefixes(rules):
         keys = {party: normalise(own, spec) for party, own in ids.items()}
         owns = [Own(party, list(dict.fromkeys(each)), _ANY) for party, each in keys.items()]
@@ -151,8 +162,8 @@ def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
     return gains
 
 
-def _ids(experiment: Experiment) -> dict[str, np.ndarray]:
-    """Each party's ids as its own file has them; feature parties in merge order, then labels."""
+def _tables(experiment: Experiment) -> dict[str, OwnTable]:
+    """Each party's own table; feature parties in merge order, then labels."""
     check_one_process(experiment)
     tables = own_tables(experiment)
     if not tables:
@@ -160,15 +171,10 @@ def _ids(experiment: Experiment) -> dict[str, np.ndarray]:
             "only parties with files of their own can be aligned",
             fix='source = "FILE" in the [parties.NAME] of each',
         )
-    return {
-        party: read_own_ids(own.source, own.id_column, own.form, f"party '{party}'")
-        for party, own in tables.items()
-    }
+    return tables
 
 
-def _still_good(
-    ids: Mapping[str, np.ndarray], agreed: Agreed, folder: Path
-) -> dict[str, Alignment]:
+def _still_good(ids: Mapping[str, OwnIds], agreed: Agreed, folder: Path) -> dict[str, Alignment]:
     """Each party's last version, if all are of one alignment and no table has other ids now."""
     try:
         kept = {party: Alignment.newest(folder / party, party) for party in ids}
@@ -181,7 +187,7 @@ def _still_good(
 
 def _aligned(
     common: int,
-    ids: Mapping[str, Any],
+    ids: Mapping[str, OwnIds],
     versions: Mapping[str, int],
     traffic: Traffic | None,
 ) -> Aligned:

@@ -164,7 +164,7 @@ def _read(experiment: Experiment, party: str, own: OwnTable, least: int) -> _Bro
     table = read_table(own.source, own.form, ids, f"the table of {where}", kept)
     texts = read_ids(table, own.id_column, where)
     keys = normalise(texts, rules)
-    check_unique(keys, texts, where, rules)
+    check_unique(keys, lambda: [texts], where, rules)
     everything, nothing = np.arange(len(keys)), np.empty(0, dtype=np.int64)
     split = Split(everything, nothing, nothing)
     found = fit_inputs(table, columns, split, own.shape, own.form).array

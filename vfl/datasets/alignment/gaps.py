@@ -25,7 +25,14 @@ import numpy as np
 
 from vfl.core.errors import BadOptionError, ProtocolError
 from vfl.datasets.alignment import protocols
-from vfl.datasets.alignment.protocols import Own, Protocol, Receive, Send, WholeProtocol
+from vfl.datasets.alignment.protocols import (
+    Message,
+    Own,
+    Protocol,
+    Receive,
+    Send,
+    WholeProtocol,
+)
 
 #: What becomes of rows that some feature party lacks.
 MissingRows = Literal["intersection", "token"]
@@ -52,7 +59,7 @@ class Found:
     held: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
 
 
-FoundRole = Generator[Send | Receive, bytes, Found]
+FoundRole = Generator[Send | Receive, Message, Found]
 
 
 def role_of(
@@ -79,7 +86,7 @@ def role_of(
 
 def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: str) -> FoundRole:
     mine = yield from protocol.role(own, (own.party, label_party), label_party)
-    counts = yield Receive(label_party, _COUNTS.size)
+    counts = bytes((yield Receive(label_party, _COUNTS.size)))
     if len(counts) != _COUNTS.size:
         raise ProtocolError(f"an alignment message of another form from '{label_party}'")
     rows, complete = _COUNTS.unpack(counts)
@@ -87,7 +94,7 @@ def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: s
     yield Send(label_party, _YES if accepted else _NO)
     if not accepted:
         raise protocols.too_few_common(own, complete)
-    answer = yield Receive(label_party, 1 + _SLOT.itemsize * len(mine))
+    answer = bytes((yield Receive(label_party, 1 + _SLOT.itemsize * len(mine))))
     if answer == _NO:
         raise protocols.refused_by_others()
     if answer[:1] != _YES or len(answer) != 1 + _SLOT.itemsize * len(mine):

@@ -10,16 +10,22 @@ from __future__ import annotations
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import date
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, overload
 
 import numpy as np
 
 from vfl.core.errors import MisalignedError
 from vfl.core.registry import Registry, parts, require_choice
+from vfl.datasets.alignment.tags import count_repeated
 from vfl.datasets.files import column_names, read_table
+from vfl.datasets.on_disk import DiskBytes, DiskColumn, OnDisk, scratch
+from vfl.datasets.party import IdsDigest
 from vfl.datasets.table import (
+    BLOCK_ROWS,
     Source,
     Table,
     TableFormat,
@@ -228,9 +234,96 @@ def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
 
 def read_own_ids(source: Source, name: str, form: TableFormat, where: str) -> np.ndarray:
     """The ids of a party's file, letter by letter, without its other columns; see `read_ids`."""
+    return read_ids(_id_table(source, name, form, where), name, where)
+
+
+def _id_table(source: Source, name: str, form: TableFormat, where: str) -> Table:
     known = column_names(source, form, f"the table of {where}")
     names = [each for each in id_columns(name, known) if each in known]
-    return read_ids(read_table(source, form, names, columns=names or None), name, where)
+    return read_table(source, form, names, columns=names or None)
+
+
+class DiskIds(Sequence[bytes]):
+    """Normalised ids in a file; a part of them is a list.
+
+    Args:
+        place: where.
+
+    >>> ids = DiskIds(scratch())
+    >>> ids.add([b"17", b"4", b"250"])
+    >>> len(ids), ids[1:], ids[0]
+    (3, [b'4', b'250'], b'17')
+    """
+
+    def __init__(self, place: OnDisk) -> None:
+        self._letters, self._ends = DiskBytes(place), DiskColumn(place, np.int64)
+
+    def add(self, ids: Sequence[bytes]) -> None:
+        """Put more ids behind those that are there."""
+        before = len(self._letters)
+        self._letters.write(b"".join(ids))
+        self._ends.write(before + np.cumsum([len(each) for each in ids], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, part: int) -> bytes: ...
+    @overload
+    def __getitem__(self, part: slice) -> list[bytes]: ...
+    def __getitem__(self, part: int | slice) -> bytes | list[bytes]:
+        if isinstance(part, int):
+            if not 0 <= part < len(self):
+                raise IndexError(part)
+            return self[part : part + 1][0]
+        start, stop, _ = part.indices(len(self))
+        if start >= stop:
+            return []
+        ends = self._ends[max(0, start - 1) : stop].tolist()
+        ends = ends if start else [0, *ends]
+        letters = self._letters[ends[0] : ends[-1]]
+        return [letters[low - ends[0] : high - ends[0]] for low, high in pairwise(ends)]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnIds:
+    """The ids of a party's own table.
+
+    Attributes:
+        keys: normalised, each once, in the order of the table.
+        digest: of the ids as they stand in the table; see `ids_digest`.
+    """
+
+    keys: Sequence[bytes] = field(repr=False)
+    digest: str
+
+    @classmethod
+    def read(
+        cls, source: Source, name: str, form: TableFormat, where: str, rules: str, place: OnDisk
+    ) -> OwnIds:
+        """The ids of a file, as a protocol compares them; little of them is in memory at a time.
+
+        Args:
+            source: the file.
+            name: its id column, or several joined with plus signs.
+            form: how it is written.
+            where: whose it is, for messages.
+            rules: how ids are written alike.
+            place: where they lie.
+
+        Raises:
+            MissingColumnError, MisalignedError: see `read_ids` and `check_unique`.
+        """
+        table = _id_table(source, name, form, where)
+        keys, digest = DiskIds(place), IdsDigest()
+        for block in id_blocks(table, name, where):
+            digest.add(block.tolist())
+            keys.add(normalise(block, rules))
+        check_unique(keys, lambda: id_blocks(table, name, where), where, rules, place)
+        return cls(keys, digest.finish().hex())
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 def normalise(ids: np.ndarray, spec: str) -> list[bytes]:
@@ -251,15 +344,30 @@ def normalise(ids: np.ndarray, spec: str) -> list[bytes]:
     return [_UNIT.join(map(written, text.split(_UNIT))).encode() for text in ids]
 
 
-def check_unique(keys: Sequence[bytes], ids: np.ndarray, where: str, spec: str) -> None:
+def check_unique(
+    keys: Sequence[bytes],
+    ids: Callable[[], Iterable[np.ndarray]],
+    where: str,
+    spec: str,
+    place: OnDisk | None = None,
+) -> None:
     """Refuse ids that do not tell rows apart.
+
+    Args:
+        keys: normalised.
+        ids: as they are in the table, some at a time; asked for if a key repeats.
+        where: whose they are, for the message.
+        spec: the rules.
+        place: where keys are compared.
 
     Raises:
         MisalignedError: how many rows repeat an id, as it is in the table and after the rules.
     """
-    repeated = len(keys) - len(set(keys))
-    if repeated:
-        before = len(ids) - len(set(ids.tolist()))
+    place = place or scratch()
+    parts = (keys[start : start + BLOCK_ROWS] for start in range(0, len(keys), BLOCK_ROWS))
+    if repeated := count_repeated(parts, len(keys), place):
+        plain = ([text.encode() for text in block] for block in ids())
+        before = count_repeated(plain, len(keys), place)
         raise MisalignedError(
             f"the rows of {where} cannot be told apart by their ids",
             where=f"id rules {spec}",

@@ -17,9 +17,9 @@ import numpy as np
 
 from vfl.core.errors import ConfigError, MissingPackageError, ProtocolError
 from vfl.datasets.alignment.protocols import (
-    KEY_BYTES,
     NO,
     YES,
+    Message,
     Own,
     Protocol,
     Receive,
@@ -27,15 +27,15 @@ from vfl.datasets.alignment.protocols import (
     Send,
     other_size,
     refused_by_others,
-    tags_of,
     too_few_common,
     too_few_ids,
 )
+from vfl.datasets.alignment.tags import KEY_BYTES, tags_of
 
 _HEAD_BYTES = 64
 _RATE = 1e-9  # of false positives in its compressed sets, which are not used
 
-_Step = Generator[Send | Receive, bytes, Any]
+_Step = Generator[Send | Receive, Message, Any]
 
 
 class OpenminedPsi(Protocol):
@@ -74,7 +74,7 @@ class OpenminedPsi(Protocol):
             found = yield from self._ask(psi, own, other, items)
             yield from _say(own, other, len(found))
         else:
-            key = yield Receive(other, KEY_BYTES)
+            key = bytes((yield Receive(other, KEY_BYTES)))
             found = yield from self._ask(psi, own, other, items)
             yield from _say(own, other, len(found))
             yield from self._answer(psi, own, other, items)
@@ -139,11 +139,11 @@ def _library() -> Any:
         ) from None
 
 
-def _read(kind: Any, payload: bytes, sender: str) -> Any:
+def _read(kind: Any, payload: Message, sender: str) -> Any:
     """A message of the library's own form."""
     message = kind()
     try:
-        message.ParseFromString(payload)
+        message.ParseFromString(bytes(payload))
     except Exception as problem:  # protobuf's own DecodeError, whose text quotes the message
         if type(problem).__name__ != "DecodeError":
             raise
@@ -151,7 +151,7 @@ def _read(kind: Any, payload: bytes, sender: str) -> Any:
     return message
 
 
-def _say(own: Own, other: str, common: int) -> Generator[Send, bytes, None]:
+def _say(own: Own, other: str, common: int) -> Generator[Send, Message, None]:
     """Accept a result, or refuse it."""
     accepted = common >= own.bounds.min_common
     yield Send(other, YES if accepted else NO)

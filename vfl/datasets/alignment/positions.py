@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from vfl.core.errors import MisalignedError, MissingDataError
 from vfl.core.storage import Seal, damaged, locked, private_folder, read_sealed, write_sealed
 from vfl.datasets.alignment.gaps import Found, MissingRows
-from vfl.datasets.alignment.ids import read_ids
+from vfl.datasets.alignment.ids import OwnIds, read_ids
 from vfl.datasets.party import digest_of
 from vfl.datasets.split import Split, split_apart
 from vfl.datasets.table import Part, Table, spaced
@@ -28,6 +29,7 @@ _INDEX = np.dtype("<u4")
 _GAP = np.iinfo(_INDEX).max  # stands for -1
 _VERSION = re.compile(r"([0-9]{4})\.positions")
 _STAGED = "staged"
+_BLOCK = 1 << 16  # positions that are written at a time
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Alignment:
 
     @classmethod
     def of(
-        cls, party: str, agreed: Agreed, version: int, session: str, ids: np.ndarray, found: Found
+        cls, party: str, agreed: Agreed, version: int, session: str, ids: OwnIds, found: Found
     ) -> Alignment:
         """What a party keeps of what it found.
 
@@ -88,9 +90,9 @@ class Alignment:
             ids: of the party's table.
             found: what the protocol told it.
         """
-        key, table = key_of(session, agreed, len(found.positions)), ids_digest(ids)
+        key = key_of(session, agreed, len(found.positions))
         more = (found.positions, found.complete, found.held)
-        return cls(party, agreed, version, key, table, len(ids), *more)
+        return cls(party, agreed, version, key, ids.digest, len(ids), *more)
 
     def require(self, rows: MissingRows) -> None:
         """Refuse an alignment whose rows are others than a session wants.
@@ -131,9 +133,9 @@ class Alignment:
         own = np.array([text.replace("\x1f", " ") for text in ids[has]], dtype=object)
         return Part.of(table, has), own
 
-    def holds(self, ids: np.ndarray) -> bool:
+    def holds(self, ids: OwnIds) -> bool:
         """Whether these are the ids that were aligned, in their order."""
-        return len(ids) == self.ids and ids_digest(ids) == self.table
+        return (len(ids), ids.digest) == (self.ids, self.table)
 
     def check(self, count: int, digest: str, where: str) -> None:
         """Refuse other ids than those that were aligned: as many, of this `ids_digest`.
@@ -181,13 +183,17 @@ class Alignment:
             sizes = {"count": len(self.positions), "complete": self.complete}
             about |= sizes | {"held": list(self.held)}
         head = json.dumps(about).encode()
-        bits = b"".join(np.packbits(one).tobytes() for one in self.held.values())
         private_folder(folder)
         with locked(folder):
             self.discard(folder)
-            payload = len(head).to_bytes(4, "little") + head
-            payload += self.positions.astype(_INDEX).tobytes() + bits
-            write_sealed(folder / _STAGED, payload, self._seal())
+            start = len(head).to_bytes(4, "little") + head
+            write_sealed(folder / _STAGED, chain([start], self._rows()), self._seal())
+
+    def _rows(self) -> Iterator[bytes]:
+        for start in range(0, len(self.positions), _BLOCK):
+            yield self.positions[start : start + _BLOCK].astype(_INDEX).tobytes()
+        for one in self.held.values():
+            yield np.packbits(one).tobytes()
 
     def commit(self, folder: Path) -> None:
         """Let what was staged be the last version, which takes no room on the disk."""

@@ -3,6 +3,7 @@
 A role of a protocol is a generator: it yields what it sends and what it waits for, and knows no
 network. `play` runs all roles in one process; a session runs one of them over its stream. What a
 role gives back are positions of the party's own rows, in an order that is the same at all parties.
+Sets are made, sent and compared in blocks, and lie in files without a name meanwhile.
 
 All parties follow the protocol, or the label party does not: then it can put ids into its set that
 it has no rows for. So no protocol tells the label party anything before every other party has seen
@@ -11,31 +12,43 @@ how many ids are common and has accepted that. It is not told the number that wa
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import TypeVar
 
 import numpy as np
 
 from vfl.core.errors import BadOptionError, ConsentError, ProtocolError, VFLError
-from vfl.core.frame import Payload
 from vfl.core.registry import Registry, require_range
 from vfl.datasets.alignment import ristretto
+from vfl.datasets.alignment.tags import (
+    BLOCK_TAGS,
+    KEY_BYTES,
+    TAG_BYTES,
+    as_tags,
+    ascend,
+    common_rows,
+    sorted_tags,
+    tag_blocks,
+    tags_of,
+)
+from vfl.datasets.on_disk import DiskBytes, DiskColumn, OnDisk, gathered, scratch, shuffled
 from vfl.datasets.table import spaced
 
 HELPER = "helper"
-TAG_BYTES = KEY_BYTES = 16
 _INDEX = np.dtype("<u4")
 _MOST_IDS = 2**28
 YES, NO = b"\x01", b"\x00"
 _LIMITS = struct.Struct("<II")  # the fewest and the most ids of others that a party accepts
+
+
+#: A message: whatever may be large is in a file, and read in parts.
+Message = bytes | DiskBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,7 @@ class Send:
     """A message to another role."""
 
     to: str
-    payload: bytes
+    payload: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class Receive:
 
 
 #: Yields messages, is sent the payloads it waits for, and returns int64 positions.
-Role = Generator[Send | Receive, bytes, np.ndarray]
+Role = Generator[Send | Receive, Message, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +93,18 @@ class Own:
         party: its name.
         ids: normalised, each once.
         bounds: what it accepts.
+        place: where sets lie, and how much memory working on them takes.
     """
 
     party: str
     ids: Sequence[bytes] = field(repr=False)
     bounds: Bounds = Bounds()
+    place: OnDisk = field(default_factory=scratch, repr=False)
+
+    def blocks(self) -> Iterator[Sequence[bytes]]:
+        """The ids in their order, some at a time."""
+        for start in range(0, len(self.ids), BLOCK_TAGS):
+            yield self.ids[start : start + BLOCK_TAGS]
 
 
 class Protocol(ABC):
@@ -129,8 +149,10 @@ class Protocol(ABC):
             label_party: which of them hears the result last.
         """
 
-    def helping(self, parties: Sequence[str], label_party: str) -> Role:
-        """The role of the helper, where there is one."""
+    def helping(
+        self, parties: Sequence[str], label_party: str, place: OnDisk | None = None
+    ) -> Role:
+        """The role of the helper, where there is one; sets lie in `place`, or else in TMPDIR."""
         raise NotImplementedError
 
 
@@ -160,52 +182,65 @@ class ServerAided(Protocol):
                 if each != label_party:
                     yield Send(each, key)
         else:
-            key = yield Receive(label_party, KEY_BYTES)
+            key = bytes((yield Receive(label_party, KEY_BYTES)))
             if len(key) != KEY_BYTES:
                 raise other_size(label_party)
-        tags = tags_of(own.ids, key)
-        tags = np.concatenate([tags, _as_tags(os.urandom(TAG_BYTES * self.dummies(own)))])
-        order, bounds = _order(*_halves(tags)), own.bounds
-        limits = _LIMITS.pack(bounds.min_ids, bounds.max_ids)
-        yield Send(HELPER, limits + tags[order].tobytes())
-        size = -(-len(tags) // 8)
+        bounds, total = own.bounds, len(own.ids) + self.dummies(own)
+        sent, rows = DiskBytes(own.place), DiskColumn(own.place, np.int64)
+        sent.write(_LIMITS.pack(bounds.min_ids, bounds.max_ids))
+        for tags, order in sorted_tags(self._tags(own, key), total, own.place):
+            sent.write(tags.tobytes())
+            rows.write(order)
+        yield Send(HELPER, sent)
+        size = -(-total // 8)
         answer = yield Receive(HELPER, 1 + size)
-        if answer[:1] == YES and len(answer) == 1 + size:
-            packed = np.frombuffer(answer, np.uint8, offset=1)
-            positions: np.ndarray = order[np.unpackbits(packed, count=len(tags)).astype(bool)]
-        elif answer == NO:
+        if answer[:1] == NO and len(answer) == 1:
             raise refused_by_others()
-        else:
+        if answer[:1] != YES or len(answer) != 1 + size:
             raise other_size(HELPER)
-        if len(positions) and positions.max() >= len(own.ids):
-            raise ProtocolError("the helper calls a random tag common")
+        positions = DiskColumn(own.place, np.int64)
+        for start in range(0, total, BLOCK_TAGS):
+            packed = answer[1 + start // 8 : 1 + (start + BLOCK_TAGS) // 8]
+            own_rows = rows[start : start + BLOCK_TAGS]
+            bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=len(own_rows))
+            common = own_rows[bits.astype(bool)]
+            if common.max(initial=-1) >= len(own.ids):
+                raise ProtocolError("the helper calls a random tag common")
+            positions.write(common)
         yield from _vote(own, len(positions), HELPER)
-        return positions
+        return positions.read(own.place.share(16))
 
-    def helping(self, parties: Sequence[str], label_party: str) -> Role:
+    def _tags(self, own: Own, key: bytes) -> Iterator[np.ndarray]:
+        for ids in own.blocks():
+            yield tags_of(ids, key)
+        for count in _counts(self.dummies(own)):
+            yield as_tags(os.urandom(TAG_BYTES * count))
+
+    def helping(
+        self, parties: Sequence[str], label_party: str, place: OnDisk | None = None
+    ) -> Role:
         """Compare, answer the label party last, and see that all accept."""
-        sets, limits = [], []
+        sets, limits, place = list[Message](), [], place or scratch()
         for each in parties:
             payload = yield Receive(each, _LIMITS.size + TAG_BYTES * _MOST_IDS)
-            if len(payload) < _LIMITS.size:
+            if len(payload) < _LIMITS.size or (len(payload) - _LIMITS.size) % TAG_BYTES:
                 raise other_size(each)
-            limits.append(_LIMITS.unpack_from(payload))
-            tags = _as_tags(payload[_LIMITS.size :], each)
-            if not _ascends(tags):
+            limits.append(_LIMITS.unpack(payload[: _LIMITS.size]))
+            if not ascend(tag_blocks(payload, _LIMITS.size)):
                 raise ProtocolError(f"the tags of '{each}' are not in order, or one stands twice")
-            sets.append(tags)
-        sizes = list(map(len, sets))
+            sets.append(payload)
+        sizes = [(len(payload) - _LIMITS.size) // TAG_BYTES for payload in sets]
         for index, (least, most) in enumerate(limits):
             others = sizes[:index] + sizes[index + 1 :]
             if min(others) < least or max(others) > most:
                 for each in parties:
                     yield Send(each, NO)
                 return np.empty(0, dtype=np.int64)
-        answers = {}
-        for each, tags, rows in zip(parties, sets, common_rows(sets), strict=True):
-            bits = np.zeros(len(tags), dtype=bool)
-            bits[rows] = True
-            answers[each] = YES + np.packbits(bits).tobytes()
+        found = common_rows([tag_blocks(each, _LIMITS.size) for each in sets], sizes, place)
+        answers = {
+            each: _as_bits(rows, size, place)
+            for each, rows, size in zip(parties, found, sizes, strict=True)
+        }
         yield from _decide(answers, parties, label_party)
         return np.empty(0, dtype=np.int64)
 
@@ -232,14 +267,15 @@ class EcdhPsi(Protocol):
     def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
         judge = next(party for party in parties if party != label_party)
         scalar, me, count = ristretto.fresh_scalar(), own.party, len(own.ids)
-        shuffled = np.argsort(np.frombuffer(os.urandom(8 * count), "<u8"), kind="stable")
-        points = ristretto.points_of([own.ids[row] for row in shuffled])
-        points += ristretto.random_points(self.dummies(own))
-        sizes = {me: len(points) // ristretto.POINT_BYTES}
-        mine = ristretto.multiply(points, scalar)
+        mine, order = DiskBytes(own.place), DiskColumn(own.place, np.int64)
+        total = count + self.dummies(own)
+        for rows, points in shuffled(own.place, total, self._points(own, scalar), os.urandom):
+            mine.write(points.tobytes())
+            order.write(rows)
+        sizes = {me: total}
         routes = {owner: _route(owner, parties, judge) for owner in parties}
         yield Send(routes[me][1], mine)
-        finals: dict[str, np.ndarray] = {}
+        finals: dict[str, Message] = {}
         for hop in range(1, len(parties)):
             for owner in (owner for owner, route in routes.items() if route[hop] == me):
                 most = ristretto.POINT_BYTES * own.bounds.max_ids
@@ -247,43 +283,45 @@ class EcdhPsi(Protocol):
                 sizes[owner] = len(payload) // ristretto.POINT_BYTES
                 if sizes[owner] < own.bounds.min_ids:
                     raise too_few_ids(own, owner, sizes[owner])
-                moved = ristretto.multiply(payload, scalar, f"'{owner}'")
-                if hop + 1 < len(parties):
+                last = hop + 1 == len(parties)
+                moved = _multiplied(payload, scalar, owner, own.place, short=last)
+                if not last:
                     yield Send(routes[owner][hop + 1], moved)
                 elif owner == judge:
-                    yield Send(judge, _short(moved).tobytes())
+                    yield Send(judge, moved)
                 else:
-                    finals[owner] = _short(moved)
+                    finals[owner] = moved
         if me != judge:
             answer = yield Receive(judge, 1 + _INDEX.itemsize * sizes[me])
-            if answer == NO:
+            if answer[:1] == NO and len(answer) == 1:
                 raise refused_by_others()
             if answer[:1] != YES or (len(answer) - 1) % _INDEX.itemsize:
                 raise other_size(judge)
-            found = np.frombuffer(answer, _INDEX, offset=1).astype(np.int64)
-            if len(np.unique(found)) != len(found) or (len(found) and found.max() >= count):
-                raise ProtocolError(f"'{judge}' calls rows common that are not there")
-            yield from _vote(own, len(found), judge)
-            positions: np.ndarray = shuffled[found]
+            found = _positions_of(answer, own.place)
+            positions = _own_rows(own, order, found, f"'{judge}' calls rows common")
+            yield from _vote(own, len(positions), judge)
             return positions
         payload = yield Receive(routes[me][-1], TAG_BYTES * sizes[me])
-        finals[me] = _as_tags(payload, routes[me][-1])
-        if len(finals[me]) != sizes[me]:
+        finals[me] = payload
+        if len(payload) != TAG_BYTES * sizes[me]:
             raise other_size(routes[me][-1])
-        rows = dict(zip(finals, common_rows(list(finals.values())), strict=True))
+        tags = [tag_blocks(each) for each in finals.values()]
+        each_rows = common_rows(tags, [sizes[owner] for owner in finals], own.place)
+        rows_of = dict(zip(finals, each_rows, strict=True))
         answers = {
-            party: YES + found.astype(_INDEX).tobytes()
-            for party, found in rows.items()
-            if party != me
+            party: _as_indices(found, own.place) for party, found in rows_of.items() if party != me
         }
-        accepted = len(rows[me]) >= own.bounds.min_common
+        accepted = len(rows_of[me]) >= own.bounds.min_common
         yield from _decide(answers, parties, label_party, accepted)
         if not accepted:
-            raise too_few_common(own, len(rows[me]))
-        if len(rows[me]) and rows[me].max() >= count:
-            raise ProtocolError("a point that stands for no id is called common")
-        positions = shuffled[rows[me]]
-        return positions
+            raise too_few_common(own, len(rows_of[me]))
+        return _own_rows(own, order, rows_of[me], "points are called common")
+
+    def _points(self, own: Own, scalar: bytes) -> Iterator[np.ndarray]:
+        for ids in own.blocks():
+            yield _as_points(ristretto.multiply(ristretto.points_of(ids), scalar))
+        for count in _counts(self.dummies(own)):
+            yield _as_points(ristretto.random_points(count))
 
 
 class WholeProtocol(Protocol):
@@ -329,7 +367,7 @@ def play(
     spec: str,
     owns: Sequence[Own],
     label_party: str,
-    observe: Callable[[str, str, bytes], None] = lambda sender, to, payload: None,
+    observe: Callable[[str, str, Message], None] = lambda sender, to, payload: None,
 ) -> tuple[dict[str, np.ndarray], Traffic]:
     """Every role of a protocol in this process.
 
@@ -372,15 +410,15 @@ Result = TypeVar("Result")
 
 
 def run_roles(
-    roles: Mapping[str, Generator[Send | Receive, bytes, Result]],
-    observe: Callable[[str, str, bytes], None] = lambda sender, to, payload: None,
+    roles: Mapping[str, Generator[Send | Receive, Message, Result]],
+    observe: Callable[[str, str, Message], None] = lambda sender, to, payload: None,
 ) -> tuple[dict[str, Result], Traffic]:
     """What roles that are played in this process come to, by party, and what was sent.
 
     Raises:
         VFLError: what ended a role first.
     """
-    boxes: dict[tuple[str, str], deque[bytes]] = {}
+    boxes: dict[tuple[str, str], deque[Message]] = {}
     sent, messages = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     found: dict[str, Result] = {}
     waiting: dict[str, Receive | None] = dict.fromkeys(roles)
@@ -389,7 +427,8 @@ def run_roles(
     while waiting and moved:
         moved = False
         for name in list(waiting):
-            wanted, payload = waiting[name], b""
+            wanted = waiting[name]
+            payload: Message = b""
             if wanted is not None:
                 box = boxes.get((wanted.sender, name))
                 if not box:
@@ -418,81 +457,76 @@ def run_roles(
     return found, Traffic(dict(sent), dict(messages))
 
 
-def tags_of(ids: Sequence[bytes], key: bytes) -> np.ndarray:
-    """Keyed BLAKE2b of each id, cut to 16 bytes by its own parameter; uint8, axes (ids, 16)."""
-    blake, size = hashlib.blake2b, TAG_BYTES
-    return _as_tags(b"".join([blake(each, digest_size=size, key=key).digest() for each in ids]))
+def _counts(count: int) -> Iterator[int]:
+    """So many in all, not too many at a time."""
+    for start in range(0, count, BLOCK_TAGS):
+        yield min(BLOCK_TAGS, count - start)
 
 
-def common_rows(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The rows of each set whose tags all sets have, in ascending order of the tags.
+def _as_points(points: bytes) -> np.ndarray:
+    return np.frombuffer(points, np.uint8).reshape(-1, ristretto.POINT_BYTES)
 
-    Args:
-        sets: uint8 tags, axes (rows, 16), of each set each tag once. All 16 bytes are compared.
+
+def _multiplied(
+    payload: Message, scalar: bytes, owner: str, place: OnDisk, *, short: bool
+) -> DiskBytes:
+    """A set's points times a scalar; in short 16 bytes of each that hold no fixed bit.
 
     Raises:
-        ProtocolError: a set has a tag twice.
+        ProtocolError: see `ristretto.multiply`.
     """
-    halves = [_halves(tags) for tags in sets]
-    orders = [_order(high, low) for high, low in halves]
-    ordered = [(high[o], low[o]) for (high, low), o in zip(halves, orders, strict=True)]
-    if any((high[1:] == high[:-1]).any() for high, _ in ordered):
-        return _common_by_bytes(sets)
-    high, _ = reduce(_both, ordered)
-    return [
-        order[np.searchsorted(own, high)] if len(high) else np.empty(0, dtype=np.int64)
-        for order, (own, _) in zip(orders, ordered, strict=True)
-    ]
+    found, size = DiskBytes(place), BLOCK_TAGS * ristretto.POINT_BYTES
+    for start in range(0, len(payload), size):
+        points = ristretto.multiply(payload[start : start + size], scalar, f"'{owner}'")
+        found.write(_as_points(points)[:, 8 : 8 + TAG_BYTES].tobytes() if short else points)
+    return found
 
 
-def _both(
-    left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The common ones of two sets of tags, in ascending order, as their halves are."""
-    (high, low), (theirs, more) = left, right
-    if not len(theirs):
-        return theirs, more
-    found = np.minimum(np.searchsorted(theirs, high), len(theirs) - 1)
-    same = (theirs[found] == high) & (more[found] == low)
-    return high[same], low[same]
+def _as_indices(rows: DiskColumn, place: OnDisk) -> DiskBytes:
+    """An answer that names rows of a set."""
+    found = DiskBytes(place)
+    found.write(YES)
+    for start in range(0, len(rows), BLOCK_TAGS):
+        found.write(rows[start : start + BLOCK_TAGS].astype(_INDEX).tobytes())
+    return found
 
 
-def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same where two tags of a set begin with the same 8 bytes; one in 10^7 sets of 10^6."""
-    rows = [{bytes(tag): row for row, tag in enumerate(tags)} for tags in sets]
-    if any(len(own) < len(tags) for own, tags in zip(rows, sets, strict=True)):
-        raise ProtocolError("a set has one of its ids twice")
-    common = sorted(set(rows[0]).intersection(*rows[1:]))
-    return [np.array([own[tag] for tag in common], dtype=np.int64) for own in rows]
+def _positions_of(answer: Message, place: OnDisk) -> DiskColumn:
+    """The rows that an answer names."""
+    found, size = DiskColumn(place, np.int64), BLOCK_TAGS * _INDEX.itemsize
+    for start in range(1, len(answer), size):
+        found.write(np.frombuffer(answer[start : start + size], _INDEX).astype(np.int64))
+    return found
 
 
-def _halves(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first and last 8 bytes of each tag as numbers in the order of the bytes."""
-    words = np.ascontiguousarray(tags).view(">u8").astype(np.uint64)
-    return words[:, 0], words[:, 1]
+def _own_rows(own: Own, order: DiskColumn, found: DiskColumn, wrong: str) -> np.ndarray:
+    """The party's rows at some positions of its shuffled set.
+
+    Raises:
+        ProtocolError: a position beyond the set, one that stands twice, or one of no row.
+    """
+    fits = all(
+        found[start : start + BLOCK_TAGS].max() < len(order)
+        for start in range(0, len(found), BLOCK_TAGS)
+    )
+    rows, twice = gathered(own.place, order, found) if fits else (None, False)
+    if rows is None or twice or rows.most() >= len(own.ids):
+        raise ProtocolError(f"{wrong} that are not there")
+    return rows.read(own.place.share(16))
 
 
-def _order(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """What sorts tags by their bytes."""
-    order = np.argsort(high, kind="stable")
-    ordered = high[order]
-    return np.lexsort((low, high)) if (ordered[1:] == ordered[:-1]).any() else order
-
-
-def _ascends(tags: np.ndarray) -> bool:
-    high, low = _halves(tags)
-    return bool(((high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))).all())
-
-
-def _as_tags(payload: Payload, sender: str = "this party") -> np.ndarray:
-    if len(payload) % TAG_BYTES:
-        raise other_size(sender)
-    return np.frombuffer(payload, np.uint8).reshape(-1, TAG_BYTES)
-
-
-def _short(points: bytes) -> np.ndarray:
-    """16 bytes of each encoding that hold no fixed bit."""
-    return np.frombuffer(points, np.uint8).reshape(-1, ristretto.POINT_BYTES)[:, 8 : 8 + TAG_BYTES]
+def _as_bits(rows: DiskColumn, count: int, place: OnDisk) -> DiskBytes:
+    """An answer with one bit for each of so many tags, whose common rows ascend."""
+    found, at = DiskBytes(place), 0
+    found.write(YES)
+    for start in range(0, count, BLOCK_TAGS):
+        bits = np.zeros(min(BLOCK_TAGS, count - start), dtype=bool)
+        own = rows[at : at + BLOCK_TAGS] - start
+        own = own[: np.searchsorted(own, len(bits))]
+        bits[own] = True
+        at += len(own)
+        found.write(np.packbits(bits).tobytes())
+    return found
 
 
 def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
@@ -503,7 +537,7 @@ def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
     return [owner, *between, *([] if owner == judge else [judge])]
 
 
-def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, bytes, None]:
+def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, Message, None]:
     """Accept a result or refuse it, and hear whether all accepted."""
     accepted = common >= own.bounds.min_common
     yield Send(judge, YES if accepted else NO)
@@ -514,8 +548,8 @@ def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, bytes,
 
 
 def _decide(
-    answers: Mapping[str, bytes], parties: Sequence[str], label_party: str, accepted: bool = True
-) -> Generator[Send | Receive, bytes, None]:
+    answers: Mapping[str, Message], parties: Sequence[str], label_party: str, accepted: bool = True
+) -> Generator[Send | Receive, Message, None]:
     """Answer each party in turn, the label party last and only if all others accepted."""
     asked = []
     for each in sorted(answers, key=lambda party: (party == label_party, parties.index(party))):

@@ -20,12 +20,10 @@ import numpy as np
 from vfl.core.errors import ConfigError, MissingPackageError, ProtocolError
 from vfl.core.registry import require_choice
 from vfl.datasets.alignment.protocols import (
-    KEY_BYTES,
-    TAG_BYTES,
     Own,
     WholeProtocol,
-    tags_of,
 )
+from vfl.datasets.alignment.tags import KEY_BYTES, TAG_BYTES, tags_of
 
 PYTHON = "VFL_SPU_PYTHON"
 _KINDS = {"rr22": "PROTOCOL_RR22", "ecdh": "PROTOCOL_ECDH", "kkrt": "PROTOCOL_KKRT"}

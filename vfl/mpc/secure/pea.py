@@ -37,7 +37,7 @@ from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
-from vfl.datasets.alignment.protocols import Send
+from vfl.datasets.alignment.protocols import Message, Send
 from vfl.mpc.many_parties import MOST_HOLDERS, Member
 from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
 from vfl.mpc.secure.base import (
@@ -788,12 +788,12 @@ class _Seals:
         return []  # these came before
 
     def seal(self, sent: Send, about: bytes = b"") -> list[Send]:
-        return [Send(sent.to, self._there[sent.to].seal(sent.payload, about.decode()))]
+        return [Send(sent.to, self._there[sent.to].seal(bytes(sent.payload), about.decode()))]
 
     def open(
-        self, sender: str, payload: bytes, about: bytes = b""
-    ) -> tuple[bytes | None, list[Send]]:
-        return self._back[sender].open(payload, about.decode()), []
+        self, sender: str, payload: Message, about: bytes = b""
+    ) -> tuple[Message | None, list[Send]]:
+        return self._back[sender].open(bytes(payload), about.decode()), []
 
 
 def _read(kind: type[Any], raw: bytes, sender: str) -> Any:

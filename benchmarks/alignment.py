@@ -1,0 +1,272 @@
+"""How much memory each party takes to align a table of its own, and how much processor time.
+
+    python -m benchmarks.alignment --ids 1000000 --ids 10000000 --protocol server_aided
+
+Each party, and the helper where there is one, is a process of its own: it reads its ids from a
+Parquet file, plays its role over the loopback in the pieces that a session sends, and writes its
+positions. Half of the ids are common. Memory is counted from the size right after the imports to
+the peak.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks import harness
+from benchmarks.memory import resident_bytes
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.config import memory_bytes
+from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError
+from vfl.core.frame import from_bytes, to_bytes
+from vfl.datasets import TableFormat
+from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
+from vfl.datasets.alignment.ids import OwnIds
+from vfl.datasets.alignment.positions import Agreed, Alignment
+from vfl.datasets.alignment.protocols import HELPER, PROTOCOLS, Message, Own, Protocol
+from vfl.datasets.on_disk import OnDisk
+from vfl.session.alignment import Player, Post
+
+PARTIES = ("bank", "label")
+_BLOCK_ROWS = 1 << 16
+_MOST_BYTES = 1 << 40
+
+
+class AlignmentJob(Settings):
+    """One role of one alignment.
+
+    Attributes:
+        role: a party, or the helper.
+        protocol: its spec.
+        table: Parquet file of the party's ids; of the helper a folder for its files.
+        memory: such as "256MiB".
+    """
+
+    role: str
+    protocol: str
+    table: str
+    memory: str
+
+
+class Ports(Settings):
+    """Where each role listens, by name."""
+
+    ports: dict[str, int]
+
+
+class AlignmentRow(Settings):
+    """What one role took.
+
+    Attributes:
+        role, protocol, memory: see `AlignmentJob`.
+        ids: of each party.
+        peak_mb: the most resident memory, less what there was after the imports, in 10^6 bytes.
+        cpu_s: processor seconds.
+        common: how many ids were found; half are right. None at the helper.
+    """
+
+    role: str
+    protocol: str
+    memory: str
+    ids: int = 0
+    peak_mb: float
+    cpu_s: float
+    common: int | None = None
+
+
+def bench_alignment(
+    ids: Sequence[int] = (1_000_000,),
+    protocol: str = "server_aided",
+    memory: str = "256MiB",
+    *,
+    say: Callable[[str], None] = harness.silent,
+) -> list[AlignmentRow]:
+    """Align two parties that have so many ids each.
+
+    Args:
+        ids: of each party, in each alignment.
+        protocol: a spec that needs no other system.
+        memory: what each role may take.
+        say: told what is being done.
+
+    Raises:
+        BadOptionError: fewer than two ids.
+        LostPeerError: a role ended early; its standard error says why.
+    """
+    if min(ids, default=0) < 2:
+        raise BadOptionError("nothing to align", got=f"{min(ids, default=0)} ids", want="2 or more")
+    rows = []
+    for count in ids:
+        say(f"{protocol}: {count} ids, {memory}")
+        with tempfile.TemporaryDirectory() as folder:
+            rows += _aligned(Path(folder), count, protocol, memory)
+    return rows
+
+
+def _aligned(folder: Path, count: int, protocol: str, memory: str) -> list[AlignmentRow]:
+    roles = [*PARTIES, *([HELPER] if PROTOCOLS.make(protocol).helper else [])]
+    tables = {name: folder / name / "ids.parquet" for name in PARTIES}
+    for rank, path in enumerate(tables.values()):
+        write_ids(path, rank, count)
+    with ExitStack() as until_done:
+        workers = {name: until_done.enter_context(BenchmarkWorker("alignment")) for name in roles}
+        ports = dict[str, int]()
+        for name, worker in workers.items():
+            table = str(tables.get(name, folder / name))
+            worker.put(AlignmentJob(role=name, protocol=protocol, table=table, memory=memory))
+            ports |= worker.get(Ports).ports
+        for worker in workers.values():
+            worker.put(Ports(ports=ports))
+        found = [worker.get(AlignmentRow) for worker in workers.values()]
+    return [row.model_copy(update={"ids": count}) for row in found]
+
+
+def write_ids(path: Path, rank: int, count: int) -> None:
+    """A party's ids in an order that tells nothing; those of two parties have half in common."""
+    path.parent.mkdir(parents=True)
+    first = rank * (count - count // 2)
+    order = np.random.default_rng(rank).permutation(count) + first
+    with pq.ParquetWriter(path, pa.schema([("id", pa.string())])) as writer:
+        for start in range(0, count, _BLOCK_ROWS):
+            own = [f"person-{number:09d}" for number in order[start : start + _BLOCK_ROWS]]
+            writer.write_table(pa.table({"id": own}))
+
+
+class Mesh:
+    """Messages between the roles, each a process; a thread a link receives.
+
+    Args:
+        name: of this role.
+        listener: where others that come later in the order of roles find it.
+        ports: of all.
+        place: where messages lie.
+    """
+
+    def __init__(self, name: str, listener: Listener, ports: Ports, place: OnDisk) -> None:
+        roles, self._place, self._roles = list(ports.ports), place, list(ports.ports)
+        self._came: queue.Queue[tuple[str, Message]] = queue.Queue()
+        self._links: dict[str, Connection] = {}
+        for other in roles[: roles.index(name)]:
+            self._links[other] = Client(("127.0.0.1", ports.ports[other]))
+            self._links[other].send_bytes(name.encode())
+        for _ in roles[roles.index(name) + 1 :]:
+            link = listener.accept()
+            self._links[link.recv_bytes().decode()] = link
+        for other in self._links:
+            threading.Thread(target=self._receive, args=(other,), daemon=True).start()
+
+    def _post(self) -> Post:
+        return Post(self._roles, _MOST_BYTES, self._place)
+
+    def send(self, to: str, payload: Message) -> None:
+        """A message, a piece after another."""
+        post = self._post()
+        post.put(to, payload)
+        while post.waiting:
+            self._links[to].send_bytes(to_bytes(post.frame()))
+
+    def receive(self) -> tuple[str, Message]:
+        """The next message of anybody."""
+        return self._came.get()
+
+    def _receive(self, sender: str) -> None:
+        post = self._post()
+        while True:
+            try:
+                frame = from_bytes(self._links[sender].recv_bytes())
+            except EOFError:
+                return
+            if (got := post.take(frame)) is not None:
+                self._came.put((sender, got[1]))
+
+
+def work(parent: Parent) -> None:
+    """Play one role, for a process has one peak."""
+    job = parent.get(AlignmentJob)
+    folder = Path(job.table) if job.role == HELPER else Path(job.table).parent
+    place = OnDisk(folder, memory_bytes(job.memory))
+    protocol = PROTOCOLS.make(job.protocol)
+    with Listener(("127.0.0.1", 0)) as listener:
+        parent.put(Ports(ports={job.role: listener.address[1]}))
+        mesh = Mesh(job.role, listener, parent.get(Ports), place)
+    before, cpu = resident_bytes("VmRSS"), time.process_time()
+    ids = None
+    if job.role == HELPER:
+        player = Player(_helping(protocol, place))
+    else:
+        form = TableFormat()
+        ids = OwnIds.read(Path(job.table), "id", form, f"party '{job.role}'", "plain", place)
+        own = Own(job.role, ids.keys, place=place)
+        player = Player(role_of(protocol, own, PARTIES, "label", "intersection"))
+    while player.found is None:
+        for sent in player.advance():
+            mesh.send(sent.to, sent.payload)
+        if player.found is None:
+            player.give(*mesh.receive())
+    common = None
+    if ids is not None:
+        agreed = Agreed("alignment", PARTIES, "plain", job.protocol)
+        made = Alignment.of(job.role, agreed, 1, "session", ids, player.found)
+        made.keep(folder / "kept")
+        common = made.common
+    parent.put(
+        AlignmentRow(
+            role=job.role,
+            protocol=job.protocol,
+            memory=job.memory,
+            peak_mb=(resident_bytes("VmHWM") - before) / 1e6,
+            cpu_s=time.process_time() - cpu,
+            common=common,
+        )
+    )
+
+
+def _helping(protocol: Protocol, place: OnDisk) -> FoundRole:
+    return Found((yield from protocol.helping(PARTIES, "label", place)))
+
+
+def format_rows(rows: Sequence[AlignmentRow]) -> str:
+    """The rows for people."""
+    lines = [f"{'protocol':<16}{'ids':>11}{'setting':>9}  {'role':<8}{'peak MB':>9}{'CPU s':>9}"]
+    for row in rows:
+        right = row.common in (None, row.ids // 2)
+        lines.append(
+            f"{row.protocol:<16}{row.ids:>11}{row.memory:>9}  {row.role:<8}{row.peak_mb:>9.0f}"
+            f"{row.cpu_s:>9.1f}" + ("" if right else f"  WRONG: {row.common} common")
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line; exit code 1 if a result is wrong."""
+    options = harness.parser(
+        "alignment", "Memory and processor time of each party of an alignment."
+    )
+    options.add_argument("--ids", type=int, action="append", help="of each party; 1000000")
+    options.add_argument("--protocol", default="server_aided", help="%(default)s, or ecdh")
+    options.add_argument("--memory", default="256MiB", help="of each role; %(default)s")
+
+    def run(asked: Namespace) -> list[AlignmentRow]:
+        ids = asked.ids or [1_000_000]
+        return bench_alignment(ids, asked.protocol, asked.memory, say=harness.say)
+
+    rows = harness.run(options, run, format_rows)
+    if any(row.common not in (None, row.ids // 2) for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

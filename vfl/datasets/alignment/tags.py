@@ -1,0 +1,192 @@
+"""Tags that stand for ids: made, sorted and compared in blocks, so that no set need fit memory.
+
+A tag is 16 bytes that look random. So the first bits of the tags cut all sets alike, into buckets
+of about one size, and one bucket after another is compared in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+
+import numpy as np
+
+from vfl.core.errors import ProtocolError
+from vfl.core.frame import Payload
+from vfl.datasets.on_disk import Buckets, DiskBytes, DiskColumn, OnDisk, bucket_count
+
+TAG_BYTES = KEY_BYTES = 16
+#: Of tags or points that are worked on at a time.
+BLOCK_TAGS = 1 << 15
+_RECORD = np.dtype([("row", "<i8"), ("tag", "u1", TAG_BYTES)])
+_UNEVEN = 4096
+
+
+def tags_of(ids: Sequence[bytes], key: bytes) -> np.ndarray:
+    """Keyed BLAKE2b of each id, cut to 16 bytes by its own parameter; uint8, axes (ids, 16)."""
+    blake, size = hashlib.blake2b, TAG_BYTES
+    return as_tags(b"".join([blake(each, digest_size=size, key=key).digest() for each in ids]))
+
+
+def as_tags(payload: Payload) -> np.ndarray:
+    """Tags that stand one after another; uint8, axes (tags, 16)."""
+    return np.frombuffer(payload, np.uint8).reshape(-1, TAG_BYTES)
+
+
+def tag_blocks(payload: bytes | DiskBytes, skip: int = 0) -> Iterator[np.ndarray]:
+    """The tags of a message, some at a time, behind so many other bytes."""
+    size = BLOCK_TAGS * TAG_BYTES
+    for start in range(skip, len(payload), size):
+        yield as_tags(payload[start : start + size])
+
+
+def common_rows(
+    sets: Sequence[Iterable[np.ndarray]], sizes: Sequence[int], place: OnDisk
+) -> list[DiskColumn]:
+    """The rows of each set whose tags all sets have, in ascending order of the tags; int64.
+
+    Args:
+        sets: uint8 tags, axes (tags, 16), some at a time, of each set each tag once. All 16 bytes
+            are compared.
+        sizes: how many each set has.
+        place: where they are compared.
+
+    Raises:
+        ProtocolError: a set has a tag twice, or far more tags of one beginning than chance gives.
+    """
+    count = bucket_count(place, sum(sizes) * _RECORD.itemsize)
+    buckets = [_by_first_bits(tags, place, count) for tags in sets]
+    for own, size in zip(buckets, sizes, strict=True):
+        if own.sizes.max() > _most_by_chance(size, count):  # its sender wants it all in memory
+            raise ProtocolError("a set has far more tags of one beginning than chance gives")
+    found = [DiskColumn(place, np.int64) for _ in sets]
+    for number in range(count):
+        if not all(own.sizes[number] for own in buckets):
+            continue
+        parts = [own.whole(number) for own in buckets]
+        rows = _common_rows([part["tag"] for part in parts])
+        for column, part, common in zip(found, parts, rows, strict=True):
+            column.write(part["row"][common])
+    for own in buckets:
+        own.close()
+    return found
+
+
+def sorted_tags(
+    tags: Iterable[np.ndarray], size: int, place: OnDisk
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Tags in ascending order and the row of each, some at a time; see `common_rows`."""
+    buckets = _by_first_bits(tags, place, bucket_count(place, size * _RECORD.itemsize))
+    for number in range(buckets.count):
+        part = buckets.whole(number)
+        order = _order(*_halves(part["tag"]))
+        yield part["tag"][order], part["row"][order]
+    buckets.close()
+
+
+def count_repeated(blocks: Iterable[Sequence[bytes]], size: int, place: OnDisk) -> int:
+    """How many ids an earlier one equals, of so many that come some at a time.
+
+    Two ids count as equal if their tags under a fresh key are, which chance makes of others once in
+    2^128 pairs.
+    """
+    key, repeated = secrets.token_bytes(KEY_BYTES), 0
+    count = bucket_count(place, size * _RECORD.itemsize)
+    buckets = _by_first_bits((tags_of(each, key) for each in blocks), place, count)
+    for number in range(count):
+        # Of an id that half of the rows have, one is kept: its bucket may not fit memory.
+        uneven = buckets.sizes[number] > _most_by_chance(size, count)
+        pieces = buckets.read(number) if uneven else [buckets.whole(number)]
+        distinct = reduce(_distinct, (each["tag"] for each in pieces), as_tags(b""))
+        repeated += int(buckets.sizes[number]) - len(distinct)
+    buckets.close()
+    return repeated
+
+
+def _distinct(tags: np.ndarray, more: np.ndarray) -> np.ndarray:
+    tags = np.concatenate([tags, more])
+    high, low = _halves(tags)
+    order = _order(high, low)
+    high, low = high[order], low[order]
+    first = np.ones(len(tags), dtype=bool)
+    first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    distinct: np.ndarray = tags[order[first]]
+    return distinct
+
+
+def ascend(blocks: Iterable[np.ndarray]) -> bool:
+    """Whether tags that come some at a time ascend, none of them twice."""
+    before = np.empty((0, TAG_BYTES), np.uint8)
+    for tags in blocks:
+        high, low = _halves(np.concatenate([before, tags]))
+        rises = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
+        if not rises.all():
+            return False
+        before = tags[-1:]
+    return True
+
+
+def _by_first_bits(tags: Iterable[np.ndarray], place: OnDisk, count: int) -> Buckets:
+    """Tags and their rows, in as many buckets as a power of two."""
+    buckets, start = Buckets(place, _RECORD, count), 0
+    for block in tags:
+        records = np.empty(len(block), _RECORD)
+        records["row"], records["tag"] = np.arange(start, start + len(block)), block
+        first = np.ascontiguousarray(block[:, :4]).view(">u4")[:, 0].astype(np.int64)
+        buckets.add(first * count >> 32, records)
+        start += len(block)
+    return buckets
+
+
+def _most_by_chance(size: int, count: int) -> int:
+    """More than any of so many buckets holds of tags that look random."""
+    return 2 * size // count + _UNEVEN
+
+
+def _common_rows(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
+    halves = [_halves(tags) for tags in sets]
+    orders = [_order(high, low) for high, low in halves]
+    ordered = [(high[o], low[o]) for (high, low), o in zip(halves, orders, strict=True)]
+    if any((high[1:] == high[:-1]).any() for high, _ in ordered):
+        return _common_by_bytes(sets)
+    high, _ = reduce(_both, ordered)
+    return [
+        order[np.searchsorted(own, high)] if len(high) else np.empty(0, dtype=np.int64)
+        for order, (own, _) in zip(orders, ordered, strict=True)
+    ]
+
+
+def _both(
+    left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The common ones of two sets of tags, in ascending order, as their halves are."""
+    (high, low), (theirs, more) = left, right
+    if not len(theirs):
+        return theirs, more
+    found = np.minimum(np.searchsorted(theirs, high), len(theirs) - 1)
+    same = (theirs[found] == high) & (more[found] == low)
+    return high[same], low[same]
+
+
+def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The same where two tags of a set begin with the same 8 bytes; one in 10^7 sets of 10^6."""
+    rows = [{bytes(tag): row for row, tag in enumerate(tags)} for tags in sets]
+    if any(len(own) < len(tags) for own, tags in zip(rows, sets, strict=True)):
+        raise ProtocolError("a set has one of its ids twice")
+    common = sorted(set(rows[0]).intersection(*rows[1:]))
+    return [np.array([own[tag] for tag in common], dtype=np.int64) for own in rows]
+
+
+def _halves(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first and last 8 bytes of each tag as numbers in the order of the bytes."""
+    words = np.ascontiguousarray(tags).view(">u8").astype(np.uint64)
+    return words[:, 0], words[:, 1]
+
+
+def _order(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """What sorts tags by their bytes."""
+    order = np.argsort(high, kind="stable")
+    ordered = high[order]
+    return np.lexsort((low, high)) if (ordered[1:] == ordered[:-1]).any() else order
