@@ -13,6 +13,9 @@ The two lines above say whose attack this is; the leaderboard names them beside 
 import numpy as np
 import torch
 from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -29,6 +32,9 @@ LEARNERS = {
         SVC(C=10.0, probability=True, random_state=seed), threshold=0.9
     ),
     "mlp": lambda seed: MLPClassifier((128,), max_iter=1000, random_state=seed),
+    "logistic": lambda seed: LogisticRegression(C=1.0, max_iter=1000),
+    "discriminant": lambda seed: LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto"),
+    "forest": lambda seed: RandomForestClassifier(300, random_state=seed),
 }
 
 

@@ -33,10 +33,10 @@ def rows_of(name: str) -> list[Row]:
 
 def table_of(heading: str, first: str) -> list[list[str]]:
     """Cells of the table below a heading whose first column is called `first`; no head."""
-    (page,) = [
-        path for path in DOCS.rglob("*.md") if f"\n{heading}\n" in path.read_text(encoding="utf-8")
-    ]
-    text = page.read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    wanted = f"\n{heading}\n", f"\n| {first} "
+    (page,) = [path for path, text in pages.items() if all(one in text for one in wanted)]
+    text = pages[page].split(wanted[0], 1)[1]
     head = re.search(rf"^\| {re.escape(first)} .*$", text, re.MULTILINE)
     assert head is not None, (heading, first)
     lines = text[head.start() :].splitlines()
@@ -100,6 +100,74 @@ def test_attacks_on_labels(heading):
             else:
                 means = [100 * float(found[defense, attack, k]["mean"]) for k in SPREAD]
                 assert_shows(cell, means)
+
+
+WIDE = ("fine_tuning", *LOGISTIC, "fine_tuning:at=before")
+VIT = ("fine_tuning", "logistic", "nearest_mean:scaler=cosine", "fine_tuning:at=before")
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "columns", "spread", "unstored"),
+    [
+        ("## Width of the cut", "labels_mnist_128.csv", ("", *WIDE), SPREAD, ()),
+        ("## A vision transformer", "labels_vit.csv", ("", "kmeans", *VIT), SPREAD[:3],
+         ("the same on pixels", "from scratch (one victim)")),
+    ],
+)  # fmt: skip
+def test_attacks_on_labels_beside_scratch(heading, name, columns, spread, unstored):
+    """Every attack at every k; in the last row, what the leaked rows are worth alone."""
+    stored = rows_of(name)
+    found = {(row["defense"], row["attack"], row["k"]): row for row in stored}
+    for training, *cells in table_of(heading, "training"):
+        defense = training.strip("`")
+        if defense in unstored:
+            continue
+        for cell, column in zip(cells, columns, strict=True):
+            if not column:
+                accuracies = {r["test_accuracy"] for r in stored if r["defense"] == defense}
+                assert_shows(cell, [100 * float(one) for one in accuracies])
+            elif defense == "from scratch":
+                rows = [found["none", column, k] for k in spread]
+                assert_shows(
+                    cell, [100 * float(r["baseline_scratch"]) for r in rows] if cell else []
+                )
+            else:
+                ks = ("0",) if column == "kmeans" else spread
+                means = [float(found[defense, column, k]["mean"]) for k in ks]
+                assert_shows(cell, [100 * mean for mean in means])
+
+
+def test_hidden_labels_of_five_draws():
+    """The best of 22 attacks on both trainings, with its interval."""
+    stored = rows_of("hidden_labels_fashion_5_draws.csv")
+    for k, undefended, defended, *_ in table_of(
+        "## A cut that tells no more than one without labels", "k"
+    ):
+        for cell, training in ((undefended, "none"), (defended, "anchored")):
+            of = [r for r in stored if r["defense"].startswith(training) and r["k"] in (k, "0")]
+            best = max(of, key=lambda row: float(row["mean"]))
+            assert_shows(cell, [100 * float(best["mean"]), 100 * float(best["half_width"])])
+
+
+READ_BY = {
+    "text_inversion": "text_inversion:steps=400",
+    "token_search:candidates=50": "token_search:candidates=50,steps=400",
+    "token_search": "token_search",
+    "token_network": "token_network:hidden=128,steps=300",
+}
+
+
+def test_words_read_by_depth():
+    stored = [row for row in rows_of("inversion.csv") if row["sweep"] == "depth"]
+    for named, *cells, guess in table_of("## What the cut gives away", "blocks below the cut"):
+        attack, _, texts = named.rpartition(", ")
+        wanted = texts, READ_BY[attack.strip("`")]
+        of = [row for row in stored if (row["texts"], row["attack"]) == wanted]
+        found = {row["front"]: 100 * float(row["accuracy"]) for row in of}
+        assert found
+        for front, cell in zip("123456", cells, strict=True):
+            assert_shows(cell, [found[front]] if front in found else [])
+        assert_shows(guess, {100 * float(row["guess"]) for row in of})
 
 
 def test_hidden_labels():

@@ -1,0 +1,148 @@
+"""Attacks that nobody here wrote beside the adaptive attacker, on the victims of grids.
+
+    vfl grid quick --defense potential:alpha=4 --attack adaptive:at=cut,candidates=30 --leaks 5 \
+        --draws 1 --seeds 0,1,2,3,4 -s grid.baselines=raw --out runs/outside
+    vfl grid --add-attack examples/outside_pipeline.py runs/outside --attack pipeline:learner=svm
+    python -m benchmarks.outside runs/outside --out outside.csv
+
+A line of --out is an attack on one victim; the table has the best attack from outside on each
+training, which is chosen by the answer, and by how much it is above the adaptive one on the same
+victims.
+"""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks import harness
+from vfl.core.text import csv_text
+from vfl.experiments.cells import GridFolder, grid_settings_of
+from vfl.experiments.leaderboard import fitting_measure, label_measure
+from vfl.experiments.records import records_of
+from vfl.experiments.statistics import estimate
+from vfl.experiments.tables import Table
+
+ADAPTIVE = "adaptive"
+
+
+@dataclass(frozen=True)
+class OutsideRow:
+    """One attack on one victim.
+
+    Attributes:
+        task, defense, seed: of the victim.
+        k: leaked labels of each class.
+        attack: spec of it; `author` is empty of one of vfl.
+        measure, value: what it reached, as a share.
+        cpu_s: it took, in seconds, on a busy machine.
+    """
+
+    task: str
+    defense: str
+    seed: str
+    k: int
+    attack: str
+    author: str
+    measure: str
+    value: float
+    cpu_s: float
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it is the one that the others are set against."""
+        return not self.author and self.attack.startswith(ADAPTIVE)
+
+
+def rows_of(run: Path) -> list[OutsideRow]:
+    """The adaptive attacker and all from outside, of a grid's folder; means over draws."""
+    folder, records = GridFolder(run), list(records_of(run))
+    task, asked = folder.experiment().name, grid_settings_of(folder.experiment()).measure
+    measure = fitting_measure(records, asked)
+    found: dict[tuple[str, str, int, str, str], list[tuple[float, float]]] = {}
+    for one in records:
+        if label_measure(one) == measure and (one.author or one.subject.startswith(ADAPTIVE)):
+            key = one.defense, one.repeat, one.k, one.subject, one.author
+            found.setdefault(key, []).append((one.value, one.seconds or 0.0))
+    return [
+        OutsideRow(
+            task, defense, seed, k, attack, author, measure,
+            fmean(value for value, _ in draws), fmean(seconds for _, seconds in draws),
+        )
+        for (defense, seed, k, attack, author), draws in found.items()
+    ]  # fmt: skip
+
+
+def differences(rows: Sequence[OutsideRow]) -> dict[str, list[float]]:
+    """By attack from outside, what it is above the adaptive one on each victim of one training."""
+    ours = {one.seed: one.value for one in rows if one.is_adaptive}
+    found: dict[str, list[float]] = {}
+    for one in rows:
+        if one.author:
+            found.setdefault(one.attack, []).append(one.value - ours[one.seed])
+    return found
+
+
+def table(rows: Sequence[OutsideRow]) -> str:
+    """A line a training; points, with intervals over victims."""
+    head = ["task", "training", "measure", "adaptive", "best from outside", "reaches",
+            "it less adaptive", "the others"]  # fmt: skip
+    lines = []
+    for task, defense in dict.fromkeys((one.task, one.defense) for one in rows):
+        of = [one for one in rows if (one.task, one.defense) == (task, defense)]
+        apart = differences(of)
+        best = max(apart, key=lambda attack: fmean(apart[attack]))
+        others = [fmean(values) for attack, values in apart.items() if attack != best]
+        reaches = [one.value for one in of if one.attack == best]
+        ours = [one.value for one in of if one.is_adaptive]
+        between = f"{100 * max(others):+.1f} to {100 * min(others):+.1f}" if others else ""
+        lines.append(
+            [task, defense, of[0].measure, _points(ours), best, _points(reaches),
+             _points(apart[best], "+"), between]
+        )  # fmt: skip
+    return Table(head, lines).markdown()
+
+
+def _points(values: Sequence[float], sign: str = "") -> str:
+    found = estimate(values)
+    assert found is not None
+    width = f" ± {100 * found.half_width:.1f}" if found.half_width is not None else ""
+    return f"{100 * found.mean:{sign}.1f}{width}"
+
+
+def stored(path: Path) -> list[OutsideRow]:
+    """The rows of a file."""
+    with path.open(newline="") as lines:
+        return [_row(line) for line in csv.DictReader(lines)]
+
+
+def _row(line: Mapping[str, str]) -> OutsideRow:
+    numbers = {"k": int(line["k"]), "value": float(line["value"]), "cpu_s": float(line["cpu_s"])}
+    return OutsideRow(**{**line, **numbers})  # type: ignore[arg-type]
+
+
+def measure(asked: Namespace) -> list[OutsideRow]:
+    """All rows of all grids, which are written where that is asked for."""
+    rows = [row for run in asked.runs for row in rows_of(run)]
+    if asked.out is not None:
+        lines = [asdict(row) | {"value": f"{row.value:.4f}", "cpu_s": f"{row.cpu_s:.2f}"}
+                 for row in rows]  # fmt: skip
+        columns = [one.name for one in fields(OutsideRow)]
+        asked.out.write_text(csv_text(columns, lines), encoding="utf-8")
+    return rows
+
+
+def main() -> None:
+    """Read the command line."""
+    options = harness.parser("outside", "Attacks from outside beside the adaptive attacker.")
+    options.add_argument("runs", nargs="+", type=Path, help="folders of grids")
+    options.add_argument("--out", type=Path, help="a CSV file of all rows")
+    harness.run(options, measure, table)
+
+
+if __name__ == "__main__":
+    main()
