@@ -44,7 +44,9 @@ _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
 #: The same of a product that is carried to a card and back, which takes about a millisecond.
 _LEAST_TERMS_OF_CARD = 1 << 23
 #: Rows up to which the compiled loop is faster, by the type of the right operand.
-_FEW_ROWS = {torch.int64: 8, torch.int32: 32}
+_FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
+#: Types of fewer bits that the right operand of a product may have, the smallest first.
+_NARROW = (torch.int16, torch.int32)
 #: Terms up to which a product of one row is faster as a sum.
 _FEW_TERMS = 1 << 18
 #: Values a pass takes at once where there are several, so that they stay in a core's own cache.
@@ -135,8 +137,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
         total = np.zeros((left.shape[0], right.shape[1]), np.int64)
         _few_rows(np.ascontiguousarray(left.numpy()), right.numpy(), total)
         return torch.from_numpy(total)
-    if right.dtype == torch.int32:
-        right = right.long()
+    right = right.long()
     if _Card.device is not None and _large(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left.to(_Card.device), right.to(_Card.device)).cpu()
     if right.shape[1] == 1 and left.stride(1) == 1:
@@ -160,7 +161,9 @@ def batched(left: Tensor, right: Tensor) -> Tensor:
 
 
 def narrow(elements: Tensor) -> Tensor:
-    """The same elements as int32, if they fit and `matmul` is faster with them; else as they are.
+    """The same elements in the smallest type that holds them and `matmul` is faster with.
+
+    A product of one row reads each element once, so it takes as long as the memory does.
 
     >>> int(narrow(torch.tensor([2**40])))
     1099511627776
@@ -168,7 +171,11 @@ def narrow(elements: Tensor) -> Tensor:
     if not COMPILED or elements.dtype != torch.int64 or not elements.numel():
         return elements
     least, most = torch.aminmax(elements)
-    return elements.int() if int(least) >= -(1 << 31) and int(most) < 1 << 31 else elements
+    for kind in _NARROW:
+        ends = torch.iinfo(kind)
+        if ends.min <= int(least) and int(most) <= ends.max:
+            return elements.to(kind)
+    return elements
 
 
 def inner(left: Tensor, right: Tensor) -> Tensor:

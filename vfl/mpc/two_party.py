@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import BadOptionError, InsecureWarning, ReusedPadError, WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import require_choice, require_range
@@ -933,8 +934,12 @@ def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
     >>> bytes(pack_elements(torch.tensor([0x01020304, 0x0A0B0C0D]), 12, low=8)).hex()
     '03c2b0'
     """
-    words = np.ascontiguousarray((elements.reshape(-1) >> low).numpy().astype("<i8", copy=False))
-    raw = words.view(np.uint8).reshape(-1, 8)
+    words = np.ascontiguousarray(elements.reshape(-1).numpy().astype("<i8", copy=False))
+    if COMPILED:
+        packed = np.zeros(_packed_words(len(words), bits), np.uint64)
+        _pack_pass(words.view(np.uint64), bits, low, packed)
+        return packed.view(np.uint8)[: packed_bytes(len(words), bits)].data
+    raw = (words >> low).view(np.uint8).reshape(-1, 8)
     if bits % 8 == 0:
         return np.ascontiguousarray(raw[:, : bits // 8]).reshape(-1).data
     return np.packbits(np.unpackbits(raw, 1, bits, "little"), bitorder="little").data
@@ -942,13 +947,48 @@ def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
 
 def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) -> Tensor:
     """The elements of `pack_elements`, with zeros elsewhere; int64 of axes (count,)."""
-    raw, packed = np.zeros((count, 8), np.uint8), np.frombuffer(payload, np.uint8)
+    packed = np.frombuffer(payload, np.uint8)
+    if COMPILED:
+        padded = np.zeros(_packed_words(count, bits), np.uint64)
+        padded.view(np.uint8)[: len(packed)] = packed
+        words = np.empty(count, np.uint64)
+        _unpack_pass(padded, bits, low, words)
+        return torch.from_numpy(words.view(np.int64))
+    raw = np.zeros((count, 8), np.uint8)
     if bits % 8 == 0:
         raw[:, : bits // 8] = packed.reshape(count, -1)
     else:
         flat = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
         raw[:, : -(-bits // 8)] = np.packbits(flat, 1, "little")
     return torch.from_numpy(raw.view("<i8").reshape(-1).astype(np.int64, copy=False)) << low
+
+
+def _packed_words(count: int, bits: int) -> int:
+    """Words of 64 bits that hold so many elements, and one more that a last one may begin in."""
+    return count * bits // 64 + 2
+
+
+@compiled
+def _pack_pass(elements: np.ndarray, bits: int, low: int, packed: np.ndarray) -> None:
+    """Into words of zeros; uint64 of axes (elements,) and (words,)."""
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    for place in range(len(elements)):
+        value = (elements[place] >> np.uint64(low)) & mask
+        word, shift = place * bits >> 6, place * bits & 63
+        packed[word] |= value << np.uint64(shift)
+        if shift + bits > 64:
+            packed[word + 1] = value >> np.uint64(64 - shift)
+
+
+@compiled
+def _unpack_pass(packed: np.ndarray, bits: int, low: int, elements: np.ndarray) -> None:
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    for place in range(len(elements)):
+        word, shift = place * bits >> 6, place * bits & 63
+        value = packed[word] >> np.uint64(shift)
+        if shift + bits > 64:
+            value |= packed[word + 1] << np.uint64(64 - shift)
+        elements[place] = (value & mask) << np.uint64(low)
 
 
 def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Tensor:
