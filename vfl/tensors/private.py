@@ -109,11 +109,13 @@ class Budget:
     Attributes:
         epsilon, delta: differential privacy of one of its rows, of everything together.
         spent: the steps that were taken.
+        version: torch's count of changes to the table when it was granted.
     """
 
     epsilon: float
     delta: float
     spent: list[GaussianSteps] = field(default_factory=list)
+    version: int = 0
     _left: int = 0
 
     def take(self, noise: float, rate: float, where: str, steps: int = 1) -> None:
@@ -166,6 +168,7 @@ class Plan:
         self.clip, self.noise = float(request["clip"]), float(request["noise"])
         self.rate, self.loss = float(request["rate"]), str(request["loss"])
         require_range("noise", self.noise, 0.01, 1e6)
+        require_range("clip", self.clip, 1e-6, 1e6)
         require("rate", self.rate, "above 0, at most 1", 0 < self.rate <= 1)
         require_choice("loss", self.loss, tuple(_LOSSES))
         self.clipper = RowClipper(self.model, self.clip)
@@ -314,6 +317,12 @@ def _budget(worker: Worker, number: int, held: Held) -> Budget:
             f"{worker.name} grants no training with noise on this table",
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
             fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for what has a tag",
+        )
+    if held.value._version != budget.version:  # one record may be in every row now
+        raise ConsentError(
+            "this table was changed after its owner granted training with noise",
+            where=f"a tensor {axes(held.value.shape)} at {worker.name}",
+            fix="its owner loads and grants the table again; change a copy: tensor.clone()",
         )
     found: Budget = budget
     return found

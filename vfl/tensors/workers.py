@@ -163,7 +163,8 @@ class Worker:
         """
         from vfl.tensors.private import Budget
 
-        self.budgets[self.find(tag)[0]] = Budget(epsilon, delta)
+        number, _ = self.find(tag)
+        self.budgets[number] = Budget(epsilon, delta, version=self._tensor(number)._version)
 
     def teach(
         self,
@@ -329,13 +330,18 @@ class Worker:
         """Gradients of everything here that a scalar depends on; who may not read it, not them."""
         loss = self._of(number)
         # Only of what is still held: nobody could forbid anybody to read another one's gradient.
-        wanted = [
-            each.value
+        leaves = [
+            each
             for each in self._held.values()
             if isinstance(each.value, Tensor) and each.value.requires_grad and each.value.is_leaf
         ]
+        # Before torch begins: where it breaks off, some have their gradients already.
+        for each in leaves:
+            each.grad_rule.narrow(loss.rule)
         try:
-            torch.autograd.backward(self._tensor(number), inputs=wanted)
+            torch.autograd.backward(
+                self._tensor(number), inputs=[each.value for each in leaves]
+            )
         except RuntimeError:
             raise UserError(
                 "torch cannot follow gradients from here",
@@ -344,9 +350,6 @@ class Worker:
                 want="a scalar of tensors whose gradients are wanted",
                 fix="call requires_grad_() on what is learned, and backward() on a sum or mean",
             ) from None
-        for each in self._held.values():
-            if isinstance(each.value, Tensor) and each.value.requires_grad:
-                each.grad_rule.narrow(loss.rule)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Nobody points there any more."""
