@@ -3,6 +3,10 @@
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -58,6 +62,47 @@ def in_ranks(session, lender, bank, more=""):
     """How many ranks each party runs."""
     for name, ranks, own in (("bank", bank, ""), ("lender", lender, 'label = "paid"')):
         session.write(name, PARTY.format(name=name, more=own, ranks=ranks) + more)
+
+
+@pytest.fixture
+def machines(session, tmp_path):
+    """Start a party's rank 1 as on a machine of its own: another folder, the table and the key."""
+    started, addresses, key = [], {}, os.urandom(32).hex()
+
+    def keep_key(folder):
+        (folder / "ranks.key").write_text(key)
+        (folder / "ranks.key").chmod(0o600)
+
+    for name in PARTIES:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            addresses[name] = f"127.0.0.1:{free.getsockname()[1]}"
+        keep_key(tmp_path / name)
+
+    def start(name, number=0):
+        folder = tmp_path / f"{name}-elsewhere-{number}"
+        folder.mkdir()
+        keep_key(folder)
+        shutil.copy(tmp_path / name / "data.csv", folder)
+        (folder / "party.toml").write_text(session.flower.files[name].path.read_text())
+        command = [sys.executable, "-m", "vfl", "up", folder / "party.toml", "--rank", "1"]
+        with (folder / "said").open("w") as output:
+            started.append(subprocess.Popen(command, stderr=output))
+        return started[-1], folder / "said"
+
+    for name, own in (("bank", ""), ("lender", 'label = "paid"')):
+        at = f'ranks_at = "{addresses[name]}"\n'
+        session.write(name, PARTY.format(name=name, more=own, ranks=2) + at)
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(10)
+
+
+def wait_for(said, text):
+    deadline = time.monotonic() + 60
+    while text not in said.read_text():
+        assert time.monotonic() < deadline, said.read_text()
+        time.sleep(0.05)
 
 
 def forget(session):
@@ -226,3 +271,63 @@ def test_no_rank_records_a_part_of_a_trace(session):
     in_ranks(session, 2, 2, '[trace]\nphases = ["train"]\n')
     with pytest.raises(ConfigError, match="one rank of several"):
         session.play()
+
+
+def test_ranks_on_two_machines_leave_the_weights_of_one(session, request):
+    wanted, one, _ = of_one_rank(session)
+    start = request.getfixturevalue("machines")
+    said = [start(name)[1] for name in PARTIES]
+    session.play()
+    same_as(session, wanted)
+    two = read_json(session.run / "summary.json")
+    for figure in ("test_loss", "test_accuracy", "validation_loss"):
+        assert two.get(figure) == pytest.approx(one.get(figure), abs=1e-5)
+    for each in said:
+        wait_for(each, "rank 1 is done")
+        assert "error" not in each.read_text()
+
+
+@pytest.mark.parametrize("victim", PARTIES)
+def test_a_lost_machine_is_named_and_the_training_goes_on_with_another(
+    session, victim, monkeypatch, request
+):
+    wanted, _, _ = of_one_rank(session)
+    start = request.getfixturevalue("machines")
+    processes = {name: start(name) for name in PARTIES}
+    count, killed = Noting.__call__, []
+
+    def counting(ledger, party, direction, frame):
+        count(ledger, party, direction, frame)
+        if frame.kind is Kind.CUT and frame.step == 12 and not killed:
+            killed.append(victim)
+            processes[victim][0].kill()
+
+    monkeypatch.setattr(Noting, "__call__", counting)
+    with pytest.raises(LostRankError if victim == "lender" else PeerFailedError) as caught:
+        session.play()
+    assert f"rank 1 of party '{victim}' was lost" in str(caught.value)
+    (other,) = set(PARTIES) - {victim}
+    wait_for(processes[other][1], "error[V4")
+    start(victim, 1)
+    session.play(resume=True)
+    same_as(session, wanted)
+
+
+def test_a_machine_with_another_table_is_refused(session, request):
+    start = request.getfixturevalue("machines")
+    table = pd.read_csv(session.folder / "bank" / "data.csv")
+    start("bank")
+    start("lender")
+    table["a"] = table["a"].to_numpy()[::-1]
+    table.to_csv(session.folder / "bank" / "data.csv", index=False)
+    with pytest.raises(PeerFailedError, match="has other rows or values than rank 0"):
+        session.play()
+
+
+def test_a_machine_that_does_not_come_is_named(session, request, monkeypatch):
+    request.getfixturevalue("machines")
+    monkeypatch.setattr("vfl.server.session._RANKS_S", 0.5)
+    settings = {"rejoin_window_s": 0.3, "step_timeout_s": 0.3, "join_timeout_s": 1.0}
+    with pytest.raises(LostRankError, match="rank 1 of party 'lender' was lost") as caught:
+        session.play(federation=settings)
+    assert "--rank 1" in caught.value.fix

@@ -9,12 +9,12 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from vfl.cli.output import Json, OwnFile, emit, say
-from vfl.core.errors import LostPeerError, RenamedWarning
+from vfl.core.errors import LostPeerError, PeerError, RenamedWarning
 from vfl.core.ledger import size
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from vfl.session.ledger import Entry
 
 _LOOK_EVERY_S = 0.2
+#: How long a rank on a machine of its own rests after an error.
+_NEXT_RANK_S = 1.0
+#: Where a further rank is played, by the party's side.
+_RANK_ROOMS = {"feature": "vfl.clients.session", "label": "vfl.server.rank"}
 Ranks = Annotated[
     int | None,
     typer.Option(
@@ -42,6 +46,14 @@ def up(
         ),
     ] = Path(),
     ranks: Ranks = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=63,
+            help="Be this further rank on a machine of its own: party.toml has node.ranks_at.",
+        ),
+    ] = None,
 ) -> None:
     """Run a party until it is interrupted: its service of Flower, and a worker that stands by.
 
@@ -54,6 +66,8 @@ def up(
 
     if ranks is not None:
         os.environ[RANKS_VARIABLE] = str(ranks)
+    if rank is not None:
+        _run_rank(path, rank)
     folder, file = (path, path / "party.toml") if path.is_dir() else (path.parent, path)
     if (folder / "app").is_dir() or (path.is_dir() and not file.exists()):
         _run_superlink(LabelFolder.find(folder))
@@ -118,6 +132,25 @@ def _run_supernode(party_file: Path) -> None:
         return service
 
     supervise(start, _follow, say)
+
+
+def _run_rank(party_file: Path, rank: int) -> NoReturn:
+    """Play one session after the other; what ends one is said, and the next one waited for."""
+    from importlib import import_module
+
+    from vfl.core.seeds import use_one_thread
+    from vfl.session.rank_machines import joined
+
+    use_one_thread()
+    while True:
+        say(f"rank {rank} stands by")
+        try:
+            with joined(party_file, rank, say) as order:
+                import_module(_RANK_ROOMS[order["side"]]).play_rank(order)
+            say(f"rank {rank} is done")
+        except PeerError as error:
+            print(error, file=sys.stderr, flush=True)
+            time.sleep(_NEXT_RANK_S)
 
 
 def sessions(
@@ -239,10 +272,9 @@ def rank() -> None:
     from vfl.core.seeds import use_one_thread
     from vfl.session.rank_processes import ordered
 
-    rooms = {"feature": "vfl.clients.session", "label": "vfl.server.rank"}
     with ordered() as order:
         use_one_thread()
-        import_module(rooms[order["side"]]).play_rank(order)
+        import_module(_RANK_ROOMS[order["side"]]).play_rank(order)
 
 
 def hand_over(path: Path) -> None:

@@ -52,7 +52,8 @@ from vfl.session.party_folder import (
     own_ledger,
     own_secret,
 )
-from vfl.session.rank_processes import Order, RankProcesses, device_of
+from vfl.session.rank_machines import further_ranks
+from vfl.session.rank_processes import FurtherRanks, Order, device_of
 from vfl.session.ranks import check_ranks
 from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
 from vfl.session.secure import FeatureRound, HelperRound, Layers
@@ -109,9 +110,9 @@ def play_rank(order: Order) -> None:
     limits = frame_limits(terms, party.party, data.split)
     with attached(message, introduction, limits) as stream:
         link = Observed(stream, party.party, "feature", [meter])
-        device = device_of(party.device, order.rank)
+        device = device_of(party.device, order.local_rank)
         # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
-        own = Own(Secret.fresh(), device=device, ranks=order.meet(device))
+        own = Own(Secret.fresh(), device=device, ranks=order.meet(device, data))
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
         feature.resume(message.start, ())
         followed = feature.stopping.follow(terms.schedule(data.split, message.start))
@@ -332,13 +333,15 @@ class _PartySession:
         if size == 1:
             return self._play_rank_0(stream, link, own, meter, None)
         device = device_of(own.device, 0)
-        with RankProcesses(self.name, size, self.message.idle_timeout_s, device) as ranks:
+        assert self.data is not None, "who has no data has one rank"
+        patience_s = self.message.idle_timeout_s
+        with further_ranks(self.party, size, patience_s, device) as ranks:
             ranks.streams = [stream]
             for rank in ranks.further:
                 message = self.message.of_rank(rank).model_dump(mode="json")
                 order = {"side": "feature", "party_file": str(self.party.path), "message": message}
                 ranks.start(rank, order)
-            own = replace(own, device=device, ranks=ranks.meet())
+            own = replace(own, device=device, ranks=ranks.meet(self.data))
             return self._play_rank_0(stream, link, own, meter, ranks)
 
     def _play_rank_0(
@@ -347,7 +350,7 @@ class _PartySession:
         link: Observed,
         own: Own,
         meter: Meter,
-        ranks: RankProcesses | None,
+        ranks: FurtherRanks | None,
     ) -> PartyReport:
         terms, data, start = self.terms, self.data, self.message.start
         assert data is not None, "who has no data deals"

@@ -183,6 +183,13 @@ class Node(Settings):
         api_port: local port the SuperNode gives to its own processes; one a SuperNode.
         ranks: processes that share every batch of a training at this party, each with its rows and
             model in memory; at a feature party the most of them.
+        ranks_at: HOST:PORT at which rank 0 waits for ranks on other machines, an address of the
+            party's own network, to which they come over TLS; empty where all are on one machine.
+        ranks_key: the secret that all machines of the party have in common, 64 hexadecimal digits
+            in a file that its owner alone can read. Who has it can be a rank, that is see the
+            party's gradients and change its weights.
+        rank_host: name or address at which feature parties reach a further rank of the label party
+            on this machine; empty means the experiment's `stream_host`.
     """
 
     superlink: str = "127.0.0.1:8000"
@@ -190,6 +197,11 @@ class Node(Settings):
     key: str = "node.key"
     api_port: Annotated[int, Field(ge=1, le=65535)] = 9094
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
+    ranks_at: Annotated[
+        str, Field(pattern=r"^(|[^:\s]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5})$")
+    ] = ""
+    ranks_key: str = "ranks.key"
+    rank_host: str = ""
 
 
 class IdentityKeys(Settings):
@@ -274,6 +286,12 @@ class PartyFile(Settings):
                 want=f"1 to {MAX_RANKS}",
             )
         return int(asked)
+
+    @property
+    def ranks_address(self) -> tuple[str, int] | None:
+        """Host and port of `node.ranks_at`; None where all ranks are on one machine."""
+        host, _, port = self.node.ranks_at.rpartition(":")
+        return (host.strip("[]"), int(port)) if host else None
 
     @property
     def locations(self) -> Locations:

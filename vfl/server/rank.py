@@ -1,7 +1,8 @@
 """A further rank of the label party: the session's exchanges with its share of every batch.
 
 It listens at a port of its own, under the session's certificate, for the same rank of every feature
-party. It stores and reports nothing: rank 0 does. No Flower is imported, which is rank 0's too.
+party; on a machine of its own under a certificate that it makes itself, so that no key travels. It
+stores and reports nothing: rank 0 does. No Flower is imported, which is rank 0's too.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from vfl.session.exchange import Own
 from vfl.session.handshake import RankStream
 from vfl.session.ledger import Meter
 from vfl.session.party_folder import own_data
-from vfl.session.rank_processes import Order, RankProcesses, device_of
-from vfl.transport import Admission, Credential, Observed, TcpHub, Timeouts
+from vfl.session.rank_processes import FurtherRanks, Order, device_of
+from vfl.transport import Admission, Credential, Observed, TcpHub, Timeouts, session_certificate
 from vfl.transport.certificates import ServerCertificate
 
 _PEMS = ("ca_pem", "cert_pem", "key_pem")
 
 
 def start_ranks(
-    ranks: RankProcesses,
+    ranks: FurtherRanks,
     party: PartyFile,
     experiment: Experiment,
     terms: Terms,
@@ -49,7 +50,7 @@ def start_ranks(
         terms: of the session.
         session: its name on the stream.
         start: the exchange it goes on with.
-        certificate: of rank 0's stream; theirs have the same.
+        certificate: of rank 0's stream; theirs have the same on this machine.
         nodes: Flower's node ids by feature party.
 
     Raises:
@@ -69,15 +70,18 @@ def start_ranks(
             "terms": terms.model_dump(mode="json"),
             "session": session,
             "start": start,
-            "certificate": {name: getattr(certificate, name).decode() for name in _PEMS},
+            "certificate": {name: getattr(certificate, name).decode() for name in _PEMS}
+            if ranks.one_machine
+            else {},
             "credentials": credentials,
             "port": settings.stream_port and settings.stream_port + rank,
         }
         ranks.start(rank, order)
-    ports = {rank: ranks.receive(rank)["port"] for rank in ranks.further}
+    listen = {rank: dict(ranks.receive(rank)) for rank in ranks.further}
     return {
         name: tuple(
-            RankStream(port=ports[rank], token=tokens[name, rank]) for rank in ranks.further
+            RankStream.model_validate({**listen[rank], "token": tokens[name, rank]})
+            for rank in ranks.further
         )
         for name in nodes
     }
@@ -93,9 +97,16 @@ def play_rank(order: Order) -> None:
     settings = FederationSettings.model_validate(order["settings"])
     label = LabelSettings.model_validate(order["label"])
     data = own_data(party, terms, label.task)
-    hub = _hub(order, terms, settings, data)
+    if pems := order["certificate"]:
+        host, at = settings.bind_host or settings.stream_host, {}
+        certificate = ServerCertificate(*(pems[name].encode() for name in _PEMS))
+    else:
+        host = party.node.rank_host or settings.stream_host
+        certificate = session_certificate([host])
+        at = {"host": host, "ca_pem": certificate.ca_pem.decode()}
+    hub = _hub(order, terms, settings, data, host, certificate)
     try:
-        order.say({"port": hub.port})
+        order.say({"port": hub.port, **at})
         _train(order, party, terms, settings, label, data, hub)
     except VFLError as error:
         hub.fail(for_others(error, data.name))
@@ -107,7 +118,14 @@ def play_rank(order: Order) -> None:
         hub.close()
 
 
-def _hub(order: Order, terms: Terms, settings: FederationSettings, data: PartyData) -> TcpHub:
+def _hub(
+    order: Order,
+    terms: Terms,
+    settings: FederationSettings,
+    data: PartyData,
+    host: str,
+    certificate: ServerCertificate,
+) -> TcpHub:
     def admit(name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
         introduction = Introduction.parse(dict(about))
         if introduction.party != name:
@@ -121,7 +139,7 @@ def _hub(order: Order, terms: Terms, settings: FederationSettings, data: PartyDa
 
     credentials = {name: Credential(**one) for name, one in order["credentials"].items()}
     return TcpHub(
-        settings.bind_host or settings.stream_host,
+        host,
         order["port"],
         Admission(
             order["session"],
@@ -130,7 +148,7 @@ def _hub(order: Order, terms: Terms, settings: FederationSettings, data: PartyDa
             settings.join_timeout_s,
             lambda name: frame_limits(terms, name, data.split),
         ),
-        ServerCertificate(*(order["certificate"][name].encode() for name in _PEMS)),
+        certificate,
         Timeouts(step_s=settings.step_timeout_s, rejoin_window_s=settings.rejoin_window_s),
         terms.window_frames,
     )
@@ -148,9 +166,9 @@ def _train(
     hub.wait_all(terms.peers, settings.join_timeout_s)
     ledger, meter, start = Ledger(), Meter(), int(order["start"])
     links = {name: Observed(hub.link(name), name, "label", [ledger, meter]) for name in terms.peers}
-    device = device_of(party.device, order.rank)
+    device = device_of(party.device, order.local_rank)
     # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
-    own = Own(Secret.fresh(), device=device, ranks=order.meet(device))
+    own = Own(Secret.fresh(), device=device, ranks=order.meet(device, data))
     one = LabelParty(data, terms, links, own, Objective.of(label, data.outputs), ledger=ledger)
     one.resume(start)
     schedule = one.stopping.follow(terms.schedule(data.split, start))

@@ -53,7 +53,8 @@ from vfl.session.party_folder import (
     own_terms,
 )
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
-from vfl.session.rank_processes import RankProcesses, device_of
+from vfl.session.rank_machines import further_ranks
+from vfl.session.rank_processes import device_of
 from vfl.session.ranks import refuse, refuse_trace
 from vfl.session.relay import Carried, Switchboard
 from vfl.session.serving import require_servable
@@ -360,7 +361,7 @@ class LabelSession:
                 waiting=WaitingFor(terms.mode, self._tell),
                 partial=self._partial,
             ) as federation,
-            RankProcesses(party.party, self.ranks, patience, device) as ranks,
+            further_ranks(party, self.ranks, patience, device) as ranks,
         ):
             mode = secure.make(terms.secure)
             carried = terms.feature_parties if terms.middle is not None else ()
@@ -381,7 +382,7 @@ class LabelSession:
             links = federation.join([count, meter, *recorders], start, open_ranks)
             ranks.streams = list(links.values())
             if self.ranks > 1:
-                own = replace(own, device=device, ranks=ranks.meet())
+                own = replace(own, device=device, ranks=ranks.meet(data))
             absent = [name for name in terms.peers if name not in links]
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))

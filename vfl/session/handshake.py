@@ -156,16 +156,30 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"(?=.*[A-Za-z]){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 
 
+def _reachable(host: str) -> str:
+    if not _HOST_NAME.fullmatch(host):
+        ip_address(host)  # a ValueError that names what it was given is not shown
+    return host
+
+
 class RankStream(Settings):
     """Where a further rank of the party gets in, to the same rank of the label party.
 
     Attributes:
-        port: of the same host as the session's stream, under the same authority.
+        port: where it listens.
         token: of that rank alone; 32 random bytes.
+        host, ca_pem: of a machine of its own; empty where they are those of the session's stream.
     """
 
     port: int = Field(ge=1, le=65535)
     token: str = Field(pattern=r"^[A-Za-z0-9_-]{32,128}$", repr=False)
+    host: str = Field(default="", max_length=253)
+    ca_pem: str = Field(default="", max_length=4096, pattern=rf"^$|{_PEM}", repr=False)
+
+    @field_validator("host")
+    @classmethod
+    def _reachable(cls, host: str) -> str:
+        return _reachable(host) if host else host
 
 
 class SessionMessage(Settings):
@@ -203,14 +217,15 @@ class SessionMessage(Settings):
     def of_rank(self, rank: int) -> SessionMessage:
         """The message as a further rank needs it: its own stream, and no other's token."""
         own = self.ranks[rank - 1]
-        return self.model_copy(update={"port": own.port, "token": own.token, "ranks": ()})
+        changed = {"port": own.port, "token": own.token, "ranks": ()}
+        if own.host:
+            changed |= {"host": own.host, "ca_pem": own.ca_pem}
+        return self.model_copy(update=changed)
 
     @field_validator("host")
     @classmethod
     def _reachable(cls, host: str) -> str:
-        if not _HOST_NAME.fullmatch(host):
-            ip_address(host)  # a ValueError that names what it was given is not shown
-        return host
+        return _reachable(host)
 
     @classmethod
     def parse(cls, text: str) -> SessionMessage:

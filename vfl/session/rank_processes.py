@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from vfl.core.errors import (
     ConfigError,
@@ -35,6 +35,7 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame
 from vfl.core.text import printable_lines
+from vfl.datasets import PartyData
 from vfl.session.handshake import unexpected
 from vfl.session.ranks import ALONE, Ranks, lost
 
@@ -53,8 +54,8 @@ class Polled(Protocol):
         """The next frame if it is there; what the other end stopped with is raised."""
 
 
-class RankProcesses:
-    """The further ranks of one party in one session; a context manager, and of one rank nothing.
+class FurtherRanks:
+    """The further ranks of one party in one session; a context manager.
 
     Leaving it with a `LostRankError` finds out which rank was lost, and why. What another party
     said, or a stream that is gone, explains it first.
@@ -63,21 +64,20 @@ class RankProcesses:
         party: whose ranks they are.
         size: how many there are, this process included.
         patience_s: how long a rank may take to be ready, and to answer once the training goes.
-        device: where rank 0's models run.
 
     Attributes:
         streams: asked first why a rank was lost, for another party may have said so.
     """
 
-    def __init__(self, party: str, size: int, patience_s: float, device: str = "cpu") -> None:
+    def __init__(self, party: str, size: int, patience_s: float) -> None:
         self.party, self.size = party, size
         self.streams: Sequence[Polled] = ()
-        self._patience_s, self._device = patience_s, device
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._said: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
-        self._failed: dict[int, VFLError] = {}
-        # Only this user can read it; torch's other store would listen at a port.
-        self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
+        self._patience_s = patience_s
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all ranks are here."""
+        raise NotImplementedError
 
     @property
     def further(self) -> range:
@@ -85,22 +85,13 @@ class RankProcesses:
         return range(1, self.size)
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
-        """Start a rank.
+        """Give a rank its order.
 
         Args:
             rank: from 1.
-            order: what `play_rank` hands over; JSON values only.
+            order: what `play_rank` is to do; JSON values only.
         """
-        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._processes[rank], self._said[rank] = process, queue.Queue()
-        reader = threading.Thread(target=self._listen, args=(rank,), daemon=True)
-        reader.start()
-        group = {"party": self.party, "rank": rank, "size": self.size, "place": self._place}
-        order = {**order, "group": {**group, "patience_s": self._patience_s}}
-        assert process.stdin is not None, "it is a pipe"
-        with suppress(OSError):  # a rank that ended says why itself
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
+        raise NotImplementedError
 
     def receive(self, rank: int) -> Mapping[str, Any]:
         """The next thing a rank says.
@@ -108,23 +99,15 @@ class RankProcesses:
         Raises:
             LostRankError: it ended, or was silent for too long.
         """
-        try:
-            said = self._said[rank].get(timeout=self._patience_s)
-        except queue.Empty:
-            raise lost(self.party, rank, f"silent for {self._patience_s:g} s") from None
-        if said is None:
-            self._said[rank].put(None)
-            raise self._cause(rank)
-        return said
+        raise NotImplementedError
 
-    def meet(self) -> Ranks:
-        """The group of all ranks, once each further one is ready for it."""
-        if self.size == 1:
-            return ALONE
-        for rank in self.further:
-            self.receive(rank)
-        store = store_at(self._place, self.size, self._patience_s)
-        return Ranks.meet(self.party, 0, self.size, store, self._patience_s, self._device)
+    def meet(self, data: PartyData) -> Ranks:
+        """The group of all ranks, once each further one is ready for it.
+
+        Args:
+            data: the party's rows, which every rank must have.
+        """
+        raise NotImplementedError
 
     def agree(self, weights_sha256: str) -> None:
         """Compare what all ranks have trained.
@@ -140,7 +123,7 @@ class RankProcesses:
                     fix="run every rank on the same kind of processor or card",
                 )
 
-    def __enter__(self) -> RankProcesses:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -151,7 +134,71 @@ class RankProcesses:
                         pass
                 self._find_lost()
         finally:
-            self._end(at_once=error is not None)
+            self._end(error)
+
+    def _find_lost(self) -> None:
+        """Raise the error of the rank that ended, if it is not yet known."""
+        raise NotImplementedError
+
+    def _end(self, error: BaseException | None) -> None:
+        """Let go of all ranks; after an error at once."""
+        raise NotImplementedError
+
+
+class RankProcesses(FurtherRanks):
+    """Those that are processes beside rank 0; of one rank nothing.
+
+    Args:
+        party, size, patience_s: see `FurtherRanks`.
+        device: where rank 0's models run.
+    """
+
+    def __init__(self, party: str, size: int, patience_s: float, device: str = "cpu") -> None:
+        super().__init__(party, size, patience_s)
+        self._device = device
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._said: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
+        self._failed: dict[int, VFLError] = {}
+        # Only this user can read it; torch's other store would listen at a port.
+        self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
+
+    @property
+    def one_machine(self) -> bool:
+        """See `FurtherRanks`."""
+        return True
+
+    def start(self, rank: int, order: Mapping[str, Any]) -> None:
+        """See `FurtherRanks`; starts the process."""
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._processes[rank], self._said[rank] = process, queue.Queue()
+        reader = threading.Thread(target=self._listen, args=(rank,), daemon=True)
+        reader.start()
+        group = {"party": self.party, "rank": rank, "size": self.size, "place": self._place}
+        order = {**order, "group": {**group, "patience_s": self._patience_s}}
+        assert process.stdin is not None, "it is a pipe"
+        with suppress(OSError):  # a rank that ended says why itself
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+
+    def receive(self, rank: int) -> Mapping[str, Any]:
+        """See `FurtherRanks`."""
+        try:
+            said = self._said[rank].get(timeout=self._patience_s)
+        except queue.Empty:
+            raise lost(self.party, rank, f"silent for {self._patience_s:g} s") from None
+        if said is None:
+            self._said[rank].put(None)
+            raise self._cause(rank)
+        return said
+
+    def meet(self, data: PartyData) -> Ranks:
+        """See `FurtherRanks`; they read the same files."""
+        if self.size == 1:
+            return ALONE
+        for rank in self.further:
+            self.receive(rank)
+        store = store_at(self._place, self.size, self._patience_s)
+        return Ranks.meet(self.party, 0, self.size, store, self._patience_s, self._device)
 
     @property
     def _place(self) -> str:
@@ -160,7 +207,6 @@ class RankProcesses:
         return str(Path(self._meeting.name) / "store")
 
     def _find_lost(self) -> None:
-        """Raise the error of the rank that ended, if one did."""
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
             for rank, process in self._processes.items():
@@ -175,11 +221,8 @@ class RankProcesses:
             pass
         self._said[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
-            if failure.code == LostPeerError.code:
-                return LostPeerError(f"{failure.what}; rank {rank} of '{self.party}' noticed")
-            found = lost(self.party, rank, f"{failure.code}: {failure.what}")
-            found.where, found.fix = failure.where, failure.fix
-            return found
+            known = failure.code, failure.what, failure.where, failure.fix
+            return ended(self.party, rank, *known)
         return lost(self.party, rank, f"signal {-code}" if code < 0 else f"exit {code}")
 
     def _listen(self, rank: int) -> None:
@@ -197,10 +240,10 @@ class RankProcesses:
                 self._said[rank].put(said)
         self._said[rank].put(None)
 
-    def _end(self, *, at_once: bool) -> None:
-        """See all processes end: by themselves where everything went well. They keep nothing."""
-        deadline = time.monotonic() + (_TOLD_S if at_once else _GRACE_S)
-        if at_once:
+    def _end(self, error: BaseException | None) -> None:
+        # By themselves where everything went well. They keep nothing.
+        deadline = time.monotonic() + (_GRACE_S if error is None else _TOLD_S)
+        if error is not None:
             for process in self._processes.values():
                 process.terminate()
         for process in self._processes.values():
@@ -221,30 +264,42 @@ class Order:
 
     Args:
         content: as rank 0 wrote it.
+        rank: which one it is.
+        local_rank: which of those on its machine.
+        party_file: the party's own file at this machine.
         say: carries an answer back.
+        meet: says that this rank is ready, and forms the group with the others; given the device
+            of its models and its rows.
 
     Attributes:
-        rank: which one it is.
-        party_file: the party's own file.
+        rank, local_rank, party_file, say, meet: the same.
     """
 
     def __init__(
-        self, content: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
+        self,
+        content: Mapping[str, Any],
+        rank: int,
+        local_rank: int,
+        party_file: Path,
+        say: Callable[[Mapping[str, Any]], None],
+        meet: Callable[[str, PartyData], Ranks],
     ) -> None:
-        self._content, self.say = content, say
-        self.rank = int(content["group"]["rank"])
-        self.party_file = Path(content["party_file"])
+        self._content, self.rank, self.local_rank = content, rank, local_rank
+        self.party_file, self.say, self.meet = party_file, say, meet
 
     def __getitem__(self, name: str) -> Any:
         return self._content[name]
 
-    def meet(self, device: str) -> Ranks:
-        """Say that this rank is ready, and form the group with the others."""
-        group = self._content["group"]
-        size, patience_s = int(group["size"]), float(group["patience_s"])
-        store = store_at(str(group["place"]), size, patience_s)
-        self.say({"ready": True})
-        return Ranks.meet(str(group["party"]), self.rank, size, store, patience_s, device)
+
+def ended(
+    party: str, rank: int, code: str, what: str, where: str | None, fix: str | None
+) -> VFLError:
+    """The error of a rank that has said why; that of a party it has lost is that of any stream."""
+    if code == LostPeerError.code:
+        return LostPeerError(f"{what}; rank {rank} of '{party}' noticed")
+    found = lost(party, rank, f"{code}: {what}")
+    found.where, found.fix = where, fix
+    return found
 
 
 @contextmanager
@@ -264,7 +319,17 @@ def ordered() -> Iterator[Order]:
     if not line:
         raise ConfigError("a further rank is started by the party's first one")
     threading.Thread(target=_end_with_rank_0, daemon=True).start()
-    order = Order(json.loads(line), say)
+    content = json.loads(line)
+    group = content["group"]
+    party, rank, size = str(group["party"]), int(group["rank"]), int(group["size"])
+
+    def meet(device: str, data: PartyData) -> Ranks:
+        patience_s = float(group["patience_s"])
+        store = store_at(str(group["place"]), size, patience_s)
+        say({"ready": True})
+        return Ranks.meet(party, rank, size, store, patience_s, device)
+
+    order = Order(content, rank, rank, Path(content["party_file"]), say, meet)
     try:
         yield order
     except VFLError as error:

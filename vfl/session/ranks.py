@@ -22,7 +22,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import groupby, product, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from vfl.session.ledger import Meter
     from vfl.session.terms import Terms
 
-#: Where the ranks of a party meet. What gloo and NCCL carry is not encrypted.
+#: Where ranks on one machine meet. What gloo and NCCL carry is not encrypted, and gloo lets
+#: everybody in who reaches its port; ranks on several machines use streams of their own.
 LOOPBACK = "127.0.0.1"
 #: Layers that treat every row by itself and draw nothing. A subclass may do anything.
 _ROWS_APART = (
@@ -56,6 +57,54 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 
 
+class Group(Protocol):
+    """What the ranks of a party do together; every method is collective.
+
+    Raises:
+        LostRankError: by every method: another rank ended, or was silent for too long.
+    """
+
+    def add_up(self, values: Tensor) -> None:
+        """Make these the sum over all ranks, in place and to the same bits at each."""
+
+    def spread(self, values: Tensor) -> None:
+        """Make these what rank 0 has, in place."""
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """What every rank has, of the same axes, in order."""
+
+
+class TorchGroup:
+    """Torch's process groups, between ranks on one machine.
+
+    Args:
+        party: whose ranks they are, for messages.
+        group: of gloo.
+        of_weights: the one that carries gradients; on cards another than `group`.
+    """
+
+    def __init__(self, party: str, group: Any, of_weights: Any = None) -> None:
+        self._party, self._group, self._of_weights = party, group, of_weights or group
+
+    def add_up(self, values: Tensor) -> None:
+        """See `Group`."""
+        group = self._of_weights if values.is_cuda else self._group
+        with _named(self._party):
+            group.allreduce([values]).wait()
+
+    def spread(self, values: Tensor) -> None:
+        """See `Group`."""
+        with _named(self._party):
+            self._group.broadcast(values, 0).wait()
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """See `Group`."""
+        found = [torch.empty_like(values) for _ in range(self._group.size())]
+        with _named(self._party):
+            self._group.allgather([found], [values]).wait()
+        return found
+
+
 class Ranks:
     """One of a party's ranks, and its way to the others; without arguments there are no others.
 
@@ -65,25 +114,23 @@ class Ranks:
         party: whose ranks they are, for messages.
         rank: this process, from 0, which alone keeps what the party keeps.
         size: how many ranks there are.
-        group: torch's process group of all of them.
-        of_weights: the one that carries gradients; on cards another than `group`.
+        group: of all of them.
 
     Raises:
         LostRankError: by every collective method: another rank ended, or was silent for too long.
     """
 
     def __init__(
-        self, party: str = "", rank: int = 0, size: int = 1, group: Any = None,
-        of_weights: Any = None,
-    ) -> None:  # fmt: skip
+        self, party: str = "", rank: int = 0, size: int = 1, group: Group | None = None
+    ) -> None:
         self.party, self.rank, self.size = party, rank, size
-        self._group, self._of_weights = group, of_weights or group
+        self._together = group
 
     @classmethod
     def meet(
         cls, party: str, rank: int, size: int, store: Any, timeout_s: float, device: str = "cpu"
     ) -> Ranks:
-        """Form the group, once every rank is about to.
+        """Form the group of ranks on one machine, once every rank is about to.
 
         Args:
             party: whose ranks they are.
@@ -106,7 +153,7 @@ class Ranks:
             if torch.device(device).type == "cuda" and distributed.is_nccl_available():
                 nccl: Any = distributed.ProcessGroupNCCL
                 of_weights = nccl(store, rank, size, nccl.Options())
-        return cls(party, rank, size, group, of_weights)
+        return cls(party, rank, size, TorchGroup(party, group, of_weights))
 
     @property
     def alone(self) -> bool:
@@ -154,9 +201,7 @@ class Ranks:
         # One message: the first row carries the loss, and the last may be padding.
         mine = outputs.new_zeros(1 + counts[0], outputs.shape[1], device="cpu")
         mine[0], mine[1 : 1 + len(outputs)] = loss, outputs
-        found = [torch.empty_like(mine) for _ in counts]
-        with _named(self.party):
-            self._group.allgather([found], [mine]).wait()
+        found = self._group.gather(mine)
         parts = [one[1 : 1 + count] for one, count in zip(found, counts, strict=True)]
         total = sum(float(one[0, 0]) for one in found)
         return torch.cat(parts).to(outputs.device), total
@@ -164,7 +209,7 @@ class Ranks:
     def total(self, values: Tensor) -> Tensor:
         """The sum over all ranks, of the same axes; a tensor of its own."""
         summed = values.detach().clone(memory_format=torch.contiguous_format)
-        self._add_up(summed)
+        self._group.add_up(summed)
         return summed
 
     def spread(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -179,12 +224,11 @@ class Ranks:
         if self.rank == 0:
             torch.save(dict(state), content)
         size = torch.tensor([content.tell()])
-        with _named(self.party):
-            self._group.broadcast(size, 0).wait()
-            carried = torch.empty(int(size), dtype=torch.uint8)
-            if self.rank == 0:
-                carried.copy_(torch.frombuffer(content.getbuffer(), dtype=torch.uint8))
-            self._group.broadcast(carried, 0).wait()
+        self._group.spread(size)
+        carried = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            carried.copy_(torch.frombuffer(content.getbuffer(), dtype=torch.uint8))
+        self._group.spread(carried)
         if self.rank == 0:
             return state
         found: dict[str, Any] = torch.load(
@@ -197,8 +241,7 @@ class Ranks:
         if self.alone:
             return list(counts)
         sums = torch.tensor(counts, dtype=torch.int64)
-        with _named(self.party):
-            self._group.allreduce([sums]).wait()
+        self._group.add_up(sums)
         return [int(one) for one in (sums if self.rank == 0 else torch.zeros_like(sums))]
 
     def merge(self, ledger: Ledger, parties: Sequence[str]) -> None:
@@ -227,17 +270,17 @@ class Ranks:
                 zip(meter.bytes, self.count_at_first(list(meter.bytes.values())), strict=True)
             )
 
-    def _add_up(self, values: Tensor) -> None:
-        """The same in place."""
-        with _named(self.party):
-            self._of_weights.allreduce([values]).wait()
+    @property
+    def _group(self) -> Group:
+        assert self._together is not None, "there are several"
+        return self._together
 
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
         """One message: all gradients, and which weights have one at any rank."""
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
         message = torch.cat([*flat, known])
-        self._add_up(message)
+        self._group.add_up(message)
         *sums, known = torch.split(message, [*(len(one) for one in flat), len(known)])
         for weight, total, has in zip(weights, sums, known.tolist(), strict=True):
             weight.grad = total.view_as(weight) if has else None

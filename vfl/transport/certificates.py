@@ -38,6 +38,9 @@ WARN_DAYS = 30
 _NEW_CA = "make a new one with: vfl renew PROJECT --authority"
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
+#: Of the group of P-256 (SEC 2, section 2.4.2), and the bytes of secret that give a key of it.
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_SECRET_BYTES = 48
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -72,11 +75,30 @@ class Authority:
     @classmethod
     def new(cls, name: str, days: float) -> Authority:
         """A CA of that name, valid for so many days."""
-        key, subject = ec.generate_private_key(ec.SECP256R1()), _name(name)
+        return cls._of(ec.generate_private_key(ec.SECP256R1()), name, days)
+
+    @classmethod
+    def of_secret(cls, secret: bytes, name: str, days: float) -> Authority:
+        """The CA of that name whose private key follows from 48 secret bytes.
+
+        Each call makes another certificate, and each of them vouches for what any of them signed
+        (the extra random bits are those of FIPS 186-5, A.2.1).
+        """
+        assert len(secret) == _SECRET_BYTES, "16 bytes more than the key has, against bias"
+        number = 1 + int.from_bytes(secret, "big") % (_P256_ORDER - 1)
+        return cls._of(ec.derive_private_key(number, ec.SECP256R1()), name, days)
+
+    @classmethod
+    def _of(cls, key: ec.EllipticCurvePrivateKey, name: str, days: float) -> Authority:
+        subject = _name(name)
         ca = _builder(subject, subject, key.public_key(), key.public_key(), _after(days))
         ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
         return cls(ca.sign(key, hashes.SHA256()).public_bytes(_PEM), _private_pem(key))
+
+    def issue_for(self, hosts: Sequence[str], days: float) -> ServerCertificate:
+        """`issue` for names and addresses as people write them."""
+        return self.issue([_host(host) for host in hosts], days)
 
     def issue(self, names: Sequence[x509.GeneralName], days: float) -> ServerCertificate:
         """A new server key and its certificate, which ends with the CA's at the latest."""
@@ -107,7 +129,7 @@ def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> Se
         hosts: names and addresses the server is reached by.
         days: how long it is valid.
     """
-    return Authority.new("vfl session CA", days).issue([_host(host) for host in hosts], days)
+    return Authority.new("vfl session CA", days).issue_for(hosts, days)
 
 
 def check_not_expired(path: Path) -> None:
@@ -145,7 +167,7 @@ def write_trial_certificates(folder: Path, hosts: Sequence[str], parties: Sequen
                 want="letters, digits, '_', '-' or '.', not 'ca' or 'server'",
             )
     authority = Authority.new("vfl CA", AUTHORITY_DAYS)
-    server = authority.issue([_host(host) for host in hosts], SERVER_DAYS)
+    server = authority.issue_for(hosts, SERVER_DAYS)
     contents = {
         "ca.pem": authority.ca_pem,
         "ca.key": authority.key_pem,

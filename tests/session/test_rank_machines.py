@@ -1,0 +1,168 @@
+"""Ranks on several machines: what they sum up over their streams, and who is let in."""
+
+import threading
+
+import pytest
+import torch
+
+from vfl.config import read_party_file
+from vfl.core.errors import AuthenticationError, DataError, LostRankError, MissingDataError
+from vfl.core.frame import Frame, Kind
+from vfl.core.version import VERSION
+from vfl.session.rank_machines import RankMachines, RanksKey, StreamGroup
+from vfl.transport import Hello, TcpLink, Timeouts, local_pair, session_certificate
+
+PATIENCE = Timeouts(connect_s=2.0, handshake_s=2.0, rejoin_window_s=0.0)
+
+
+@pytest.fixture
+def party(tmp_path):
+    return written(tmp_path)
+
+
+def written(folder, key="ab" * 32, mode=0o600):
+    (folder / "party.toml").write_text(
+        'party = "bank"\n[data]\nsource = "data.csv"\nid = "id"\n[node]\nranks_at = "127.0.0.1:0"\n'
+    )
+    (folder / "ranks.key").write_text(key)
+    (folder / "ranks.key").chmod(mode)
+    return read_party_file(folder / "party.toml")
+
+
+def ranks(size):
+    """Groups of so many ranks; the streams are queues."""
+    pairs = {rank: local_pair() for rank in range(1, size)}
+    there = {rank: threading.Semaphore(0) for rank in range(1, size)}
+    back = {rank: threading.Semaphore(0) for rank in range(1, size)}
+
+    def of_first():
+        def take(rank):
+            assert there[rank].acquire(timeout=10)
+            return pairs[rank][0].receive()
+
+        def give(rank, frame):
+            pairs[rank][0].send(frame)
+            back[rank].release()
+
+        return StreamGroup(0, size, take, give)
+
+    def of_other(own):
+        def take(rank):
+            assert back[own].acquire(timeout=10)
+            return pairs[own][1].receive()
+
+        def give(rank, frame):
+            pairs[own][1].send(frame)
+            there[own].release()
+
+        return StreamGroup(own, size, take, give)
+
+    return [of_first(), *(of_other(rank) for rank in range(1, size))]
+
+
+def everywhere(groups, play):
+    found = [None] * len(groups)
+
+    def one(rank):
+        found[rank] = play(rank, groups[rank])
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_every_rank_has_the_same_sums_and_parts(size):
+    parts = [torch.randn(7, 3, generator=torch.Generator().manual_seed(r)) for r in range(size)]
+
+    def play(rank, group):
+        total, counts, first = parts[rank].clone(), torch.tensor([rank, 1]), parts[rank].clone()
+        group.add_up(total)
+        group.add_up(counts)
+        gathered = group.gather(parts[rank])
+        group.spread(first)
+        return total, counts, gathered, first
+
+    for total, counts, gathered, first in everywhere(ranks(size), play):
+        torch.testing.assert_close(total, torch.stack(parts).sum(0))
+        assert counts.tolist() == [size * (size - 1) // 2, size]
+        assert all(map(torch.equal, gathered, parts))
+        assert torch.equal(first, parts[0])
+
+
+def test_sums_are_equal_to_the_bit():
+    first, *others = everywhere(ranks(4), lambda rank, group: summed(rank, group))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def summed(rank, group):
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(rank))
+    group.add_up(values)
+    return values
+
+
+def knock(port, key, rank=1, token=None, ca_pem=None):
+    hello = Hello(f"ranks of {key.party}", f"rank {rank}", token or key.token(rank),
+                  {"version": VERSION})  # fmt: skip
+    authority = ca_pem or key.authority.ca_pem
+    return TcpLink.connect("127.0.0.1", port, hello, authority, PATIENCE, peer="rank 0")
+
+
+def test_who_has_another_key_shows_no_token_and_gets_no_order(party):
+    own, others = RanksKey.of(party), RanksKey("bank", bytes(32))
+    with RankMachines(party, 2, 1.0) as machines:
+        port = machines._hub.port
+        with pytest.raises(AuthenticationError, match="certificate is not trusted"):
+            knock(port, others)
+        strange = session_certificate(["127.0.0.1"]).ca_pem
+        with pytest.raises(AuthenticationError, match="certificate is not trusted"):
+            knock(port, own, ca_pem=strange)
+        with pytest.raises(AuthenticationError, match="knows no such session"):
+            knock(port, own, token=others.token(1))
+        with pytest.raises(AuthenticationError, match="knows no such session"):
+            knock(port, own, token=own.token(2))
+        with pytest.raises(LostRankError, match="rank 1 of party 'bank' was lost") as caught:
+            machines.start(1, {"side": "feature"})
+    assert "--rank 1" in caught.value.fix
+
+
+def test_one_process_a_rank_gets_the_order_and_no_second_one_does(party):
+    own = RanksKey.of(party)
+    with RankMachines(party, 2, 5.0) as machines:
+        link = knock(machines._hub.port, own)
+        machines.start(1, {"side": "feature"})
+        order = link.receive()
+        assert (order.kind, b'"side": "feature"' in bytes(order.payload)) == (Kind.PROTOCOL, True)
+        with pytest.raises(AuthenticationError):
+            knock(machines._hub.port, own)
+        link.send(Frame(Kind.PROTOCOL, payload=b'{"port": 7}'))
+        assert machines.receive(1) == {"port": 7}
+    assert link.receive().kind is Kind.DONE
+    link.close()
+
+
+def test_keys_of_other_parties_and_ranks_are_others():
+    one, other = RanksKey("bank", bytes(32)), RanksKey("lender", bytes(32))
+    assert len({one.token(1), one.token(2), other.token(1)}) == 3
+    assert one.authority.key_pem == one.authority.key_pem != other.authority.key_pem
+    assert bytes(32).hex() not in repr(one)
+
+
+@pytest.mark.parametrize(
+    ("key", "mode", "error"),
+    [("ab" * 32, 0o644, DataError), ("ab" * 31, 0o600, DataError), ("short", 0o600, DataError)],
+)
+def test_a_key_that_others_can_read_or_guess_is_refused(tmp_path, key, mode, error):
+    with pytest.raises(error) as caught:
+        RanksKey.of(written(tmp_path, key, mode))
+    assert key not in str(caught.value)
+
+
+def test_a_key_that_is_missing_says_how_to_make_one(party):
+    party.beside("ranks.key").unlink()
+    with pytest.raises(MissingDataError) as caught:
+        RanksKey.of(party)
+    assert "openssl rand -hex 32" in caught.value.fix

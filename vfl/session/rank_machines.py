@@ -1,0 +1,425 @@
+"""Ranks of a party on several machines: who gets in, and what they say to each other.
+
+Rank 0 listens at an address of the party's own network while a session in several ranks goes; the
+command of a further rank stands by and comes. One stream of TLS 1.3 a rank carries its order, its
+answers and all sums. Torch's groups carry nothing here: gloo as PyTorch ships it neither encrypts
+nor asks who comes, and its store listens for anybody.
+
+Every machine has the same 32 secret bytes, the ranks' key. By HKDF (RFC 5869) follow from it the
+private key of a CA, which signs a new certificate of rank 0 for each session, and a token a rank.
+A rank shows its token only to who has such a certificate. Rank 0 believes nothing before the token;
+until then strangers are held to what `vfl.transport.hub` allows any of them.
+
+The ranks form a star: rank 0 adds up what comes, in order of ranks, and sends the sum back. Between
+two machines a ring would take as much; with more, rank 0's network carries everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor
+
+from vfl.config import PartyFile, read_party_file
+from vfl.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    DataError,
+    DisagreementError,
+    LostPeerError,
+    MissingDataError,
+    MissingPartyError,
+    PeerFailedError,
+    ProtocolError,
+    VFLError,
+)
+from vfl.core.frame import Frame, Kind
+from vfl.core.version import VERSION
+from vfl.datasets import PartyData
+from vfl.session.handshake import check_version, unexpected
+from vfl.session.rank_processes import FurtherRanks, Order, RankProcesses, ended
+from vfl.session.ranks import Ranks, lost
+from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, Timeouts
+from vfl.transport.certificates import Authority, ServerCertificate
+
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_CERTIFICATE_DAYS = 30
+#: A stream that is cut for longer ends the rank; shorter than what other parties wait for it.
+_REJOIN_S = 1.0
+_RETRY_S = 1.0
+_DIGESTED_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RanksKey:
+    """What all machines of a party have in common, and nobody else has.
+
+    Attributes:
+        party: whose.
+        secret: 32 bytes.
+    """
+
+    party: str
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, party: PartyFile) -> RanksKey:
+        """The key in a party's `node.ranks_key`.
+
+        Raises:
+            MissingDataError, DataError: there is none, or others may read it.
+        """
+        path = party.beside(party.node.ranks_key)
+        fix = f"openssl rand -hex 32 > {path}; chmod 600 {path}; the same file at every machine"
+        try:
+            text = path.read_text(errors="replace").strip()
+            open_to_others = path.stat().st_mode & 0o077
+        except FileNotFoundError:
+            raise MissingDataError("the ranks' key is missing", where=str(path), fix=fix) from None
+        if open_to_others:
+            raise DataError(
+                "others on this machine may read the ranks' key",
+                where=str(path),
+                fix=f"chmod 600 {path}",
+            )
+        if not _KEY.fullmatch(text):
+            raise DataError(
+                "this is no key of ranks",
+                where=str(path),
+                want="32 random bytes as 64 hexadecimal digits",
+                fix=fix,
+            )
+        return cls(party.party, bytes.fromhex(text))
+
+    @property
+    def authority(self) -> Authority:
+        """The CA; its certificate is made anew each time, and each vouches for the same."""
+        name = f"vfl ranks of {self.party}"
+        return Authority.of_secret(self._derived("authority", 48), name, _CERTIFICATE_DAYS)
+
+    def certificate(self, host: str) -> ServerCertificate:
+        """A new certificate of rank 0."""
+        return self.authority.issue_for([host], _CERTIFICATE_DAYS)
+
+    def token(self, rank: int) -> str:
+        """What a rank shows."""
+        return self._derived(f"token of rank {rank}", 32).hex()
+
+    def _derived(self, purpose: str, size: int) -> bytes:
+        info = f"vfl ranks 1|{self.party}|{purpose}".encode()
+        return HKDF(hashes.SHA256(), size, salt=None, info=info).derive(self.secret)
+
+
+class StreamGroup:
+    """What ranks do together over their streams; see `vfl.session.ranks.Group`.
+
+    Args:
+        rank: this one.
+        size: how many there are.
+        take: gives the next frame of a rank.
+        give: sends a rank a frame.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        take: Callable[[int], Frame],
+        give: Callable[[int, Frame], None],
+    ) -> None:
+        self._take_frame, self._give_frame = take, give
+        self._leads, self._size, self._count = rank == 0, size, 0
+        self._others = range(1, size) if self._leads else range(1)
+
+    def add_up(self, values: Tensor) -> None:
+        """See `Group`; the order of the sum is that of the ranks."""
+        if self._leads:
+            for rank in self._others:
+                values += self._take(rank, values)
+        else:
+            self._give(values)
+        self.spread(values)
+
+    def spread(self, values: Tensor) -> None:
+        """See `Group`."""
+        if self._leads:
+            self._give(values)
+        else:
+            values.copy_(self._take(0, values))
+        self._count = (self._count + 1) % 2**32
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """See `Group`."""
+        every = values.new_empty(self._size, *values.shape)
+        if self._leads:
+            every[0] = values
+            for rank in self._others:
+                every[rank] = self._take(rank, values)
+        else:
+            self._give(values)
+        self.spread(every)
+        return list(every)
+
+    def _give(self, values: Tensor) -> None:
+        # Bytes of their own: a resend repeats them, and sums are made in place.
+        payload = values.detach().cpu().contiguous().numpy().tobytes()
+        for rank in self._others:
+            self._give_frame(rank, Frame(Kind.GRAD, self._count, payload))
+
+    def _take(self, rank: int, like: Tensor) -> Tensor:
+        frame = self._take_frame(rank)
+        if (frame.kind, frame.step, len(frame.payload)) != (Kind.GRAD, self._count, like.nbytes):
+            raise ProtocolError(
+                "two ranks do different things",
+                where=f"rank {rank}",
+                got=f"{frame.kind.name} {frame.step} of {len(frame.payload)} bytes",
+                want=f"{Kind.GRAD.name} {self._count} of {like.nbytes} bytes",
+            )
+        values = torch.frombuffer(bytearray(frame.payload), dtype=like.dtype)
+        return values.view(like.shape).to(like.device)
+
+
+class RankMachines(FurtherRanks):
+    """The further ranks of a party as rank 0 has them where they come from other machines.
+
+    It listens from its beginning to its end, and otherwise is as `RankProcesses`.
+
+    Args:
+        party: the party's own file.
+        size: how many ranks there are, this process included.
+        patience_s: how long a rank may take to come and to answer.
+
+    Raises:
+        UserError: nobody can listen at the address.
+        MissingDataError, DataError: the key cannot be used.
+    """
+
+    def __init__(self, party: PartyFile, size: int, patience_s: float) -> None:
+        super().__init__(party.party, size, patience_s)
+        assert party.ranks_address is not None, "it has ranks elsewhere"
+        host, port = party.ranks_address
+        self._at = party.node.ranks_at
+        key = RanksKey.of(party)
+        credentials = {
+            _name(rank): Credential(_name(rank), key.token(rank)) for rank in self.further
+        }
+        self._hub = TcpHub(
+            host,
+            port,
+            Admission(_session(party.party), credentials, self._admit),
+            key.certificate(host),
+            Timeouts(step_s=patience_s, rejoin_window_s=_REJOIN_S),
+        )
+
+    @property
+    def one_machine(self) -> bool:
+        """See `FurtherRanks`."""
+        return False
+
+    def start(self, rank: int, order: Mapping[str, Any]) -> None:
+        """See `FurtherRanks`.
+
+        Raises:
+            LostRankError: it did not come.
+            DisagreementError: it runs another version.
+        """
+        try:
+            self._hub.wait_all([_name(rank)], self._patience_s)
+        except MissingPartyError:
+            error = lost(self.party, rank, f"nobody came within {self._patience_s:g} s")
+            error.where, error.fix = self._at, f"vfl up party.toml --rank {rank} at its machine"
+            raise error from None
+        group = {"size": self.size, "patience_s": self._patience_s}
+        self._give(rank, _said({**order, "group": group}))
+
+    def receive(self, rank: int) -> Mapping[str, Any]:
+        """See `FurtherRanks`."""
+        return _content(self._take(rank), _name(rank))
+
+    def meet(self, data: PartyData) -> Ranks:
+        """See `FurtherRanks`.
+
+        Raises:
+            DisagreementError: a rank has another table.
+        """
+        own = digest_of_rows(data)
+        for rank in self.further:
+            if not secrets.compare_digest(str(self.receive(rank).get("rows")), own):
+                raise DisagreementError(
+                    f"rank {rank} of party '{self.party}' has other rows or values than rank 0",
+                    want="the same table at every machine of the party",
+                    fix="copy [data] source to that machine again",
+                )
+        return Ranks(self.party, 0, self.size, StreamGroup(0, self.size, self._take, self._give))
+
+    def _find_lost(self) -> None:
+        """The stream of the lost rank has named it."""
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is None:
+            for rank in self.further:
+                with suppress(VFLError):  # its part is done, or it never came
+                    self._give(rank, Frame(Kind.DONE))
+        elif isinstance(error, Exception):
+            known = error if isinstance(error, VFLError) else unexpected(error, self.party)
+            self._hub.fail(known)
+        self._hub.close()
+
+    def _take(self, rank: int) -> Frame:
+        try:
+            return self._hub.link(_name(rank)).receive()
+        except PeerFailedError as failure:
+            what = failure.what.partition(f" stopped with {failure.peer_code}: ")[2]
+            code, where, fix = failure.peer_code or "", failure.where, failure.fix
+            raise ended(self.party, rank, code, what, where, fix) from None
+        except LostPeerError as gone:
+            raise lost(self.party, rank, gone.what) from None
+
+    def _give(self, rank: int, frame: Frame) -> None:
+        try:
+            self._hub.link(_name(rank)).send(frame)
+        except LostPeerError as gone:
+            raise lost(self.party, rank, gone.what) from None
+
+    def _admit(self, name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
+        check_version(about.get("version"), f"{name} of party '{self.party}'")
+        return {}
+
+
+def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -> FurtherRanks:
+    """The further ranks of a party, at rank 0.
+
+    Args:
+        party: the party's own file, which says whether they are on other machines.
+        size: how many ranks there are, this process included.
+        patience_s: how long a rank may take to come and to answer.
+        device: where rank 0's models run.
+
+    Raises:
+        UserError, MissingDataError, DataError: see `RankMachines`.
+    """
+    if size > 1 and party.ranks_address is not None:
+        return RankMachines(party, size, patience_s)
+    return RankProcesses(party.party, size, patience_s, device)
+
+
+@contextmanager
+def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[Order]:
+    """The next order of a rank on a machine of its own; errors are reported to rank 0.
+
+    Args:
+        party_file: the party's own file at this machine.
+        rank: which one this is, from 1.
+        say: told when it is ready.
+
+    Raises:
+        AuthenticationError: who listens there has another key, or the rank is there already.
+        LostRankError: rank 0 is gone.
+    """
+    party = read_party_file(party_file)
+    link = _reached(party, rank)
+
+    def take(_: int) -> Frame:
+        try:
+            return link.receive()
+        except LostPeerError as gone:
+            raise lost(party.party, 0, gone.what) from None
+
+    def give(_: int, frame: Frame) -> None:
+        try:
+            link.send(frame)
+        except LostPeerError as gone:
+            raise lost(party.party, 0, gone.what) from None
+
+    def meet(device: str, data: PartyData) -> Ranks:
+        give(0, _said({"rows": digest_of_rows(data)}))
+        return Ranks(party.party, rank, size, StreamGroup(rank, size, take, give))
+
+    try:
+        content = _content(take(0), "rank 0")
+        size, link.patience_s = int(content["group"]["size"]), content["group"]["patience_s"]
+        say(f"rank {rank} of party {party.party} begins")
+        yield Order(content, rank, 0, party_file, lambda said: give(0, _said(said)), meet)
+        if (last := take(0)).kind is not Kind.DONE:  # until then nobody else may come in its place
+            raise ProtocolError("a message out of turn", got=last.kind.name, want=Kind.DONE.name)
+    except VFLError as error:
+        link.fail(error)
+        raise
+    except Exception as bug:
+        link.fail(unexpected(bug, party.party))
+        raise
+    finally:
+        link.close()
+
+
+def digest_of_rows(data: PartyData) -> str:
+    """SHA-256 of what a party's rows hold; only ranks of one party ever compare it."""
+    digest = hashlib.sha256(data.ids_digest)
+    for values in (data.inputs, data.labels, data.row_weights):
+        if values is not None:
+            digest.update(str((values.dtype, *values.shape)).encode())
+            for start in range(0, len(values), _DIGESTED_ROWS):
+                part = values[start : start + _DIGESTED_ROWS]
+                digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _reached(party: PartyFile, rank: int) -> TcpLink:
+    """A stream to rank 0, as soon as it listens."""
+    if party.ranks_address is None:
+        raise ConfigError(
+            "this party has no ranks on other machines",
+            where="node.ranks_at",
+            want="HOST:PORT of rank 0, an address of the party's own network",
+        )
+    host, port = party.ranks_address
+    key = RanksKey.of(party)
+    hello = Hello(_session(party.party), _name(rank), key.token(rank), {"version": VERSION})
+    waits = Timeouts(rejoin_window_s=_REJOIN_S)
+    while True:
+        try:
+            return TcpLink.connect(host, port, hello, key.authority.ca_pem, waits, peer="rank 0")
+        except LostPeerError:
+            time.sleep(_RETRY_S)  # no session in several ranks goes
+        except AuthenticationError as refusal:
+            raise AuthenticationError(
+                f"rank 0 of party '{party.party}' does not know this rank",
+                where=party.node.ranks_at,
+                got=refusal.got or refusal.what,
+                want="one ranks.key at every machine, a rank below the session's number of ranks, "
+                "and one process a rank",
+            ) from None
+
+
+def _name(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _session(party: str) -> str:
+    return f"ranks of {party}"
+
+
+def _said(content: Mapping[str, Any]) -> Frame:
+    return Frame(Kind.PROTOCOL, payload=json.dumps(content).encode())
+
+
+def _content(frame: Frame, who: str) -> Mapping[str, Any]:
+    try:
+        content = json.loads(bytes(frame.payload))
+    except ValueError:
+        content = None
+    if frame.kind is not Kind.PROTOCOL or not isinstance(content, dict):
+        raise ProtocolError("a message out of turn", where=who, got=frame.kind.name)
+    return content
