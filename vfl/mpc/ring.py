@@ -46,8 +46,8 @@ _LEAST_TERMS_OF_CARD = 1 << 23
 #: Rows up to which the compiled loop is faster, by the type of the right operand.
 _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
 #: Types of fewer bits that the right operand of a product may have, the smallest first.
-_NARROW = (torch.int16, torch.int32)
-#: Terms up to which a product of one row is faster as a sum.
+_NARROW = (np.int16, np.int32)
+#: Terms up to which a product of one row is faster as a sum, where no loop is compiled.
 _FEW_TERMS = 1 << 18
 #: Values a pass takes at once where there are several, so that they stay in a core's own cache.
 _BLOCK = 16384
@@ -134,9 +134,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     a single row. The right operand may be `narrow`.
     """
     if COMPILED and len(left) <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous():
-        total = np.zeros((left.shape[0], right.shape[1]), np.int64)
-        _few_rows(np.ascontiguousarray(left.numpy()), right.numpy(), total)
-        return torch.from_numpy(total)
+        return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
     right = right.long()
     if _Card.device is not None and _large(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left.to(_Card.device), right.to(_Card.device)).cpu()
@@ -155,6 +153,10 @@ def batched(left: Tensor, right: Tensor) -> Tensor:
     >>> batched(torch.tensor([[[2, 3]]]), torch.tensor([[[1], [-1]]])).tolist()
     [[[-1]]]
     """
+    if COMPILED and left.shape[1] == 1 and left.dtype == torch.int64:
+        total = np.zeros((left.shape[0], 1, right.shape[2]), np.int64)
+        _one_row_each(left.numpy()[:, 0], right.numpy(), total[:, 0])
+        return torch.from_numpy(total)
     if left.shape[1] == 1 and right.numel() <= _FEW_TERMS:  # torch's product of integers is slow
         return (left.transpose(1, 2) * right).sum(1, keepdim=True)
     return left @ right
@@ -172,9 +174,9 @@ def narrow(elements: Tensor) -> Tensor:
         return elements
     least, most = torch.aminmax(elements)
     for kind in _NARROW:
-        ends = torch.iinfo(kind)
-        if ends.min <= int(least) and int(most) <= ends.max:
-            return elements.to(kind)
+        ends = np.iinfo(kind)
+        if ends.min <= int(least) and int(most) <= ends.max:  # numpy asks for pages of 2 MiB
+            return torch.from_numpy(elements.numpy().astype(kind))
     return elements
 
 
@@ -270,6 +272,56 @@ def _fastest(product: Callable[[Tensor, Tensor], Tensor], square: Tensor) -> flo
     return min(once() for _ in range(4))
 
 
+def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The product by compiled loops.
+
+    A product of two numbers of 32 bits is one instruction and one of 64 bits three, so the left
+    operand is taken apart where the right one is narrow.
+    """
+    axes = left.shape[0], right.shape[1]
+    if right.dtype == np.int64:
+        total = np.zeros(axes, np.int64)
+        _few_rows(left, right, total)
+        return total
+    low = left.astype(np.int32)
+    high = (left - low >> 32).astype(np.int32)
+    below, above = np.zeros(axes, np.int64), np.zeros(axes, np.int64)
+    _few_rows_narrow(low, high, right, below, above)
+    above <<= 32
+    below += above
+    return below
+
+
+@compiled
+def _few_rows_narrow(
+    low: np.ndarray, high: np.ndarray, right: np.ndarray, below: np.ndarray, above: np.ndarray
+) -> None:
+    """Add the products of both parts of the left; eight rows of the right at a time."""
+    rows, columns, eights = low.shape[0], right.shape[1], right.shape[0] // 8 * 8
+    for i in range(0, eights, 8):
+        for row in range(rows):
+            a, b, c, d = low[row, i], low[row, i + 1], low[row, i + 2], low[row, i + 3]
+            e, f, g, h = low[row, i + 4], low[row, i + 5], low[row, i + 6], low[row, i + 7]
+            p, q, r, s = high[row, i], high[row, i + 1], high[row, i + 2], high[row, i + 3]
+            t, u, v, w = high[row, i + 4], high[row, i + 5], high[row, i + 6], high[row, i + 7]
+            for j in range(columns):
+                i0, i1 = np.int64(right[i, j]), np.int64(right[i + 1, j])
+                i2, i3 = np.int64(right[i + 2, j]), np.int64(right[i + 3, j])
+                i4, i5 = np.int64(right[i + 4, j]), np.int64(right[i + 5, j])
+                i6, i7 = np.int64(right[i + 6, j]), np.int64(right[i + 7, j])
+                below[row, j] += (
+                    a * i0 + b * i1 + c * i2 + d * i3 + e * i4 + f * i5 + g * i6 + h * i7
+                )
+                above[row, j] += (
+                    p * i0 + q * i1 + r * i2 + s * i3 + t * i4 + u * i5 + v * i6 + w * i7
+                )
+    for i in range(eights, right.shape[0]):
+        for row in range(rows):
+            for j in range(columns):
+                below[row, j] += low[row, i] * np.int64(right[i, j])
+                above[row, j] += high[row, i] * np.int64(right[i, j])
+
+
 @compiled
 def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
     """Add the product; four rows of the right at a time, so that sums are written less often."""
@@ -288,6 +340,16 @@ def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
         for row in range(rows):
             for j in range(columns):
                 total[row, j] += left[row, i] * np.int64(right[i, j])
+
+
+@compiled
+def _one_row_each(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
+    """Add products of one row; axes (products, inner), (products, inner, columns)."""
+    for product in range(right.shape[0]):
+        for i in range(right.shape[1]):
+            factor = left[product, i]
+            for j in range(right.shape[2]):
+                total[product, j] += factor * right[product, i, j]
 
 
 def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarray) -> bool:

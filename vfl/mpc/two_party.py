@@ -28,6 +28,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -193,12 +194,19 @@ class Growing:
     """What a cache has gathered of a factor that grows by rows (axis 1), by name of the part."""
 
     parts: dict[str, Tensor] = field(default_factory=dict)
+    _room: dict[str, Tensor] = field(default_factory=dict)
 
     def grow(self, **new: Tensor) -> list[Tensor]:
         """Append to each part; the whole parts in that order."""
         for name, more in new.items():
-            before = self.parts.get(name)
-            self.parts[name] = more if before is None else torch.cat([before, more], 1)
+            before = self.parts.get(name, more[:, :0])
+            start, end = before.shape[1], before.shape[1] + more.shape[1]
+            room = self._room.get(name, more[:, :0])
+            if room.shape[1] < end:  # for twice as many, so that few rows are ever copied
+                room = more.new_empty(more.shape[0], 2 * end, *more.shape[2:])
+                room[:, :start], self._room[name] = before, room
+            room[:, start:end] = more
+            self.parts[name] = room[:, :end]
         return [self.parts[name] for name in new]
 
 
@@ -473,12 +481,16 @@ class Role(Peer):
                 share = w + product(x + d, shared.share) + product(x, self._take())
                 if ahead is not None:
                     ahead[0].grow(share=ahead[1].share, difference=self._take())
-            else:
-                e, f, *rest = self._receive(P0, number, *wanted)
-                x, e, u = cache.grow(share=more.share, difference=e, mask=u)
-                share = w + product(x, shared.share) + product(u, f) + product(e, v)
+            else:  # what is known is computed while the message is on its way
+                x, u = cache.grow(share=more.share, mask=u)
+                share = w + product(x, shared.share)
                 if ahead is not None:
-                    ahead[0].grow(share=ahead[1].share, difference=rest[0], mask=masks[2])
+                    ahead[0].grow(share=ahead[1].share, mask=masks[2])
+                e, f, *rest = self._receive(P0, number, *wanted)
+                (e,) = cache.grow(difference=e)
+                share = share + product(u, f) + product(e, v)
+                if ahead is not None:
+                    ahead[0].grow(difference=rest[0])
         return Shared(share, more.bits + shared.bits, ring)
 
     def apply(
@@ -585,7 +597,6 @@ class Role(Peer):
         heads, tokens = scores.share.shape
         count, width = heads * tokens, values.share.shape[-1]
         axes, flat, wide = (heads, 1, width), (heads, width), (count, width)
-        mine = self._show(scores, "vectors", number, shown)
         share = blank(axes)
 
         def in_order(elements: Tensor) -> Tensor:
@@ -594,6 +605,22 @@ class Role(Peer):
         def own_order(part: Tensor, masked: Tensor) -> Tensor:
             return batched(in_order(masked), part.reshape(heads, tokens, width))[:, 0]
 
+        if self.role == P1:  # what is known is computed while the scores are on their way
+            pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
+            drawn = [self._kept(partial(self.pad, P2, each, name, number)) for each, name in pads]
+            (q0, q1), g1, (r, t, y) = drawn
+            w = self._kept(lambda: self._receive(P2, number, (axes, ring))[0])
+            if not self.offline:
+                parts = cache.parts
+                known = parts["difference"] + parts["share"] - parts["mask"]
+                heads_order = (w + product(known, in_order(q1))).reshape(flat)
+            mine = self._show(scores, "vectors", number, shown)
+            if not self.offline:
+                masked = self._found(mine, scores, function, bits, ring, where) - q0
+                both = _rounded(own_order(g1, masked), drop) - r, _rounded(heads_order, drop) - t
+                self._send(P0, number, (masked, ring), *((each, small) for each in both))
+            return Shared(y.reshape(axes), values.bits + bits - drop, small, known=True)
+        mine = self._show(scores, "vectors", number, shown)
         if self.role == P2:
             q0, q1, back = *self._deal_back(mine, count, ring, number), _back(mine, count)
             u0, u1 = cache.parts["first"], cache.parts["second"]
@@ -605,30 +632,15 @@ class Role(Peer):
             g0 = each - self.pad(P1, wide, "g", number)
             self._send(P0, number, (g0, ring), (unordered + t - y, small))
         elif self.offline:
-            if self.role == P0:
-                dealt = self._receive(P2, number, ((count,), ring))
-                dealt += self._receive(P2, number, (wide, ring), (flat, small))
-                self._keep(_back(mine, count), *dealt, self.pad(P2, axes, "W", number))
-            else:
-                pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
-                drawn = [self.pad(P2, each, name, number) for each, name in pads]
-                self._keep(*drawn, *self._receive(P2, number, (axes, ring)))
-                share = drawn[-1][2].reshape(axes)
-        elif self.role == P1:
-            (q0, q1), g1, (r, t, y), w = (self._take() for _ in range(4))
-            masked = self._found(mine, scores, function, bits, ring, where) - q0
-            parts = cache.parts
-            known = parts["difference"] + parts["share"] - parts["mask"]
-            heads_order = (w + product(known, in_order(q1))).reshape(flat)
-            both = _rounded(own_order(g1, masked), drop) - r, _rounded(heads_order, drop) - t
-            self._send(P0, number, (masked, ring), *((each, small) for each in both))
-            share = y.reshape(axes)
+            dealt = self._receive(P2, number, ((count,), ring))
+            dealt += self._receive(P2, number, (wide, ring), (flat, small))
+            self._keep(_back(mine, count), *dealt, self.pad(P2, axes, "W", number))
         else:
             back, delta, g0, moved, w = (self._take() for _ in range(5))
-            wanted = ((count,), ring), (flat, small), (flat, small)
-            masked, theirs, others = self._receive(P1, number, *wanted)
             heads_back = _back(mine[::tokens] // tokens, heads)
             whole = cache.parts["share"] + cache.parts["difference"]
+            wanted = ((count,), ring), (flat, small), (flat, small)
+            masked, theirs, others = self._receive(P1, number, *wanted)
             own = w + product(whole, in_order(masked[back] + delta))
             own = own.reshape(flat) + own_order(g0, masked)[heads_back]
             share = (_rounded(own, drop) + theirs[heads_back] + others + moved).reshape(axes)
