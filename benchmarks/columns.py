@@ -9,7 +9,8 @@ one value against the rest; numbers by the best of several regressions, chosen o
 attacker knows, scored by R2 of their rank; pictures by the best of several decoders, chosen alike,
 scored by R2 of their pixels and by structural similarity. Each is done from the label party's own
 columns alone, from cuts alone, and from both; the first is the guess beside which the better of the
-others is to be read. A line of --out is a column; what is there is not trained again.
+others is to be read. A line of --out is a column; what is there is not trained again. With
+--pictures a drawing of each task, all protections on it, is written beside the lines.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from vfl.attacks.scoring import structural_similarity
 from vfl.attacks.view import Evidence, Holdings, ThreatModel, View
 from vfl.config import Experiment
 from vfl.core.seeds import generator, use_one_thread
+from vfl.experiments.pages.charts import Point, dot_swatch, scatter_drawing, standalone
+from vfl.experiments.statistics import estimate
 from vfl.experiments.tables import Table
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data
@@ -185,6 +188,12 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 }
 #: Those whose label party is sent nothing but the sum over the feature parties.
 SUMMED = ("secure sum", "beaver")
+#: Families of protections by how their names begin, and a colour each.
+FAMILIES = {
+    "none": ("undefended", 0), "label_free": ("label-free bottom", 1), "width": ("narrow cut", 2),
+    "topk": ("codec", 3), "quantise": ("codec", 3), "sign": ("codec", 3), "nopeek": ("NoPeek", 4),
+    "clipped_noise": ("noise", 5), "secure sum": ("secure sum", 6), "beaver": ("beaver", 7),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -497,7 +506,11 @@ def measure(asked: Namespace) -> list[ColumnRow]:
                 store(asked.out, new)
                 found += new
                 print(f"{name} {protection} seed {seed}", file=sys.stderr, flush=True)
-    return [row for row in found if row.task in asked.tasks]
+    found = [row for row in found if row.task in asked.tasks]
+    for name in asked.tasks if asked.pictures else ():
+        file = asked.out.with_name(f"{asked.out.stem}_{name}.svg")
+        file.write_text(picture_of([row for row in found if row.task == name]), encoding="utf-8")
+    return found
 
 
 def stored(path: Path) -> list[ColumnRow]:
@@ -544,7 +557,7 @@ def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
 def table(rows: Sequence[ColumnRow]) -> str:
     """One line a protection: utility, and how well each column is read; first without any cut.
 
-    Means over seeds, and by how much seeds differ at most.
+    Means over seeds, by how much seeds differ at most, and `opened`.
     """
     parts = []
     for name in dict.fromkeys(row.task for row in rows):
@@ -552,25 +565,77 @@ def table(rows: Sequence[ColumnRow]) -> str:
         wanted = [each for some in TASKS[name].wanted.values() for each in some]
         measures = {row.column: row.measure for row in of_task}
         found = {"nothing sent": [[r.own for r in of_task if r.column == c] for c in wanted]}
-        utility = {"nothing sent": ""}
+        utility, whole = {"nothing sent": ""}, {"nothing sent": "0"}
         for protection in dict.fromkeys(row.protection for row in of_task):
             some = [row for row in of_task if row.protection == protection]
             found[protection] = [reached(some, column) for column in wanted]
             utility[protection] = f"{fmean(row.utility for row in some):.3f}"
+            whole[protection] = f"{100 * fmean(opened(some)):.0f}"
         lines = [
             [
                 protection, utility[protection], *(f"{fmean(each):.3f}" for each in columns),
-                f"{max(max(each) - min(each) for each in columns):.3f}",
+                f"{max(max(each) - min(each) for each in columns):.3f}", whole[protection],
             ]
             for protection, columns in found.items()
         ]  # fmt: skip
         head = [f"{column}, {measures[column]}" for column in wanted]
         made = Table(
-            ["protection", f"utility, {TASKS[name].utility}", *head, "seeds differ by at most"],
+            [
+                "protection",
+                f"utility, {TASKS[name].utility}",
+                *head,
+                "seeds differ by at most",
+                "read of what own columns leave, %",
+            ],
             lines,
         )
         parts.append(f"{name}\n{made.markdown()}")
     return "\n".join(parts)
+
+
+def opened(rows: Sequence[ColumnRow]) -> list[float]:
+    """Of what own columns leave open, the share that is read behind one protection, of each seed.
+
+    The mean over columns of (reached - own) / (1 - own), for 1 is the best of every measure here;
+    below 0 where less is read than own columns tell alone.
+    """
+    found: list[list[float]] = []
+    for column in dict.fromkeys(row.column for row in rows):
+        own = [row.own for row in rows if row.column == column]
+        read = zip(reached(rows, column), own, strict=True)
+        found.append([(value - alone) / (1 - alone) for value, alone in read])
+    return [fmean(each) for each in zip(*found, strict=True)]
+
+
+def picture_of(rows: Sequence[ColumnRow]) -> str:
+    """Utility of one task against what is read of columns, as a file of SVG; a dot a protection."""
+    name, points = rows[0].task, []
+    for protection in dict.fromkeys(row.protection for row in rows):
+        some = [row for row in rows if row.protection == protection]
+        good = estimate(list({row.seed: row.utility for row in some}.values()))
+        read = estimate(opened(some))
+        assert good is not None
+        assert read is not None
+        points.append(
+            Point(
+                "", 100 * read.mean, 100 * good.mean, _family(protection)[1],
+                f"{protection}: {TASKS[name].utility} {good.mean:.3f}, read {read.mean:.2f}",
+                100 * (read.half_width or 0), 100 * (good.half_width or 0),
+            )
+        )  # fmt: skip
+    shown = dict(_family(row.protection) for row in rows)
+    utility = TASKS[name].utility
+    drawing = scatter_drawing(
+        f"{name}: test {utility} against what is read of columns",
+        f"test {utility}, percent", "; ".join(point.what for point in points), points,
+        "percent read of what own columns leave open",
+        legend=[(dot_swatch(style), family) for family, style in shown.items()],
+    )  # fmt: skip
+    return standalone(drawing)
+
+
+def _family(protection: str) -> tuple[str, int]:
+    return next(found for start, found in FAMILIES.items() if protection.startswith(start))
 
 
 def main() -> None:
@@ -580,6 +645,7 @@ def main() -> None:
     options.add_argument("--protections", nargs="+", choices=PROTECTIONS, metavar="NAME")
     options.add_argument("--seeds", default="0,1,2")
     options.add_argument("--leaks", type=int, default=400, help="rows that the attacker knows")
+    options.add_argument("--pictures", action="store_true", help="draw each task beside --out")
     options.add_argument("--out", type=Path, default=Path("columns.csv"))
     harness.run(options, measure, table)
 

@@ -39,7 +39,6 @@ class OutsideRow:
         k: leaked labels of each class.
         attack: spec of it; `author` is empty of one of vfl.
         measure, value: what it reached, as a share.
-        cpu_s: it took, in seconds, on a busy machine.
     """
 
     task: str
@@ -50,7 +49,6 @@ class OutsideRow:
     author: str
     measure: str
     value: float
-    cpu_s: float
 
     @property
     def is_adaptive(self) -> bool:
@@ -63,18 +61,15 @@ def rows_of(run: Path) -> list[OutsideRow]:
     folder, records = GridFolder(run), list(records_of(run))
     task, asked = folder.experiment().name, grid_settings_of(folder.experiment()).measure
     measure = fitting_measure(records, asked)
-    found: dict[tuple[str, str, int, str, str], list[tuple[float, float]]] = {}
+    found: dict[tuple[str, str, int, str, str], list[float]] = {}
     for one in records:
         if label_measure(one) == measure and (one.author or one.subject.startswith(ADAPTIVE)):
             key = one.defense, one.repeat, one.k, one.subject, one.author
-            found.setdefault(key, []).append((one.value, one.seconds or 0.0))
+            found.setdefault(key, []).append(one.value)
     return [
-        OutsideRow(
-            task, defense, seed, k, attack, author, measure,
-            fmean(value for value, _ in draws), fmean(seconds for _, seconds in draws),
-        )
+        OutsideRow(task, defense, seed, k, attack, author, measure, fmean(draws))
         for (defense, seed, k, attack, author), draws in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def differences(rows: Sequence[OutsideRow]) -> dict[str, list[float]]:
@@ -121,7 +116,7 @@ def stored(path: Path) -> list[OutsideRow]:
 
 
 def _row(line: Mapping[str, str]) -> OutsideRow:
-    numbers = {"k": int(line["k"]), "value": float(line["value"]), "cpu_s": float(line["cpu_s"])}
+    numbers = {"k": int(line["k"]), "value": float(line["value"])}
     return OutsideRow(**{**line, **numbers})  # type: ignore[arg-type]
 
 
@@ -129,8 +124,7 @@ def measure(asked: Namespace) -> list[OutsideRow]:
     """All rows of all grids, which are written where that is asked for."""
     rows = [row for run in asked.runs for row in rows_of(run)]
     if asked.out is not None:
-        lines = [asdict(row) | {"value": f"{row.value:.4f}", "cpu_s": f"{row.cpu_s:.2f}"}
-                 for row in rows]  # fmt: skip
+        lines = [asdict(row) | {"value": f"{row.value:.4f}"} for row in rows]
         columns = [one.name for one in fields(OutsideRow)]
         asked.out.write_text(csv_text(columns, lines), encoding="utf-8")
     return rows

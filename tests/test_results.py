@@ -170,6 +170,59 @@ def test_words_read_by_depth():
         assert_shows(guess, {100 * float(row["guess"]) for row in of})
 
 
+def cut_read(front, attack, sweep):
+    """What an attack reads of 16 words behind some blocks, by codec or by the noise's deviation."""
+    about = "codec" if sweep == "codec" else "defense"
+    found = {}
+    for row in rows_of("inversion.csv"):
+        here = row["sweep"] == sweep or (row["sweep"], row["texts"]) == ("depth", "reviews")
+        own = re.sub(r"[:,]prior=[\d.]+", "+prior", row["attack"])
+        if here and (row["front"], own) == (front, READ_BY.get(attack, attack)):
+            found[row[about].rpartition("sigma=")[2]] = row
+    return found
+
+
+def assert_shows_percent(cell, rows, name, column="accuracy"):
+    assert_shows(cell, [100 * float(rows[name][column])] if name in rows and cell else [])
+
+
+def test_words_read_under_noise():
+    attacks = ("text_inversion", "token_search", "token_search+prior", "token_network")
+    for sigma, *cells in table_of("## What the cut gives away", "deviation"):
+        name = "none" if sigma == "0" else sigma
+        plain = cut_read("2", "text_inversion", "noise")
+        for cell, attack in zip(cells, attacks, strict=False):
+            rows = cut_read("2", attack, "noise")
+            assert (name in rows) == bool(cell)
+            assert_shows_percent(cell, rows, name)
+        assert_shows_percent(cells[4], plain, name, "next_word")
+        assert_shows(cells[5], [float(plain[name]["perplexity"])])
+
+
+def test_words_read_behind_codecs():
+    of = [("2", "text_inversion"), ("2", "token_search")]
+    of += [("4", "text_inversion"), ("4", "token_search:candidates=50")]
+    for codec, *cells in table_of("## What the cut gives away", "codec"):
+        for cell, (front, attack) in zip(cells, of, strict=False):
+            rows = cut_read(front, attack, "codec")
+            assert codec.strip("`") in rows
+            assert_shows_percent(cell, rows, codec.strip("`"))
+        plain = cut_read("2", "token_search", "codec")[codec.strip("`")]
+        assert_shows(cells[4], [100 * float(plain["next_word"])])
+        assert_shows(cells[5], [float(plain["perplexity"])])
+
+
+def test_losses_of_labels_in_cuts():
+    """A page of its own takes some of the rows of the thesis' grid."""
+    found = {(r["defense"], r["attack"], r["k"]): r for r in rows_of("labels_mnist.csv")}
+    attacks = [("fine_tuning", "10"), *((one, "10") for one in LOGISTIC), ("kmeans", "0")]
+    for training, accuracy, *cells in table_of("## Losses of labels in cuts", "training"):
+        rows = [found[training.strip("`"), *one] for one in attacks]
+        assert_shows(accuracy, [100 * float(rows[0]["test_accuracy"])])
+        for cell, row in zip(cells, rows, strict=True):
+            assert_shows(cell, [100 * float(row["mean"])])
+
+
 def test_hidden_labels():
     """The best of 22 attacks, which is chosen anew at every k."""
     for training, *cells in table_of(
@@ -224,6 +277,31 @@ def test_the_adaptive_attack_at_equal_time():
 
 
 FREE = "label-free bottom"
+
+
+def test_attacks_from_outside():
+    """The best of them on each training, and the others, on the victims of `adaptive`."""
+    stored = rows_of("outside.csv")
+    trainings = dict.fromkeys((row["task"], row["defense"]) for row in stored)
+    table = table_of("## Attacks from outside", "task")
+    assert [(row[0], row[1].strip("`")) for row in table] == list(trainings)
+    for task, defense, measure, adaptive, best, reaches, above, others in table:
+        of = [r for r in stored if (r["task"], r["defense"]) == (task, defense.strip("`"))]
+        assert {row["measure"] for row in of} == {measure}
+        values: dict[str, dict[str, float]] = {}
+        for row in of:
+            found = values.setdefault(row["attack"] if row["author"] else "adaptive", {})
+            found[row["seed"]] = 100 * float(row["value"])
+        ours = values.pop("adaptive")
+        assert len(ours) == 5
+        apart = {name: [found[one] - ours[one] for one in ours] for name, found in values.items()}
+        assert best.strip("`") == max(apart, key=lambda name: mean(apart[name]))
+        assert_shows(adaptive, interval(list(ours.values())))
+        assert_shows(reaches, interval(list(values[best.strip("`")].values())))
+        own = apart.pop(best.strip("`"))
+        assert_shows(above, interval(own))
+        rest = [mean(one) for one in apart.values()]
+        assert_shows(others, [max(rest), min(rest)])
 
 
 def test_the_frontier():
@@ -377,7 +455,7 @@ def test_columns_of_another_party(task):
     columns = list(dict.fromkeys(row["column"] for row in stored))
     table = table_of(f"## Columns of {task.replace('_', ' ')}", "protection")
     assert len(table) == 1 + len({row["protection"] for row in stored})
-    for name, utility, *cells, apart in table:
+    for name, utility, *cells, apart, left in table:
         some = [row for row in stored if row["protection"] == name.strip("`")]
         found = []
         for column in columns:
@@ -390,6 +468,12 @@ def test_columns_of_another_party(task):
         for cell, values in zip(cells, found, strict=True):
             assert_shows(cell, [mean(values)])
         assert_shows(apart, [max(max(values) - min(values) for values in found)])
+        alone = [[float(r["own"]) for r in some if r["column"] == one] for one in columns]
+        pairs = [
+            pair for each in zip(found, alone, strict=True) for pair in zip(*each, strict=False)
+        ]
+        rest = [(value - own) / (1 - own) for value, own in pairs]
+        assert_shows(left, [100 * mean(rest)] if some else [0])
 
 
 def test_private_tables():

@@ -10,6 +10,8 @@ from benchmarks.columns import (
     ColumnRow,
     Known,
     codes_of,
+    opened,
+    picture_of,
     ranks_of,
     reached,
     read_category,
@@ -88,6 +90,31 @@ def test_rows_are_stored_and_read_back_and_a_line_is_a_protection(tmp_path):
     lines = table(found).splitlines()
     assert any("sign:grad=8" in line and "0.700" in line for line in lines)
     assert not stored(tmp_path / "none.csv")
+
+
+def column_rows(protection, utility, reads):
+    """Of one seed for each pair of what own columns and cuts tell of two columns."""
+    return [
+        ColumnRow("bank_marketing", protection, seed, utility, column, "auc", own, cut, 0.0, 1.0)
+        for seed, (own, cut) in enumerate(reads)
+        for column in ("housing", "contact")
+    ]
+
+
+def test_what_is_read_counts_from_what_own_columns_tell():
+    assert opened(column_rows("none", 0.8, [(0.5, 1.0), (0.6, 0.6)])) == [1.0, 0.0]
+    assert opened(column_rows("none", 0.8, [(0.5, 0.4)])) == pytest.approx([-0.2])
+
+
+def test_all_protections_stand_on_one_picture():
+    found = [
+        *column_rows("none", 0.8, [(0.5, 1.0), (0.5, 1.0)]),
+        *column_rows("nopeek:alpha=1", 0.7, [(0.5, 0.9), (0.5, 0.8)]),
+    ]
+    drawn = picture_of(found)
+    assert "none: auc 0.800, read 1.00" in drawn
+    assert "nopeek:alpha=1: auc 0.700, read 0.70" in drawn
+    assert drawn.count('class="whisker spread"') == 1  # of seeds that differ
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)

@@ -18,7 +18,7 @@ ADAPTIVE = "adaptive:at=cut,candidates=2"
 
 def row(seed: str, attack: str, value: float) -> OutsideRow:
     author = "" if attack.startswith("adaptive") else "somebody"
-    return OutsideRow("digits", "dcor", seed, 5, attack, author, "accuracy", value, 1.0)
+    return OutsideRow("digits", "dcor", seed, 5, attack, author, "accuracy", value)
 
 
 ROWS = [
