@@ -199,6 +199,25 @@ def test_gradients_get_into_no_memory_that_others_read(workers):
         weight.grad.get()
 
 
+def test_gradients_that_break_off_half_way_are_hidden_too(any_workers):
+    """torch reaches `weight` before the error; its gradient is the hidden table."""
+    alice = any_workers[0]
+    if not alice.remote:
+        alice.load(X, tag="rows")
+    hidden = tensors.find(alice, "rows")
+    weight, other = (
+        tensors.send(torch.ones(each), alice).requires_grad_() for each in (hidden.shape, (3,))
+    )
+    early = other.exp()
+    early.add_(1.0)  # what the gradient of exp needs is gone
+    loss = early.sum() + (weight * hidden).sum()
+    with pytest.raises(UserError, match="cannot follow"):
+        loss.backward()
+    assert weight.grad is not None
+    with pytest.raises(ConsentError):
+        weight.grad.get()
+
+
 def test_gradients_of_what_has_none(any_workers):
     with pytest.raises(UserError, match="gradients"):
         tensors.send(X, any_workers[0]).sum().backward()

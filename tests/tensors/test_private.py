@@ -1,6 +1,7 @@
 """Learning with noise at workers: what leaves them, what an owner grants, and votes of teachers."""
 
 import math
+import secrets
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch.nn import functional
 from vfl import tensors
 from vfl.core.errors import ConsentError, UserError
 from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of
+from vfl.tensors.keys import seal
 from vfl.tensors.private import Budget, Plan, built, described
+from vfl.tensors.wire import packed
 
 ROWS = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
 LABELS = (ROWS @ torch.tensor([[1.0], [-2.0], [0.5]])) + 0.25
@@ -127,6 +130,43 @@ def test_the_owner_grants_it_and_no_more_than_that(workers):
     assert sum(each.steps for each in spent[:1]) == training._steps[0]
 
 
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize(("weight", "value"), [(3e38, 5.0), (1e25, 1e25), (math.nan, 1.0)])
+def test_no_weights_show_through_the_noise_that_a_row_is_there(dense, weight, value):
+    """A hostile leader takes weights that overflow for one row alone: NaN would tell of it."""
+    plan = Plan({"layers": described(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))), "clip": 1.0,
+                 "noise": 1.0, "rate": 1.0, "loss": "mse"})  # fmt: skip
+    plan.dense = dense
+    rows, labels = torch.zeros(50, 1), torch.zeros(50, 1)
+    rows[7] = value
+    hostile = [torch.full_like(each, weight) for each in plan.weights]
+    for each in plan.gradients(rows, labels, hostile):
+        assert each.isfinite().all()
+
+
+def test_a_small_clip_bounds_a_row_whose_gradient_underflows():
+    """Squares of 1e-23 are 0 in float32: a norm of 0 would leave a gradient of 1e-4 unclipped."""
+    layers = [["linear", [1, 1], False], ["linear", [1, 1], False]]
+    request = {"layers": layers, "noise": 0.01, "rate": 1.0, "loss": "mse"}
+    plan = Plan(request | {"clip": 1e-6})
+    hostile = [torch.full((1, 1), 1e19), torch.full((1, 1), 1e-23)]
+    found = plan.gradients(torch.ones(1, 1), torch.full((1, 1), 1e-4), hostile)
+    assert max(float(each.abs().max()) for each in found) < 2e-6
+    with pytest.raises(UserError, match="clip"):
+        Plan(request | {"clip": 1e-30})
+
+
+def test_who_changes_a_granted_table_trains_no_more_on_it(workers):
+    """One record in every row would be hidden by the noise of one row."""
+    alice = workers[0]
+    x, y = loaded(alice)
+    training = tensors.PrivateTraining(network(), [x], [y], noise=4.0, batch_size=20)
+    training.step()
+    x.detach().copy_(x[5:6])
+    with pytest.raises(ConsentError, match="was changed"):
+        training.step()
+
+
 def test_a_budget_counts_steps_of_several_kinds():
     budget = Budget(2.0, 1e-5)
 
@@ -229,3 +269,17 @@ def test_votes_are_counted_once_with_the_noise_that_was_paid_for(any_workers):
         owner.vote("teacher", ROWS, 4.0)
     with pytest.raises(UserError, match="no votes"):
         carol.tally([carol.store(torch.ones(2, 2))[0]], 0.0)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [torch.full((9, 2), 2**62 + 511), torch.full((9, 2), math.nan), torch.ones(9, 2).long(),
+     torch.ones(2, dtype=torch.int64)],
+)  # fmt: skip
+def test_nobody_adds_votes_that_round_the_noise_away(any_workers, forged):
+    """Next to 2^62 a vote decides how a count is rounded, and noise of 40 is lost."""
+    *_, carol = any_workers
+    parcel = packed({"value": forged, "readers": None, "votes": [0.01, secrets.token_bytes(16)]})
+    number, _ = carol.accept(seal(carol.public_key(), parcel))
+    with pytest.raises(UserError, match="votes"):
+        carol.tally([number], 0.0)

@@ -153,15 +153,17 @@ class RowClipper:
                 continue
             places = [by_id[id(weight)] for weight in _own_weights(call.module)]
             factor = factors[self.group_of[places[0]]]
-            weighted = of_output * factor.reshape(-1, *(1,) * (of_output.dim() - 1))
+            weighted = _scaled(of_output, factor.reshape(-1, *(1,) * (of_output.dim() - 1)))
             mine = [weights[place] for place in places]
             for place, one in zip(places, _gradients(call.output, weighted, mine), strict=True):
                 sums[place] = one
         return sums, norms
 
     def _factors(self, norms: Tensor) -> Tensor:
+        """What scales gradients down to the norms; 0 where a norm is no number."""
         smallest = torch.finfo(norms.dtype).tiny
-        return (self.norms[:, None].to(norms) / norms.clamp_min(smallest)).clamp(max=1.0)
+        factors = (self.norms[:, None].to(norms) / norms.clamp_min(smallest)).clamp(max=1.0)
+        return factors.masked_fill(~norms.isfinite(), 0.0)
 
     def _note(self, module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         if self._calls is None:
@@ -204,7 +206,7 @@ class RowClipper:
             norms.append(squares.sqrt())
             factors = self._factors(norms[-1])
             for total, group, one in zip(totals, self.group_of, found, strict=True):
-                total.add_(one * factors[group])
+                total.add_(_scaled(one, factors[group]))
         return totals, torch.cat(norms, 1)
 
 
@@ -343,6 +345,11 @@ def _gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[
     found = torch.autograd.grad(output, weights, grad, retain_graph=True, allow_unused=True)
     pairs = zip(found, weights, strict=True)
     return [torch.zeros_like(weight) if one is None else one for one, weight in pairs]
+
+
+def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
+    """A gradient times a factor; 0 times infinity is 0."""
+    return (grad * factor).masked_fill(factor == 0, 0.0)
 
 
 def _alone(grad: Tensor) -> Iterator[Tensor]:

@@ -37,9 +37,12 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
+#: Weights are the leader's choice. A row that they drive beyond this adds nothing: its norm could
+#: overflow to NaN, which no noise hides, or underflow to 0, which bounds nothing.
+_LARGEST = 1e9
 #: The gradient of each row's loss at the output, axes (rows, width).
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out[0].numel()),
+    "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out.shape[1:].numel()),
     "cross_entropy": lambda out, truth: out.softmax(1) - _one_hot(truth, out.shape[1]),
     "bce": lambda out, truth: out.sigmoid() - truth.reshape(out.shape),
 }
@@ -221,6 +224,8 @@ class Plan:
                 seen.append(layer(seen[-1]))
         if at != len(weights):
             raise ValueError("weights")
+        if not (fits := _bounded(seen)).all():
+            return self._of_dense(batch[fits], truth[fits], weights)
         grad = _LOSSES[self.loss](seen[-1], truth).to(batch)
         squares = torch.zeros(len(batch))
         found = []
@@ -239,9 +244,10 @@ class Plan:
             else:
                 grad = grad * _DENSE[type(layer)](output)
         factors = (self.clip / squares.sqrt().clamp_min(torch.finfo().tiny)).clamp(max=1.0)[:, None]
+        broken = ~squares.isfinite()[:, None]
         sums = []
         for given, grad, biased in reversed(found):
-            scaled = grad * factors
+            scaled = (grad * factors).masked_fill(broken, 0)
             sums.append(scaled.T @ given)
             if biased:
                 sums.append(scaled.sum(0))
@@ -257,9 +263,20 @@ class Plan:
                     weight.copy_(new)
         with self.clipper.recording() as calls:
             output = self.model(batch)
+        fits = _bounded([output, *(one for call in calls for one in (call.inputs, call.output))])
+        if not fits.all():
+            return self._of_any(batch[fits], truth[fits], None)
         flat = output if output.dim() > 1 else output[:, None]
         grad = _LOSSES[self.loss](flat.detach(), truth).to(flat)
         return self.clipper.sums(flat, grad, self.weights, calls)[0]
+
+
+def _bounded(activations: Sequence[Tensor]) -> Tensor:
+    """The rows that are finite and not too large in all of these, axes (rows,)."""
+    fits = torch.ones(len(activations[0]), dtype=torch.bool)
+    for each in activations:
+        fits &= (each.detach().flatten(1).abs() <= _LARGEST).all(1)
+    return fits
 
 
 def sanitised_gradients(worker: Worker, request: Mapping[str, Any]) -> list[Tensor]:
@@ -462,7 +479,16 @@ def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
 
     Papernot et al. 2018, section 3 (GNMax), with the largest noise that a teacher wants. The
     threshold looks at the same noisy counts, so it costs nothing beside them.
+
+    Raises:
+        UserError: a row's votes are not one 1; huge ones would round votes and noise away.
     """
+    for each in votes:
+        ones = each.ones
+        if ones.dtype != torch.int64 or ones.dim() != 2:
+            raise UserError("these are no votes", want="whole numbers of axes (rows, classes)")
+        if not (((ones == 0) | (ones == 1)).all() and (ones.sum(1) == 1).all()):
+            raise UserError("a teacher votes otherwise than once a row", want="one 1, else 0")
     counts = torch.stack([each.ones for each in votes]).sum(0)
     sigma = max(each.sigma for each in votes)
     drawn = torch.from_numpy(secret.normal(tuple(counts.shape), "votes"))

@@ -339,9 +339,7 @@ class Worker:
         for each in leaves:
             each.grad_rule.narrow(loss.rule)
         try:
-            torch.autograd.backward(
-                self._tensor(number), inputs=[each.value for each in leaves]
-            )
+            torch.autograd.backward(self._tensor(number), inputs=[each.value for each in leaves])
         except RuntimeError:
             raise UserError(
                 "torch cannot follow gradients from here",
