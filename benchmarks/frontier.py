@@ -363,33 +363,36 @@ def measure_of(task: str) -> str:
     return "accuracy" if TASKS[task] == "pictures" else "AUC"
 
 
-def summary_of(found: Frontier) -> Iterator[str]:
-    """What a task shows."""
-    measure, best = measure_of(found.task), found.best
-    plain = next(one for one in found.places if one.family == UNDEFENDED)
-    beating = found.named("beats it")
-    head = "Nothing is shown to beat" if not beating else f"{_listed(beating)} beat"
-    yield (
-        f"- **{found.task}**: {head} the label-free bottom `{best.defense}`, whose {measure} is "
-        f"{_text(best.utility)}; undefended it is {_text(plain.utility)} "
-        f"({_text(plain.gain, '+')}), and the worst attack gains {_text(plain.leak, '+')} points."
-    )
-    ahead = [one for one in found.places if one.gain.low > 0 and one.family != UNDEFENDED]
-    yield (
-        f"- Of defenses that learn from labels, more accurate than that by their interval: "
-        f"{_listed(ahead)}; of these leak, by more than {100 * MARGIN:g} point: "
-        f"{_listed([one for one in ahead if one.verdict == 'leaks'])}."
-    )
-    yield f"- Undecided by {found.seeds} victims: {_listed(found.named('undecided'))}."
-    few = [one for one in found.places if one.family.startswith("few rounds")]
-    if not few:
-        return
-    top = max(few, key=lambda one: one.utility.mean)
-    still = [one for one in few if one.verdict != "leaks"]
-    yield (
-        f"- Few rounds: at most {_text(top.utility)} ({_text(top.gain, '+')} beside the label-free "
-        f"bottom) with `{top.defense}`, which leaks {_text(top.leak, '+')}; not shown to leak: "
-        f"{_listed(still)}."
+def summary_of(found: Sequence[Frontier]) -> str:
+    """What all tasks show: a sentence and a line a task."""
+    beating = [one for each in found for one in each.named("beats it")]
+    head = [
+        "task", "judged by", "the best label-free bottom", "reaches", "undefended", "its leak",
+        "defenses more accurate", "of them leak", "undecided", "few rounds not shown to leak",
+    ]  # fmt: skip
+    lines = []
+    for each in found:
+        plain = next(one for one in each.places if one.family == UNDEFENDED)
+        learned = [one for one in each.places if one.family not in (UNDEFENDED, LABEL_FREE)]
+        ahead = [one for one in learned if one.gain.low > 0]
+        leaking = [one for one in ahead if one.verdict == "leaks"]
+        few = [one for one in learned if one.family.startswith("few rounds")]
+        still = [one for one in few if one.verdict != "leaks"]
+        best = max(still, key=lambda one: one.utility.mean, default=None)
+        lines.append(
+            [
+                *(each.task, measure_of(each.task), f"`{each.best.defense}`"),
+                *(_text(each.best.utility), _text(plain.gain, "+"), _text(plain.leak, "+")),
+                *(f"{len(ahead)} of {len(learned)}", str(len(leaking))),
+                str(len(each.named("undecided"))),
+                f"`{best.defense}`: {_text(best.gain, '+')}" if best else "none" if few else "",
+            ]
+        )
+    shown = f"Shown to beat it: {_listed(beating)}." if beating else "Nothing is shown to beat it."
+    return (
+        "Each task has the most accurate bottom that never saw a label; utility is beside that "
+        f"one's, in points, with 95 % intervals over victims. **{shown}** A defense is counted as "
+        "more accurate, or as leaking, by its whole interval.\n\n" + Table(head, lines).markdown()
     )
 
 
@@ -500,12 +503,12 @@ def page_of(rows: Sequence[Row], page: Path) -> None:
     """Write the page, and a picture a task beside it."""
     tasks = [task for task in TASKS if any(one["task"] == task for one in rows)]
     found = {task: frontier_of([one for one in rows if one["task"] == task]) for task in tasks}
-    names = " and ".join(f"`python -m benchmarks.frontier --task {one}`" for one in tasks)
+    left = [one for one in TASKS if one not in tasks]
     lines = [
-        "# Frontier: accuracy against leaked labels\n",
-        f"{datetime.now(UTC).date()}, vfl {VERSION}; {names}. "
-        f"Tasks not run: {', '.join(one for one in TASKS if one not in tasks) or 'none'}.\n",
-        *(line for one in found.values() for line in summary_of(one)),
+        "# Frontier: accuracy against leaked labels\n\n## What is shown\n",
+        f"{datetime.now(UTC).date()}, vfl {VERSION}; `python -m benchmarks.frontier --task NAME`. "
+        f"Tasks not run: {', '.join(left) or 'none'}.\n",
+        summary_of(list(found.values())),
     ]
     for task, one in found.items():
         picture = page.with_name(f"{page.stem}_{task}.svg")

@@ -308,6 +308,7 @@ def test_the_frontier():
     """Places, verdicts and what the summary says of the label-free bottom, from rows by seed."""
     stored = rows_of("frontier.csv")
     page = (RESULTS / "frontier.md").read_text(encoding="utf-8")
+    summary, found = table_of("## What is shown", "task"), []
     for task in dict.fromkeys(row["task"] for row in stored):
         of = [row for row in stored if row["task"] == task]
         utility = {
@@ -345,10 +346,21 @@ def test_the_frontier():
             if gained - by > 0 and leaked + over <= 1 and family[defense] != FREE:
                 beating.append(defense)
             assert (verdict == "beats it") == (defense in beating)
-        (headline,) = [line for line in page.splitlines() if line.startswith(f"- **{task}**")]
-        assert f"the label-free bottom `{free}`" in headline
-        assert ("Nothing is shown to beat" in headline) == (not beating)
-        assert all(f"`{defense}`" in headline for defense in beating)
+        (line,) = [row for row in summary if row[0] == task]
+        learned = [row for row in table if family[row[0]] not in (FREE, "undefended")]
+        ahead = [row for row in learned if row[3].startswith("+") and above(row[3])]
+        assert line[2] == f"`{free}`"
+        assert line[6] == f"{len(ahead)} of {len(learned)}"
+        assert line[7] == str(sum(row[8] == "leaks" for row in ahead))
+        found += beating
+    assert ("Nothing is shown to beat it." in page) == (not found)
+    assert all(f"`{defense}`" in page.split("\n##")[0] for defense in found)
+
+
+def above(cell: str) -> bool:
+    """Whether an interval is above 0 as a whole."""
+    middle, half = map(float, shown(cell))
+    return middle - half > 0
 
 
 # --- private training -----------------------------------------------------------------------------
