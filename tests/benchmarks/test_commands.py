@@ -18,6 +18,7 @@ from benchmarks.wan import WanRow
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
+    "alignment",
     "block_shuffle",
     "step",
     "step_peers",
@@ -33,6 +34,7 @@ NAMES = (
     "serving",
     "start",
     "tensors",
+    "train_on_disk",
 )
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,11 @@ from vfl.datasets import TableFormat, load_own, load_table
 from vfl.datasets.alignment.gaps import Found
 from vfl.datasets.alignment.ids import OwnIds
 from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest
+from vfl.datasets.files import ParquetTable
 from vfl.datasets.load import load_for_prediction
 from vfl.datasets.mapped_tensor import MappedTensor
 from vfl.datasets.on_disk import DiskArray, MappedArray, OnDisk, Scatter
+from vfl.datasets.streamed import order_by_id
 from vfl.datasets.table import BLOCK_ROWS
 
 ROWS = 3 * BLOCK_ROWS + 100
@@ -284,3 +287,19 @@ def resident(array):
                     if about.startswith("Rss:"):
                         return 1024 * int(about.split()[1])
     raise AssertionError("the map is there")
+
+
+def test_ids_in_no_order_are_put_in_order_in_a_quarter_of_the_memory_that_is_set(tmp_path):
+    """What is made of a range of merged ids was the peak of all loading."""
+    path, memory = tmp_path / "table.parquet", 8 << 20
+    pd.DataFrame({"id": np.random.default_rng(0).permutation(500_000)}).to_parquet(path)
+    tracemalloc.start()
+    try:
+        order = order_by_id(
+            ParquetTable(path), "id", "us", "number", OnDisk(tmp_path / "store", memory)
+        )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(order.ids[:], np.arange(500_000))
+    assert peak < memory / 4

@@ -30,7 +30,7 @@ from vfl.core.storage import private_folder
 #: Of `MAP_NORESERVE`: a map is larger than memory, and hardly a page of it is ever changed.
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 _PART_BYTES = 1 << 17  # also what Linux reads ahead
-_SPLITTERS_A_RUN = 256
+_SPLITTERS_A_RUN, _RANGES_A_RUN = 256, 8
 
 
 @dataclass(frozen=True)
@@ -521,7 +521,7 @@ class SortedIds:
             yield pc.take(ids, pa.array(order)), rows[order]
 
     def _splitters(self) -> pa.Array:
-        """So many that a range has about as many bytes as a run."""
+        """So many that a range, of which several copies are made, takes less than a run did."""
         drawn = [
             pc.take(
                 run.ids, pa.array(np.linspace(0, len(run.ids) - 1, _SPLITTERS_A_RUN, dtype=int))
@@ -530,7 +530,7 @@ class SortedIds:
         ]
         every = pa.concat_arrays(drawn)
         every = pc.take(every, pc.sort_indices(every))
-        at = np.linspace(0, len(every), 2 * len(self._runs), dtype=int)[1:-1]
+        at = np.linspace(0, len(every), _RANGES_A_RUN * len(self._runs), dtype=int)[1:-1]
         return pc.take(every, pa.array(at))
 
 

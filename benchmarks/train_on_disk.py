@@ -1,0 +1,200 @@
+"""A training on a table that lies on disk, beside one on a sample of it.
+
+    python -m benchmarks.train_on_disk --rows 10000000 --memory 128MiB
+
+Two feature parties share eight number columns; the label is drawn with a probability that is a
+curved function of all of them, so that more rows go on helping, and is never known for sure: the
+AUC of that probability itself is the best there is. Each training is a process of its own, with one
+thread, in which all parties are played; its memory is counted from its size right after the imports
+to its peak.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sklearn.metrics import roc_auc_score
+
+from benchmarks import harness
+from benchmarks.memory import resident_bytes
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.config import Experiment
+from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError
+from vfl.training.run import train
+
+COLUMNS, TEST_ROWS, SAMPLE_ROWS = 8, 100_000, 100_000
+_BLOCK_ROWS = 50_000
+
+
+class TrainingJob(Settings):
+    """One training.
+
+    Attributes:
+        table: Parquet file; as many rows as `TEST_ROWS` are test rows.
+        rows: of it.
+        memory: `data.memory`; None keeps rows in memory.
+        batch_size: of it.
+    """
+
+    table: str
+    rows: int
+    memory: str | None
+    batch_size: int
+
+
+class TrainingRow(Settings):
+    """What one training came to.
+
+    Attributes:
+        train_rows: that it learned from, once each.
+        memory: see `TrainingJob`.
+        peak_mb: the most resident memory, less what there was after the imports, in 10^6 bytes.
+        cpu_s: of all of it, reading, encoding and evaluation included.
+        rows_per_cpu_s: training rows in a processor second of that.
+        auc, log_loss: of the test rows.
+        best_auc: of the probability that the labels were drawn with.
+    """
+
+    train_rows: int
+    memory: str | None
+    peak_mb: float
+    cpu_s: float
+    rows_per_cpu_s: float
+    auc: float
+    log_loss: float
+    best_auc: float = 0.0
+
+
+def bench_train_on_disk(
+    rows: int = 1_000_000,
+    memory: str = "128MiB",
+    batch_size: int = 1024,
+    *,
+    say: Callable[[str], None] = harness.silent,
+) -> list[TrainingRow]:
+    """Train for one epoch on a sample, and on a table of so many rows on disk.
+
+    Args:
+        rows: of the large table, test rows among them.
+        memory: `data.memory` of the large table.
+        batch_size: of both.
+        say: told what is being done.
+
+    Raises:
+        BadOptionError: no more rows than the sample has.
+        LostPeerError: a training ended early; its standard error says why.
+    """
+    small = SAMPLE_ROWS + TEST_ROWS
+    if rows <= small:
+        raise BadOptionError("the table is no larger than its sample", want=f"more than {small}")
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count, setting in ((small, None), (rows, memory)):
+            path = Path(folder) / f"table-{count}.parquet"
+            say(f"{count} rows, in memory" if setting is None else f"{count} rows, {setting}")
+            best = write_table(path, count)
+            job = TrainingJob(table=str(path), rows=count, memory=setting, batch_size=batch_size)
+            with BenchmarkWorker("train_on_disk") as worker:
+                worker.put(job)
+                found.append(worker.get(TrainingRow).model_copy(update={"best_auc": best}))
+    return found
+
+
+def write_table(path: Path, rows: int) -> float:
+    """The table, block by block; the AUC of the labels' own probability over its first rows."""
+    draw, first = np.random.default_rng(0), list[np.ndarray]()
+    names = [f"x{n}" for n in range(COLUMNS)]
+    schema = pa.schema([(name, pa.float32()) for name in names] + [("paid", pa.int8())])
+    with pq.ParquetWriter(path, schema, use_dictionary=["paid"]) as writer:
+        for start in range(0, rows, _BLOCK_ROWS):
+            x = draw.standard_normal((min(_BLOCK_ROWS, rows - start), COLUMNS), np.float32)
+            logit = 2 * np.sin(2 * x[:, 0] * x[:, 4]) + x[:, 1] * x[:, 5] + np.cos(3 * x[:, 2])
+            logit += np.abs(x[:, 6]) * x[:, 3] - 0.5 * x[:, 7]
+            paid = draw.random(len(x)) < 1 / (1 + np.exp(-logit))
+            if start < 4 * _BLOCK_ROWS:
+                first.append(np.stack([logit, paid]))
+            writer.write_table(pa.table([*x.T, paid.astype(np.int8)], schema=schema))
+    logits, labels = np.concatenate(first, axis=1)
+    return float(roc_auc_score(labels, logits))
+
+
+def measure(job: TrainingJob) -> TrainingRow:
+    """Train once in this process."""
+    half = COLUMNS // 2
+    columns = [[f"x{n}" for n in range(start, start + half)] for start in (0, half)]
+    settings = {
+        "data": {
+            "source": job.table,
+            "memory": job.memory,
+            "validation": 0.0,
+            "test": TEST_ROWS / job.rows,
+        },
+        "parties": {
+            name: {"width": 16, "columns": own}
+            for name, own in zip(("bank", "shop"), columns, strict=True)
+        },
+        "label": {"column": "paid"},
+        "train": {
+            "epochs": 1,
+            "batch_size": job.batch_size,
+            "shuffle": "full" if job.memory is None else "blocks",
+        },
+    }
+    before, cpu = resident_bytes("VmRSS"), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        summary = train(Experiment.model_validate(settings), Path(folder), "trial")
+    cpu_s = time.process_time() - cpu
+    trained = job.rows - TEST_ROWS
+    return TrainingRow(
+        train_rows=trained,
+        memory=job.memory,
+        peak_mb=(resident_bytes("VmHWM") - before) / 1e6,
+        cpu_s=cpu_s,
+        rows_per_cpu_s=trained / cpu_s,
+        auc=summary["test_auc"],
+        log_loss=summary["test_log_loss"],
+    )
+
+
+def work(parent: Parent) -> None:
+    """Train once, for a process has one peak."""
+    parent.put(measure(parent.get(TrainingJob)))
+
+
+def format_rows(rows: Sequence[TrainingRow]) -> str:
+    """The rows for people."""
+    lines = [
+        f"{'training rows':>13}{'setting':>10}{'peak MB':>9}{'CPU s':>8}{'rows / CPU s':>14}"
+        f"{'AUC':>8}{'best':>8}{'log loss':>10}"
+    ]
+    lines += [
+        f"{row.train_rows:>13}{row.memory or 'memory':>10}{row.peak_mb:>9.0f}{row.cpu_s:>8.1f}"
+        f"{row.rows_per_cpu_s:>14.0f}{row.auc:>8.4f}{row.best_auc:>8.4f}{row.log_loss:>10.4f}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser("train_on_disk", "A training on a table on disk, beside a sample's.")
+    options.add_argument("--rows", type=int, default=1_000_000, help="of the table; %(default)s")
+    options.add_argument("--memory", default="128MiB", help="data.memory; %(default)s")
+    options.add_argument("--batch-size", type=int, default=1024, help="%(default)s")
+
+    def run(asked: Namespace) -> list[TrainingRow]:
+        return bench_train_on_disk(asked.rows, asked.memory, asked.batch_size, say=harness.say)
+
+    harness.run(options, run, format_rows)
+
+
+if __name__ == "__main__":
+    main()

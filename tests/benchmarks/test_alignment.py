@@ -1,0 +1,25 @@
+import pytest
+
+from benchmarks.alignment import AlignmentRow, bench_alignment, format_rows
+from vfl.core.errors import BadOptionError
+
+
+def test_parties_in_processes_of_their_own_find_half_of_the_ids():
+    rows = bench_alignment([300], "server_aided", "64MiB")
+    assert [(row.role, row.common) for row in rows] == [
+        ("bank", 150),
+        ("label", 150),
+        ("helper", None),
+    ]
+    assert all(row.peak_mb >= 0 and row.cpu_s > 0 for row in rows)
+    assert "WRONG" not in format_rows(rows)
+
+
+def test_a_wrong_result_is_marked():
+    row = AlignmentRow(role="bank", protocol="ecdh", memory="1GiB", ids=9, peak_mb=1, cpu_s=1)
+    assert "WRONG: 5 common" in format_rows([row.model_copy(update={"common": 5})])
+
+
+def test_nothing_is_aligned_of_one_id():
+    with pytest.raises(BadOptionError, match="nothing to align"):
+        bench_alignment([1])
