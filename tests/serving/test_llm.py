@@ -317,12 +317,12 @@ def test_a_token_that_the_model_lacks_is_refused_before_anything_is_sent(parties
         parties().user().ask(prompt, 2)
 
 
-def test_words_that_are_none_end_a_session_and_not_the_owner(project, monkeypatch):
+def test_requests_of_no_form_end_a_session_and_not_the_owner(project, monkeypatch):
     for payload in (b"{", b"[]", b'{"task": "dance"}', b"\xff" * 5000):
         with contextlib.ExitStack() as streams:
             wire = project.user()._open(streams, "owner", llm.Account())
             wire.send(llm.Frame(llm.Kind.ASK, payload=payload))
-            with pytest.raises(PeerFailedError, match="words of an unknown form"):
+            with pytest.raises(PeerFailedError, match="a request of an unknown form"):
                 wire.receive()
     assert project.user().ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)
 

@@ -201,12 +201,12 @@ class Wire:
             self._count(frame)
             self._ahead.append(frame)
 
-    def say(self, talk: Talk, kind: Kind = Kind.ASK) -> None:
-        """Send words."""
+    def send_talk(self, talk: Talk, kind: Kind = Kind.ASK) -> None:
+        """Send what comes before a computation."""
         self.send(Frame(kind, payload=talk.model_dump_json().encode()))
 
-    def hear(self, kind: Kind = Kind.ASK) -> Talk:
-        """Wait for words.
+    def receive_talk(self, kind: Kind = Kind.ASK) -> Talk:
+        """Wait for what comes before a computation.
 
         Raises:
             ProtocolError: something else came.
@@ -217,7 +217,7 @@ class Wire:
         try:
             return Talk.model_validate_json(bytes(frame.payload))
         except ValidationError:
-            raise ProtocolError("words of an unknown form came before a computation") from None
+            raise ProtocolError("a request of an unknown form came before a computation") from None
 
     def fail(self, error: BaseException) -> None:
         """Tell the other end what went wrong here, then close; of a bug no more than its type."""
@@ -529,7 +529,7 @@ class Owner(Party):
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         account = Account()
         wire = wires["user"] = Wire(hub.link("user"), account, "owner and user")
-        asked = wire.hear()
+        asked = wire.receive_talk()
         self.check(asked)
         self.require_within(asked)
         if asked.task == "deal":
@@ -557,14 +557,14 @@ class Owner(Party):
         try:
             session = asked.session + secrets.token_hex(16)
             plan = asked.model_copy(update={"session": session, "setup": known, "names": ()})
-            dealer.say(plan)
-            theirs = dealer.hear()
+            dealer.send_talk(plan)
+            theirs = dealer.receive_talk()
             fresh = not known or {known} != {theirs.setup, asked.setup}
             setup = secrets.token_hex(16) if fresh else known
             names = tuple(f"{asked.kind}-{secrets.token_hex(8)}" for _ in range(asked.questions))
             plan = plan.model_copy(update={"setup": setup, "fresh": fresh, "names": names})
-            dealer.say(plan)
-            wire.say(plan)
+            dealer.send_talk(plan)
+            wire.send_talk(plan)
             self._play(wire, dealer, plan, account)
         except BaseException as error:
             dealer.fail(error)
@@ -582,10 +582,10 @@ class Owner(Party):
         account.phase = "offline"
         for name in plan.names:
             store.put(name, role.prepare(_program(layers, _blank(plan), plan.count)))
-            wire.hear(Kind.DONE)  # it has its half
-        dealer.hear(Kind.DONE)
+            wire.receive_talk(Kind.DONE)  # it has its half
+        dealer.receive_talk(Kind.DONE)
         spent = {phase: row[_ELSEWHERE] for phase, row in account.spent.items()}
-        wire.say(plan.model_copy(update={"spent": spent}), Kind.DONE)
+        wire.send_talk(plan.model_copy(update={"spent": spent}), Kind.DONE)
         self.say(f"dealt for {len(plan.names)} times {_sizes(plan)}")
 
     def _answer(self, wire: Wire, asked: Talk, account: Account) -> None:
@@ -596,10 +596,10 @@ class Owner(Party):
         session = asked.session + secrets.token_hex(16)
         plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
         if not both or store is None:
-            wire.say(plan)
+            wire.send_talk(plan)
             return
         self._consent(asked.texts)
-        wire.say(plan)
+        wire.send_talk(plan)
         role = self.meet({"user": wire}, session)
         material = store.take(both[0])  # marked as used from here on, whatever happens
         sizes = {name: getattr(asked, name) for name in ("prompt_tokens", "count", "texts")}
@@ -609,8 +609,8 @@ class Owner(Party):
         began = time.monotonic()
         with suppress(_EnoughError):
             role.answer(program, material)
-        wire.hear(Kind.DONE)
-        wire.say(plan, Kind.DONE)
+        wire.receive_talk(Kind.DONE)
+        wire.send_talk(plan, Kind.DONE)
         seconds = time.monotonic() - began
         self.say(f"answered {_sizes(asked)} in {seconds:.1f} s")
 
@@ -638,13 +638,13 @@ class Dealer(Party):
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         owner = wires["owner"] = Wire(hub.link("owner"), Account(), "owner and dealer")
-        self.check(owner.hear())
+        self.check(owner.receive_talk())
         known = str(self.setup().get("setup", ""))
-        owner.say(self.talk("deal", 1, 1, setup=known))
-        plan = owner.hear()
+        owner.send_talk(self.talk("deal", 1, 1, setup=known))
+        plan = owner.receive_talk()
         hub.wait_all(["user"], self.file.patience_s, partial(owner.watch, hub.link("owner")))
         user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
-        theirs = user.hear()
+        theirs = user.receive_talk()
         self.check(theirs)
         same = ("session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
         if any(getattr(theirs, name) != getattr(plan, name) for name in same):
@@ -660,8 +660,8 @@ class Dealer(Party):
             layers = self.layers(plan.setup)
         for _ in plan.names:
             role.prepare(_program(layers, _blank(plan), plan.count))
-        owner.say(plan, Kind.DONE)
-        user.hear(Kind.DONE)
+        owner.send_talk(plan, Kind.DONE)
+        user.receive_talk(Kind.DONE)
         self.say(f"dealt for {len(plan.names)} times {_sizes(plan)}")
 
 
@@ -720,11 +720,11 @@ class User(Party):
         self.require_within(asked)
         with ExitStack() as streams:
             owner = self._open(streams, "owner", account)
-            owner.say(asked)
-            plan = owner.hear()
+            owner.send_talk(asked)
+            plan = owner.receive_talk()
             self._check_plan(plan, asked)
             dealer = self._open(streams, "dealer", account)
-            dealer.say(plan)
+            dealer.send_talk(plan)
             role = self.meet({"owner": owner, "dealer": dealer}, plan.session)
             if plan.fresh:
                 layers = self.share(role, plan.setup, None, account)
@@ -734,11 +734,11 @@ class User(Party):
             began = time.monotonic()
             for done, name in enumerate(plan.names, 1):
                 store.put(name, role.prepare(_program(layers, _blank(plan), count)))
-                owner.say(plan.model_copy(update={"names": ()}), Kind.DONE)
+                owner.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
                 self.say(f"dealt {done} of {len(plan.names)} questions")
-            dealer.say(plan.model_copy(update={"names": ()}), Kind.DONE)
+            dealer.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
             seconds = time.monotonic() - began
-            for phase, spent in owner.hear(Kind.DONE).spent.items():
+            for phase, spent in owner.receive_talk(Kind.DONE).spent.items():
                 account.add(phase, _ELSEWHERE, *spent)
         record = self.setup()
         if plan.fresh:
@@ -821,8 +821,8 @@ class User(Party):
         own = tuple(name for name in names if name.startswith(f"{asked.kind}-"))
         with ExitStack() as streams:
             owner = self._open(streams, "owner", account)
-            owner.say(asked.model_copy(update={"names": own[:64]}))
-            plan = owner.hear()
+            owner.send_talk(asked.model_copy(update={"names": own[:64]}))
+            plan = owner.receive_talk()
             self._check_plan(plan, asked)
             if not plan.names:
                 return None
@@ -834,16 +834,16 @@ class User(Party):
             answers: list[list[int]] = [[] for _ in prompts]
             logits = None
 
-            def heard(text: int, token: int) -> bool:
+            def answered(text: int, token: int) -> bool:
                 answers[text].append(token)
                 return on_token(text, token)
 
             with suppress(_EnoughError):
-                program = _program(self.layers(setup), prompts, count, pick, heard)
+                program = _program(self.layers(setup), prompts, count, pick, answered)
                 logits = role.answer(program, material)
             seconds = time.monotonic() - began
-            owner.say(plan.model_copy(update={"names": ()}), Kind.DONE)
-            owner.hear(Kind.DONE)
+            owner.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
+            owner.receive_talk(Kind.DONE)
         offline = facts.get("kinds", {}).get(asked.kind, {})
         phases = {"setup": facts["spent"], "offline": offline}
         phases["online"] = account.facts("online", seconds)
