@@ -327,7 +327,7 @@ def test_an_answer_ends_with_a_stop_token(mode):
     plain, told = model.generate([5], 4), []
     assert plain.index(plain[1]) == 1
     with private(model, mode) as hidden:
-        found = hidden.generate([5], 4, stop=[plain[1], 99], told=told.append)
+        found = hidden.generate([5], 4, stop=[plain[1], 99], on_token=told.append)
         assert found == told == plain[:2]
         assert not hidden.left(1, 4)
         assert hidden.generate([5], 4, stop=[]) == plain
@@ -343,7 +343,7 @@ def test_several_texts_take_the_messages_of_one(mode):
         hidden.generate([1], 3)
         both = traffic(hidden)[1]
         told = []
-        found = hidden.generate_all(prompts, 3, told=lambda *each: told.append(each))
+        found = hidden.generate_all(prompts, 3, on_token=lambda *each: told.append(each))
         assert found == [model.generate(prompt, 3) for prompt in prompts]
         assert traffic(hidden)[1] == 2 * both
         assert one < both

@@ -68,8 +68,8 @@ def test_scores_and_a_file_that_gives_the_same_counters():
     again = Drift.restored(json.loads(json.dumps(first.record())))
     for one in (first, again):
         one.add(rows[2500:], answers + torch.tensor([0.0, 2.0]))
-    assert first.told() == again.told()
-    told = first.told()
+    assert first.summary() == again.summary()
+    told = first.summary()
     assert told["score"]["population_stability_index"] > DRIFTED
     assert told["input 0"]["population_stability_index"] < 0.1
     assert sum(told["score"]["rows"]) == 1500

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vfl.session.ledger import Entry
 
 _LOOK_EVERY_S = 0.2
-#: How long a rank on a machine of its own rests after an error.
-_NEXT_RANK_S = 1.0
+#: How long a rank on a machine of its own rests after an error, and after many in a row.
+_REST_S, _LONGEST_REST_S = 1.0, 30.0
 #: Where a further rank is played, by the party's side.
 _RANK_ROOMS = {"feature": "vfl.clients.session", "label": "vfl.server.rank"}
 Ranks = Annotated[
@@ -142,15 +142,18 @@ def _run_rank(party_file: Path, rank: int) -> NoReturn:
     from vfl.session.rank_machines import joined
 
     use_one_thread()
+    rest_s = _REST_S
     while True:
-        say(f"rank {rank} stands by")
+        say(f"rank {rank} waits for rank 0")
         try:
             with joined(party_file, rank, say) as order:
                 import_module(_RANK_ROOMS[order["side"]]).play_rank(order)
             say(f"rank {rank} is done")
+            rest_s = _REST_S
         except PeerError as error:
             print(error, file=sys.stderr, flush=True)
-            time.sleep(_NEXT_RANK_S)
+            time.sleep(rest_s)
+            rest_s = min(2 * rest_s, _LONGEST_REST_S)
 
 
 def sessions(

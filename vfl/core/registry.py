@@ -311,10 +311,10 @@ def require_range(option: str, given: float, least: float, most: float = math.in
         BadOptionError: with the range.
     """
     want = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-    require(option, _told(given), want, least <= given <= most and given < math.inf)
+    require(option, _shortened(given), want, least <= given <= most and given < math.inf)
 
 
-def _told(number: float) -> str:
+def _shortened(number: float) -> str:
     """A number in few letters; the largest ones a spec has room for are no floats."""
     if isinstance(number, int) and abs(number) >= 2**63:
         return "a number of more than 18 digits"

@@ -510,8 +510,8 @@ def _report(
     elif fact.name == label:
         kind, becomes, inputs = "label", "what is learned", 0
     elif truth is not None and fact.kind != "other" and kind != "constant":
-        score, told = _told(table, fact, truth)
-        notes += told
+        score, more = _predicts(table, fact, truth)
+        notes += more
     return ColumnReport(
         fact.name,
         kind,
@@ -551,7 +551,7 @@ def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
     return "category", f"{count + more} inputs: one a category{also}", count + more
 
 
-def _told(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, list[str]]:
+def _predicts(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, list[str]]:
     """How well a column alone predicts the label, and what a reader should look at."""
     score, error = _alone(table, fact, truth)
     measure = "R2" if truth.task == "regression" else "AUC"
@@ -595,7 +595,7 @@ def tells_label(
     for name in report.features:
         fact = _facts(frames[party], name, report.form)
         if fact.kind != "other":
-            _, notes = _told(frames[party], fact, truth)
+            _, notes = _predicts(frames[party], fact, truth)
             lines += [f"look at '{name}' of {party}: {note}" for note in notes]
     return lines
 

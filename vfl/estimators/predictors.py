@@ -98,7 +98,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         begun = self._has_begun()
         frame = frame_of(self, X, y, reset=not begun, training=True)
         if not begun:
-            self.classes_ = _told(classes)
+            self.classes_ = _known_classes(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise DataError("these classes are others than those of the first call")
         weights = weights_of(sample_weight, frame)
@@ -227,7 +227,7 @@ def _labels(y: Any) -> np.ndarray:
     return labels
 
 
-def _told(classes: Any) -> np.ndarray:
+def _known_classes(classes: Any) -> np.ndarray:
     if classes is None:
         raise DataError(
             "the first partial_fit does not know the classes",

@@ -65,8 +65,8 @@ _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
 #: At P1: the position of the chosen score, of scores in an order it does not know.
 Pick = Callable[[Tensor], int]
-#: At P1: told a text's number and its next token.
-Told = Callable[[int, int], None]
+#: At P1: gets a text's number and its next token.
+OnToken = Callable[[int, int], None]
 
 
 def greedy(scores: Tensor) -> int:
@@ -185,7 +185,7 @@ class PrivateLayers:
             for text, token in enumerate(tokens):
                 if going[text]:
                     found[text].append(token)
-                    asked.told(text, token)
+                    asked.on_token(text, token)
                     going[text] = token not in asked.stop
             start, step = start + len(step[0]), [[token] for token in tokens]
         return found
@@ -474,7 +474,7 @@ class Asked:
         pick: at P1.
         stops: whether answers may end before, which P0 then learns.
         stop: at P1: tokens that end an answer.
-        told: at P1.
+        on_token: at P1.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -482,7 +482,7 @@ class Asked:
     pick: Pick | None = None
     stops: bool = False
     stop: frozenset[int] = frozenset()
-    told: Told = lambda text, token: None
+    on_token: OnToken = lambda text, token: None
 
 
 class PrivateTransformer(Generic[_Model]):
@@ -618,7 +618,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         count: int,
         pick: Pick = greedy,
         stop: Sequence[int] = (),
-        told: Callable[[int], None] | None = None,
+        on_token: Callable[[int], None] | None = None,
     ) -> list[int]:
         """The next tokens, which P1 alone learns; dealt for now if nothing is left that fits.
 
@@ -627,14 +627,14 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
             count: of tokens to answer, at most.
             pick: P1's strategy, on permuted scores: `greedy`, `Sampling(...)` or your own.
             stop: tokens that end an answer, the last of it. P0 learns how long an answer is.
-            told: told each token as it is there, by P1's thread.
+            on_token: gets each token as it is there, by P1's thread.
 
         Raises:
             DataError: no token, or one the model does not have.
             BadOptionError: more than the model's context.
             RingRangeError: an activation is too large; it names the layer.
         """
-        each = None if told is None else lambda text, token: told(token)
+        each = None if on_token is None else lambda text, token: on_token(token)
         return self.generate_all([prompt], count, pick, stop, each)[0]
 
     def generate_all(
@@ -643,7 +643,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         count: int,
         pick: Pick = greedy,
         stop: Sequence[int] = (),
-        told: Told | None = None,
+        on_token: OnToken | None = None,
     ) -> list[list[int]]:
         """Likewise for several texts, those of one length side by side in as many messages as one.
 
@@ -652,7 +652,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
             count: see `generate`, as the next two.
             pick: of all texts, one after the other.
             stop: ends a text; the answer ends with the last of them.
-            told: told a text's number and its next token.
+            on_token: gets a text's number and its next token.
         """
         for prompt in prompts:
             self._require_tokens(prompt)
@@ -664,8 +664,8 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
                 self.deal(length, count, texts=len(texts))
 
             def each(place: int, token: int, texts: list[int] = texts) -> None:
-                if told is not None:
-                    told(texts[place], token)
+                if on_token is not None:
+                    on_token(texts[place], token)
 
             own = [list(prompts[text]) for text in texts]
             answers = self._ask(self._left(kind)[0], own, count, pick, stop, each)
@@ -694,10 +694,10 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         count: int,
         pick: Pick,
         stop: Sequence[int],
-        told: Told,
+        on_token: OnToken,
     ) -> list[list[int]]:
         blank = Asked([[0] * len(prompts[0])] * len(prompts), count, stops=bool(stop))
-        own = replace(blank, prompts=prompts, pick=pick, stop=frozenset(stop), told=told)
+        own = replace(blank, prompts=prompts, pick=pick, stop=frozenset(stop), on_token=on_token)
         return self._online(
             name,
             lambda layers, party: layers.answer(party, own if party.role == P1 else blank),

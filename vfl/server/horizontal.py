@@ -92,10 +92,10 @@ def _train(
     plan = plan_noise(settings, settings.batch_size)
     averager = Averager(settings, plan, model, Secret.fresh())
 
-    def told(figures: Mapping[str, float]) -> None:
+    def keep(figures: Mapping[str, float]) -> None:
         append_line(folder.path / "metrics.jsonl", dict(figures))
 
-    evaluator = Evaluator(settings, averager, model, inputs, labels, told)
+    evaluator = Evaluator(settings, averager, model, inputs, labels, keep)
     nodes = _wait_for(grid, clients, experiment.federation.join_timeout_s)
     folder.note(f"{len(nodes)} clients: {', '.join(clients)}")
     HorizontalStrategy(averager, evaluator, run, nodes).run(grid, _ROUND_S)

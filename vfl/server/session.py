@@ -144,7 +144,9 @@ def run_session(
             folder = RunFolder.open(path)
         try:
             if isinstance(terms, AlignTerms):
-                run_alignment(grid, experiment, party, terms, folder, _told(folder), simulation)
+                run_alignment(
+                    grid, experiment, party, terms, folder, _into_log_of(folder), simulation
+                )
                 return
             session = LabelSession(grid, experiment, party, terms, folder, simulation, front)
             label, reports = session.play()
@@ -257,7 +259,7 @@ class LabelSession:
 
     def say(self, line: str) -> None:
         """One line about the session, in the log and in the run's folder."""
-        _told(self.folder)(line)
+        _into_log_of(self.folder)(line)
 
     def play(self) -> tuple[AnyLabelParty, list[PartyReport]]:
         """Play it to its end; a training goes on from its last checkpoint when a party is lost.
@@ -489,7 +491,7 @@ def _conclude(
     folder.finish(summary, label.ledger)
 
 
-def _told(folder: RunFolder) -> Callable[[str], None]:
+def _into_log_of(folder: RunFolder) -> Callable[[str], None]:
     """Says a line in the log and in a run's folder, whose disk may be full: that ends nothing."""
 
     def say(line: str) -> None:

@@ -236,7 +236,7 @@ class Rows:
             return None
         try:
             return torch.from_numpy(self._encoder.transform(pd.DataFrame(columns)))
-        except (VFLError, ValueError, TypeError):  # which may quote a cell
+        except (VFLError, ValueError, TypeError, OverflowError):  # which may quote a cell
             return None
 
     @property
@@ -259,8 +259,8 @@ class Model:
     rows: Rows
     classes: Classes | None
 
-    def told(self, outputs: Tensor) -> list[str | None]:
-        """See `Served.told`."""
+    def as_json(self, outputs: Tensor) -> list[str | None]:
+        """See `Served.as_json`."""
         return [_json(row) for row in scores(outputs, self.classes)]
 
 

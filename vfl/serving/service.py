@@ -113,7 +113,7 @@ class Figures:
 class Served(Protocol):
     """What is served, as far as this file knows it."""
 
-    def told(self, outputs: Tensor) -> list[str | None]:
+    def as_json(self, outputs: Tensor) -> list[str | None]:
         """Each row of outputs, axes (rows, outputs), as JSON; None where it is no number."""
 
 
@@ -453,12 +453,12 @@ class Service:
             self._drift.add(serving.label.data.inputs, answer.outputs, batch.rows)
         else:
             self._drift.add(inputs, answer.outputs)
-        told = batch.requests[0].model.told(answer.outputs)
+        rows = batch.requests[0].model.as_json(answer.outputs)
         if answer.missing is not None:
-            told = [_marked(*pair) for pair in zip(told, answer.missing, strict=True)]
+            rows = [_marked(*pair) for pair in zip(rows, answer.missing, strict=True)]
             for party in (party for row in answer.missing for party in row):
                 self.figures.add("missing_cuts_total", f'party="{party}"')
-        fresh = dict(zip(batch.rows.tolist(), told, strict=True))
+        fresh = dict(zip(batch.rows.tolist(), rows, strict=True))
         # A party that is back is asked again.
         if inputs is None and self._cache_rows and not serving.absent:
             self._cache.update(fresh)

@@ -200,7 +200,7 @@ class Drift:
             None if scores is None else Bins.restored(scores),
         )
 
-    def told(self) -> dict[str, dict[str, Any]]:
+    def summary(self) -> dict[str, dict[str, Any]]:
         """By column: index, and rows by bin. Neither an edge nor a value."""
         self.count()
         found = {}
@@ -214,14 +214,14 @@ class Drift:
 
     def metrics(self) -> Iterator[str]:
         """Lines of Prometheus' text format."""
-        told = self.told()
-        if told:
+        found = self.summary()
+        if found:
             yield "# TYPE vfl_population_stability_index gauge"
-            for name, about in told.items():
+            for name, about in found.items():
                 index = about["population_stability_index"]
                 yield f'vfl_population_stability_index{{column="{_label(name)}"}} {index:.6f}'
             yield "# TYPE vfl_served_rows_total counter"
-            for name, about in told.items():
+            for name, about in found.items():
                 for number, rows in enumerate(about["rows"]):
                     if rows:
                         where = f'column="{_label(name)}",bin="{number}"'

@@ -152,7 +152,7 @@ class PartyFolder:
 
     def save_served(self, drift: Drift) -> None:
         """Keep what was asked while serving, in counts by bins."""
-        write_json(self.path / _SERVED, drift.told())
+        write_json(self.path / _SERVED, drift.summary())
 
     def encoder(self) -> Encoder | None:
         """What turned the party's table into inputs; None for a party without columns.

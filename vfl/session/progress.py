@@ -140,12 +140,12 @@ class WaitingFor:
     """
 
     def __init__(self, mode: str, tell: Tell) -> None:
-        self._mode, self._tell, self._told = mode, tell, tuple[str, ...]()
+        self._mode, self._tell, self._reported = mode, tell, tuple[str, ...]()
 
     def __call__(self, parties: Sequence[str]) -> None:
-        if parties and tuple(parties) != self._told:
+        if parties and tuple(parties) != self._reported:
             self._tell(ProgressReport(self._mode, waits_for=tuple(parties)))
-        self._told = tuple(parties)
+        self._reported = tuple(parties)
 
 
 class AlignmentProgress:

@@ -52,7 +52,7 @@ class DefenseContract(Contract):
         self._require_form(made)
 
         again = self._made(spec)
-        told = self._told(self._made(spec), given["labels"])
+        told = self._begun_with(self._made(spec), given["labels"])
         second = self._play(again)
         assert made.keys() == second.keys()
         differing = [name for name in made if not torch.equal(made[name], second[name])]
@@ -146,7 +146,7 @@ class DefenseContract(Contract):
 
     def test_state_survives_a_checkpoint(self, spec: str) -> None:
         defense, restored = self._made(spec), self._made(spec)
-        self._told(restored, self._values()["labels"])
+        self._begun_with(restored, self._values()["labels"])
         for step in range(3):
             self._play(defense, step)
         state = defense.state_dict()
@@ -189,7 +189,7 @@ class DefenseContract(Contract):
         defense.prepare(LabelKind(self.classes))
         return defense
 
-    def _told(self, defense: Defense, labels: Tensor) -> Tensor:
+    def _begun_with(self, defense: Defense, labels: Tensor) -> Tensor:
         """The labels a training begins with."""
         return defense.labels(labels, Secret.of_simulation(0, "contract"))
 
@@ -211,7 +211,7 @@ class DefenseContract(Contract):
         values, context = given or self._values(), _context(step)
         inputs, labels = values["inputs"], values["labels"]
         if step == 0:  # a training begins
-            labels = self._told(defense, labels)
+            labels = self._begun_with(defense, labels)
         counts = defense.counts(torch.arange(ROWS), epoch=1 + step)
         fed, used = defense.batch(inputs, labels, context)
         assert used is not None, "batch lost the labels"
