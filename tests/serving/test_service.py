@@ -6,6 +6,7 @@ import ssl
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,8 @@ from vfl.clients.serving import ServedParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import VFLError
-from vfl.serving.front import LeadSettings, settings_file, switch
+from vfl.datasets.encode import TableEncoder
+from vfl.serving.front import LeadSettings, Rows, settings_file, switch
 from vfl.serving.local import serve
 from vfl.session import Terms
 from vfl.session.party_folder import own_ledger
@@ -208,6 +210,15 @@ def test_what_is_refused_and_that_nothing_is_repeated(
     assert got == status
     seen = [text, client.ask("/metrics")[1], *capfd.readouterr()]
     assert not any(MARK in each for each in seen)
+
+
+@pytest.mark.parametrize("cell", [10**400, [1], {"a": 1}, "word"])
+def test_columns_that_do_not_fit_are_refused_and_raise_nothing(cell):
+    encoder = TableEncoder.fit(pd.DataFrame({"a": [1.0, 2.0, 3.0]}))
+    data = SimpleNamespace(split=SimpleNamespace(test=torch.arange(3)), ids=None, encoder=encoder)
+    rows = Rows(data)
+    assert rows.inputs({"a": [cell]}, 1) is None
+    assert rows.inputs({"a": [2.0]}, 1).shape == (1, 1)
 
 
 def test_an_address_that_asks_too_often_is_refused_for_a_while(local):
