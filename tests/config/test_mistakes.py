@@ -184,3 +184,24 @@ def test_a_former_name_beside_its_new_one_is_a_mistake(read):
     assert line == (
         "  bad.toml:3: no setting is called 'train.batch_rows'; did you mean 'batch_size'?"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("bamk.toml", "did you mean 'bank.toml'?"),
+        ("nothing.txt", "what is there: bank.toml"),
+        ("folder/bank.toml", "a folder that is there; "),
+    ],
+)
+def test_a_file_that_is_missing_is_looked_for(tmp_path, name, fix):
+    (tmp_path / "bank.toml").touch()
+    with pytest.raises(ConfigError, match="there is no such file") as problem:
+        read_experiment(tmp_path / name)
+    assert problem.value.fix.startswith(fix)
+
+
+def test_one_value_where_a_list_is_wanted(tmp_path):
+    (tmp_path / "one.toml").write_text('[parties.bank]\nwidth = 4\ncolumns = "age"\n')
+    with pytest.raises(ConfigError, match=r"columns = age: want a list, \['age'\] of one"):
+        read_experiment(tmp_path / "one.toml")

@@ -22,6 +22,8 @@ MoreMistakes = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], str
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 _OVERRIDDEN = 0
+#: Names of files that a message lists at most.
+_FILES = 5
 #: Settings under the names of an earlier version, which files may still use.
 FORMER_NAMES = {"batch_rows": "batch_size", "max_batch_rows": "max_batch_size"}
 
@@ -172,12 +174,24 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
     except FileNotFoundError:
-        raise ConfigError("there is no such file", where=str(path)) from None
+        raise ConfigError(
+            "there is no such file", where=str(path), want="a TOML file", fix=_files_beside(path)
+        ) from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"this is not TOML: {problem}", where=str(path)) from None
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "it is no text"
         raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
+
+
+def _files_beside(path: Path) -> str:
+    """What the folder of a file that is missing has instead."""
+    if not path.parent.is_dir():
+        return f"a folder that is there; '{path.parent}' is not"
+    there = sorted(one.name for one in path.parent.glob("*.toml"))
+    return nearest(path.name, there) or (
+        f"what is there: {', '.join(there[:_FILES])}" if there else "vfl init, which writes one"
+    )
 
 
 def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
@@ -202,6 +216,8 @@ def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
         table = f"{dotted}.NAME" if error["type"] == "dict_type" else dotted
         return location, f"{dotted} = {kind}: want a table, [{table}] and its lines"
     shown = error["input"] if isinstance(error["input"], str | int | float | bool) else "a table"
+    if error["type"] in ("tuple_type", "list_type"):
+        return location, f"{dotted} = {shown}: want a list, [{shown!r}] of one"
     return location, f"{dotted} = {shown}: {small}"
 
 
