@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.2
 #: How long a rank on a machine of its own rests after an error, and after many in a row.
-_REST_S, _LONGEST_REST_S = 1.0, 30.0
+_REST_S, _LONGEST_REST_S = 1.0, 10.0
 #: Where a further rank is played, by the party's side.
 _RANK_ROOMS = {"feature": "vfl.clients.session", "label": "vfl.server.rank"}
 Ranks = Annotated[

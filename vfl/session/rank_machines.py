@@ -59,6 +59,8 @@ _CERTIFICATE_DAYS = 30
 #: A stream that is cut for longer ends the rank; shorter than what other parties wait for it.
 _REJOIN_S = 1.0
 _RETRY_S = 1.0
+#: Who lacks a rank says so before another party's rank misses its stream, by `join_timeout_s`.
+_COME_S = 40.0
 _DIGESTED_ROWS = 4096
 
 
@@ -235,10 +237,11 @@ class RankMachines(FurtherRanks):
             LostRankError: it did not come.
             DisagreementError: it runs another version.
         """
+        wait_s = min(self._patience_s, _COME_S)
         try:
-            self._hub.wait_all([_name(rank)], self._patience_s)
+            self._hub.wait_all([_name(rank)], wait_s)
         except MissingPartyError:
-            error = lost(self.party, rank, f"nobody came within {self._patience_s:g} s")
+            error = lost(self.party, rank, f"nobody came within {wait_s:g} s")
             error.where, error.fix = self._at, f"vfl up party.toml --rank {rank} at its machine"
             raise error from None
         group = {"size": self.size, "patience_s": self._patience_s}
