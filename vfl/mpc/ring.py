@@ -135,7 +135,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     """
     if COMPILED and len(left) <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous():
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
-    if right.dtype in _NARROW:
+    if right.dtype in (torch.int16, torch.int32):
         right = right.long()
     if _Card.device is not None and _large(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left.to(_Card.device), right.to(_Card.device)).cpu()
