@@ -332,7 +332,7 @@ def meeting(party: str, rank: int, size: int, folder: str) -> Ranks:
     if size == 1:
         return ALONE
     store = store_at(f"{folder}/{party}", size, _MEETING_S)
-    return Ranks.meet(party, rank, size, store, _MEETING_S)
+    return Ranks.join_group(party, rank, size, store, _MEETING_S)
 
 
 def _secured(experiment: Experiment, secure: str) -> Experiment:

@@ -73,7 +73,7 @@ def in_ranks(data, settings, size):
 
     def own(party, rank):
         # Draws of their own at every rank: what all must share is spread from rank 0.
-        ranks = Ranks.meet(party, rank, size, stores[party], 20.0)
+        ranks = Ranks.join_group(party, rank, size, stores[party], 20.0)
         return Own(Secret.of_simulation(rank, party), ranks=ranks)
 
     def feature(name, rank):

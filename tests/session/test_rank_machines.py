@@ -35,29 +35,21 @@ def ranks(size):
     there = {rank: threading.Semaphore(0) for rank in range(1, size)}
     back = {rank: threading.Semaphore(0) for rank in range(1, size)}
 
-    def of_first():
+    def group(own):
+        """Rank 0 has a queue to each of the others, which have one to it."""
+        end, comes, leaves = (1, back, there) if own else (0, there, back)
+
         def take(rank):
-            assert there[rank].acquire(timeout=10)
-            return pairs[rank][0].receive()
+            assert comes[own or rank].acquire(timeout=10)
+            return pairs[own or rank][end].receive()
 
         def give(rank, frame):
-            pairs[rank][0].send(frame)
-            back[rank].release()
-
-        return StreamGroup(0, size, take, give)
-
-    def of_other(own):
-        def take(rank):
-            assert back[own].acquire(timeout=10)
-            return pairs[own][1].receive()
-
-        def give(rank, frame):
-            pairs[own][1].send(frame)
-            there[own].release()
+            pairs[own or rank][end].send(frame)
+            leaves[own or rank].release()
 
         return StreamGroup(own, size, take, give)
 
-    return [of_first(), *(of_other(rank) for rank in range(1, size))]
+    return list(map(group, range(size)))
 
 
 def everywhere(groups, play):

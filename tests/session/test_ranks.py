@@ -24,7 +24,7 @@ def in_ranks(size, play, timeout_s=20.0):
 
     def run(rank):
         try:
-            found[rank] = play(Ranks.meet("bank", rank, size, store, timeout_s))
+            found[rank] = play(Ranks.join_group("bank", rank, size, store, timeout_s))
         except VFLError as error:
             errors.append(error)
 

@@ -16,7 +16,7 @@ from vfl.clients.middle_party import MiddleParty
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile, read_party_file
-from vfl.core.errors import DisagreementError, ProtocolError, VFLError
+from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Kind, Link
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
@@ -29,9 +29,7 @@ from vfl.session import (
     Terms,
     check_consent,
     check_dealers_consent,
-    for_others,
     secure,
-    unexpected,
 )
 from vfl.session.consent import (
     check_layers,
@@ -44,6 +42,7 @@ from vfl.session.consent import (
     most_of_an_epoch,
 )
 from vfl.session.exchange import Own, expect
+from vfl.session.handshake import errors_reported
 from vfl.session.ledger import Entry, Meter, Spent
 from vfl.session.party_folder import (
     own_checkpoints,
@@ -112,13 +111,13 @@ def play_rank(order: Order) -> None:
         link = Observed(stream, party.party, "feature", [meter])
         device = device_of(party.device, order.local_rank)
         # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
-        own = Own(Secret.fresh(), device=device, ranks=order.meet(device, data))
+        own = Own(Secret.fresh(), device=device, ranks=order.join_group(device, data))
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
         feature.resume(message.start, ())
         followed = feature.stopping.follow(terms.schedule(data.split, message.start))
         feature.run(own.ranks.metered(followed, meter))
         digest = feature.weights_digest()
-        order.say({"weights": digest})
+        order.reply({"weights": digest})
         seconds = time.perf_counter() - started
         report = PartyReport(party=party.party, weights_sha256=digest, seconds=seconds)
         link.send(report.frame())
@@ -341,7 +340,7 @@ class _PartySession:
                 message = self.message.of_rank(rank).model_dump(mode="json")
                 order = {"side": "feature", "party_file": str(self.party.path), "message": message}
                 ranks.start(rank, order)
-            own = replace(own, device=device, ranks=ranks.meet(self.data))
+            own = replace(own, device=device, ranks=ranks.join_group(self.data))
             return self._play_rank_0(stream, link, own, meter, ranks)
 
     def _play_rank_0(
@@ -535,13 +534,5 @@ def attached(
         message.terms.window_frames,
         limits=limits,
     )
-    try:
+    with errors_reported(link, introduction.party):
         yield link
-    except VFLError as error:
-        link.fail(for_others(error, introduction.party))
-        raise
-    except Exception as bug:
-        link.fail(unexpected(bug, introduction.party))
-        raise
-    finally:
-        link.close()

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from vfl.config import Experiment, FederationSettings, LabelSettings, PartyFile, read_party_file
-from vfl.core.errors import DisagreementError, VFLError
+from vfl.core.errors import DisagreementError
 from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData
 from vfl.server.label_party import LabelParty, Objective
-from vfl.session import Introduction, PartyReport, Terms, check_introduction, for_others, unexpected
+from vfl.session import Introduction, PartyReport, Terms, check_introduction
 from vfl.session.consent import frame_limits
 from vfl.session.exchange import Own
-from vfl.session.handshake import RankStream
+from vfl.session.handshake import RankStream, errors_reported
 from vfl.session.ledger import Meter
 from vfl.session.party_folder import own_data
 from vfl.session.rank_processes import FurtherRanks, Order, device_of
@@ -105,17 +105,9 @@ def play_rank(order: Order) -> None:
         certificate = session_certificate([host])
         at = {"host": host, "ca_pem": certificate.ca_pem.decode()}
     hub = _hub(order, terms, settings, data, host, certificate)
-    try:
-        order.say({"port": hub.port, **at})
+    with errors_reported(hub, data.name):
+        order.reply({"port": hub.port, **at})
         _train(order, party, terms, settings, label, data, hub)
-    except VFLError as error:
-        hub.fail(for_others(error, data.name))
-        raise
-    except Exception as bug:
-        hub.fail(unexpected(bug, data.name))
-        raise
-    finally:
-        hub.close()
 
 
 def _hub(
@@ -168,12 +160,12 @@ def _train(
     links = {name: Observed(hub.link(name), name, "label", [ledger, meter]) for name in terms.peers}
     device = device_of(party.device, order.local_rank)
     # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
-    own = Own(Secret.fresh(), device=device, ranks=order.meet(device, data))
+    own = Own(Secret.fresh(), device=device, ranks=order.join_group(device, data))
     one = LabelParty(data, terms, links, own, Objective.of(label, data.outputs), ledger=ledger)
     one.resume(start)
     schedule = one.stopping.follow(terms.schedule(data.split, start))
     one.run(own.ranks.metered(schedule, meter))
-    order.say({"weights": one.weights_digest()})
+    order.reply({"weights": one.weights_digest()})
     for name, link in links.items():
         PartyReport.of(link.receive(), name)
         link.send(Frame(Kind.DONE))

@@ -384,7 +384,7 @@ class LabelSession:
             links = federation.join([count, meter, *recorders], start, open_ranks)
             ranks.streams = list(links.values())
             if self.ranks > 1:
-                own = replace(own, device=device, ranks=ranks.meet(data))
+                own = replace(own, device=device, ranks=ranks.join_group(data))
             absent = [name for name in terms.peers if name not in links]
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hmac
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
@@ -313,6 +315,37 @@ def for_others(error: VFLError, party: str) -> VFLError:
     if isinstance(error, DataError | RunFolderError | ConfigError):
         return type(error)(f"party '{party}' cannot use its own files; its own log says why")
     return error
+
+
+class Reported(Protocol):
+    """A stream, or a hub of several, whose other ends are told why this one ends."""
+
+    def fail(self, error: VFLError) -> None:
+        """Report an error to the other ends."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+@contextmanager
+def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterator[None]:
+    """What goes wrong meanwhile is reported to the other ends, and the stream closed in any case.
+
+    Args:
+        to: the stream, or the hub.
+        party: whose end this is.
+        within: the other end is the same party's, which may know everything of its own files.
+    """
+    try:
+        yield
+    except VFLError as error:
+        to.fail(error if within else for_others(error, party))
+        raise
+    except Exception as bug:
+        to.fail(unexpected(bug, party))
+        raise
+    finally:
+        to.close()
 
 
 def unexpected(bug: BaseException, party: str) -> VFLError:

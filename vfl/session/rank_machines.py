@@ -48,7 +48,7 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
-from vfl.session.handshake import check_version, unexpected
+from vfl.session.handshake import check_version, errors_reported, unexpected
 from vfl.session.rank_processes import FurtherRanks, Order, RankProcesses, ended
 from vfl.session.ranks import Ranks, lost
 from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, Timeouts
@@ -60,7 +60,7 @@ _CERTIFICATE_DAYS = 30
 _REJOIN_S = 1.0
 _RETRY_S = 1.0
 #: Who lacks a rank says so before another party's rank misses its stream, by `join_timeout_s`.
-_COME_S = 40.0
+_ARRIVAL_S = 40.0
 _DIGESTED_ROWS = 4096
 
 
@@ -237,7 +237,7 @@ class RankMachines(FurtherRanks):
             LostRankError: it did not come.
             DisagreementError: it runs another version.
         """
-        wait_s = min(self._patience_s, _COME_S)
+        wait_s = min(self._patience_s, _ARRIVAL_S)
         try:
             self._hub.wait_all([_name(rank)], wait_s)
         except MissingPartyError:
@@ -245,13 +245,13 @@ class RankMachines(FurtherRanks):
             error.where, error.fix = self._at, f"vfl up party.toml --rank {rank} at its machine"
             raise error from None
         group = {"size": self.size, "patience_s": self._patience_s}
-        self._give(rank, _said({**order, "group": group}))
+        self._give(rank, _as_frame({**order, "group": group}))
 
     def receive(self, rank: int) -> Mapping[str, Any]:
         """See `FurtherRanks`."""
         return _content(self._take(rank), _name(rank))
 
-    def meet(self, data: PartyData) -> Ranks:
+    def join_group(self, data: PartyData) -> Ranks:
         """See `FurtherRanks`.
 
         Raises:
@@ -346,25 +346,20 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         except LostPeerError as gone:
             raise lost(party.party, 0, gone.what) from None
 
-    def meet(device: str, data: PartyData) -> Ranks:
-        give(0, _said({"rows": digest_of_rows(data)}))
+    def reply(answer: Mapping[str, Any]) -> None:
+        give(0, _as_frame(answer))
+
+    def join_group(device: str, data: PartyData) -> Ranks:
+        reply({"rows": digest_of_rows(data)})
         return Ranks(party.party, rank, size, StreamGroup(rank, size, take, give))
 
-    try:
+    with errors_reported(link, party.party, within=True):
         content = _content(take(0), "rank 0")
         size, link.patience_s = int(content["group"]["size"]), content["group"]["patience_s"]
         say(f"rank {rank} of party {party.party} begins")
-        yield Order(content, rank, 0, party_file, lambda said: give(0, _said(said)), meet)
+        yield Order(content, rank, 0, party_file, reply, join_group)
         if (last := take(0)).kind is not Kind.DONE:  # until then nobody else may come in its place
             raise ProtocolError("a message out of turn", got=last.kind.name, want=Kind.DONE.name)
-    except VFLError as error:
-        link.fail(error)
-        raise
-    except Exception as bug:
-        link.fail(unexpected(bug, party.party))
-        raise
-    finally:
-        link.close()
 
 
 def digest_of_rows(data: PartyData) -> str:
@@ -414,7 +409,7 @@ def _session(party: str) -> str:
     return f"ranks of {party}"
 
 
-def _said(content: Mapping[str, Any]) -> Frame:
+def _as_frame(content: Mapping[str, Any]) -> Frame:
     return Frame(Kind.PROTOCOL, payload=json.dumps(content).encode())
 
 

@@ -101,7 +101,7 @@ class FurtherRanks:
         """
         raise NotImplementedError
 
-    def meet(self, data: PartyData) -> Ranks:
+    def join_group(self, data: PartyData) -> Ranks:
         """The group of all ranks, once each further one is ready for it.
 
         Args:
@@ -157,7 +157,7 @@ class RankProcesses(FurtherRanks):
         super().__init__(party, size, patience_s)
         self._device = device
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._said: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
+        self._replies: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
         self._failed: dict[int, VFLError] = {}
         # Only this user can read it; torch's other store would listen at a port.
         self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
@@ -170,7 +170,7 @@ class RankProcesses(FurtherRanks):
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
         """See `FurtherRanks`; starts the process."""
         process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._processes[rank], self._said[rank] = process, queue.Queue()
+        self._processes[rank], self._replies[rank] = process, queue.Queue()
         reader = threading.Thread(target=self._listen, args=(rank,), daemon=True)
         reader.start()
         group = {"party": self.party, "rank": rank, "size": self.size, "place": self._place}
@@ -183,22 +183,22 @@ class RankProcesses(FurtherRanks):
     def receive(self, rank: int) -> Mapping[str, Any]:
         """See `FurtherRanks`."""
         try:
-            said = self._said[rank].get(timeout=self._patience_s)
+            reply = self._replies[rank].get(timeout=self._patience_s)
         except queue.Empty:
             raise lost(self.party, rank, f"silent for {self._patience_s:g} s") from None
-        if said is None:
-            self._said[rank].put(None)
+        if reply is None:
+            self._replies[rank].put(None)
             raise self._cause(rank)
-        return said
+        return reply
 
-    def meet(self, data: PartyData) -> Ranks:
+    def join_group(self, data: PartyData) -> Ranks:
         """See `FurtherRanks`; they read the same files."""
         if self.size == 1:
             return ALONE
         for rank in self.further:
             self.receive(rank)
         store = store_at(self._place, self.size, self._patience_s)
-        return Ranks.meet(self.party, 0, self.size, store, self._patience_s, self._device)
+        return Ranks.join_group(self.party, 0, self.size, store, self._patience_s, self._device)
 
     @property
     def _place(self) -> str:
@@ -217,9 +217,9 @@ class RankProcesses(FurtherRanks):
     def _cause(self, rank: int) -> VFLError:
         """The error of a rank that has ended; that of a party it has lost is that of any stream."""
         code = self._processes[rank].wait()
-        while self._said[rank].get() is not None:  # its last messages have all been read by then
+        while self._replies[rank].get() is not None:  # its last messages have all been read by then
             pass
-        self._said[rank].put(None)
+        self._replies[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
             known = failure.code, failure.what, failure.where, failure.fix
             return ended(self.party, rank, *known)
@@ -230,15 +230,15 @@ class RankProcesses(FurtherRanks):
         stdout = self._processes[rank].stdout
         assert stdout is not None, "it is a pipe"
         for line in stdout:
-            said = json.loads(line)
-            if failure := said.get("failure"):
+            reply = json.loads(line)
+            if failure := reply.get("failure"):
                 texts = read_record(failure, f"rank {rank}", printable_lines)
                 found = VFLError(texts.pop("what"), **{k: texts[k] for k in texts if k != "code"})
                 found.code = texts["code"]  # type: ignore[misc]
                 self._failed[rank] = found
             else:
-                self._said[rank].put(said)
-        self._said[rank].put(None)
+                self._replies[rank].put(reply)
+        self._replies[rank].put(None)
 
     def _end(self, error: BaseException | None) -> None:
         # By themselves where everything went well. They keep nothing.
@@ -267,12 +267,12 @@ class Order:
         rank: which one it is.
         local_rank: which of those on its machine.
         party_file: the party's own file at this machine.
-        say: carries an answer back.
-        meet: says that this rank is ready, and forms the group with the others; given the device
-            of its models and its rows.
+        reply: carries an answer back.
+        join_group: says that this rank is ready, and forms the group with the others; given the
+            device of its models and its rows.
 
     Attributes:
-        rank, local_rank, party_file, say, meet: the same.
+        rank, local_rank, party_file, reply, join_group: the same.
     """
 
     def __init__(
@@ -281,11 +281,11 @@ class Order:
         rank: int,
         local_rank: int,
         party_file: Path,
-        say: Callable[[Mapping[str, Any]], None],
-        meet: Callable[[str, PartyData], Ranks],
+        reply: Callable[[Mapping[str, Any]], None],
+        join_group: Callable[[str, PartyData], Ranks],
     ) -> None:
         self._content, self.rank, self.local_rank = content, rank, local_rank
-        self.party_file, self.say, self.meet = party_file, say, meet
+        self.party_file, self.reply, self.join_group = party_file, reply, join_group
 
     def __getitem__(self, name: str) -> Any:
         return self._content[name]
@@ -312,7 +312,7 @@ def ordered() -> Iterator[Order]:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else is printed goes where rank 0's errors go
 
-    def say(answer: Mapping[str, Any]) -> None:
+    def reply(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
     line = sys.stdin.buffer.readline()
@@ -323,21 +323,21 @@ def ordered() -> Iterator[Order]:
     group = content["group"]
     party, rank, size = str(group["party"]), int(group["rank"]), int(group["size"])
 
-    def meet(device: str, data: PartyData) -> Ranks:
+    def join_group(device: str, data: PartyData) -> Ranks:
         patience_s = float(group["patience_s"])
         store = store_at(str(group["place"]), size, patience_s)
-        say({"ready": True})
-        return Ranks.meet(party, rank, size, store, patience_s, device)
+        reply({"ready": True})
+        return Ranks.join_group(party, rank, size, store, patience_s, device)
 
-    order = Order(content, rank, rank, Path(content["party_file"]), say, meet)
+    order = Order(content, rank, rank, Path(content["party_file"]), reply, join_group)
     try:
         yield order
     except VFLError as error:
-        say({"failure": error.record()})
+        reply({"failure": error.record()})
         raise
     except Exception as bug:
         print(redacted_traceback(bug), file=sys.stderr)
-        say({"failure": unexpected(bug, f"rank {order.rank}").record()})
+        reply({"failure": unexpected(bug, f"rank {order.rank}").record()})
         raise SystemExit(1) from None
 
 

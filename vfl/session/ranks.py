@@ -127,7 +127,7 @@ class Ranks:
         self._together = group
 
     @classmethod
-    def meet(
+    def join_group(
         cls, party: str, rank: int, size: int, store: Any, timeout_s: float, device: str = "cpu"
     ) -> Ranks:
         """Form the group of ranks on one machine, once every rank is about to.
