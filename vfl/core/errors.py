@@ -233,8 +233,9 @@ class LostPeerError(PeerError, code="V405"):
 class PeerFailedError(PeerError, code="V406"):
     """A party reported an error of its own."""
 
-    #: The code of the error at the other party, where it told one.
+    #: The code and the words of the error at the other party, where it told any.
     peer_code: str | None = None
+    peer_what: str = ""
 
 
 class ProtocolError(PeerError, code="V407"):

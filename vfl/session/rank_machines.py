@@ -284,9 +284,8 @@ class RankMachines(FurtherRanks):
         try:
             return self._hub.link(_name(rank)).receive()
         except PeerFailedError as failure:
-            what = failure.what.partition(f" stopped with {failure.peer_code}: ")[2]
-            code, where, fix = failure.peer_code or "", failure.where, failure.fix
-            raise ended(self.party, rank, code, what, where, fix) from None
+            code, what = failure.peer_code or "", failure.peer_what
+            raise ended(self.party, rank, code, what, failure.where, failure.fix) from None
         except LostPeerError as gone:
             raise lost(self.party, rank, gone.what) from None
 

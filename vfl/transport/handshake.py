@@ -150,8 +150,9 @@ def read_refusal(frame: Frame, party: str) -> VFLError:
 def read_failure(frame: Frame, party: str) -> PeerFailedError:
     """The error behind an ERROR that came later; `party` is who sent it."""
     code, texts = _error_texts(frame, party)
-    failure = PeerFailedError(f"{party} stopped with {code}: {texts.pop('what')}", **texts)
-    failure.peer_code = code
+    what = texts.pop("what")
+    failure = PeerFailedError(f"{party} stopped with {code}: {what}", **texts)
+    failure.peer_code, failure.peer_what = code, what
     return failure
 
 
