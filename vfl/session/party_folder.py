@@ -212,7 +212,7 @@ class PartyFolder:
         """Whether the training had these rows, columns and labels."""
         key = bytes.fromhex(self._record()["data_key"])
         digest: str = self.card()["data"]["hmac_sha256"]
-        return hmac.compare_digest(digest, _data_digest(data, key))
+        return hmac.compare_digest(digest.encode(), _data_digest(data, key).encode())
 
     def require(self) -> None:
         """Refuse a run that lacks this party's part.

@@ -63,6 +63,13 @@ def test_a_changed_byte_is_found(training, folder):
     assert look_at_everything(training)
 
 
+def test_a_digest_of_other_letters_than_it_can_have_is_found(training, folder):
+    index = folder / "index.jsonl"
+    index.write_text(index.read_text().rstrip("\n")[:-1] + "\u05ce\n", encoding="utf-8")
+    with pytest.raises(RunFolderError):
+        look_at_everything(training)
+
+
 def test_a_changed_byte_of_the_index_is_found_or_harmless(training, folder):
     draw = random.Random(0)
     index, whole = folder / "index.jsonl", look_at_everything(training)

@@ -260,7 +260,7 @@ class Entry(Settings):
             ValueError: it is not as it was written, or another owner's.
         """
         text, _, digest = line.partition("\t")
-        if not hmac.compare_digest(_sealed(text, owner), digest):
+        if not hmac.compare_digest(_sealed(text, owner).encode(), digest.encode()):
             raise ValueError("the line's digest is another")
         return cls.model_validate_json(text)
 
