@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest
 from vfl.datasets.files import ParquetTable
 from vfl.datasets.load import load_for_prediction
 from vfl.datasets.mapped_tensor import MappedTensor
-from vfl.datasets.on_disk import DiskArray, MappedArray, OnDisk, Scatter
+from vfl.datasets.on_disk import DiskArray, MappedArray, OnDisk, Scatter, SortedIds
 from vfl.datasets.streamed import order_by_id
 from vfl.datasets.table import BLOCK_ROWS
 
@@ -275,6 +276,17 @@ def test_pages_are_given_back(place):
         assert np.array_equal(array[start : start + 1000], rows[start : start + 1000])
     assert array.nbytes == 1 << 24
     assert resident(array) <= 2 << 20
+
+
+def test_cutting_sorted_runs_leaves_none_of_them_in_memory(place):
+    """Few ids are looked at, but all over each run, and the system maps much around each."""
+    drawn = np.random.default_rng(0).permutation(1_000_000)
+    ids = SortedIds(place, (pa.array(part) for part in np.array_split(drawn, 10)))
+    splitters = ids._splitters()
+    for run in ids._runs:
+        cut = run.cut(splitters)
+        assert resident(np.frombuffer(run.pages.map, np.uint8)) == 0
+        assert np.array_equal(cut, np.searchsorted(run.ids.to_numpy(), splitters.to_numpy()))
 
 
 def resident(array):

@@ -522,13 +522,7 @@ class SortedIds:
 
     def _splitters(self) -> pa.Array:
         """So many that a range, of which several copies are made, takes less than a run did."""
-        drawn = [
-            pc.take(
-                run.ids, pa.array(np.linspace(0, len(run.ids) - 1, _SPLITTERS_A_RUN, dtype=int))
-            )
-            for run in self._runs
-        ]
-        every = pa.concat_arrays(drawn)
+        every = pa.concat_arrays([run.drawn(_SPLITTERS_A_RUN) for run in self._runs])
         every = pc.take(every, pc.sort_indices(every))
         at = np.linspace(0, len(every), _RANGES_A_RUN * len(self._runs), dtype=int)[1:-1]
         return pc.take(every, pa.array(at))
@@ -559,9 +553,19 @@ class _Run:
         self.ids: pa.Array = mapped.column(0)
         self.rows: np.ndarray = mapped.column(1).to_numpy()
 
+    # Few rows are looked at below, all over the file, of which the system maps much around each.
+
+    def drawn(self, count: int) -> pa.Array:
+        """So many of the ids, evenly spread."""
+        at = np.linspace(0, len(self.ids) - 1, count, dtype=int)
+        found = pc.take(self.ids, pa.array(at))
+        self.pages.release()
+        return found
+
     def cut(self, splitters: pa.Array) -> list[int]:
         """Where the splitters come among the ids: behind all that are smaller."""
         found: list[int] = pc.search_sorted(self.ids, splitters, side="left").to_pylist()
+        self.pages.release()
         return found
 
 
