@@ -7,10 +7,11 @@ holds columns of its own, and whole rows of the attacked party for some customer
 wants every column. Categories are read by the composed attacker (`adaptive`), scored by the AUC of
 one value against the rest; numbers by the best of several regressions, chosen on rows that the
 attacker knows, scored by R2 of their rank; pictures by the best of several decoders, chosen alike,
-scored by R2 of their pixels and by structural similarity. Each is done from the label party's own
-columns alone, from cuts alone, and from both; the first is the guess beside which the better of the
-others is to be read. A line of --out is a column; what is there is not trained again. With
---pictures a drawing of each task, all protections on it, is written beside the lines.
+and by a blend of those, scored by R2 of their pixels and by structural similarity. Each is done
+from the label party's own columns alone, from cuts alone, and from both; the first is the guess
+beside which the better of the others is to be read. A line of --out is a column; what is there is
+not trained again. With --pictures a drawing of each task, all protections on it, is written beside
+the lines.
 """
 
 from __future__ import annotations
@@ -311,29 +312,91 @@ _DECODERS = ("ridge:0.001", "ridge:0.01", "ridge:0.1", "kernel:1", "kernel:10", 
 
 
 def read_pictures(
-    known: Tensor, pictures: Tensor, asked: Tensor, truth: Tensor, seed: int
-) -> dict[Measure, float]:
-    """R2 of pixels about the mean picture, and structural similarity, by the best decoder.
+    known: Known, pictures: Tensor, asked: Known, truth: Tensor, seed: int
+) -> dict[str, dict[Measure, float]]:
+    """R2 of pixels about the mean picture, and structural similarity, by what is read of READS.
 
-    That is the one of the least squared error on a third of the known rows, held back from it.
+    Own columns and cuts are each read by the best decoder; both are read by a blend of the two
+    and of the best decoder of their concatenation.
+
+    Args:
+        known: rows whose picture the attacker knows.
+        pictures: theirs, axes (rows, channels, height, width).
+        asked: rows that it is after.
+        truth: their pictures.
+        seed: of first weights and batches.
+    """
+    decoded = {
+        reads: best_decoded(known.layers(reads), pictures, asked.layers(reads), seed)
+        for reads in READS
+    }
+    guesses = {reads: each.asked for reads, each in decoded.items()}
+    guesses["both"] = blended(list(decoded.values()), pictures)
+    about = (truth - pictures.mean(0)).square().mean()
+    return {
+        reads: {
+            "r2": 1 - float((each - truth).square().mean() / about),
+            "ssim": structural_similarity(each, truth),
+        }
+        for reads, each in guesses.items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Guesses of pictures, axes (rows, channels, height, width).
+
+    Attributes:
+        held: of those known rows that were held back, by the same decoder.
+        asked: of the rows that the attacker is after.
+    """
+
+    held: Tensor
+    asked: Tensor
+
+
+def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> Decoded:
+    """Guesses of the decoder of the least squared error on a third of the known rows, held back.
 
     Args:
         known: rows whose picture the attacker knows, axes (rows, features).
         pictures: theirs, axes (rows, channels, height, width).
         asked: rows that it is after, axes (rows, features).
-        truth: their pictures.
         seed: of first weights and batches.
     """
-    held = torch.arange(len(known)) % _FOLDS == 0
+    held = _held_back(len(known))
+    tried = {
+        way: _decode(way, known[~held], pictures[~held], known[held], seed) for way in _DECODERS
+    }
+    best = min(tried, key=lambda way: float((tried[way] - pictures[held]).square().mean()))
+    return Decoded(tried[best], _decode(best, known, pictures, asked, seed))
 
-    def error(way: str) -> float:
-        guesses = _decode(way, known[~held], pictures[~held], known[held], seed)
-        return float((guesses - pictures[held]).square().mean())
 
-    found = _decode(min(_DECODERS, key=error), known, pictures, asked, seed)
-    about = (truth - pictures.mean(0)).square().mean()
-    r2 = 1 - float((found - truth).square().mean() / about)
-    return {"r2": r2, "ssim": structural_similarity(found, truth)}
+def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
+    """A weighted sum of guesses of the rows asked for, about the mean picture.
+
+    Weights are those of least squares on the rows held back, of each column of pixels, for own
+    columns tell more of those that are near.
+
+    Args:
+        decoded: of several decoders.
+        pictures: of the known rows.
+    """
+    middle, held = pictures.mean(0), pictures[_held_back(len(pictures))]
+
+    def by_column(guesses: Sequence[Tensor]) -> Tensor:  # axes (width, pixels, decoders)
+        return torch.stack([each - middle for each in guesses], -1).movedim(-2, 0).flatten(1, -2)
+
+    weights = torch.linalg.lstsq(
+        by_column([each.held for each in decoded]), by_column([held])
+    ).solution
+    found = by_column([each.asked for each in decoded]) @ weights
+    asked = decoded[0].asked
+    return middle + found.reshape(asked.shape[-1], *asked.shape[:-1]).movedim(0, -1)
+
+
+def _held_back(rows: int) -> Tensor:
+    return torch.arange(rows) % _FOLDS == 0
 
 
 def _decode(way: str, known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> Tensor:
@@ -428,7 +491,7 @@ def rows_of(
         if isinstance(task, PictureTask):
             pictures = data[victim].inputs
             assert pictures is not None
-            read = _pictures_read(wanted, known, asked, pictures, groups, alone, seed)
+            read = _pictures_read(wanted, known, asked, pictures, groups, seed)
         else:
             read = _columns_read(task, wanted, known, asked, groups, alone, seed, folder)
         for column, found, spent in read:
@@ -474,16 +537,11 @@ def _columns_read(
 
 def _pictures_read(
     wanted: Mapping[str, Measure], known: Known, asked: Known, pictures: Tensor,
-    groups: Sequence[Tensor], alone: Mapping[str, float], seed: int,
+    groups: Sequence[Tensor], seed: int,
 ) -> Iterator[Read]:  # fmt: skip
-    started, found = time.process_time(), dict[str, dict[Measure, float]]()
+    started = time.process_time()
     facts, truth = (pictures[rows] for rows in groups)
-    for reads in READS:
-        if reads == "own" and alone:
-            found[reads] = {measure: alone[column] for column, measure in wanted.items()}
-        else:
-            rows = known.layers(reads), facts, asked.layers(reads), truth
-            found[reads] = read_pictures(*rows, seed)
+    found = read_pictures(known, facts, asked, truth, seed)
     spent = time.process_time() - started
     for column, measure in wanted.items():
         yield column, {reads: found[reads][measure] for reads in READS}, spent

@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import columns
 from benchmarks.columns import (
     PROTECTIONS,
     TASKS,
     ColumnRow,
+    Decoded,
     Known,
+    best_decoded,
+    blended,
     codes_of,
     opened,
     picture_of,
@@ -59,19 +63,55 @@ def test_a_number_is_read_where_it_is_and_not_from_noise():
     assert read_number(noise[:100], ranks[:100], noise[100:], ranks[100:]) < 0.1
 
 
+def drawn_pictures(count, seed):
+    """Two halves a picture, each one of five; the code of each half."""
+    draw = torch.Generator().manual_seed(seed)
+    halves = torch.rand(5, 1, 8, 4, generator=torch.Generator().manual_seed(2))
+    left, right = torch.randint(5, (2, count), generator=draw)
+    return torch.cat([halves[left], halves[right]], 3), left, right
+
+
 def test_pictures_are_read_where_they_are_and_not_from_noise():
-    """Five pictures, each told by a code of its own; noise gives no better than the mean one."""
-    drawn = torch.rand(5, 1, 12, 9, generator=torch.Generator().manual_seed(2))
-    codes = torch.arange(240) % 5
-    cuts = torch.eye(5)[codes] + 0.05 * rows(240, 5, 3)
-    pictures = drawn[codes]
-    found = read_pictures(cuts[:90], pictures[:90], cuts[90:], pictures[90:], seed=0)
-    assert found["r2"] > 0.9
-    assert found["ssim"] > 0.9
-    noise = rows(240, 5, 4)
-    found = read_pictures(noise[:90], pictures[:90], noise[90:], pictures[90:], seed=0)
-    assert found["r2"] < 0.1
-    assert found["ssim"] < 0.5
+    """Of two halves, each one of five; noise gives no better than the mean picture."""
+    pictures, left, right = drawn_pictures(240, 0)
+    codes = torch.cat([torch.eye(5)[left], torch.eye(5)[right]], 1)
+    wrong = []
+    for sent in (codes + 0.05 * rows(240, 10, 3), rows(240, 10, 4)):
+        found = best_decoded(sent[:120], pictures[:120], sent[120:], seed=0)
+        assert found.held.shape == (40, 1, 8, 8)
+        wrong.append(float((found.asked - pictures[120:]).square().mean()))
+    mean = float((pictures[120:] - pictures[:120].mean(0)).square().mean())
+    assert wrong[0] < 0.1 * mean
+    assert wrong[1] > 0.9 * mean
+
+
+def test_a_half_that_own_columns_tell_and_one_that_cuts_tell_make_a_whole_picture(monkeypatch):
+    monkeypatch.setattr(columns, "_DECODERS", ("ridge:0.1", "kernel:10"))
+    pictures, left, right = drawn_pictures(240, 1)
+    own, cuts = torch.eye(5)[left], torch.eye(5)[right]
+    known, asked = (Known(own[some], cuts[some]) for some in (slice(120), slice(120, 240)))
+    found = read_pictures(known, pictures[:120], asked, pictures[120:], seed=0)
+    assert max(found["own"]["r2"], found["cut"]["r2"]) < 0.65
+    assert found["both"]["r2"] > 0.9
+    assert found["both"]["ssim"] > max(found["own"]["ssim"], found["cut"]["ssim"])
+
+
+def test_a_blend_weighs_each_column_of_pixels_by_least_squares():
+    """Beside a loop over columns, by normal equations."""
+    draw = torch.Generator().manual_seed(0)
+    pictures = torch.rand(30, 1, 4, 3, generator=draw)
+    held = pictures[torch.arange(30) % 3 == 0]
+    asked = [torch.rand(7, 1, 4, 3, generator=draw) for _ in range(2)]
+    near = [held + 0.3 * torch.randn(held.shape, generator=draw) for _ in range(2)]
+    found = blended([Decoded(*each) for each in zip(near, asked, strict=True)], pictures)
+    middle = pictures.mean(0)
+    for column in range(3):
+        at = (slice(None), 0, slice(None), column)
+        seen = np.stack([(each - middle)[at].numpy().ravel() for each in near], 1)
+        wanted = (held - middle)[at].numpy().ravel()
+        weights = np.linalg.solve(seen.T @ seen, seen.T @ wanted)
+        total = sum(w * (each - middle)[at].numpy() for w, each in zip(weights, asked, strict=True))
+        assert found[at].numpy() == pytest.approx(middle[0, :, column].numpy() + total, abs=1e-4)
 
 
 def test_rows_are_stored_and_read_back_and_a_line_is_a_protection(tmp_path):
