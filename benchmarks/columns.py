@@ -390,7 +390,7 @@ def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
     weights = torch.linalg.lstsq(
         by_column([each.held for each in decoded]), by_column([held])
     ).solution
-    found = by_column([each.asked for each in decoded]) @ weights
+    found: Tensor = by_column([each.asked for each in decoded]) @ weights
     asked = decoded[0].asked
     return middle + found.reshape(asked.shape[-1], *asked.shape[:-1]).movedim(0, -1)
 
