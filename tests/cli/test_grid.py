@@ -59,6 +59,17 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
     assert (tmp_path / "runs/tiny/report.html").read_text() == page
 
 
+@pytest.mark.parametrize("defenses", ["[]", '["layer_norm"]'])
+def test_codecs_without_a_defense(vfl, file, defenses):
+    """The codecs of a file that lists defenses can be attacked alone."""
+    file.write_text(f"{TINY}[grid]\ndefenses = {defenses}\nseeds = [0]\n")
+    words = ("--codec", "quantise:values=2", "-s", "grid.defenses=[]", "--dry-run")
+    plan = vfl("grid", file, *words)
+    assert (plan.code, plan.out.splitlines()) == (
+        0, ["baselines seed=0", "none seed=0", "quantise:values=2 seed=0"],
+    )  # fmt: skip
+
+
 def test_the_quick_profile(vfl):
     plan = vfl("grid", "quick", "--dry-run")
     assert plan.code == 0

@@ -82,10 +82,11 @@ def test_what_is_missing(read):
         ("[parties.bank]\n[train]\nlearning_rate = inf", "3: train.learning_rate = inf: input"),
         ("[parties.bank]\n[train]\nlearning_rate = nan", "3: train.learning_rate = nan: input"),
         ('[parties.bank]\ncolumns = ["a", 3]', "2: parties.bank.columns.1 = 3: input"),
-        ("[parties.bank]\nwidth = [1]", "2: parties.bank.width = a table: input"),
+        ("[parties.bank]\nwidth = [1]", "2: parties.bank.width = a list: input"),
         ("seed = -1\n[parties.bank]", "1: seed = -1: input"),
         ('name = "../up"\n[parties.bank]', "1: name = ../up: string"),
         ("[parties.Bank]", "1: the name of parties.Bank: string"),
+        ("[parties.bank]\n[grid]\nattacks = []", "3: grid.attacks = []: want 1 or more"),
         ("[parties]", "1: parties = a table: dictionary should have at least 1 item"),
     ],
 )

@@ -157,7 +157,7 @@ class GridSettings(Settings):
 
     Attributes:
         defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
-            defense can only pass where an attack succeeds on that.
+            defense can only pass where an attack succeeds on that; of an empty list, alone.
         codecs: specs; each is a victim as well, undefended: what it leaves out is not told.
         adversaries: specs; each defense is trained against each as well, besides honestly.
         known: training rows of each class, at most, whose labels an adversary of a feature party
@@ -193,7 +193,7 @@ class GridSettings(Settings):
             is trained once more for one that reads what was not kept.
     """
 
-    defenses: Specs = (_UNDEFENDED,)
+    defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = (_UNDEFENDED,)
     codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
     adversaries: Specs = (_HONEST,)
     known: int = Field(default=50, ge=1)

@@ -215,10 +215,21 @@ def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
         kind = "a list" if isinstance(error["input"], list | tuple) else error["input"]
         table = f"{dotted}.NAME" if error["type"] == "dict_type" else dotted
         return location, f"{dotted} = {kind}: want a table, [{table}] and its lines"
-    shown = error["input"] if isinstance(error["input"], str | int | float | bool) else "a table"
+    shown = _shown(error["input"])
+    if error["type"] == "too_short" and not isinstance(error["input"], Mapping):
+        return location, f"{dotted} = {shown}: want {error['ctx']['min_length']} or more"
     if error["type"] in ("tuple_type", "list_type"):
         return location, f"{dotted} = {shown}: want a list, [{shown!r}] of one"
     return location, f"{dotted} = {shown}: {small}"
+
+
+def _shown(given: object) -> object:
+    """A value as a message shows it; what is large, by its kind."""
+    if isinstance(given, str | int | float | bool):
+        return given
+    if isinstance(given, list | tuple):
+        return "a list" if given else "[]"
+    return "a table"
 
 
 @dataclass(frozen=True)

@@ -272,8 +272,13 @@ def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
 
     >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
     ['grid.draws=3', 'grid.attacks=["kmeans"]']
+
+    An empty list is given too: it takes the place of a file's.
+
+    >>> overrides_of("grid", {"defenses": []})
+    ['grid.defenses=[]']
     """
     prefix = f"{table}." if table else ""
     return [
-        f"{prefix}{key}={json.dumps(value)}" for key, value in given.items() if value or value == 0
+        f"{prefix}{key}={json.dumps(value)}" for key, value in given.items() if value is not None
     ]
