@@ -89,7 +89,10 @@ def deal_ahead(real, questions):
     sizes = ["--prompt-tokens", length, "--max-tokens", TOKENS, "--questions", questions]
     command = real.run("user", "deal", real.parties.folder / "user", *sizes)
     assert command.wait(120) == 0, command.said()
-    assert f"{questions} questions of {length} tokens" in command.said()
+    assert (
+        f"questions of {length} tokens, answers of up to {TOKENS}: {questions} left"
+        in command.said()
+    )
 
 
 def test_a_user_killed_in_the_middle_asks_again_and_its_material_never_returns(real, wanted):
@@ -114,6 +117,8 @@ def test_an_owner_killed_in_the_middle_is_named_and_answers_after_its_restart(re
     kill(owner)
     assert asking.wait(60) == 3
     assert "error[V405]: the model owner cannot be reached" in asking.said()
+    assert "see what the command of the model owner says" in asking.said()
+    assert f"where 127.0.0.1:{real.lines['owner'].port}" in asking.said()
     assert real.used("owner") == 1
     owner = real.stand("owner")
     assert real.answer()["tokens"] == wanted  # with what was dealt before, and no dealer

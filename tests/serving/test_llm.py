@@ -11,6 +11,7 @@ from llm_parties import LlmParties, small_model
 from model_folders import write_model
 
 from benchmarks.emulation import Wan
+from vfl.cli import llm as command
 from vfl.core.errors import (
     AuthenticationError,
     ConfigError,
@@ -27,6 +28,7 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.models.pretrained import save_decoder
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
+from vfl.mpc.private_decoder import greedy
 from vfl.mpc.ring import encode
 from vfl.serving import llm
 from vfl.serving.llm_text import BytePairs, Streamed, read_tokenizer
@@ -317,6 +319,23 @@ def test_a_token_that_the_model_lacks_is_refused_before_anything_is_sent(parties
         parties().user().ask(prompt, 2)
 
 
+@pytest.mark.parametrize("later", ["x" * 40, ""])
+def test_questions_of_several_lengths_are_all_checked_before_one_is_asked(parties, later):
+    user = parties().user(rejoin_s=0.5)  # nobody stands: what is asked ends in V405
+    with pytest.raises(DataError, match=r"context|tokens of the model"):
+        command._asked(user, ["abcd", later], 2, [], greedy, quiet=True)
+
+
+def test_what_was_answered_is_shown_when_a_later_question_is_not(parties, capsys):
+    project = parties(
+        "owner", "dealer", model=small_model(vocabulary=256), limits={"max_questions": 1}
+    )
+    user = project.user()
+    with pytest.raises(PeerFailedError, match="so many questions"):
+        command._asked(user, ["abcdef", "abcd"], 2, [], greedy, quiet=False)
+    assert "abcd: " in capsys.readouterr().out
+
+
 def test_requests_of_no_form_end_a_session_and_not_the_owner(project, monkeypatch):
     for payload in (b"{", b"[]", b'{"task": "dance"}', b"\xff" * 5000):
         with contextlib.ExitStack() as streams:
@@ -428,6 +447,16 @@ def test_a_character_in_pieces_is_shown_when_it_is_whole():
     shown = [answer.add(token) for token in "né!".encode()]
     assert [text for text, _ in shown] == ["n", "", "é", "!"]
     assert llm.Reply([[1]], [], {}).tokens == [1]
-    ended = [answer.add(token)[1] for token in b" stop"]
-    assert ended == [False] * 4 + [True]
+    shown = [answer.add(token) for token in b" stop"]
+    assert shown == [(" ", False), *[("", False)] * 3, ("", True)]
     assert answer.text == "né! "
+
+
+def test_what_may_begin_a_stop_word_is_shown_when_it_is_none_or_the_answer_is_over():
+    answer = Streamed(BytePairs(), ["\n\n", "aab"])
+    assert "".join(answer.add(token)[0] for token in b"x aa") == "x "
+    assert answer.add(ord("a")) == ("a", False)  # "aab" may still come
+    assert answer.add(ord("c")) == ("aac", False)
+    assert answer.add(ord("\n")) == ("", False)
+    assert answer.finish() == "\n"
+    assert answer.finish() == ""

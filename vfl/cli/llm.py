@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.output import Json, duration, emit, progress_line, say
-from vfl.core.errors import ConfigError
+from vfl.core.errors import ConfigError, VFLError
 from vfl.core.ledger import size
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def deal(
             prompt, _, answer = kind.partition("-")
             answer, _, beside = answer.partition("x")
             more = f", {beside} side by side" if beside else ""
-            print(f"{count} questions of {prompt} tokens, answers of up to {answer}{more}")
+            print(f"questions of {prompt} tokens, answers of up to {answer}{more}: {count} left")
 
 
 @llm.command()
@@ -357,15 +358,23 @@ def _asked(
             _classified(user, question, prompt)
             for question, prompt in zip(questions, prompts, strict=True)
         ]
+    lengths = [len(prompt) for prompt in prompts]
+    for length, texts in Counter(lengths).items():  # all of them, before one is asked
+        user.require_askable(length, max_tokens, texts)
     found: dict[int, _Answer] = {}
-    for length in sorted({len(prompt) for prompt in prompts}):
-        own = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
-        streams = [Streamed(tokenizer, stop, user.terms.end_tokens) for _ in own]
-        shown = _Shown(streams, max_tokens, quiet, len(questions) == 1)
-        reply = user.ask_all([prompts[place] for place in own], max_tokens, pick, shown.add)
-        shown.end()
-        for place, stream, tokens in zip(own, streams, reply.answers, strict=True):
-            found[place] = _Answer(questions[place], stream.text, tokens, [], [], reply)
+    try:
+        for length in sorted(set(lengths)):
+            own = [place for place, size in enumerate(lengths) if size == length]
+            streams = [Streamed(tokenizer, stop, user.terms.end_tokens) for _ in own]
+            shown = _Shown(streams, max_tokens, quiet, len(questions) == 1)
+            reply = user.ask_all([prompts[place] for place in own], max_tokens, pick, shown.add)
+            shown.end()
+            for place, stream, tokens in zip(own, streams, reply.answers, strict=True):
+                found[place] = _Answer(questions[place], stream.text, tokens, [], [], reply)
+    except VFLError:
+        if found and not quiet:  # they were counted, and answered
+            _show([found[place] for place in sorted(found)], several=True)
+        raise
     return [found[place] for place in range(len(questions))]
 
 
@@ -400,7 +409,7 @@ class _Shown:
         """Nothing more comes."""
         progress_line.end()
         if self._text:
-            print(flush=True)
+            print(self._streams[0].finish(), flush=True)
 
 
 def _progress(done: int, total: int, began: float) -> str:
@@ -410,7 +419,7 @@ def _progress(done: int, total: int, began: float) -> str:
     return f"token {done} of {total} at most, {a_second:.1f} tokens/s, about {left} left"
 
 
-def _show(asked: list[_Answer]) -> None:
+def _show(asked: list[_Answer], several: bool = False) -> None:
     """Answers that are not printed yet; then what crossed the wire, phase by phase."""
     import torch
 
@@ -419,7 +428,7 @@ def _show(asked: list[_Answer]) -> None:
             chances = torch.tensor(each.logits).softmax(0).tolist()
             likely = sorted(zip(chances, each.labels, strict=True), reverse=True)
             print(f"{each.question}: " + ", ".join(f"{one} {chance:.3f}" for chance, one in likely))
-        elif len(asked) > 1:
+        elif several or len(asked) > 1:
             print(f"{each.question}: {each.text}")
     when = {
         "setup": "once for the weights",

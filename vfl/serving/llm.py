@@ -586,7 +586,7 @@ class Owner(Party):
         dealer.receive_talk(Kind.DONE)
         spent = {phase: row[_ELSEWHERE] for phase, row in account.spent.items()}
         wire.send_talk(plan.model_copy(update={"spent": spent}), Kind.DONE)
-        self.say(f"dealt for {len(plan.names)} times {_sizes(plan)}")
+        self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
 
     def _answer(self, wire: Wire, asked: Talk, account: Account) -> None:
         known = self._known()
@@ -662,7 +662,7 @@ class Dealer(Party):
             role.prepare(_program(layers, _blank(plan), plan.count))
         owner.send_talk(plan, Kind.DONE)
         user.receive_talk(Kind.DONE)
-        self.say(f"dealt for {len(plan.names)} times {_sizes(plan)}")
+        self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -779,14 +779,15 @@ class User(Party):
             PeerError: a party is not there, or went away.
         """
         (length,) = {len(prompt) for prompt in prompts}
+        self.require_askable(length, count, len(prompts))
         known = range(self.shape.vocabulary)
-        if not length or not all(token in known for prompt in prompts for token in prompt):
+        if not all(token in known for prompt in prompts for token in prompt):
             raise DataError(
                 "a question has tokens of the model",
-                got=f"{length} tokens",
-                want=f"at least one, each from 0 to {self.shape.vocabulary - 1}",
+                got=f"{length} tokens, of them one that it lacks",
+                want=f"each from 0 to {self.shape.vocabulary - 1}",
+                fix="take the tokenizer of this model",
             )
-        self.require_within(self.talk("ask", length, count, texts=len(prompts)))
         reply = self._ask(prompts, count, pick, on_token)
         if reply is None:
             self.say("nothing is dealt for a question of this length; dealing for it now")
@@ -799,6 +800,17 @@ class User(Party):
                 fix="deal again: vfl llm deal with the user's folder",
             )
         return reply
+
+    def require_askable(self, length: int, count: int, texts: int = 1) -> None:
+        """So many questions of a length fit the terms and the model.
+
+        Raises:
+            DataError: no token, or more than the model's context.
+            ConsentError: more than the owner allows.
+        """
+        if not length:
+            raise DataError("a question has tokens of the model", got="none", want="at least one")
+        self.require_within(self.talk("ask", length, count, texts=texts))
 
     def left(self) -> dict[str, int]:
         """How many questions of each kind can be asked without dealing."""

@@ -145,16 +145,31 @@ class Streamed:
         """What one more token adds for the reader, and whether the answer ends here."""
         self.count += 1
         if token in self._ends:
-            return self._rest(), True
+            return self.finish(), True
         self._tokens.append(token)
         self.text = self._tokenizer.decode(self._tokens)
         found = [at for each in self._stop if (at := self.text.find(each)) >= 0]
         if found:
             self.text = self.text[: min(found)]
-        return self._rest(), bool(found)
+            return self.finish(), True
+        return self._until(len(self.text) - self._open()), False
 
-    def _rest(self) -> str:
-        whole = self.text.rstrip("\ufffd")  # the rest of a character may come with the next token
-        new = whole[self._shown :]
-        self._shown = max(self._shown, len(whole))
+    def finish(self) -> str:
+        """What is left for the reader of an answer that ends here."""
+        return self._until(len(self.text))
+
+    def _open(self) -> int:
+        """Characters at the end that the next token may make another character or a stop word."""
+        broken = len(self.text) - len(self.text.rstrip("\ufffd"))
+        begun = [
+            size
+            for each in self._stop
+            for size in range(1, len(each))
+            if self.text.endswith(each[:size])
+        ]
+        return max([broken, *begun])
+
+    def _until(self, end: int) -> str:
+        new = self.text[self._shown : end]
+        self._shown = max(self._shown, end)
         return new

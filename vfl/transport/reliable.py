@@ -274,6 +274,7 @@ class TcpLink(_StreamLink):
         window: sent frames kept for a resend; the hub's is best the same.
         peer: who listens, for messages.
         limits: what frames may carry; None where nothing was agreed.
+        place: where it listens, for messages.
 
     Attributes:
         terms: what the label party told at the first attach.
@@ -287,11 +288,13 @@ class TcpLink(_StreamLink):
         window: int,
         peer: str = _LABEL_PARTY,
         limits: LinkLimits | None = None,
+        place: str | None = None,
     ) -> None:
         super().__init__(peer, timeouts.idle_s, timeouts, window)
         if limits is not None:
             self.agree(limits)
         self._reach = reach
+        self._place = place
         self._hello = hello
         self._broken = False
         self.terms = self._attach()
@@ -334,12 +337,8 @@ class TcpLink(_StreamLink):
             require_loopback(host)
         waits = timeouts or Timeouts()
         context = None if ca_pem is None else client_context(ca_pem)
-        try:
-            reach = partial(dial, host, port, context, waits)
-            return cls(reach, hello, waits, window, peer, limits)
-        except LostPeerError as loss:
-            loss.where = f"{host}:{port}"
-            raise
+        reach = partial(dial, host, port, context, waits)
+        return cls(reach, hello, waits, window, peer, limits, f"{host}:{port}")
 
     def poll(self) -> Frame | None:
         """The next frame if it is there; where the stream was cut it is mended first.
@@ -397,11 +396,14 @@ class TcpLink(_StreamLink):
                 return self._greet(self._reach())
             except OSError as error:
                 if time.monotonic() + self._timeouts.retry_s >= deadline:
+                    asked = f"see what the command of {self._peer} says"
+                    why = WHY_IT_ENDED if self._peer == _LABEL_PARTY else asked
                     raise LostPeerError(
                         f"{self._peer} cannot be reached",
+                        where=self._place,
                         got=type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
-                        fix=f"{WHY_IT_ENDED}; if it runs on, check host, port, and TLS at both",
+                        fix=f"{why}; if it runs on, check host, port, and TLS at both",
                     ) from error
             time.sleep(self._timeouts.retry_s)
 
