@@ -41,15 +41,15 @@ def vfl():
         print(*told, workers._forked, numpy.random.rand(), flush=True)
         print("aside", file=sys.stderr)
     if what == "parties":
-        shared = workers.Shared(Path(os.environ[workers.SHARED_VARIABLE]), "session")
+        shared = workers.WorkerClient(Path(os.environ[workers.SHARED_VARIABLE]), "session")
         shared.popen(["session", sys.argv[3]])
         print("worker", os.getppid(), shared.run(["vfl", "end", "5"]), flush=True)
     sys.exit(int(sys.argv[2]))
 
 if os.environ.get("THREADED"):
     threaded()
-workers._first_step = lambda: None
-workers.stand({"session": session, "vfl": vfl}, ["json", "numpy"], int(sys.argv[1]))
+workers._warm_up = lambda: None
+workers.serve({"session": session, "vfl": vfl}, ["json", "numpy"], int(sys.argv[1]))
 """
 
 
@@ -66,7 +66,7 @@ def folder(tmp_path):
 def standing(folder, monkeypatch):
     monkeypatch.setattr(workers, "_RESTART_S", 0.0)
     api = folder / "flower" / "local"
-    kept = workers.Standing(api, "session", [sys.executable, "-c", PROGRAMS])
+    kept = workers.StandingWorker(api, "session", [sys.executable, "-c", PROGRAMS])
     with closing(kept):
         yield kept
 
@@ -216,7 +216,7 @@ def test_a_worker_that_is_killed_is_started_again(standing, folder, capfd):
     assert workers.hand_over(folder, ["end", "1"]) == 1
     old = standing.pid
     os.kill(old, signal.SIGKILL)
-    eventually(lambda: standing.keep() or standing.pid != old)
+    eventually(lambda: standing.supervise() or standing.pid != old)
     assert "the standing worker ended (exit -9); starting it again" in capfd.readouterr().out
     assert workers.hand_over(folder, ["end", "2"]) == 2
 
@@ -234,8 +234,8 @@ def test_a_worker_with_two_threads_does_not_stand(folder, monkeypatch, tmp_path,
     monkeypatch.setattr(workers, "_RESTART_S", 0.0)
     monkeypatch.setenv("THREADED", "1")
     command = [sys.executable, "-c", PROGRAMS]
-    with closing(workers.Standing(folder / "flower" / "local", "touch", command)) as standing:
-        eventually(lambda: standing.keep() or standing.pid is None)
+    with closing(workers.StandingWorker(folder / "flower" / "local", "touch", command)) as standing:
+        eventually(lambda: standing.supervise() or standing.pid is None)
         assert "no worker stands here: it would have 2 threads" in capfd.readouterr().out
         assert workers.hand_over(folder, ["end", "3"]) is None
         standing.popen(["touch", str(tmp_path / "made")])
@@ -244,8 +244,8 @@ def test_a_worker_with_two_threads_does_not_stand(folder, monkeypatch, tmp_path,
 
 def test_a_worker_ends_with_the_process_that_keeps_it(standing):
     pid = standing.pid
-    os.close(standing._life)
-    standing._life = os.open(os.devnull, os.O_RDONLY)
+    os.close(standing._lifeline)
+    standing._lifeline = os.open(os.devnull, os.O_RDONLY)
     assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status == 0
 
 

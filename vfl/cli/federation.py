@@ -265,7 +265,7 @@ def worker(
     if not name:  # a terminal's Ctrl-C is for the command that shares it, which passes it on
         os.setsid()
     preloaded = [module for each in names for module in workers.PRELOADED[each]]
-    workers.stand({each: of_flower[each] for each in names} | {"vfl": main}, preloaded, life)
+    workers.serve({each: of_flower[each] for each in names} | {"vfl": main}, preloaded, life)
 
 
 def rank() -> None:

@@ -45,7 +45,7 @@ from vfl.federation.guard import (
     local_guard,
     network_guard,
 )
-from vfl.federation.workers import SHARED_VARIABLE, Shared, Standing, run_among_parties
+from vfl.federation.workers import SHARED_VARIABLE, StandingWorker, WorkerClient, run_among_parties
 from vfl.transport import session_certificate
 from vfl.transport.stream import listen
 
@@ -132,7 +132,7 @@ def superlink_environment(state: Path, party_file: Path, network_address: str) -
         network_address: host:port that SuperNodes connect to; empty for a simulation.
     """
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
-    own[WORKER_VARIABLE] = _stands_for("flwr-serverapp") if network_address else ""
+    own[WORKER_VARIABLE] = _worker_program("flwr-serverapp") if network_address else ""
     _write_programs(state, _OF_SUPERLINK)
     return _service_environment(state) | own
 
@@ -141,11 +141,11 @@ def supernode_environment(state: Path, party_file: Path) -> dict[str, str]:
     """What a SuperNode runs in; see `superlink_environment`."""
     _write_programs(state, _OF_SUPERNODE)
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve())}
-    own[WORKER_VARIABLE] = _stands_for("flwr-clientapp")
+    own[WORKER_VARIABLE] = _worker_program("flwr-clientapp")
     return _service_environment(state) | own
 
 
-def _stands_for(program: str) -> str:
+def _worker_program(program: str) -> str:
     return program if sys.platform == "linux" else ""
 
 
@@ -421,7 +421,7 @@ def _start_superexec(api: LocalApi) -> None:
     def keep() -> None:
         while True:
             shared = os.environ.get(SHARED_VARIABLE)
-            code = Shared(Path(shared), command[0]).run(command) if shared else None
+            code = WorkerClient(Path(shared), command[0]).run(command) if shared else None
             if code is None:
                 code = subprocess.Popen(command, start_new_session=True).wait()
             time.sleep(_AGAIN_S)  # by then a service that ends has taken this thread along
@@ -441,9 +441,9 @@ def superexec() -> None:
         executor = _module(name, "subprocess", "SubprocessExecutor")
         shared = os.environ.get(SHARED_VARIABLE)
         worker = (
-            Shared(Path(shared), program)
+            WorkerClient(Path(shared), program)
             if shared
-            else Standing(Path(os.environ[LOCAL_API_VARIABLE]), program, WORKER_COMMAND)
+            else StandingWorker(Path(os.environ[LOCAL_API_VARIABLE]), program, WORKER_COMMAND)
         )
         executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=subprocess.DEVNULL)
         executor.SubprocessExecutor.reconcile = lambda executor: worker.keep()

@@ -1,10 +1,10 @@
-"""A party's standing worker: a process that has imported everything, and forks a child a session.
+"""A party's standing worker: a fork server that has imported everything, and forks once a session.
 
 Most of the time before a session's first exchange is the start of processes: Python, torch, Flower.
-So beside each service stands one process that has done this once. Whoever wants a program to run
-connects to its socket, and gets a fork of it that runs the program:
+So each service has one process that has done this once. Whoever wants a program to run connects to
+its socket, and gets a fork of it that runs the program:
 
-- Flower's SuperExec, for the ClientApp or ServerApp of a session (`Standing`)
+- Flower's SuperExec, for the ClientApp or ServerApp of a session (`StandingWorker`)
 - a command of the label party, for itself (`hand_over`)
 - a command that starts every party on this machine, for itself and for their SuperExecs: they share
   one worker, so that torch is imported once and not once a process (`run_among_parties`)
@@ -12,12 +12,13 @@ connects to its socket, and gets a fork of it that runs the program:
 The socket lies in the folder of the local API (0700), and a caller of another user is not answered.
 Which programs there are is decided by who started the worker; each checks what it always checks, so
 a bundle is looked at before it is unpacked. A fork of a process with several threads may find a
-lock that nobody will release, so a worker that has more than one does not stand: programs start
-the long way then, as they do while it is not there. It stands under Linux alone, whose list of
-threads and whose word for who calls it needs.
+lock that nobody will release, so a worker that has more than one ends: programs start the long way
+then, as they do while it is not there. It runs under Linux alone, whose list of threads and whose
+credentials of a socket's peer it needs.
 
 A caller sends the length of its request, its three standard files, and the request; one byte tells
-it whether the worker takes it, and a second one the exit code. What it sends meanwhile are signals.
+it whether the worker accepts it, and a second one the exit code. What it sends meanwhile are
+signals.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ Program = Callable[[], object]
 #: What a worker is called where processes are listed; its children are called as their programs.
 NAME = "vfl-worker"
 _SOCKET = "worker"
-_WAITING = 16
-_TAKEN, _NOT_TAKEN = b"+", b"-"
+_BACKLOG = 16
+_ACCEPTED, _REFUSED = b"+", b"-"
 _LENGTH_BYTES = 4
-_MOST_BYTES = 1 << 20
+_MAX_REQUEST_BYTES = 1 << 20
 #: A worker that has just begun answers when it has imported everything.
-_PATIENCE_S = 30.0
+_ANSWER_TIMEOUT_S = 30.0
 #: A worker that dies at once must not keep a core busy with its starts.
 _RESTART_S = 5.0
 #: What a session needs, so that no child imports it; the rest is small.
@@ -98,7 +99,7 @@ _forked = False
 # --- whoever wants a program to run --------------------------------------------------------------
 
 
-class Shared:
+class WorkerClient:
     """Starts programs through a worker that somebody else keeps.
 
     Args:
@@ -109,40 +110,40 @@ class Shared:
     def __init__(self, folder: Path, program: str) -> None:
         self._folder = folder
         self._program = program
-        self._others: list[subprocess.Popen[bytes]] = []
+        self._subprocesses: list[subprocess.Popen[bytes]] = []
 
     @property
-    def stands(self) -> bool:
-        """Whether the worker may answer; an answer that does not come says it does not."""
+    def reachable(self) -> bool:
+        """Whether to ask the worker; who does not keep it learns only from its answer."""
         return True
 
-    def keep(self) -> None:
-        """Look after the worker, which is for its keeper to do."""
+    def supervise(self) -> None:
+        """Nothing here: a worker is restarted by who keeps it, see `StandingWorker`."""
 
     def popen(self, command: Sequence[str], **options: Any) -> None:
-        """Start a program and leave it alone; in the place of `subprocess.Popen`."""
-        if command[0] == self._program and self.stands:
+        """Start a program and do not wait for it; in the place of `subprocess.Popen`."""
+        if command[0] == self._program and self.reachable:
             with open(os.devnull, "r+b") as nothing, _connected(self._folder) as connection:
                 files = (0, nothing.fileno(), nothing.fileno()) if options else (0, 1, 2)
-                if connection and _ask(connection, command, files, follows=False):
+                if connection and _request(connection, command, files, follows=False):
                     return
-        self._others = [one for one in self._others if one.poll() is None]
-        self._others.append(subprocess.Popen(command, **options))
+        self._subprocesses = [one for one in self._subprocesses if one.poll() is None]
+        self._subprocesses.append(subprocess.Popen(command, **options))
 
     def run(self, command: Sequence[str]) -> int | None:
         """Run a program to its end, which comes with this process's at the latest.
 
         Returns:
-            The exit code, 1 if it died; None if the worker does not take it.
+            The exit code, 1 if it died; None if the worker does not accept it.
         """
         with _connected(self._folder) as connection:
-            if not connection or not _ask(connection, command, (0, 1, 2), follows=True):
+            if not connection or not _request(connection, command, (0, 1, 2), follows=True):
                 return None
             connection.settimeout(None)
             return (connection.recv(1) or b"\x01")[0]
 
 
-class Standing(Shared):
+class StandingWorker(WorkerClient):
     """Keeps the worker of a service, and starts programs through it.
 
     Args:
@@ -156,16 +157,16 @@ class Standing(Shared):
         self._command = command
         self._listener = _listen(folder)
         self._process: subprocess.Popen[bytes] | None = None
-        self._life: int | None = None
+        self._lifeline: int | None = None
         self._start()
 
     @property
-    def stands(self) -> bool:
+    def reachable(self) -> bool:
         """Whether the worker runs."""
         return self._process is not None and self._process.poll() is None
 
-    def keep(self) -> None:
-        """Start the worker again if it has died. One that ended by itself cannot stand here."""
+    def supervise(self) -> None:
+        """Start the worker again if it has died. One that ended by itself cannot run here."""
         if self._process is None or (code := self._process.poll()) is None:
             return
         if code == 0:
@@ -177,23 +178,23 @@ class Standing(Shared):
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id; None if none can stand here."""
+        """The worker's process id; None if none can run here."""
         return self._process.pid if self._process else None
 
     def close(self) -> None:
         """End the worker, and wait for what was started without it; its children go on."""
         self._listener.close()
-        if self._life is not None:
-            os.close(self._life)
-        for process in filter(None, [self._process, *self._others]):
-            process.wait(_PATIENCE_S)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+        for process in filter(None, [self._process, *self._subprocesses]):
+            process.wait(_ANSWER_TIMEOUT_S)
 
     def _start(self) -> None:
         self._started = monotonic()
-        self._process, life = _begin(self._command, self._listener, os.environ)
-        if self._life is not None:
-            os.close(self._life)
-        self._life = life
+        self._process, lifeline = _start_worker(self._command, self._listener, os.environ)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+        self._lifeline = lifeline
 
 
 def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
@@ -204,7 +205,7 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
         arguments: of the command.
 
     Returns:
-        The exit code; None if no worker takes it, and the caller has to run it itself.
+        The exit code; None if no worker accepts it, and the caller has to run it itself.
 
     Raises:
         LostPeerError: the process that ran it died.
@@ -219,12 +220,12 @@ def run_among_parties(
     """Let a new worker run a `vfl` command that starts parties, and the parties' sessions too.
 
     Args:
-        command: starts the worker; see `Standing`.
+        command: starts the worker; see `StandingWorker`.
         environment: of the worker.
         arguments: of the `vfl` command.
 
     Returns:
-        The exit code; None if no worker can stand here, and the caller has to run it itself.
+        The exit code; None if no worker can run here, and the caller has to run it itself.
 
     Raises:
         LostPeerError: the process that ran it died.
@@ -233,26 +234,26 @@ def run_among_parties(
         return None
     with TemporaryDirectory() as name:
         with _listen(Path(name)) as listener:
-            worker, life = _begin(command, listener, environment, stdout=subprocess.PIPE)
+            worker, lifeline = _start_worker(command, listener, environment, stdout=subprocess.PIPE)
         os.environ[SHARED_VARIABLE] = name
         try:
-            with worker.stdout as words:  # type: ignore[union-attr]
-                words.readline()  # that it stands by, or why it does not
+            with worker.stdout as output:  # type: ignore[union-attr]
+                output.readline()  # that it is ready, or why it ends
                 return _run_in_worker(Path(name), arguments)
         finally:
             del os.environ[SHARED_VARIABLE]
-            os.close(life)
+            os.close(lifeline)
             worker.terminate()  # a busy machine may take long to tell it that the pipe is closed
             worker.wait()
 
 
 def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
-    """The exit code of a `vfl` command that the worker ran; None if it did not take it."""
+    """The exit code of a `vfl` command that the worker ran; None if it did not accept it."""
     if _forked:
         return None
     with _connected(folder) as connection:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        if not connection or not _ask(connection, ["vfl", *arguments], (0, 1, 2), follows=True):
+        if not connection or not _request(connection, ["vfl", *arguments], (0, 1, 2), follows=True):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return None
         connection.settimeout(None)
@@ -261,8 +262,8 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came meanwhile is passed on
                 code = connection.recv(1)
                 break
-            except (KeyboardInterrupt, SystemExit) as told:
-                interrupted = isinstance(told, KeyboardInterrupt)
+            except (KeyboardInterrupt, SystemExit) as ended:
+                interrupted = isinstance(ended, KeyboardInterrupt)
                 with suppress(OSError):
                     number = signal.SIGINT if interrupted else signal.SIGTERM
                     connection.sendall(bytes([number]))
@@ -283,35 +284,35 @@ def _listen(folder: Path) -> socket.socket:
         Path(address).unlink(missing_ok=True)
         listener.bind(address)
         Path(address).chmod(PRIVATE_FILE)
-    listener.listen(_WAITING)
+    listener.listen(_BACKLOG)
     return listener
 
 
-def _begin(
+def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
 ) -> tuple[subprocess.Popen[bytes], int]:
     """A worker, and what it ends with: a pipe that closes with this process at the latest."""
-    life, other = os.pipe()
-    os.set_inheritable(life, True)
+    read_end, lifeline = os.pipe()
+    os.set_inheritable(read_end, True)
     worker = subprocess.Popen(
-        [*command, str(life)],
+        [*command, str(read_end)],
         stdin=listener.fileno(),
-        pass_fds=[life],
+        pass_fds=[read_end],
         env={**environment, **_ENVIRONMENT},
         **options,
     )
-    os.close(life)
-    return worker, other
+    os.close(read_end)
+    return worker, lifeline
 
 
 def _api_folder(path: Path) -> Path | None:
-    for place in (path, path / "label", *path.resolve().parents):
-        if (place / "app" / "experiment.toml").exists():
-            return place / "flower" / "local"
+    for folder in (path, path / "label", *path.resolve().parents):
+        if (folder / "app" / "experiment.toml").exists():
+            return folder / "flower" / "local"
     return None
 
 
-def _ask(
+def _request(
     connection: socket.socket, arguments: Sequence[str], files: Sequence[int], *, follows: bool
 ) -> bool:
     """Ask for a program with these standard files; whether the worker runs it."""
@@ -329,7 +330,7 @@ def _ask(
         text = json.dumps(request).encode()
         socket.send_fds(connection, [len(text).to_bytes(_LENGTH_BYTES, "little")], list(files))
         connection.sendall(text)
-        return connection.recv(1) == _TAKEN
+        return connection.recv(1) == _ACCEPTED
     except OSError:
         return False
 
@@ -338,7 +339,7 @@ def _ask(
 def _connected(folder: Path) -> Iterator[socket.socket | None]:
     """A connection to the worker that answers in a folder; None without one of this user."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_PATIENCE_S)
+        connection.settimeout(_ANSWER_TIMEOUT_S)
         try:
             with _address(folder) as address:
                 connection.connect(address)
@@ -372,17 +373,17 @@ def _identity() -> list[str]:
 # --- the worker ----------------------------------------------------------------------------------
 
 
-def stand(programs: Mapping[str, Program], preloaded: Sequence[str], life: int) -> None:
-    """Be a standing worker: import, then fork a child for each request until `life` closes.
+def serve(programs: Mapping[str, Program], preloaded: Sequence[str], lifeline: int) -> None:
+    """Run as a standing worker: import, then fork a child for each request until `lifeline` closes.
 
     Args:
         programs: by name, what a caller may ask for.
         preloaded: modules to import.
-        life: a pipe that closes with the process that keeps the worker.
+        lifeline: a pipe that closes with the process that keeps the worker.
     """
     for module in preloaded:
         import_module(module)
-    _first_step()
+    _warm_up()
     listener = socket.socket(fileno=os.dup(0))
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         print(f"vfl: no worker stands here: it would have {threads} threads", flush=True)
@@ -390,20 +391,20 @@ def stand(programs: Mapping[str, Program], preloaded: Sequence[str], life: int) 
     gc.collect()
     gc.freeze()  # a collection in a child would copy what it only looks at
     return_memory()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
-    _call_itself(NAME)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    _set_process_name(NAME)
     print("vfl: a worker stands by", flush=True)
-    while life not in select.select([listener.fileno(), life], [], [])[0]:
-        if connection := _fork_for_one(listener):
+    while lifeline not in select.select([listener.fileno(), lifeline], [], [])[0]:
+        if connection := _accept_and_fork(listener):
             with connection:
-                _forked_child(listener, life)
-                _play(connection, programs)
+                _reset_child(listener, lifeline)
+                _run_requested(connection, programs)
             return
 
 
-def _fork_for_one(listener: socket.socket) -> socket.socket | None:
+def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
     """In a new child the connection of whoever asked; None in the worker itself."""
-    with suppress(OSError):  # no more files or processes: the caller hears nothing
+    with suppress(OSError):  # no more files or processes: the caller gets no answer
         connection, _ = listener.accept()
         try:
             if _is_ours(connection) and os.fork() == 0:
@@ -413,7 +414,7 @@ def _fork_for_one(listener: socket.socket) -> socket.socket | None:
     return None
 
 
-def _first_step() -> None:
+def _warm_up() -> None:
     """What a training's first step sets up, and what counts its model before it is built.
 
     The optimiser is our own: torch's imports its compiler. So does counting on torch's meta device.
@@ -427,18 +428,18 @@ def _first_step() -> None:
     import_module("vfl.models.footprint").footprint(counted, (1,), 1)
 
 
-def _forked_child(listener: socket.socket, life: int) -> None:
+def _reset_child(listener: socket.socket, lifeline: int) -> None:
     global _forked
     _forked = True
     listener.close()
-    os.close(life)
+    os.close(lifeline)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import_module("numpy").random.seed()  # Python does this for `random` alone
 
 
-def _play(connection: socket.socket, programs: Mapping[str, Program]) -> None:
-    connection.settimeout(_PATIENCE_S)
+def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -> None:
+    connection.settimeout(_ANSWER_TIMEOUT_S)
     head, files, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 3)
     for target, file in enumerate(files):
         os.dup2(file, target)
@@ -447,17 +448,17 @@ def _play(connection: socket.socket, programs: Mapping[str, Program]) -> None:
         return
     request = _read(connection, int.from_bytes(head, "little"))
     if request["of"] != _identity() or request["arguments"][0] not in programs:
-        connection.sendall(_NOT_TAKEN)
+        connection.sendall(_REFUSED)
         return
     os.chdir(request["directory"])
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["arguments"]
-    _call_itself(sys.argv[0])
+    _set_process_name(sys.argv[0])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    connection.sendall(_TAKEN)  # whoever has given up meanwhile is gone, and nothing runs
+    connection.sendall(_ACCEPTED)  # whoever has given up meanwhile is gone, and nothing runs
     if not request["follows"]:
         connection.close()
         programs[sys.argv[0]]()
@@ -480,7 +481,7 @@ def _play(connection: socket.socket, programs: Mapping[str, Program]) -> None:
 
 
 def _read(connection: socket.socket, length: int) -> Any:
-    if length > _MOST_BYTES:
+    if length > _MAX_REQUEST_BYTES:
         raise LostPeerError("a request to the standing worker is too long")
     text = bytearray()
     while len(text) < length:
@@ -492,7 +493,7 @@ def _read(connection: socket.socket, length: int) -> Any:
 
 
 def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
-    """What the caller's terminal tells the caller is for us; one that is gone wants nothing."""
+    """Raise here what the caller's terminal sent it; SIGTERM once the caller is gone."""
     number = signal.SIGINT
     while number == signal.SIGINT:
         number = signal.SIGTERM
@@ -502,7 +503,7 @@ def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
             os.kill(os.getpid(), number)
 
 
-def _call_itself(name: str) -> None:
-    """What `ps` and `top` show."""
+def _set_process_name(name: str) -> None:
+    """Set the name that `ps` and `top` show."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
