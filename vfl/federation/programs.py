@@ -446,7 +446,7 @@ def superexec() -> None:
             else StandingWorker(Path(os.environ[LOCAL_API_VARIABLE]), program, WORKER_COMMAND)
         )
         executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=subprocess.DEVNULL)
-        executor.SubprocessExecutor.reconcile = lambda executor: worker.keep()
+        executor.SubprocessExecutor.reconcile = lambda executor: worker.supervise()
     _module("flwr.supercore.cli", "flower_superexec").flower_superexec()
 
 
