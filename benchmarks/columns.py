@@ -622,7 +622,8 @@ def table(rows: Sequence[ColumnRow]) -> str:
         of_task = [row for row in rows if row.task == name]
         wanted = [each for some in TASKS[name].wanted.values() for each in some]
         measures = {row.column: row.measure for row in of_task}
-        found = {"nothing sent": [[r.own for r in of_task if r.column == c] for c in wanted]}
+        alone = [{r.seed: r.own for r in of_task if r.column == column} for column in wanted]
+        found = {"nothing sent": [list(each.values()) for each in alone]}
         utility, whole = {"nothing sent": ""}, {"nothing sent": "0"}
         for protection in dict.fromkeys(row.protection for row in of_task):
             some = [row for row in of_task if row.protection == protection]
