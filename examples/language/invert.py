@@ -70,7 +70,7 @@ INVERSION = "text_inversion:steps=400"
 REFINED = "token_search:candidates=50,steps=400"
 SEARCH, NETWORK = "token_search", "token_network:hidden=128,steps=300"
 CODECS = ("quantise:values=4", "quantise:values=2", "quantise:values=1", "topk:k=256",
-          "topk:k=64", "randtopk:k=64,alpha=0.1", "size:k=16")  # fmt: skip
+          "topk:k=64", "randtopk:k=64,alpha=0.1", "size:k=16,kind=mask")  # fmt: skip
 
 
 def noise(deviation: float) -> str:
