@@ -214,6 +214,13 @@ def test_a_classifiers_missing_texts():
         VFLClassifier().fit(np.zeros((3, 2)), np.array(["a", None, "b"], dtype=object))
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_no_matter_of_the_port(host):
+    with pytest.raises(UserError, match="cannot listen") as refused:
+        listen(host, 0)
+    assert "an address of this machine" in str(refused.value.fix)
+
+
 def test_a_port_in_use_is_named_by_whoever_wanted_it(tmp_path):
     """The stream says so itself; a service started for another command passes its words on."""
     with socket.create_server(("127.0.0.1", 0)) as other:

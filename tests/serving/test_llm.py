@@ -23,6 +23,7 @@ from vfl.core.errors import (
     PeerFailedError,
     ReusedPadError,
     RingRangeError,
+    RunFolderError,
 )
 from vfl.core.frame import HEADER_BYTES
 from vfl.models.pretrained import save_decoder
@@ -169,6 +170,22 @@ def test_used_material_never_returns_whoever_was_killed_after_taking_it(project,
         party.store(setup).take(name)
 
 
+@pytest.mark.parametrize("party", ["user", "owner"])
+def test_damaged_material_is_given_up_and_the_next_is_taken(project, party):
+    user = project.user()
+    user.deal(len(PROMPT), 2, questions=2)
+    project.end("dealer")
+    first = min((project.folder / party / "store").glob("material-*/*.safetensors"))
+    whole = bytearray(first.read_bytes())
+    whole[-5] ^= 1
+    first.write_bytes(whole)
+    with pytest.raises((RunFolderError, PeerFailedError), match="not as it was written") as caught:
+        project.user().ask(PROMPT, 2)
+    assert "ask again" in str(caught.value)
+    assert project.user().ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)
+    assert not first.exists()
+
+
 @pytest.mark.slow
 def test_other_weights_are_shared_anew_and_old_material_is_gone(project):
     project.user().deal(len(PROMPT), 2)
@@ -303,8 +320,11 @@ def test_a_wrong_token_and_a_wrong_certificate_open_no_stream(project, what):
     other = {"owner.token": b"0" * 64, "owner.pem": None}[what]
     peers = project.folder / "user" / "peers"
     (peers / what).write_bytes(other or (peers / "dealer.pem").read_bytes())
-    with pytest.raises(AuthenticationError):
+    with pytest.raises(AuthenticationError) as refused:
         project.user().ask(PROMPT, 2)
+    if what == "owner.token":
+        assert refused.value.where == project.owner
+        assert "peers/owner.token of the user" in refused.value.fix
 
 
 def test_who_is_not_there_is_named(parties):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vfl.core.errors import ReusedPadError
+from vfl.core.errors import ReusedPadError, RunFolderError
 from vfl.core.storage import (
     Seal,
     load_weights,
@@ -56,7 +56,8 @@ class MaterialStore:
 
         Raises:
             ReusedPadError: it was used before, or never dealt.
-            RunFolderError: the file is damaged, or of another party or other weights.
+            RunFolderError: the file is damaged, or of another party or other weights; it counts as
+                used.
         """
         with locked(self._folder):
             if self._used(name).exists():
@@ -64,10 +65,13 @@ class MaterialStore:
                 raise self._gone(name, "used before")
             if not self._left(name).exists():
                 raise self._gone(name, "never dealt")
-            found = load_weights(self._left(name), self._seal)
-            write_text(self._used(name), "")
-            sync_folder(self._folder)
-            self._left(name).unlink()
+            try:
+                found = load_weights(self._left(name), self._seal)
+            except RunFolderError as damage:
+                self._use(name)  # it would stand for ever before what is whole
+                damage.fix = "ask again: this material is given up, and other is taken"
+                raise
+            self._use(name)
         return [found[each] for each in sorted(found)]
 
     def names(self) -> list[str]:
@@ -78,6 +82,11 @@ class MaterialStore:
     def size_bytes(self) -> int:
         """Of all material that is left."""
         return sum(path.stat().st_size for path in self._folder.glob(f"*{_LEFT}"))
+
+    def _use(self, name: str) -> None:
+        write_text(self._used(name), "")
+        sync_folder(self._folder)
+        self._left(name).unlink()
 
     def _left(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

@@ -380,7 +380,15 @@ class Party:
                 return Wire(link, account, _pair(self.name, peer))
             except AuthenticationError as refusal:
                 # It may still wait for an earlier process of ours; a certificate has a place.
-                if refusal.where is not None or time.monotonic() > deadline:
+                if refusal.where is not None:
+                    raise
+                if time.monotonic() > deadline:
+                    refusal.where = f"{host}:{port}"
+                    refusal.fix = (
+                        f"compare peers/{peer}.token of the {self.name} with "
+                        f"peers/{self.name}.token of the {peer}, which are alike; or end another "
+                        "process of this folder"
+                    )
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)

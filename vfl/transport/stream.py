@@ -10,6 +10,7 @@ are tuned, and TLS is 1.3 or nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import ssl
@@ -39,6 +40,7 @@ JOINED_BYTES = 64 * 1024
 _RECORD_BYTES = 16 * 1024
 #: Where Linux's struct tcp_info has tcpi_bytes_received, a u64.
 _RECEIVED_AT = 128
+_NO_ADDRESS_OF_OURS = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
 _BACKLOG = 128
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -322,11 +324,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
+        elsewhere = getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
+        here = "listen at an address of this machine, or at 0.0.0.0 for all it has"
         raise UserError(
             "cannot listen for the other parties",
             where=f"{host}:{port}",
             got=getattr(error, "strerror", None) or str(error),
-            fix="choose another port, or 0 for a free one",
+            fix=here if elsewhere else "choose another port, or 0 for a free one",
         ) from error
 
 

@@ -161,7 +161,7 @@ def _signed(binding: Binding, party: str, public: bytes) -> bytes:
 def _not_signed(party: str) -> AuthenticationError:
     return AuthenticationError(
         f"the keys that came for party '{party}' are not its own, or not for this session",
-        where="key agreement of the secure sum",
+        where="key agreement of the session",
         want=f"an offer signed with the identity key pinned for '{party}', for this session, "
         "attempt, configuration and role",
         fix=f"compare your peers/{party}.pub with that party's identity.pub, by telephone for "
