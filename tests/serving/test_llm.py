@@ -12,6 +12,7 @@ from model_folders import write_model
 
 from benchmarks.emulation import Wan
 from vfl.cli import llm as command
+from vfl.config.llm_file import read_llm_file
 from vfl.core.errors import (
     AuthenticationError,
     ConfigError,
@@ -26,7 +27,7 @@ from vfl.core.errors import (
     RunFolderError,
 )
 from vfl.core.frame import HEADER_BYTES
-from vfl.models.pretrained import save_decoder
+from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.private_decoder import greedy
@@ -454,9 +455,25 @@ def test_byte_pairs_come_back_as_text(tmp_path):
     pairs.save(tmp_path)
     assert read_tokenizer(tmp_path).encode("abc abc") == [257, 258]
     assert read_tokenizer(tmp_path / "none").encode("ab") == [97, 98]
-    (tmp_path / "tokenizer.json").write_text('{"merges": [[1]]}')
-    with pytest.raises(DataError):
-        read_tokenizer(tmp_path)
+    for text in ('{"merges": [[1]]}', "[" * 100_000):
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(DataError):
+            read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path, value):
+    model = small_model()
+    model.head.weight.data[3, 2] = value
+    save_decoder(tmp_path, model)
+    with pytest.raises(DataError, match=r"head\.weight"):
+        load_pretrained(tmp_path)
+
+
+def test_lists_in_lists_without_end_are_no_toml(tmp_path):
+    (tmp_path / "llm.toml").write_text("a = " + "[" * 50_000)
+    with pytest.raises(ConfigError, match="this is not TOML"):
+        read_llm_file(tmp_path)
 
 
 def test_a_character_in_pieces_is_shown_when_it_is_whole():

@@ -144,7 +144,7 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
             raise ConfigError("an override is key.path=value", got=assignment)
         try:
             value = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             value = text
         *tables, last = split_key(dotted)
         key, table = todays_name(last), content
@@ -179,6 +179,8 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
         ) from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"this is not TOML: {problem}", where=str(path)) from None
+    except RecursionError:
+        raise ConfigError("this is not TOML: lists in lists without end", where=str(path)) from None
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "it is no text"
         raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None

@@ -72,6 +72,9 @@ def load_pretrained(folder: Path) -> Decoder | Encoder:
         raise _refused(
             folder, f"{len(left)} weights besides, such as {left[0]}", f"those of {kind}"
         )
+    for name, weight in model.state_dict().items():
+        if not weight.isfinite().all():
+            raise _refused(folder / _WEIGHTS, f"NaN or infinity in '{name}'", "finite weights")
     return model.eval()
 
 

@@ -115,7 +115,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return BytePairs(found["merges"])
     except VFLError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         raise DataError("this is no tokenizer", where=str(path)) from None
 
 
