@@ -405,12 +405,10 @@ class _PartySession:
         return self._conclude(feature.weights_digest(), direct)
 
     def _conclude(self, weights_sha256: str, link: Link) -> PartyReport:
-        """Say the last word, and wait for the label party's."""
+        """Send the report, and wait until the label party has everybody's."""
         report = self._report(weights_sha256)
         link.send(report.frame())
-        answer = link.receive()
-        if answer.kind is not Kind.DONE:
-            raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
+        expect(link, Kind.DONE, 0, "the label party")
         return report
 
     def _share(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -60,7 +60,7 @@ from vfl.session.relay import Carried, Switchboard
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
-from vfl.transport import local_pair, receive_any
+from vfl.transport import ObservedPoll, local_pair, receive_any
 
 _COLLECT_S = 10.0
 _LOSSES = (LostPeerError, MissingPartyError)
@@ -385,7 +385,6 @@ class LabelSession:
             ranks.streams = list(links.values())
             if self.ranks > 1:
                 own = replace(own, device=device, ranks=ranks.join_group(data))
-            absent = [name for name in terms.peers if name not in links]
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
             more: dict[str, Any] = {"ledger": ledger}
@@ -405,43 +404,16 @@ class LabelSession:
                 )
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
-            ends: dict[str, Link] = {**links, **{name: local_pair()[0] for name in absent}}
-            if terms.takers:
-
-                def pairs(sender: str, receiver: str) -> bool:
-                    return (sender in terms.takers) is not (receiver in terms.takers)
-
-                board = Switchboard(links, receive, pairs, terms.window_frames)
-                ends = board.links
-                if self.front is not None:
-                    behind, names = terms.middle is not None, terms.at_label().feature_parties
-                    ends |= {name: Carried(board, name, links, behind) for name in names}
+            ends = self._ends_of(links, receive)
             label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
                 meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
             label.resume(start)
             if self.front is not None:
-                for name in absent:
-                    self.say(f"party {name} is not here; serving begins without it")
-                away = federation if self._partial else None
-                serving = ServingParty(
-                    label,
-                    away=away,
-                    absent=absent,
-                    behind=terms.feature_parties if terms.middle is not None else (),
-                    asker=(0, 1 + len(terms.serving)),
-                )
-                self._tell(ProgressReport("serve"))
-                try:
-                    self.front.play(serving)
-                finally:
-                    meter.rows += label.progress.asked_rows
-                serving.close()
-                for name in terms.serving:
-                    ends[name].send(Frame(Kind.DONE))
-                here = {n: end.link for n, end in label.ends.items() if n not in serving.absent}
-                return self._end(label, federation, ends if terms.takers else here)
+                absent = [name for name in terms.peers if name not in links]
+                here = self._serve(self.front, label, federation, ends, absent, meter)
+                return self._end(label, federation, here)
             followed = label.stopping.follow(terms.schedule(data.split, start))
             followed = own.ranks.metered(followed, meter)
             schedule = self._watched(meter.through(followed), label.split)
@@ -451,6 +423,56 @@ class LabelSession:
             ranks.agree(label.weights_digest())
             here = ends if terms.takers else {n: one.link for n, one in label.ends.items()}
             return self._end(label, federation, here)
+
+    def _ends_of(
+        self, links: Mapping[str, ObservedPoll], receive: Callable[[], tuple[str, Frame]]
+    ) -> dict[str, Link]:
+        """The link to every party, through a switchboard where parties write to each other."""
+        terms = self.terms
+        if not terms.takers:
+            absent = [name for name in terms.peers if name not in links]
+            return {**links, **{name: local_pair()[0] for name in absent}}
+
+        def pairs(sender: str, receiver: str) -> bool:
+            return (sender in terms.takers) is not (receiver in terms.takers)
+
+        board = Switchboard(links, receive, pairs, terms.window_frames)
+        if self.front is None:
+            return board.links
+        behind, names = terms.middle is not None, terms.at_label().feature_parties
+        return board.links | {name: Carried(board, name, links, behind) for name in names}
+
+    def _serve(
+        self,
+        front: Front,
+        label: LabelParty,
+        federation: Federation,
+        ends: Mapping[str, Link],
+        absent: Sequence[str],
+        meter: Meter,
+    ) -> Mapping[str, Link]:
+        """Let the front have rows answered until it ends; the links of who is still here."""
+        terms = self.terms
+        for name in absent:
+            self.say(f"party {name} is not here; serving begins without it")
+        serving = ServingParty(
+            label,
+            away=federation if self._partial else None,
+            absent=absent,
+            behind=terms.feature_parties if terms.middle is not None else (),
+            asker=(0, 1 + len(terms.serving)),
+        )
+        self._tell(ProgressReport("serve"))
+        try:
+            front.play(serving)
+        finally:
+            meter.rows += label.progress.asked_rows
+        serving.close()
+        for name in terms.serving:
+            ends[name].send(Frame(Kind.DONE))
+        if terms.takers:
+            return ends
+        return {n: end.link for n, end in label.ends.items() if n not in serving.absent}
 
     def _end(
         self, label: LabelParty, federation: Federation, links: Mapping[str, Link]
