@@ -142,6 +142,13 @@ def test_any_other_failure_names_the_party_and_the_code():
         assert failure.fix == "widen it"
 
 
+def test_folders_of_a_machine_do_not_leave_it():
+    error = ConsentError("no", where="/home/ann/bank/party.toml, [consent]", fix="see docs/x.md")
+    refusal = read_refusal(error_frame(error), "the label party")
+    assert refusal.where == "party.toml, [consent]"
+    assert refusal.fix == "see docs/x.md"
+
+
 def test_texts_of_an_error_are_cut_and_harmless_on_a_terminal():
     error = ConsentError("\x1b[2Jwiped", got="😀" * 100_000)
     refusal = read_refusal(error_frame(error), "the label party")

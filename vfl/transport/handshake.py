@@ -35,6 +35,8 @@ _LIMIT_BYTES = {
     Kind.ERROR: ANSWER_LIMIT_BYTES,
 }
 _HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+#: Of an absolute path, all but its last name; of an address with "://", nothing.
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s'\"]+/)+")
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
     for kind in (AuthenticationError, ConsentError, DisagreementError, LostPeerError)
@@ -134,8 +136,10 @@ class Welcome:
 
 
 def error_frame(error: VFLError) -> Frame:
-    """What went wrong, for the other end; long texts are cut."""
-    record = {key: printable(text) for key, text in error.record().items() if text}
+    """What went wrong, for the other end: long texts cut, folders of this machine left out."""
+    record = {
+        key: printable(_FOLDERS.sub("", text)) for key, text in error.record().items() if text
+    }
     return _frame(Kind.ERROR, record)
 
 
