@@ -364,12 +364,12 @@ def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def _gather(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
     """Elements in another order, some of them, or some several times."""
-    places = pick(torch.arange(a.numel()).reshape(a.shape))
+    indices = pick(torch.arange(a.numel()).reshape(a.shape))
 
     def back(g: FP) -> FP:
-        return _map(g, lambda h: _gather(h, pick), "spread", places, a.shape)
+        return _map(g, lambda h: _gather(h, pick), "spread", indices, a.shape)
 
-    return _map(a, back, "gather", places)
+    return _map(a, back, "gather", indices)
 
 
 def _sum(a: FP, dim: Any = None, keepdim: bool = False) -> FP:
@@ -451,11 +451,11 @@ def _sigmoid(a: FP) -> FP:
 def _stack(parts: Sequence[FP], dim: int = 0) -> FP:
     first, *others = parts
 
-    def at(place: int) -> Vjp:
-        return lambda g: _gather(g, lambda places: places.select(dim, place))
+    def at(index: int) -> Vjp:
+        return lambda g: _gather(g, lambda indices: indices.select(dim, index))
 
     child = first.child.linear("stack", dim, others=[each.child for each in others])
-    return _new(child, first.bits, first, *((each, at(place)) for place, each in enumerate(parts)))
+    return _new(child, first.bits, first, *((each, at(index)) for index, each in enumerate(parts)))
 
 
 def _unbound(a: FP) -> list[FP]:
@@ -463,7 +463,7 @@ def _unbound(a: FP) -> list[FP]:
 
 
 def _index(a: FP, index: Any) -> FP:
-    return _gather(a, lambda places: places[index])
+    return _gather(a, lambda indices: indices[index])
 
 
 def _linear(x: FP, weight: FP, bias: FP | None = None) -> FP:

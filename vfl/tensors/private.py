@@ -213,10 +213,10 @@ class Plan:
         So its square norm is a product of two (Goodfellow 2015), and one pass back is enough.
         """
         at, seen = 0, [batch]
-        places: list[int] = []
+        starts: list[int] = []
         for layer in self.model:
             if isinstance(layer, nn.Linear):
-                places.append(at)
+                starts.append(at)
                 bias = weights[at + 1] if layer.bias is not None else None
                 seen.append(nn.functional.linear(seen[-1], weights[at], bias))
                 at += 1 if bias is None else 2
@@ -237,10 +237,10 @@ class Plan:
                 if layer.bias is not None:
                     inner += 1
                 squares.addcmul_(inner, grad.square().sum(1))
-                place = places.pop()
+                start = starts.pop()
                 found.append((given, grad, layer.bias is not None))
-                if places:
-                    grad = grad @ weights[place]
+                if starts:
+                    grad = grad @ weights[start]
             else:
                 grad = grad * _DENSE[type(layer)](output)
         factors = (self.clip / squares.sqrt().clamp_min(torch.finfo().tiny)).clamp(max=1.0)[:, None]
@@ -388,7 +388,6 @@ class PrivateTraining:
             "plan": secrets.token_hex(16), "layers": described(module), "loss": loss,
             "clip": clip, "noise": noise,
         }  # fmt: skip
-        self._batch_size = batch_size
         self._rates = [min(1.0, batch_size / len(each)) for each in inputs]
         self._steps = [0] * len(inputs)
 

@@ -370,13 +370,13 @@ def serve(worker: Worker, ticket: Ticket) -> None:
         Timeouts(step_s=_STEP_S, idle_s=_IDLE_S), _WINDOW, "whoever leads",
     )  # fmt: skip
     try:
-        _Desk(worker, link).serve()
+        _WorkerEnd(worker, link).serve()
     finally:
         worker.stop()
         link.close()
 
 
-class _Desk:
+class _WorkerEnd:
     """A worker's end of its connection.
 
     Args:
@@ -395,14 +395,14 @@ class _Desk:
             if "end" in message:
                 return
             if "ask" in message:
-                self.say(self._answer(message))
+                self.send(self._answer(message))
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send a message to the leader."""
         self._link.send(Frame(Kind.PROTOCOL, 0, packed(message)))
 
     def relayed(self, session: str, role: int) -> bytes:
-        """The next that another worker of a computation has to say.
+        """The next message of another worker of a computation.
 
         Raises:
             PeerFailedError: the computation broke off elsewhere.
@@ -434,7 +434,7 @@ class _Desk:
             if what == "read":  # who asks is known from the connection
                 args = [args[0], ME]
             if what == "sit":
-                self._sit(*args)
+                self._join_session(*args)
                 return {"answer": None}
             with torch.set_grad_enabled(bool(message.get("grad", True))):
                 return {"answer": getattr(self._worker, what)(*args)}
@@ -448,16 +448,16 @@ class _Desk:
             )
             return {"error": {key: text for key, text in problem.record().items() if text}}
 
-    def _sit(
+    def _join_session(
         self, session: str, role: int, holders: int, mac: bool, peers: Sequence[Sequence[Any]]
     ) -> None:
-        """Take a place in a computation on shares, with keys of every pair.
+        """Join a computation on shares, with keys of every pair.
 
-        Keys are of this computation and these places: a second one with the same, or with others
+        Keys are of this computation and these roles: a second one with the same, or with others
         for somebody, would seal other messages under one key and nonce.
         """
         keys = self._worker.keys
-        if session in self._worker.seats:
+        if session in self._worker.members:
             raise ProtocolError("this worker is in that computation already")
         for other, (name, key) in enumerate(peers):
             if other != role:
@@ -471,25 +471,25 @@ class _Desk:
         kind = AuthenticatedMember if mac else Member
         member = kind(role, links, holders)
         member.agree({}, session)
-        self._worker.seats[session] = member
+        self._worker.members[session] = member
 
 
 class _Sealed:
     """A link to another worker of a computation, through the leader, who cannot read it."""
 
-    def __init__(self, desk: _Desk, session: str, role: int, other: int, key: bytes) -> None:
-        self._desk, self._session, self._role, self._other = desk, session, role, other
+    def __init__(self, end: _WorkerEnd, session: str, role: int, other: int, key: bytes) -> None:
+        self._end, self._session, self._role, self._other = end, session, role, other
         self._cipher, self._sent, self._received = AESGCM(key), 0, 0
 
     def send(self, frame: Frame) -> None:
         """See `vfl.core.frame.Link`."""
         sealed = self._cipher.encrypt(_nonce(self._role, self._sent), to_bytes(frame), None)
         self._sent += 1
-        self._desk.say({"relay": self._session, "to": self._other, "frame": sealed})
+        self._end.send({"relay": self._session, "to": self._other, "frame": sealed})
 
     def receive(self) -> Frame:
         """See `vfl.core.frame.Link`."""
-        sealed = self._desk.relayed(self._session, self._other)
+        sealed = self._end.relayed(self._session, self._other)
         try:
             raw = self._cipher.decrypt(_nonce(self._other, self._received), sealed, None)
         except InvalidTag:

@@ -67,9 +67,9 @@ def _stacked(dim: int, *stacks: Tensor) -> Tensor:
     return torch.stack(stacks, dim + 1 if dim >= 0 else dim)
 
 
-def _spread(stack: Tensor, places: Tensor, shape: Sequence[int]) -> Tensor:
+def _scatter_add(stack: Tensor, indices: Tensor, shape: Sequence[int]) -> Tensor:
     total = torch.zeros(stack.shape[0], torch.Size(shape).numel(), dtype=torch.int64)
-    total.index_add_(1, places.reshape(-1), stack.reshape(stack.shape[0], -1))
+    total.index_add_(1, indices.reshape(-1), stack.reshape(stack.shape[0], -1))
     return total.reshape(stack.shape[0], *shape)
 
 
@@ -88,8 +88,8 @@ LINEAR: Mapping[str, Callable[..., Tensor]] = {
     "reshape": lambda stack, sizes: stack.reshape(stack.shape[0], *sizes),
     "expand": lambda stack, sizes: _reach(stack, len(sizes)).expand(stack.shape[0], *sizes),
     "sum_to": lambda stack, sizes: _summed_to(stack, sizes),
-    "gather": lambda stack, places: stack.reshape(stack.shape[0], -1)[:, places],
-    "spread": _spread,
+    "gather": lambda stack, indices: stack.reshape(stack.shape[0], -1)[:, indices],
+    "spread": _scatter_add,
     "sum": _summed,
     "pad": lambda stack, around: torch.nn.functional.pad(stack, tuple(around)),
     "stack": lambda stack, dim, *others: _stacked(dim, stack, *others),
@@ -226,8 +226,8 @@ def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequ
         case "disclose" if isinstance(member, AuthenticatedMember):
             value, mask = operands
             hidden = value if member.deals else member._plus_share(value, mask)
-            (told,) = member.opened(hidden)
-            return Found(told)
+            (revealed,) = member.opened(hidden)
+            return Found(revealed)
     raise UserError("a step that no worker knows", got=kind)
 
 
@@ -700,13 +700,13 @@ class PointerSession(Session):
             for role, worker in enumerate(self.workers)
         ]
         try:
-            places = self._ask("perform", asked)
+            handles = self._ask("perform", asked)
         except BaseException:  # the parties would count other operations from here on
             self.forgotten()
             raise
         pointers = [
-            PointerTensor(worker, *place)
-            for worker, place in zip(self.workers, places, strict=True)
+            PointerTensor(worker, *handle)
+            for worker, handle in zip(self.workers, handles, strict=True)
         ]
         shape = pointers[0].size()
         behind = self.mac and kind != "disclose"  # the value and its MAC are the first axis
@@ -723,15 +723,15 @@ class PointerSession(Session):
         for worker in self.workers:
             worker.require_alive()
         mask = self.do("mask", [], list(shares.shape), requester)
-        told = self._read(self.do("disclose", [shares, mask]), requester)
-        if any(not torch.equal(each, told[0]) for each in told[1:]):
+        revealed = self._read(self.do("disclose", [shares, mask]), requester)
+        if any(not torch.equal(each, revealed[0]) for each in revealed[1:]):
             raise CheatingError(
                 "holders do not tell the same",
                 where=", ".join(each.name for each in holders),
                 fix="stop working with these holders; nothing that follows can be trusted",
             )
         pad = self.workers[-1].read(mask.parts[-1].number, requester)
-        return FIELD.lower(FIELD.sub(told[0], pad))
+        return FIELD.lower(FIELD.sub(revealed[0], pad))
 
     def pointers(self, shares: Shares) -> list[PointerTensor]:
         """See `Session`."""
@@ -749,8 +749,8 @@ class PointerSession(Session):
             for worker, parcel in zip(self.workers[:-1], parcels, strict=True)
         ]
         dealer = self.workers[-1]
-        place = dealer.perform(self._name, "blank", [], [list(shape)])
-        return Shares(self, [*pointers, PointerTensor(dealer, *place)], shape)
+        handle = dealer.perform(self._name, "blank", [], [list(shape)])
+        return Shares(self, [*pointers, PointerTensor(dealer, *handle)], shape)
 
 
 def begin_session(holders: Sequence[Worker], dealer: Worker, mac: bool) -> Session:
@@ -763,7 +763,7 @@ def begin_session(holders: Sequence[Worker], dealer: Worker, mac: bool) -> Sessi
     parties.agree({})
     name, everybody = secrets.token_hex(8), (*holders, dealer)
     for member, worker in zip(parties.parties, everybody, strict=True):
-        worker.seats[name] = member
+        worker.members[name] = member
 
     def ask(what: str, asked: Sequence[tuple[Worker, Sequence[Any]]]) -> list[Any]:
         if what != "perform":

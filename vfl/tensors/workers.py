@@ -41,8 +41,8 @@ public_key pack accept split masked sit perform private_step vote tally
 """
 #: All that may be asked of a worker.
 ASKED = frozenset(_ASKED.split())
-#: A tensor at a worker: its number there and its axes.
-Place = tuple[int, torch.Size]
+#: Of a tensor at a worker: its number there and its axes.
+Handle = tuple[int, torch.Size]
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Worker:
     Attributes:
         keys: what others seal for it with.
         budgets: what its owner allows a training with noise, by number of the rows.
-        seats: its places in computations on shares, by session.
+        members: its parts in computations on shares, by session.
         plans: networks that it trains with noise, by training.
         teachers: networks that vote, by name.
     """
@@ -108,7 +108,7 @@ class Worker:
     def __init__(self, name: str, keys: WorkerKeys | None = None) -> None:
         self.name, self.keys = name, keys or WorkerKeys(name)
         self.sessions: dict[Any, Any] = {}
-        self.seats: dict[str, Any] = {}
+        self.members: dict[str, Any] = {}
         self.budgets: dict[int, Any] = {}
         self.plans: dict[str, Any] = {}
         self.teachers: dict[str, Any] = {}
@@ -189,20 +189,20 @@ class Worker:
         self.teachers[tag] = Teacher(network, aggregator, Budget(epsilon, delta))
 
     def stop(self) -> None:
-        """End: what it held is gone, and whoever asks is told."""
+        """End, and hold nothing; what is asked later raises LostPeerError."""
         self._stopped = True
         self._held.clear()
-        self.seats.clear()
+        self.members.clear()
 
     # What may be asked of it.
 
-    def store(self, value: Tensor, readers: Iterable[str] | None = None) -> Place:
+    def store(self, value: Tensor, readers: Iterable[str] | None = None) -> Handle:
         """Keep what somebody sends."""
         rule = Rule(None if readers is None else frozenset(readers))
         kept = value.detach().clone().requires_grad_(value.requires_grad)
         return self._kept(kept, rule)
 
-    def find(self, tag: str) -> Place:
+    def find(self, tag: str) -> Handle:
         """What the owner has loaded under a name.
 
         Raises:
@@ -218,7 +218,7 @@ class Worker:
         number = self._tags[tag]
         return number, self._of(number).value.shape
 
-    def run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
+    def run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handle:
         """An operation on tensors that are here.
 
         Raises:
@@ -313,7 +313,7 @@ class Worker:
         """Let gradients flow there, or not."""
         self._tensor(number).requires_grad_(wanted)
 
-    def gradient(self, number: int) -> Place | None:
+    def gradient(self, number: int) -> Handle | None:
         """The gradient of a tensor."""
         value = self._tensor(number)
         grad = value.grad if value.is_leaf else None
@@ -395,7 +395,7 @@ class Worker:
             content["value"] = self._tensor(number).detach()
         return seal(key, packed(content))
 
-    def accept(self, parcel: bytes) -> Place:
+    def accept(self, parcel: bytes) -> Handle:
         """What another worker has sealed for this one, once.
 
         Raises:
@@ -461,7 +461,7 @@ class Worker:
         ]
 
     def sit(self, *about: Any) -> None:
-        """Take a place in a computation on shares; a worker elsewhere does, with its links."""
+        """Join a computation on shares; a worker elsewhere does, with its links."""
         raise UserError("a worker of this process sits down with others", where=self.name)
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Any:
@@ -472,11 +472,11 @@ class Worker:
 
     def perform(
         self, session: str, kind: str, numbers: Sequence[int], parameters: Sequence[Any]
-    ) -> Place:
+    ) -> Handle:
         """This worker's part of one step of a computation on shares."""
         from vfl.tensors.shares import perform
 
-        member = self.seats.get(session)
+        member = self.members.get(session)
         if member is None:
             self.require_alive()
             raise UserError("no such computation", where=self.name, fix="share the tensors again")
@@ -498,7 +498,7 @@ class Worker:
 
         return sanitised_gradients(self, request)
 
-    def vote(self, tag: str, rows: Tensor, sigma: float) -> Place:
+    def vote(self, tag: str, rows: Tensor, sigma: float) -> Handle:
         """The classes that a network of its owner gives rows, for one who counts them with noise.
 
         Raises:
@@ -575,7 +575,7 @@ class Worker:
                 f"{self.name} has stopped", fix="start a new worker and send its tensors again"
             )
 
-    def _kept(self, value: Any, rule: Rule) -> Place:
+    def _kept(self, value: Any, rule: Rule) -> Handle:
         if self._stopped:
             self.require_alive()
         number = next(self._numbers)
@@ -769,8 +769,8 @@ class PointerTensor(ChainTensor):
     @property  # type: ignore[override]
     def grad(self) -> PointerTensor | None:
         """A pointer to the gradient."""
-        place = self.location.gradient(self.number)
-        return None if place is None else PointerTensor(self.location, *place)
+        handle = self.location.gradient(self.number)
+        return None if handle is None else PointerTensor(self.location, *handle)
 
     @grad.setter
     def grad(self, value: PointerTensor | None) -> None:
