@@ -79,10 +79,6 @@ class MaterialStore:
         names = sorted(path.name.removesuffix(_LEFT) for path in self._folder.glob(f"*{_LEFT}"))
         return [name for name in names if not self._used(name).exists()]
 
-    def size_bytes(self) -> int:
-        """Of all material that is left."""
-        return sum(path.stat().st_size for path in self._folder.glob(f"*{_LEFT}"))
-
     def _use(self, name: str) -> None:
         write_text(self._used(name), "")
         sync_folder(self._folder)

@@ -555,10 +555,6 @@ class PrivateTransformer(Generic[_Model]):
                 want=f"at least one, each from 0 to {self._shape.vocabulary - 1}",
             )
 
-    def material_bytes(self) -> int:
-        """On the disks of both holders, of what is left."""
-        return sum(store.size_bytes() for store in self._stores)
-
     def traffic(self) -> list[Traffic]:
         """Bytes between the parties since the beginning."""
         return self.parties.traffic()
