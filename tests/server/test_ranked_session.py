@@ -1,12 +1,14 @@
 """A whole session in several ranks: the further ones are processes; a stand-in plays Flower."""
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -74,8 +76,7 @@ def machines(session, tmp_path):
         (folder / "ranks.key").chmod(0o600)
 
     for name in PARTIES:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            addresses[name] = f"127.0.0.1:{free.getsockname()[1]}"
+        addresses[name] = f"127.0.0.1:{quiet_port()}"
         keep_key(tmp_path / name)
 
     def start(name, number=0):
@@ -96,6 +97,14 @@ def machines(session, tmp_path):
     for process in started:
         process.terminate()
         process.wait(10)
+
+
+def quiet_port():
+    """A free port that the system gives to no caller in the meantime, as it does with high ones."""
+    for port in random.Random().sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("one of a hundred ports is free")
 
 
 def wait_for(said, text):

@@ -9,8 +9,8 @@ import pytest
 
 from vfl.core.errors import LostPeerError, OversizedFrameError, UserError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
-from vfl.transport import Admission, Hello, TcpHub, TcpLink, round_trip_s
-from vfl.transport.stream import JOINED_BYTES, Stream, require_loopback
+from vfl.transport import Admission, Hello, TcpHub, TcpLink, Timeouts, round_trip_s
+from vfl.transport.stream import JOINED_BYTES, Stream, dial, require_loopback
 
 
 @pytest.fixture
@@ -161,3 +161,13 @@ def test_a_stream_that_broke_does_not_keep_another_from_writing():
         c.read(deadline)
     for stream in (a, b, c):
         stream.end()
+
+
+def test_who_calls_a_port_where_nobody_listens_does_not_meet_itself(monkeypatch):
+    """As Linux lets a caller that it gave the very port that is called."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.connect(own.getsockname())
+        monkeypatch.setattr(socket, "create_connection", lambda *_, **__: own)
+        with pytest.raises(ConnectionRefusedError):
+            dial("127.0.0.1", own.getsockname()[1], None, Timeouts())

@@ -91,7 +91,7 @@ class Run:
         Raises:
             UserError, RunFolderError: see `vfl attack`.
         """
-        given = {"attacks": list(attacks), "leaks": [1, 5, 10], "draws": 3} | settings
+        given = {"attacks": list(attacks) or None, "leaks": [1, 5, 10], "draws": 3} | settings
         asked = check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
         return Attacks(self, attack_finished_run(self.folder, asked), asked)
 

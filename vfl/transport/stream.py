@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import socket
 import ssl
@@ -342,6 +343,11 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeout
         ConnectionError, TimeoutError, OSError: nobody there, or nobody who answers.
     """
     connection = socket.create_connection((host, port), timeout=timeouts.connect_s)
+    if connection.getsockname() == connection.getpeername():
+        # Nobody listens at a port of this machine, and the system gave us that very one to call
+        # from: we would talk to ourselves, and keep it from who is to listen there.
+        connection.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     try:
         stream = open_stream(connection, context, server_hostname=host)
     except BaseException:
