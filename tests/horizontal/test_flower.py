@@ -121,7 +121,7 @@ def test_the_mod_is_what_adds_the_noise():
 
     def without(given, own):
         reply = app(given, own)
-        reply.content["figures"] = MetricRecord({"within": 0, "deviation": 2.0})
+        reply.content["figures"] = MetricRecord({"within": 0, "moved": 1.0, "deviation": 2.0})
         kept.append(reply.content.array_records["update"]["0"].numpy().copy())
         return reply
 

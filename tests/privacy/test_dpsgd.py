@@ -67,7 +67,7 @@ def of_clipper(model, rows, grad, norm, by="half"):
     clipper = RowClipper(model, norm, by)
     with clipper.recording() as calls:
         output = model(rows)
-    has_rule = clipper._of_outputs(output, grad, calls) is not None if calls else None
+    has_rule = clipper._of_layers(output, grad, calls) is not None if calls else None
     return clipper.sums(output, grad, list(model.parameters()), calls), has_rule
 
 

@@ -40,13 +40,10 @@ def gradient_of(row, model, clip):
     return flat * min(1.0, clip / float(flat.norm()))
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_gradients_are_sums_of_clipped_rows_and_noise_of_the_stated_size(workers, dense):
+def test_gradients_are_sums_of_clipped_rows_and_noise_of_the_stated_size(workers):
     plan = Plan({"layers": described(network()), "clip": 0.5, "noise": 0.01, "rate": 1.0,
                  "loss": "mse"})  # fmt: skip
     model = network()
-    assert plan.dense
-    plan.dense = dense
     plan.model.load_state_dict(model.state_dict())
     found = torch.cat([each.reshape(-1) for each in plan.gradients(ROWS, LABELS)])
     want = sum(gradient_of(row, model, 0.5) for row in range(200)) / 200

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,11 @@ from vfl.defenses.base import (
     refuse_mixing,
     require_equal_weights,
 )
-from vfl.privacy import PrivacyStatement
+from vfl.privacy import PrivacyStatement, kernel
 from vfl.privacy.accountants import gaussian_epsilon
+from vfl.privacy.kernel import Law
 from vfl.privacy.statement import Unit
 
-Law = Literal["gaussian", "laplace"]
 #: Less noise hides nothing, and its epsilon is lost in the rounding of float64.
 _LEAST_SIGMA = 1e-6
 
@@ -40,7 +40,7 @@ class RowNoise:
     for `laplace`. Without a norm there is no such bound, and no epsilon.
 
     Args:
-        norm: C; "inf" clips nothing.
+        norm: C, 2^-60 to 2^60; "inf" clips nothing.
         sigma: deviation (gaussian) or scale (laplace) of the noise, in units of `norm`; with
             norm=inf in the units of the row. 0 is none; the least there is, is 1e-6.
         law: "gaussian" or "laplace".
@@ -51,9 +51,10 @@ class RowNoise:
     """
 
     def __init__(self, norm: float, sigma: float, law: Law, delta: float) -> None:
-        require("norm", norm, "above 0, or inf", norm > 0)
-        required = f"0, or {_LEAST_SIGMA:g} or more"
-        require("sigma", sigma, required, sigma == 0 or _LEAST_SIGMA <= sigma < math.inf)
+        if norm != math.inf:
+            kernel.require_norm("norm", norm)
+        required = f"0, or {_LEAST_SIGMA:g} to {kernel.MOST_NOISE:g}"
+        require("sigma", sigma, required, sigma == 0 or _LEAST_SIGMA <= sigma <= kernel.MOST_NOISE)
         require("delta", delta, "between 0 and 1", 0 < delta < 1)
         require_choice("law", law, get_args(Law))
         self.norm = norm
@@ -72,18 +73,14 @@ class RowNoise:
 
     def clip(self, rows: Tensor, unit: float = 1.0) -> Tensor:
         """Rows of axes (rows, width) within the norm; differentiable. See `noised` for `unit`."""
-        if self.norm == math.inf:
-            return rows
-        sizes = rows.norm(1 if self.law == "laplace" else 2, dim=1, keepdim=True)
-        smallest = torch.finfo(rows.dtype).tiny
-        factors: Tensor = (self.norm * unit / sizes.clamp_min(smallest)).clamp(max=1.0)
-        return rows * factors
+        return rows if self.norm == math.inf else kernel.clip_rows(rows, self.norm * unit, self.law)
 
     def noised(
         self, rows: Tensor, secret: Secret, *purpose: str | int, unit: float = 1.0
     ) -> Tensor:
         """Clipped rows with noise from a stream of the secret.
 
+        With a norm, what is sent lies on a grid; see `vfl.privacy.kernel.release_rows`.
         The stream belongs to these rows under this law: the same noise at two scales, or on two
         contents, would show the rows or their difference.
 
@@ -93,12 +90,16 @@ class RowNoise:
             purpose: of the stream; `fingerprint` of the rows and the law's parameters are added.
             unit: what norm and sigma are multiples of.
         """
+        if self.sigma == 0:
+            return self.clip(rows, unit)
         law = (self.law, repr(self.norm), repr(self.sigma), repr(unit))
         purpose = (*purpose, *law, fingerprint(rows))
         draw = secret.laplace if self.law == "laplace" else secret.normal
-        scale = self.sigma * unit * (1.0 if self.norm == math.inf else self.norm)
-        noise = torch.from_numpy(scale * draw(tuple(rows.shape), *purpose))
-        return self.clip(rows, unit) + noise.to(rows)
+        draws = torch.from_numpy(draw(tuple(rows.shape), *purpose))
+        if self.norm == math.inf:
+            return rows + (self.sigma * unit * draws).to(rows)
+        norm = self.norm * unit
+        return kernel.release_rows(rows, norm, self.sigma * norm, self.law, draws)
 
     def promise(
         self, protects: str, party: str, against: str, unit: Unit

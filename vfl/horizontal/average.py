@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from vfl.config.horizontal import HorizontalSettings
 from vfl.core.errors import PeerFailedError
-from vfl.core.seeds import Secret, fingerprint
+from vfl.core.seeds import Secret
 from vfl.horizontal.client import Update, flat, followed, layers_of
 from vfl.horizontal.plan import NoisePlan, participants
+from vfl.privacy import kernel
 
 
 class Averager:
@@ -57,23 +58,40 @@ class Averager:
             number: [one.layers[number] for one in updates if number in one.layers]
             for number in self.layers
         }
-        of_server = settings.noise == "server"
+        if settings.noise == "server":
+            self._absorb_private(updates, round_number)
+            return
         for number, changes in senders.items():
             total = torch.zeros_like(self.layers[number])
             for change in changes:
                 total += change
-            if of_server:
-                total = self._noisy(total, round_number, number)
-            divisor = settings.sampled if of_server else len(changes)
-            if divisor:
-                self.layers[number] = self.layers[number] + total / divisor
-        if of_server and settings.clip == "quantile":
+            if changes:
+                self.layers[number] = self.layers[number] + total / len(changes)
+
+    def _absorb_private(self, updates: Sequence[Update], round_number: int) -> None:
+        """The noisy sum of whole updates over the expected ones; each is clipped here too."""
+        count = sum(len(one) for one in self.layers.values())
+        law = kernel.NoisySum(self.norm, self.plan.multiplier * self.norm, count)
+        total = torch.zeros(count, dtype=torch.float64)
+        for update in updates:
+            change = torch.cat([update.layers[number].double() for number in self.layers])[None]
+            factors = kernel.clip_factors(kernel.norms_of(change), law.bound)
+            total += kernel.scaled(change, factors)[0]
+        noisy = kernel.release([law], total, self._secret, "horizontal noise", round_number)
+        noisy /= self.settings.sampled
+        parts = torch.split(noisy, [len(one) for one in self.layers.values()])
+        for (number, before), part in zip(list(self.layers.items()), parts, strict=True):
+            self.layers[number] = before + part.to(before)
+        if self.settings.clip == "quantile":
             self._follow([update.within for update in updates], round_number)
 
     def _check(self, update: Update) -> None:
         known = update.layers.keys() <= self.layers.keys()
+        whole = self.settings.noise != "server" or update.layers.keys() == self.layers.keys()
         if (
             not known
+            or not whole
+            or update.within not in (0, 1)
             or not update.layers
             or any(
                 one.shape != self.layers[number].shape or not bool(torch.isfinite(one).all())
@@ -86,16 +104,11 @@ class Averager:
                 fix="a smaller learning_rate, if the training diverges",
             )
 
-    def _noisy(self, total: Tensor, round_number: int, number: int) -> Tensor:
-        deviation = self.plan.multiplier * self.norm
-        law = (round_number, number, repr(deviation), fingerprint(total))
-        draws = torch.from_numpy(self._secret.normal((len(total),), "horizontal noise", *law))
-        return (total.double() + deviation * draws).to(total)
-
     def _follow(self, within: Sequence[int], round_number: int) -> None:
         """Andrew et al. 2021, algorithm 1: a client counts plus or minus one half."""
         counted = sum(within) - len(within) / 2
-        law = ("count", round_number, repr(self.norm), repr(counted))
-        draw = float(self._secret.normal((1,), "horizontal noise", *law)[0])
-        share = (counted + self.plan.counts * 0.5 * draw) / self.settings.sampled + 0.5
+        counts = torch.tensor([counted], dtype=torch.float64)
+        purpose = "horizontal noise", "count", round_number
+        noisy = float(kernel.release_counts(counts, self.plan.counts * 0.5, self._secret, *purpose))
+        share = noisy / self.settings.sampled + 0.5
         self.norm = followed(self.norm, share, self.settings.percentile / 100)

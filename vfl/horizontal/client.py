@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from vfl.config.horizontal import HorizontalSettings
 from vfl.core import seeds
-from vfl.core.seeds import Secret, fingerprint
+from vfl.core.seeds import Secret
 from vfl.horizontal.plan import NoisePlan, update_sensitivity
 from vfl.models import Shape, make_bottom
-from vfl.privacy.dpsgd import RowClipper, row_norms
+from vfl.privacy import kernel
+from vfl.privacy.dpsgd import Call, RowClipper
 
 #: Norms that a client remembers, the newest ones.
 _MOST_NORMS = 100_000
@@ -44,11 +45,13 @@ class Update:
     Attributes:
         layers: flat changes by number of the layer; those that are left out do not travel.
         within: 1 if the whole change was within the server's norm, else 0.
+        moved: how far another value of one row moves the changes (2-norm).
         deviation: of the noise that must be added before it leaves the client.
     """
 
     layers: Mapping[int, Tensor]
     within: int = 0
+    moved: float = 0.0
     deviation: float = 0.0
 
 
@@ -127,6 +130,8 @@ class ClientTrainer:
         """
         settings = self.settings
         load(self.model, layers)
+        self._begin = [one.detach().double() for one in self.weights]
+        self._moved = [torch.zeros_like(one) for one in self._begin]
         self.model.train()
         used: list[float] = []
         for step, rows in enumerate(self._batches(round_number, secret)):
@@ -136,18 +141,22 @@ class ClientTrainer:
             size = float(settings.batch_size if settings.noise == "steps" else len(rows))
             state, used_norm = self._clipped_step(rows, size, state, (round_number, step), secret)
             used.append(used_norm)
-        after = [flat(layer) for layer in layers_of(self.model)]
-        changes = {number: one - layers[number] for number, one in enumerate(after)}
+        sizes = [len(layer) for layer in layers_of(self.model)]
+        moved = iter(self._moved)
+        changes = {
+            number: torch.cat([next(moved).reshape(-1) for _ in range(size)])
+            for number, size in enumerate(sizes)
+        }
         if settings.noise == "server":
             return _clipped(changes, norm), state
         if settings.layers < 1:
             changes = _most_changed(changes, layers, settings.layers)
-        deviation = 0.0
-        if settings.noise == "client":
-            batch = min(settings.batch_size, len(self.labels))
-            moved = update_sensitivity(used, settings.learning_rate, batch, settings.sensitivity)
-            deviation = self.plan.multiplier * moved
-        return Update(changes, deviation=deviation), state
+        if settings.noise != "client":
+            return Update(_as_sent(changes)), state
+        batch = min(settings.batch_size, len(self.labels))
+        moved_by = update_sensitivity(used, settings.learning_rate, batch, settings.sensitivity)
+        deviation = self.plan.multiplier * moved_by
+        return Update(_as_sent(changes), moved=moved_by, deviation=deviation), state
 
     def _batches(self, round_number: int, secret: Secret) -> Iterator[Tensor]:
         """Rows of each local step: a new order every pass, or each row by itself."""
@@ -178,26 +187,30 @@ class ClientTrainer:
         """One step with clipped rows; the state after it, and the norm that clipped."""
         assert self.clipper is not None
         settings = self.settings
-        norms, sums = torch.zeros(0), [torch.zeros_like(one) for one in self.weights]
-        norm = state.norm or settings.clip_norm
+        norms = torch.zeros(0, dtype=torch.float64)
+        sums = [torch.zeros_like(one, dtype=torch.float64) for one in self.weights]
+        norm, count = state.norm or settings.clip_norm, sum(one.numel() for one in sums)
+        calls: list[Call] = []
         if len(rows):
             with self.clipper.recording() as calls:
                 output = self.model(self.inputs[rows])
             loss = F.cross_entropy(output, self.labels[rows], reduction="sum")
             (grad,) = torch.autograd.grad(loss, [output], retain_graph=True)
-            norms = row_norms(output, grad, calls, self.weights)
             if settings.clip == "percentile":
-                seen = np.concatenate([state.norms, norms.numpy()])[-_MOST_NORMS:]
+                norms = self.clipper.row_norms(output, grad, self.weights, calls)[0]
+                seen = np.concatenate([state.norms, norms.float().numpy()])[-_MOST_NORMS:]
                 norm = float(np.percentile(seen, settings.percentile))
                 state = ClientState(seen, norm)
-            factors = (norm / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-            sums = list(torch.autograd.grad(output, self.weights, grad * factors[:, None]))
-        if settings.noise == "steps":
+        norm = min(max(norm, kernel.LEAST_NORM), kernel.MOST_NORM)
+        noisy = settings.noise == "steps"
+        law = kernel.NoisySum(norm, self.plan.multiplier * norm, count)
+        if len(rows):
+            bounds = torch.tensor([law.bound if noisy else norm], dtype=torch.float64)
+            sums, (norms,) = self.clipper.sums(output, grad, self.weights, calls, bounds)
+        if noisy:
             found = torch.cat([one.reshape(-1) for one in sums])
-            law = ("steps", *at, repr(norm), repr(self.plan.multiplier), fingerprint(found))
-            draws = torch.from_numpy(secret.normal((len(found),), "horizontal noise", *law))
-            noisy = (found.double() + self.plan.multiplier * norm * draws).to(found)
-            parts = torch.split(noisy, [one.numel() for one in sums])
+            released = kernel.release([law], found, secret, "horizontal noise", "steps", *at)
+            parts = torch.split(released, [one.numel() for one in sums])
             sums = [part.view_as(one) for part, one in zip(parts, sums, strict=True)]
         self._descend([one / size for one in sums])
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
@@ -216,15 +229,25 @@ class ClientTrainer:
         """
         counted = float(((norms <= norm).to(torch.float64) - 0.5).sum())
         moved = 0.5 if self.settings.noise == "steps" else 1.0
-        law = ("count", *at, repr(norm), repr(counted), repr(self.plan.counts))
-        draw = float(secret.normal((1,), "horizontal noise", *law)[0])
-        share = (counted + self.plan.counts * moved * draw) / size + 0.5
+        counts = torch.tensor([counted], dtype=torch.float64)
+        if self.plan.counts:
+            deviation, purpose = self.plan.counts * moved, ("horizontal noise", "count", *at)
+            counts = kernel.release_counts(counts, deviation, secret, *purpose)
+        share = float(counts) / size + 0.5
         return followed(norm, share, self.settings.percentile / 100)
 
     @torch.no_grad()
-    def _descend(self, grads: list[Tensor]) -> None:
-        for weight, grad in zip(self.weights, grads, strict=True):
-            weight.sub_(grad, alpha=self.settings.learning_rate)
+    def _descend(self, grads: Sequence[Tensor]) -> None:
+        """Change the weights, and count the change in float64.
+
+        The difference of float32 weights would round by more than a row moves them, where whoever
+        chose the first weights made them large.
+        """
+        for weight, begin, moved, grad in zip(
+            self.weights, self._begin, self._moved, grads, strict=True
+        ):
+            moved.sub_(grad.double(), alpha=self.settings.learning_rate)
+            weight.copy_(begin + moved)
 
 
 def followed(norm: float, share_within: float, quantile: float) -> float:
@@ -246,20 +269,30 @@ def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
     """
     if not update.deviation:
         return update
-    noisy = {}
-    for number, change in update.layers.items():
-        law = (round_number, number, repr(update.deviation), fingerprint(change))
-        draws = torch.from_numpy(secret.normal((len(change),), "horizontal noise", *law))
-        noisy[number] = (change.double() + update.deviation * draws).to(change)
-    return Update(noisy, update.within)
+    total = torch.cat([one.double() for one in update.layers.values()])
+    law = kernel.NoisySum(update.moved, update.deviation, len(total))
+    # Rounding to the grid moves the changes too, and gets its part of the noise.
+    law = replace(law, deviation=update.deviation * (1 + law.step * law.count**0.5 / law.norm))
+    noisy = kernel.release([law], total, secret, "horizontal noise", round_number)
+    parts = torch.split(noisy, [len(one) for one in update.layers.values()])
+    return Update(_as_sent(dict(zip(update.layers, parts, strict=True))), update.within)
+
+
+def _as_sent(changes: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    return {number: one.float() for number, one in changes.items()}
+
+
+def whole_norm(changes: Mapping[int, Tensor]) -> float:
+    """The 2-norm of all changes together."""
+    return float(kernel.norms_of(torch.cat(list(changes.values()))[None]))
 
 
 def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
     """A whole change within a norm."""
-    length = math.sqrt(sum(float(one.double().square().sum()) for one in changes.values()))
-    factor = min(1.0, norm / length) if length else 1.0
+    length = whole_norm(changes)
+    factor = float(kernel.clip_factors(torch.tensor([length]), norm))
     within = int(length <= norm)
-    return Update({number: one * factor for number, one in changes.items()}, within)
+    return Update(_as_sent({number: one * factor for number, one in changes.items()}), within)
 
 
 def _most_changed(
@@ -268,7 +301,8 @@ def _most_changed(
     """The layers whose new weights correlate least with the old ones; at least one of them."""
 
     def correlation(number: int) -> float:
-        old, new = layers[number], layers[number] + changes[number]
+        old = layers[number].double()
+        new = old + changes[number]
         return float(F.cosine_similarity(old - old.mean(), new - new.mean(), dim=0))
 
     order = sorted(changes, key=correlation)

@@ -218,7 +218,9 @@ def answer(
     update, state = trainer.update(terms.layers, state, terms.round, secret, terms.norm)
     context.state[_STATE] = ArrayRecord({"norms": Array(state.norms)})
     context.state[_NORM] = MetricRecord({"norm": state.norm})
-    figures = MetricRecord({"within": update.within, "deviation": update.deviation})
+    figures = MetricRecord(
+        {"within": update.within, "moved": update.moved, "deviation": update.deviation}
+    )
     content = RecordDict({_UPDATE: arrays_of(update.layers), _FIGURES: figures})
     return Message(content, reply_to=message)
 
@@ -249,7 +251,8 @@ class NoiseMod:
             return reply
         terms, figures = Terms(message.content), reply.content.metric_records[_FIGURES]
         layers = layers_in(reply.content.array_records[_UPDATE])
-        update = Update(layers, int(figures["within"]), float(figures["deviation"]))  # type: ignore[arg-type]
+        moved, deviation = float(figures["moved"]), float(figures["deviation"])  # type: ignore[arg-type]
+        update = Update(layers, int(figures["within"]), moved, deviation)  # type: ignore[arg-type]
         noisy = add_noise(update, self._secret_of(terms), terms.round)
         reply.content[_UPDATE] = arrays_of(noisy.layers)
         reply.content[_FIGURES] = MetricRecord({"within": noisy.within})

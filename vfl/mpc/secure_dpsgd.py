@@ -39,8 +39,9 @@ from vfl.core.seeds import Secret, generator
 from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Member
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.shares import SharedTensor
-from vfl.privacy import PrivacyStatement
+from vfl.privacy import PrivacyStatement, kernel
 from vfl.privacy.accountants import GaussianSteps, epsilon_of
+from vfl.privacy.row_gradients import Outer
 from vfl.privacy.statement import added
 
 Form = Literal["polynomial", "permuted"]
@@ -329,14 +330,14 @@ def train_alone(
     shape = (inputs.shape[1], terms.classes)
     weights = torch.zeros(shape, dtype=torch.float64) if begin is None else begin.clone()
     rate = min(start.batch_size / len(inputs), 1.0)
+    law = kernel.NoisySum(terms.clip, terms.clip * start.noise, weights.numel())
     for step in range(start.steps):
         batch = torch.from_numpy(secret.uniform((len(inputs),), "local batch", step) < rate)
         errors = (inputs[batch] @ weights / 4 + 0.5).clamp(0, 1) - truth[batch]
-        norms = errors.norm(dim=1, keepdim=True) * inputs[batch].norm(dim=1, keepdim=True)
-        total = inputs[batch].T @ (errors * (terms.clip / norms.clamp_min(1e-12)).clamp(max=1))
-        noise = torch.from_numpy(secret.normal(tuple(weights.shape), "local noise", step))
-        total += terms.clip * start.noise * noise
-        weights -= start.learning_rate / start.batch_size * total
+        layer = Outer(inputs[batch], errors, weight=True, bias=False)
+        (total,) = layer.weighted(kernel.clip_factors(layer.squares().sqrt(), law.bound))
+        noisy = kernel.release([law], total.T.reshape(-1), secret, "local noise", step)
+        weights -= start.learning_rate / start.batch_size * noisy.reshape(shape)
     return weights
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vfl.core.registry import require, require_range
-from vfl.core.seeds import Secret, fingerprint
+from vfl.core.seeds import Secret
+from vfl.privacy import kernel
 
 
 def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret) -> Tensor:
@@ -33,10 +34,15 @@ def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret
     """
     require_range("width", width, 1, rows.shape[1])
     require("noise", noise, "0 or more", 0 <= noise < math.inf)
-    unit = torch.nn.functional.normalize(rows.double(), dim=1)
-    products = unit.T @ unit
-    draws = secret.normal(tuple(products.shape), "projection", repr(noise), fingerprint(products))
-    upper = torch.from_numpy(draws).triu()
-    noisy = products + noise * (upper + upper.triu(1).T)
+    values = rows.double()
+    unit = kernel.scaled(values, 1 / kernel.norms_of(rows).clamp_min(kernel.LEAST_NORM))
+    products = unit.nan_to_num(0.0).T @ unit.nan_to_num(0.0)
+    upper = torch.triu_indices(*products.shape)
+    numbers = products[upper[0], upper[1]]
+    if noise:
+        law = kernel.NoisySum(1.0, noise, len(numbers))
+        numbers = kernel.release([law], numbers * law.bound, secret, "projection")
+    noisy = torch.zeros_like(products)
+    noisy[upper[0], upper[1]] = noisy[upper[1], upper[0]] = numbers
     directions: Tensor = torch.linalg.eigh(noisy).eigenvectors.flip(1)[:, :width]
     return directions.to(rows.dtype).contiguous()

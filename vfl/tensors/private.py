@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vfl.core.errors import ConsentError, UserError
 from vfl.core.registry import require, require_choice, require_range
 from vfl.core.seeds import Secret
-from vfl.privacy import PrivacyStatement
+from vfl.privacy import PrivacyStatement, kernel
 from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of, steps_for
 from vfl.privacy.dpsgd import RowClipper
 from vfl.tensors.base import axes
@@ -37,9 +37,6 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: Weights are the leader's choice. A row that they drive beyond this adds nothing: its norm could
-#: overflow to NaN, which no noise hides, or underflow to 0, which bounds nothing.
-_LARGEST = 1e9
 #: The gradient of each row's loss at the output, axes (rows, width).
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out.shape[1:].numel()),
@@ -51,15 +48,6 @@ _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 def _one_hot(truth: Tensor, width: int) -> Tensor:
     """A 1 at each row's class; none for a class that is not there, of which no error may tell."""
     return (truth.reshape(-1, 1) == torch.arange(width)).float()
-
-
-#: Layers that `Plan` takes the short way with; of functions, the slope by their values.
-_DENSE: Mapping[type[nn.Module], Callable[[Tensor], Any]] = {
-    nn.Linear: lambda out: 1,
-    nn.ReLU: lambda out: out > 0,
-    nn.Tanh: lambda out: 1 - out * out,
-    nn.Sigmoid: lambda out: out * (1 - out),
-}
 
 
 def described(module: nn.Module) -> list[Any]:
@@ -177,8 +165,12 @@ class Plan:
         self.clipper = RowClipper(self.model, self.clip)
         self.weights = list(self.model.parameters())
         self.sizes = [each.numel() for each in self.weights]
-        self.dense = all(type(each) in _DENSE for each in self.model)
         self.secret, self.step = Secret.fresh(), 0
+
+    @property
+    def law(self) -> kernel.NoisySum:
+        """The clipped sum of a batch and its noise."""
+        return kernel.NoisySum(self.clip, self.noise * self.clip, sum(self.sizes))
 
     def gradients(
         self, inputs: Tensor, labels: Tensor, weights: Sequence[Tensor] | None = None
@@ -189,94 +181,39 @@ class Plan:
             inputs: all rows.
             labels: theirs.
             weights: at which; those of the plan's own network if not given.
+
+        Raises:
+            ValueError: weights of other shapes than the network's.
         """
         self.step += 1
+        if weights is not None:
+            self._load(weights)
         rows = torch.from_numpy(self.secret.uniform((len(inputs),), "rows", self.step))
         taken = (rows < self.rate).nonzero()[:, 0]
-        noise = torch.from_numpy(self.secret.normal((sum(self.sizes),), "noise", self.step))
-        noise *= self.noise * self.clip
+        total = torch.zeros(self.law.count, dtype=torch.float64)
         if len(taken):
-            batch, truth = inputs[taken], labels[taken]
-            if self.dense:
-                sums = self._of_dense(batch, truth, weights or self.weights)
-            else:
-                sums = self._of_any(batch, truth, weights)
-            noise += torch.cat([each.reshape(-1) for each in sums])
-        noise /= self.rate * len(inputs)
-        parts = torch.split(noise.float(), self.sizes)
+            total = self._clipped_sum(inputs[taken], labels[taken])
+        noisy = kernel.release([self.law], total, self.secret, "noise", self.step)
+        noisy /= self.rate * len(inputs)
+        parts = torch.split(noisy.float(), self.sizes)
         return [part.view(each.shape) for part, each in zip(parts, self.weights, strict=True)]
 
     @torch.no_grad()
-    def _of_dense(self, batch: Tensor, truth: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Of linear layers and functions of an element: a row's gradient is an outer product.
-
-        So its square norm is a product of two (Goodfellow 2015), and one pass back is enough.
-        """
-        at, seen = 0, [batch]
-        starts: list[int] = []
-        for layer in self.model:
-            if isinstance(layer, nn.Linear):
-                starts.append(at)
-                bias = weights[at + 1] if layer.bias is not None else None
-                seen.append(nn.functional.linear(seen[-1], weights[at], bias))
-                at += 1 if bias is None else 2
-            else:
-                seen.append(layer(seen[-1]))
-        if at != len(weights):
+    def _load(self, weights: Sequence[Tensor]) -> None:
+        """Take weights that the leader chose: their shapes must be the network's own."""
+        if [each.shape for each in weights] != [each.shape for each in self.weights]:
             raise ValueError("weights")
-        if not (fits := _bounded(seen)).all():
-            return self._of_dense(batch[fits], truth[fits], weights)
-        grad = _LOSSES[self.loss](seen[-1], truth).to(batch)
-        squares = torch.zeros(len(batch))
-        found = []
-        for layer, given, output in zip(
-            reversed(self.model), reversed(seen[:-1]), reversed(seen), strict=False
-        ):
-            if isinstance(layer, nn.Linear):
-                inner = given.square().sum(1)
-                if layer.bias is not None:
-                    inner += 1
-                squares.addcmul_(inner, grad.square().sum(1))
-                start = starts.pop()
-                found.append((given, grad, layer.bias is not None))
-                if starts:
-                    grad = grad @ weights[start]
-            else:
-                grad = grad * _DENSE[type(layer)](output)
-        factors = (self.clip / squares.sqrt().clamp_min(torch.finfo().tiny)).clamp(max=1.0)[:, None]
-        broken = ~squares.isfinite()[:, None]
-        sums = []
-        for given, grad, biased in reversed(found):
-            scaled = (grad * factors).masked_fill(broken, 0)
-            sums.append(scaled.T @ given)
-            if biased:
-                sums.append(scaled.sum(0))
-        return sums
+        for weight, new in zip(self.weights, weights, strict=True):
+            weight.copy_(new)
 
-    def _of_any(
-        self, batch: Tensor, truth: Tensor, weights: Sequence[Tensor] | None
-    ) -> list[Tensor]:
-        """Of any network; see `vfl.privacy.dpsgd.RowClipper`."""
-        if weights is not None:
-            with torch.no_grad():
-                for weight, new in zip(self.weights, weights, strict=True):
-                    weight.copy_(new)
+    def _clipped_sum(self, batch: Tensor, truth: Tensor) -> Tensor:
         with self.clipper.recording() as calls:
             output = self.model(batch)
-        fits = _bounded([output, *(one for call in calls for one in (call.inputs, call.output))])
-        if not fits.all():
-            return self._of_any(batch[fits], truth[fits], None)
         flat = output if output.dim() > 1 else output[:, None]
         grad = _LOSSES[self.loss](flat.detach(), truth).to(flat)
-        return self.clipper.sums(flat, grad, self.weights, calls)[0]
-
-
-def _bounded(activations: Sequence[Tensor]) -> Tensor:
-    """The rows that are finite and not too large in all of these, axes (rows,)."""
-    fits = torch.ones(len(activations[0]), dtype=torch.bool)
-    for each in activations:
-        fits &= (each.detach().flatten(1).abs() <= _LARGEST).all(1)
-    return fits
+        bounds = torch.tensor([self.law.bound], dtype=torch.float64)
+        sums, _ = self.clipper.sums(flat, grad, self.weights, calls, bounds)
+        return torch.cat([each.reshape(-1) for each in sums])
 
 
 def sanitised_gradients(worker: Worker, request: Mapping[str, Any]) -> list[Tensor]:

@@ -1,0 +1,220 @@
+"""Clipping and noise for everything that states an epsilon: one kernel.
+
+Two properties hold for any finite or non-finite float32 input, whoever chose it:
+
+- One row moves a sum by at most its bound. Norms and sums are float64, which holds the square of
+  every float32, so no norm underflows to 0 or overflows; a row whose norm is not finite adds 0.
+- The released numbers are whole multiples of a grid step, noise included, so their low bits say
+  nothing about what the noise was added to (Mironov 2012). The value is rounded to the grid
+  first; then rounding the sum of value and Gaussian noise equals adding rounded noise, so the
+  release is post-processing of the continuous mechanism that the accountants bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vfl.core.errors import PrivacyError
+from vfl.core.registry import require
+from vfl.core.seeds import Secret, fingerprint
+
+Law = Literal["gaussian", "laplace"]
+#: Bounds of a norm: its grid and its noise are then ordinary float32 numbers.
+LEAST_NORM, MOST_NORM = 2.0**-60, 2.0**60
+_NO_NORM = 2.0**-80
+#: Bounds of a noise multiplier; less hides nothing, and more leaves the range of float64 sums.
+LEAST_NOISE, MOST_NOISE = 1e-12, 1e9
+#: A bound is lowered by this share: float64 sums of clipped rows round by less.
+_ROUNDING = 2.0**-40
+#: Grid steps in a deviation, and in the sensitivity that rounding to the grid adds, as powers of 2.
+_STEPS_A_DEVIATION, _STEPS_A_NORM = 24, 12
+#: More grid steps than this in a deviation would show the rounding of float64 draws.
+_MOST_STEPS = 36
+#: The largest draw of each law, in deviations or scales, from 53 random bits.
+_LONGEST: dict[Law, float] = {"gaussian": 8.6, "laplace": 36.8}
+
+
+def require_norm(name: str, norm: float) -> None:
+    """Refuse a clip norm that float32 results cannot carry.
+
+    Raises:
+        BadOptionError: the norm is outside 2^-60 to 2^60.
+    """
+    require(name, norm, "2^-60 to 2^60", LEAST_NORM <= norm <= MOST_NORM)
+
+
+def require_noise(name: str, noise: float) -> None:
+    """Refuse a noise multiplier outside 1e-12 to 1e9.
+
+    Raises:
+        BadOptionError: as said.
+    """
+    require(name, noise, "1e-12 to 1e9", LEAST_NOISE <= noise <= MOST_NOISE)
+
+
+def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
+    """The 2-norm (gaussian) or 1-norm (laplace) of each row, float64, axes (rows,).
+
+    Float64 holds the square of every float32. Squares of float64 rows may underflow, of rows that
+    are shorter than every norm allowed here.
+
+    >>> [f"{norm:.3g}" for norm in norms_of(torch.tensor([[3e-30, 4e-30], [3e30, 4e30]]))]
+    ['5e-30', '5e+30']
+    """
+    values = rows.flatten(1).double()
+    norms: Tensor = torch.linalg.vector_norm(values, 1 if law == "laplace" else 2, 1)
+    return norms
+
+
+def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
+    """The factors that bring rows within a bound: min(1, bound / norm), float64.
+
+    A row whose norm is not finite gets 0.
+
+    >>> clip_factors(torch.tensor([0.0, 0.5, 4.0, torch.inf]), 2.0).round(decimals=9).tolist()
+    [1.0, 1.0, 0.5, 0.0]
+    """
+    # Below `_NO_NORM` every bound is longer. A number over infinity is 0, and NaN becomes 0 too.
+    norms = norms.double().clamp_min(_NO_NORM)
+    return (bound * (1 - _ROUNDING) / norms).clamp(max=1.0).nan_to_num(0.0)
+
+
+def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """Rows times their factors, float64; a factor of 0 gives 0 whatever the row holds."""
+    factors = factors.reshape(-1, *(1,) * (rows.dim() - 1))
+    return (rows.double() * factors).masked_fill(factors == 0, 0.0)
+
+
+def clip_rows(rows: Tensor, norm: float, law: Law = "gaussian") -> Tensor:
+    """Rows within a norm, differentiable; rounding to their type may lengthen them by a last bit.
+
+    Args:
+        rows: axes (rows, width).
+        norm: the bound.
+        law: see `norms_of`.
+    """
+    return scaled(rows, clip_factors(norms_of(rows, law), norm)).to(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class NoisySum:
+    """A sum of clipped rows that is released with Gaussian noise.
+
+    Attributes:
+        norm: what one row may move the released sum by (2-norm), before noise.
+        deviation: of the noise in each number.
+        count: numbers in the sum.
+
+    >>> NoisySum(1.0, 1.0, 10_000).step == 2.0**-24
+    True
+    """
+
+    norm: float
+    deviation: float
+    count: int
+
+    @property
+    def step(self) -> float:
+        """The step of the grid, a power of 2.
+
+        Rounding to it moves two neighbouring sums apart by at most step * sqrt(count): at most
+        2^-12 of the norm, unless that would take more than 2^36 steps in a deviation.
+        """
+        coarse = min(
+            self.deviation * 2.0**-_STEPS_A_DEVIATION,
+            self.norm * 2.0**-_STEPS_A_NORM / math.sqrt(max(1, self.count)),
+        )
+        return float(2.0 ** math.floor(math.log2(max(coarse, self.deviation * 2.0**-_MOST_STEPS))))
+
+    @property
+    def bound(self) -> float:
+        """What rows must be clipped to, so that the sum on its grid moves by at most `norm`."""
+        return max(0.0, self.norm - self.step * math.sqrt(self.count))
+
+
+def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: str | int) -> Tensor:
+    """A sum rounded to its grid, with noise of whole steps; float64, axes (count,), on the CPU.
+
+    The noise is bound to the laws and to the sum: were it repeated with other rows, or under
+    another law, equal noise would show the difference.
+
+    Args:
+        laws: of the parts of the sum, one behind the other.
+        total: float64, axes (count,), of rows that were clipped to the bounds of the laws.
+        secret: the noise follows from it.
+        purpose: of the noise.
+
+    Raises:
+        PrivacyError: the sum has another length or is not finite, so noise would not cover it.
+    """
+    total, counts = total.detach().double().cpu(), [law.count for law in laws]
+    if total.shape != (sum(counts),) or not bool(total.isfinite().all()):
+        raise PrivacyError(
+            "noise cannot cover this sum",
+            got=f"axes {tuple(total.shape)}, or a number that is not finite",
+            want=f"{sum(counts)} finite numbers",
+        )
+    draws = normal_draws(secret, len(total), *purpose, repr(tuple(laws)), fingerprint(total))
+    parts = zip(laws, torch.split(total, counts), torch.split(draws, counts), strict=True)
+    noisy = [
+        ((part / law.step).round_() + (draw * (law.deviation / law.step)).round_()) * law.step
+        for law, part, draw in parts
+    ]
+    return noisy[0] if len(noisy) == 1 else torch.cat(noisy)
+
+
+def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: str | int) -> Tensor:
+    """Counts in halves of one, which every grid here holds exactly, with noise; see `release`."""
+    return release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
+
+
+def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tensor) -> Tensor:
+    """Each row clipped to a norm, rounded towards 0, with noise; axes and type of `rows`.
+
+    Rounding towards 0 shortens, so any two rows are at most twice the norm apart. A released
+    number has at most 24 bits, which float32 holds exactly. The gradient is that of `clip_rows`.
+
+    Args:
+        rows: axes (rows, width).
+        norm: the bound, in the norm of the law.
+        scale: deviation (gaussian) or scale (laplace) of the noise; 0 adds none.
+        law: see `norms_of`.
+        draws: of the law, of scale 1; axes (rows, width).
+    """
+    clipped = scaled(rows, clip_factors(norms_of(rows, law), norm))
+    step = 2.0 ** math.ceil(math.log2((norm + _LONGEST[law] * scale) * 2.0**-23))
+    noise = (draws.to(rows.device) * (scale / step)).round_()
+    released = ((clipped.detach() / step).trunc_() + noise) * step
+    given: Tensor = _InPlaceOf.apply(clipped, released).to(rows)  # type: ignore[no-untyped-call]
+    return given
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Gives the second value the gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: object, value: Tensor, given: Tensor) -> Tensor:
+        return given
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
+    """Standard normal draws from a stream of a secret; float64, axes (count,).
+
+    Both of each pair of Box and Muller (1958), from 53 random bits each.
+    """
+    half = (count + 1) // 2
+    words = torch.frombuffer(bytearray(secret.stream(16 * half, *purpose)), dtype=torch.int64)
+    unit = (words & ((1 << 53) - 1)).double().mul_(2.0**-53)
+    radius = torch.log1p(-unit[:half]).mul_(-2).sqrt_()
+    angle = unit[half:].mul_(2 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin_()])[:count]
