@@ -1,14 +1,12 @@
 """A training that keeps its promise is not refuted; one that leaves something out is."""
 
-import numpy as np
 import pytest
 import torch
 
 from vfl.config import Experiment
 from vfl.core.errors import PrivacyError
-from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
-from vfl.privacy.dpsgd import RowClipper
+from vfl.privacy import kernel
 from vfl.training.privacy_audit import audit
 
 ROWS = 700
@@ -34,20 +32,20 @@ def data():
 
 #: So that little is claimed.
 MUCH_NOISE = {"noise": 10.0, "clip": 0.1}
-normal, factors = Secret.normal, RowClipper._factors
+draws = kernel.normal_draws
 BROKEN = {
-    "noise left out": (Secret, "normal", lambda self, shape, *purpose: np.zeros(shape)),
-    "clip left out": (RowClipper, "_factors", lambda self, norms: torch.ones_like(norms)),
-    "seed reused": (Secret, "normal", lambda self, shape, *law: normal(self, shape, *law[:2])),
+    "noise left out": ("normal_draws", lambda secret, count, *purpose: torch.zeros(count).double()),
+    "clip left out": ("clip_factors", lambda norms, bound: torch.ones_like(norms)),
+    "seed reused": ("normal_draws", lambda secret, count, *law: draws(secret, count, *law[:2])),
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_mechanism_is_refuted(data, monkeypatch, broken):
     """An audit is a draw as well: about one in a hundred of these finds nothing, never three."""
-    monkeypatch.setattr(*BROKEN[broken])
-    draws = (audit(experiment(dp=MUCH_NOISE), data, canaries=200) for _ in range(3))
-    report = next((one for one in draws if one.refuted), None)
+    monkeypatch.setattr(kernel, *BROKEN[broken])
+    audits = (audit(experiment(dp=MUCH_NOISE), data, canaries=200) for _ in range(3))
+    report = next((one for one in audits if one.refuted), None)
     assert report is not None
     assert report.proved.epsilon > report.claimed.epsilon > 0.3
     assert "REFUTED" in str(report)
@@ -77,7 +75,7 @@ def test_many_trainings_with_one_canary_each(data, monkeypatch):
     right = audit(settings, data, trainings=60)
     assert (right.proved.method, right.proved.canaries) == ("many runs", 1)
     assert not right.refuted
-    monkeypatch.setattr(*BROKEN["noise left out"])
+    monkeypatch.setattr(kernel, *BROKEN["noise left out"])
     assert audit(settings, data, trainings=60).refuted
 
 

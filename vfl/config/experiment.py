@@ -355,8 +355,8 @@ class DPSettings(Settings):
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
     noise: float | None = Field(default=None, gt=0, le=1e6)
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    clip: float = Field(default=1.0, gt=0, le=1e6)
-    clips: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(
+    clip: float = Field(default=1.0, ge=2**-60, le=1e6)
+    clips: dict[PartyName, Annotated[float, Field(ge=2**-60, le=1e6)]] = Field(
         default_factory=dict, max_length=65
     )
     clip_by: Literal["half", "layer"] = "half"

@@ -63,7 +63,7 @@ class HorizontalSettings(Settings):
     learning_rate: float = Field(default=0.1, gt=0, le=1e6)
     clip: Clip = "percentile"
     percentile: float = Field(default=50, ge=0, le=100)
-    clip_norm: float = Field(default=1.0, gt=0, le=1e6)
+    clip_norm: float = Field(default=1.0, ge=2**-60, le=1e6)
     noise: Noise = "client"
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
     delta: float = Field(default=1e-5, gt=0, lt=1)
