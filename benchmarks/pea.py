@@ -29,6 +29,7 @@ from vfl.datasets.texts import Texts
 from vfl.mpc.secure_dpsgd import LocalStart, Rows, SecureSgd, train_alone, train_here
 from vfl.privacy.accountants import noise_for
 from vfl.privacy.dpsgd import PrivateHalf
+from vfl.privacy.premise import prove
 
 TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise")
 HOLDERS, STEPS, EPSILONS = 3, 120, (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -226,6 +227,7 @@ def train_network(
     half = PrivateHalf(
         model, norm=_CLIP, noise=noise, batch_size=size, secret=secret, party="central"
     )
+    prove(half.clipper, model, [task.raw.shape[1:]], "the network")
     optimizer = torch.optim.SGD(model.parameters(), rate)
     share = task.batch_size / task.train
     for step in range(steps):

@@ -24,6 +24,7 @@ from vfl.core.seeds import Secret, generator, use_one_thread
 from vfl.datasets.named import read_bundled
 from vfl.privacy.accountants import GaussianSteps, epsilon_by
 from vfl.privacy.dpsgd import PrivateHalf
+from vfl.privacy.premise import prove
 from vfl.privacy.projection import private_projection
 
 #: Noise of the training, noise of the projection (section 5.2); the last has neither.
@@ -100,6 +101,7 @@ class Training:
                 self.model, norm=norm, noise=noise, batch_size=setting.lot, secret=secret,
                 party="all", by=setting.by, quantile=0.5 if setting.median else None,
             )  # fmt: skip
+            prove(self.half.clipper, self.model, [(setting.width,)], "the network")
 
     def _project(self, directions):
         self.train, self.test = (

@@ -28,6 +28,7 @@ from vfl.datasets.named import read_bundled
 from vfl.datasets.table import Classes
 from vfl.privacy.accountants import noise_for, poisson_steps
 from vfl.privacy.dpsgd import PrivateHalf
+from vfl.privacy.premise import prove
 from vfl.training.local import LocalSession
 
 #: Learning rate by epsilon, at one party and at two: the best of those --choose tried.
@@ -127,6 +128,7 @@ def central(part, labels, split, epsilon, rate, epochs, seed, clip):
         model, norm=clip, noise=noise_of(epsilon, DELTA, steps, q, "pld"), batch_size=LOT,
         secret=secret, party="central",
     )  # fmt: skip
+    prove(half.clipper, model, [part.shape[1:]], "the model")
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
     for step in range(steps):
         at = train[torch.from_numpy(secret.uniform((len(train),), "rows", step) < q)]

@@ -25,6 +25,7 @@ from vfl.config import Experiment
 from vfl.core.seeds import Secret, use_one_thread
 from vfl.privacy.accountants import noise_for, poisson_steps
 from vfl.privacy.dpsgd import PrivateHalf
+from vfl.privacy.premise import prove
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data
 
@@ -115,6 +116,7 @@ def logistic_outputs(experiment, data, epsilon, rate, clip, seed):
         model, norm=clip, noise=noise_for(epsilon, DELTA, steps, q, "pld"), batch_size=LOT,
         secret=secret, party="central",
     )  # fmt: skip
+    prove(half.clipper, model, [inputs.shape[1:]], "the model")
     optimizer = torch.optim.Adam(model.parameters(), rate)
     for step in range(steps):
         at = train[torch.from_numpy(secret.uniform((len(train),), "rows", step) < q)]

@@ -9,6 +9,7 @@ from vfl.core.errors import BadOptionError, PrivacyError
 from vfl.core.seeds import Secret
 from vfl.models import BOTTOMS, make_bottom
 from vfl.privacy.dpsgd import PrivateHalf, RowClipper
+from vfl.privacy.premise import prove
 
 #: Every built-in bottom by its name; rows that fit it, and whether norms need no loop over rows.
 SHAPES = {
@@ -65,9 +66,10 @@ def by_loop(model, rows, grad, norm, by="half"):
 
 def of_clipper(model, rows, grad, norm, by="half"):
     clipper = RowClipper(model, norm, by)
+    prove(clipper, model, [rows.shape[1:]], "the model")
     with clipper.recording() as calls:
         output = model(rows)
-    has_rule = clipper._of_layers(output, grad, calls) is not None if calls else None
+    has_rule = clipper.follows_rules(calls, len(output))
     return clipper.sums(output, grad, list(model.parameters()), calls), has_rule
 
 

@@ -58,6 +58,19 @@ def network(name, weights, inputs, seed):
     return model, rows if name == "words" else rows * 10.0**inputs
 
 
+def clipper_of(name, norm, model):
+    """One that has seen rows on the first axis of every layer, and takes its rules."""
+    clipper = RowClipper(model, norm)
+    shape = NETWORKS[name][1]
+    for size in (2, 3):
+        rows = torch.zeros(size, *shape)
+        with clipper.recording() as calls:
+            model(rows.long() if name == "words" else rows)
+        ruled = clipper.follows_rules(calls, size)
+    assert ruled is (name != "no rule")
+    return clipper
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 @given(weights=magnitudes, inputs=magnitudes, back=magnitudes, norm=norms, seed=st.integers(0, 99))
 def test_one_row_moves_a_sum_by_at_most_the_norm(name, weights, inputs, back, norm, seed):
@@ -67,7 +80,7 @@ def test_one_row_moves_a_sum_by_at_most_the_norm(name, weights, inputs, back, no
     """
     norm = 10.0**norm
     model, rows = network(name, weights, inputs, seed)
-    clipper, trained = RowClipper(model, norm), list(model.parameters())
+    clipper, trained = clipper_of(name, norm, model), list(model.parameters())
 
     def clipped(grad):
         with clipper.recording() as calls:
@@ -94,7 +107,7 @@ def test_one_row_moves_a_sum_by_at_most_the_norm(name, weights, inputs, back, no
 @pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"words"}))
 def test_a_row_that_is_not_finite_adds_nothing(name, broken):
     model, rows = network(name, 0, 0, 0)
-    clipper, trained = RowClipper(model, 1.0), list(model.parameters())
+    clipper, trained = clipper_of(name, 1.0, model), list(model.parameters())
     rows[2] = broken
     with clipper.recording() as calls:
         output = model(rows)

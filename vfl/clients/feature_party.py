@@ -16,6 +16,7 @@ from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.privacy.dpsgd import PrivateHalf
+from vfl.privacy.premise import Forward, require_rows_apart
 from vfl.session import EarlyStopping, Exchange, Terms, secure
 from vfl.session.exchange import CutTerms, FeatureEnd, Own, optimizer_factory
 from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
@@ -81,8 +82,11 @@ class FeatureParty:
                     weights=(1.0, *(task.weight for task in terms.tasks.values())),
                 )
                 optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
-                private = self._private(name, terms, own)
+                private = self._private(name, terms, own, shape)
                 end = FeatureEnd(agreed, bottom, own, link, optimizer, private)
+                if "bottom" in defense.separate_rows:
+                    whose = f"the bottom of party '{name}'"
+                    require_rows_apart(end.model, end.through_model, [shape], whose)
         self.end: FeatureRound = end
         if weights is not None:
             self.end.load_state_dict(weights)
@@ -92,15 +96,17 @@ class FeatureParty:
         self._unaligned = data.unaligned if defenses.make(terms.defense).unaligned else None
 
     def _private(
-        self, name: str, terms: Terms, own: Own
-    ) -> Callable[[nn.Module], PrivateHalf] | None:
+        self, name: str, terms: Terms, own: Own, shape: tuple[int, ...]
+    ) -> Callable[[nn.Module, Forward], PrivateHalf] | None:
         """DP-SGD of this party's half, where it is agreed on."""
         plan = None if self._train is None else PrivacyPlan.of(terms, len(self._train))
         if plan is None:
             return None
         refuse_beside_dp(terms)
         branches = self._at_branches.branches
-        return lambda model: plan.half(terms, name, model, own.secret, branches)
+        return lambda model, forward: plan.half(
+            terms, name, model, forward, [shape], own.secret, branches
+        )
 
     @property
     def name(self) -> str:

@@ -82,6 +82,8 @@ class Defense:
         reads_cuts: its `loss`, if it has one, looks at each party's cut.
         fit_epochs: epochs over its rows that `fit` trains the bottom for.
         unaligned: whether `fit` is also given the party's rows that no session has.
+        separate_rows: which models, "bottom" or "top", must make each row of outputs of one row
+            alone, or a promise about a row is untrue; they are tried before a session begins.
     """
 
     side: ClassVar[Side] = "both"
@@ -91,6 +93,7 @@ class Defense:
     reads_cuts: ClassVar[bool] = True
     fit_epochs: int = 0
     unaligned: bool = False
+    separate_rows: frozenset[str] = frozenset()
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         """The most bytes its hooks at a feature party allocate in a training.
@@ -230,6 +233,7 @@ class Chain(Defense):
 
         self.fit_epochs = sum(member.fit_epochs for member in self.members)
         self.unaligned = any(member.unaligned for member in self.members)
+        self.separate_rows = frozenset().union(*(one.separate_rows for one in self.members))
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         return sum(member.working_bytes(rows, columns, width) for member in self.members)

@@ -152,6 +152,8 @@ class GradientNoise(Defense):
         self, norm: float = 1.0, sigma: float = 1.0, law: Law = "gaussian", delta: float = 1e-5
     ) -> None:
         self._noise = RowNoise(norm, sigma, law, delta)
+        if self._noise.epsilon is not None:
+            self.separate_rows = frozenset({"top"})
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if self._noise.epsilon is not None:
@@ -220,6 +222,8 @@ class ClippedNoise(Defense):
     ) -> None:
         self._noise = RowNoise(norm, sigma, law, delta)
         self.queries = queries
+        if self._noise.epsilon is not None:
+            self.separate_rows = frozenset({"bottom"})
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if self._noise.epsilon is not None:

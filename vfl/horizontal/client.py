@@ -18,6 +18,7 @@ from vfl.horizontal.plan import NoisePlan, update_sensitivity
 from vfl.models import Shape, make_bottom
 from vfl.privacy import kernel
 from vfl.privacy.dpsgd import Call, RowClipper
+from vfl.privacy.premise import prove
 
 #: Norms that a client remembers, the newest ones.
 _MOST_NORMS = 100_000
@@ -110,6 +111,8 @@ class ClientTrainer:
         self.weights = [one for layer in layers_of(self.model) for one in layer]
         clips_rows = settings.clip != "none" and settings.noise != "server"
         self.clipper = RowClipper(self.model, 1.0) if clips_rows else None
+        if self.clipper is not None:
+            prove(self.clipper, self.model, [inputs.shape[1:]], f"model '{settings.model}'")
 
     def update(
         self,

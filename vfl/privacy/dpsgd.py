@@ -32,6 +32,30 @@ _COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
+class FirstAxis:
+    """Whether a layer's inputs have the rows on their first axis.
+
+    Once it had the length of two batches of different sizes, and never another: a layer that takes
+    the steps of a sequence first looks the same where a batch has as many rows as a row has steps.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: set[int] = set()
+        self._other = False
+
+    def has_rows(self, length: int, rows: int) -> bool:
+        """Note what one batch shows, and answer."""
+        if length != rows:
+            self._other = True
+        elif len(self._sizes) < 2:
+            self._sizes.add(rows)
+        return len(self._sizes) == 2 and not self._other
+
+    def reject(self) -> None:
+        """From now on the answer is no."""
+        self._other = True
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """What went through one layer once; `version` tells whether something changed it since."""
@@ -40,6 +64,7 @@ class Call:
     inputs: Tensor
     output: Tensor
     version: int
+    first_axis: FirstAxis
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +88,13 @@ class RowClipper:
     """Clips the gradient of every row of a batch, for the weights of one model.
 
     Args:
-        model: no row may depend on another.
+        model: no row may depend on another; see `vfl.privacy.premise.prove`.
         norm: bound of a row's gradient, over all weights together (2-norm).
         by: "half" clips them together; "layer" clips each of n layers to norm / sqrt(n), which
             bounds them together by the same norm.
 
     Attributes:
+        model: the same.
         norms: of each group of weights, float64, axes (groups,).
         sizes: how many weights each group has, axes (groups,).
 
@@ -88,7 +114,9 @@ class RowClipper:
                     fix="mlp:batch_norm=no, cnn or vit; in a model of your own GroupNorm or"
                     " LayerNorm in its place",
                 )
+        self.model = model
         self._layers = [one for one in model.modules() if _own_weights(one)]
+        self._first_axes = {id(one): FirstAxis() for one in self._layers}
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         owner: dict[int, int] = {}
         for at, layer in enumerate(self._layers):
@@ -181,20 +209,26 @@ class RowClipper:
         if self._calls is None:
             return
         one = inputs[0] if len(inputs) == 1 else None
-        if isinstance(one, Tensor) and isinstance(output, Tensor):
-            self._calls.append(Call(module, one.detach(), output, output._version))
+        if isinstance(one, Tensor) and one.dim() > 1 and isinstance(output, Tensor):
+            first_axis = self._first_axes[id(module)]
+            self._calls.append(Call(module, one.detach(), output, output._version, first_axis))
+
+    def follows_rules(self, calls: Sequence[Call], rows: int) -> bool:
+        """Whether the rules of layers give the norms of a batch of so many rows."""
+        ruled = bool(calls) and _ruled(calls, rows) and not self._shared
+        return ruled and self._once(calls)
+
+    def distrust_rules(self) -> None:
+        """Give every row a backward pass from now on."""
+        for one in self._first_axes.values():
+            one.reject()
 
     def _of_layers(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
     ) -> list[tuple[nn.Module, LayerGradients]] | None:
         """Each layer's gradients of rows; None where a layer has no rule for this call."""
-        if self._shared or not self._once(calls):
+        if not self.follows_rules(calls, len(output)):
             return None
-        for call in calls:
-            known = type(call.module) in RULES and len(call.inputs) == len(output)
-            known &= call.output.dtype is not torch.float64  # products of norms may underflow
-            if not known or call.output._version != call.version or not _plain(call.module):
-                return None
         outputs = [call.output for call in calls]
         found = torch.autograd.grad(output, outputs, grad, retain_graph=True, allow_unused=True)
         return [
@@ -392,10 +426,29 @@ def _alone(grad: Tensor) -> Iterator[Tensor]:
         yield alone
 
 
+def _ruled(calls: Sequence[Call], rows: int) -> bool:
+    """Whether rules give the norms of all these calls; every layer's first axis is looked at."""
+    first = [call.first_axis.has_rows(len(call.inputs), rows) for call in calls]
+    return all(first) and all(map(_has_rule, calls))
+
+
+def _has_rule(call: Call) -> bool:
+    unchanged = call.output.requires_grad and call.output._version == call.version
+    exact = call.output.dtype is not torch.float64  # products of its norms may underflow
+    return unchanged and exact and type(call.module) in RULES and _plain(call.module)
+
+
 def _plain(module: nn.Module) -> bool:
-    """Whether a layer of a known class works as its rule says."""
+    """Whether a layer of a known class works as its rule says, with the weights that it knows."""
+    names = {"weight"} if isinstance(module, nn.Embedding) else {"weight", "bias"}
+    if set(module._parameters) != names or "forward" in vars(module):
+        return False
+    hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    others = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
+    if any(hooks) or not all(isinstance(one, RowClipper) for one in others):
+        return False  # they may change what goes through
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros"
     if isinstance(module, nn.Embedding):
-        return module.max_norm is None and not module.scale_grad_by_freq
+        return module.max_norm is None and not (module.scale_grad_by_freq or module.sparse)
     return True

@@ -267,7 +267,8 @@ def _normalisation(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGrad
     else:
         assert isinstance(module, nn.GroupNorm)
         exact = F.group_norm(inputs, module.num_groups, eps=module.eps)
-        gradients = [one.flatten(2).sum(2) for one in (grad * exact, grad)]
+        pairs_of = (grad * exact, grad)
+        gradients = [one.reshape(*one.shape[:2], -1).sum(2) for one in pairs_of]
     pairs = zip(("weight", "bias"), gradients, strict=True)
     return Explicit([one for name, one in pairs if _trained(module, name)])
 

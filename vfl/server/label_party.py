@@ -35,6 +35,7 @@ from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
 from vfl.privacy import PrivacyStatement
 from vfl.privacy.dpsgd import Call
+from vfl.privacy.premise import require_rows_apart
 from vfl.server.missing import MissingCuts, PartialCuts
 from vfl.server.quality import (
     classification_quality,
@@ -622,12 +623,18 @@ class LabelParty(AnyLabelParty):
         if terms.mode == "train" and self._trainable:
             build = own.ranks.together(optimizer_factory(terms.train))
             self._optimizer = own.adversary.optimizer(build(self._trainable))
+        shapes = [
+            (one.width,) if data.inputs is None or name != data.name else data.inputs.shape[1:]
+            for name, one in terms.parties.items()
+        ]
+        if "top" in defense.separate_rows:
+            require_rows_apart(self.model, self._through_model, shapes, "the top")
         self._plan, self.private = PrivacyPlan.of(terms, len(data.split.train)), None
         self._at_branches = RowsAtBranches(terms, data.split.train, data.name)
         if self._plan is not None and self._optimizer is not None:
             self._refuse_beside_dp(objective)
-            law = (terms, data.name, self.model, own.secret, self._at_branches.branches)
-            self.private = self._plan.half(*law)
+            law = (terms, data.name, self.model, self._through_model, shapes)
+            self.private = self._plan.half(*law, own.secret, self._at_branches.branches)
         self.aggregator = (
             mode.aggregator(terms, self.ends, links, self.ledger, stopping)
             if missing is None
@@ -907,6 +914,13 @@ class LabelParty(AnyLabelParty):
         if self._checkpoints is not None and exchange.saves:
             self._checkpoints.commit(exchange.step)
         return cuts
+
+    def _through_model(self, *parts: Tensor) -> Tensor:
+        """Outputs of the cuts of all parties, and of the own columns where it has some."""
+        cuts = dict(zip(self.terms.parties, parts, strict=True))
+        if "bottom" in self.model:
+            cuts[self.data.name] = self.model["bottom"](cuts[self.data.name])
+        return self._top(cuts)
 
     def _top(self, cuts: Mapping[str, Tensor]) -> Tensor:
         return self._through_top(self._merged(cuts))

@@ -48,6 +48,7 @@ from vfl.core.seeds import Secret, scoped
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import Call, PrivateHalf
+from vfl.privacy.premise import Forward
 from vfl.session import ranks
 from vfl.session.checkpoint import Checkpoints
 from vfl.session.journal import Journal
@@ -549,7 +550,8 @@ class FeatureEnd(_End):
         own: its secret, which dropout and the codec's private draws follow from, and its device.
         link: the stream to the label party.
         optimizer: builds the optimiser; None for a party that only answers queries.
-        private: gives DP-SGD of its half; None trains without.
+        private: gives DP-SGD of its half, from modules and from what they make of rows; None
+            trains without.
     """
 
     layers = None
@@ -561,7 +563,7 @@ class FeatureEnd(_End):
         own: Own,
         link: Link,
         optimizer: OptimizerFactory | None = None,
-        private: Callable[[nn.Module], PrivateHalf] | None = None,
+        private: Callable[[nn.Module, Forward], PrivateHalf] | None = None,
     ) -> None:
         super().__init__(terms, own, link)
         width, codec, defense = terms.width, terms.codec, terms.defense
@@ -584,7 +586,7 @@ class FeatureEnd(_End):
             self._optimizer = own.adversary.optimizer(build(self._trainable))
         self.private = None
         if private is not None and self._optimizer is not None:
-            self.private = private(self.model)
+            self.private = private(self.model, self.through_model)
         self._pending: deque[_Pending] = deque()
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
@@ -746,6 +748,11 @@ class FeatureEnd(_End):
         if "codec" not in self.model:
             return cut
         return self._through("codec", filled(cut) if query else cut, stash)[:rows]
+
+    def through_model(self, rows: Tensor) -> Any:
+        """What the modules make of rows, without the defense's own draws."""
+        made = self.model["bottom"](rows)
+        return self.model["codec"](made) if "codec" in self.model else made
 
     def _through(self, part: str, values: Tensor, stash: Stash | None) -> Tensor:
         if stash is not None:

@@ -7,7 +7,7 @@ it travels; which rows a step has follows from a key that the terms carry betwee
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from vfl.privacy.accountants import (
     steps_for,
 )
 from vfl.privacy.dpsgd import Branches, PrivateHalf
+from vfl.privacy.premise import Forward, prove
 from vfl.session.schedule import batches, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -191,19 +192,31 @@ class PrivacyPlan:
         terms: Terms,
         party: str,
         model: nn.Module,
+        forward: Forward,
+        shapes: Sequence[tuple[int, ...]],
         secret: Secret,
         branches: Branches | None = None,
     ) -> PrivateHalf:
         """DP-SGD of one party's half; with the others' it has the noise of the plan.
 
-        k halves of noise s each, in units of their own norms, are one of s / sqrt(k).
+        k halves of noise s each, in units of their own norms, are one of s / sqrt(k). The model is
+        tried on made-up rows before, as `vfl.privacy.premise.prove` says.
+
+        Args:
+            terms: of the session.
+            party: whose half it is.
+            model: its modules.
+            forward: what makes outputs with them from rows of each input.
+            shapes: axes of one row of each input.
+            secret: the party's own.
+            branches: where its rows lie at branches.
 
         Raises:
-            PrivacyError: the model's rows depend on each other.
+            PrivacyError: the model's rows depend on each other, or it keeps something of them.
         """
         dp = terms.dp
         assert dp is not None, "only where there is a plan"
-        return PrivateHalf(
+        half = PrivateHalf(
             model,
             norm=dp.clips.get(party, dp.clip),
             noise=self.noise * math.sqrt(self.halves),
@@ -214,6 +227,9 @@ class PrivacyPlan:
             quantile=dp.quantile,
             branches=branches,
         )
+        whose = f"the model of party '{party}'"
+        prove(half.clipper, forward, shapes, whose, self.most_rows)
+        return half
 
 
 def _branched(terms: Terms) -> tuple[str, int]:

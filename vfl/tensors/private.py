@@ -23,6 +23,7 @@ from vfl.core.seeds import Secret
 from vfl.privacy import PrivacyStatement, kernel
 from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of, steps_for
 from vfl.privacy.dpsgd import RowClipper
+from vfl.privacy.premise import prove
 from vfl.tensors.base import axes
 from vfl.tensors.workers import Held, PointerTensor, Ref, Votes, Worker
 
@@ -166,6 +167,7 @@ class Plan:
         self.weights = list(self.model.parameters())
         self.sizes = [each.numel() for each in self.weights]
         self.secret, self.step = Secret.fresh(), 0
+        self._proved: set[torch.Size] = set()
 
     @property
     def law(self) -> kernel.NoisySum:
@@ -185,6 +187,9 @@ class Plan:
         Raises:
             ValueError: weights of other shapes than the network's.
         """
+        if inputs.shape[1:] not in self._proved:  # torch takes what lacks an axis for one row
+            prove(self.clipper, self._rows_out, [inputs.shape[1:]], "the network to train")
+            self._proved.add(inputs.shape[1:])
         self.step += 1
         if weights is not None:
             self._load(weights)
@@ -205,6 +210,10 @@ class Plan:
             raise ValueError("weights")
         for weight, new in zip(self.weights, weights, strict=True):
             weight.copy_(new)
+
+    def _rows_out(self, batch: Tensor) -> Tensor:
+        output: Tensor = self.model(batch)
+        return output.flatten(1) if output.dim() > 1 else output[:, None]
 
     def _clipped_sum(self, batch: Tensor, truth: Tensor) -> Tensor:
         with self.clipper.recording() as calls:

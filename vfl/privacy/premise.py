@@ -1,0 +1,488 @@
+"""The premise of DP-SGD, tried on made-up rows before a model sees a party's own.
+
+DP-SGD clips each row's gradient. That bounds how far one row moves what is released only where a
+row's output and gradient depend on no other row, where a pass through the model changes nothing
+else that lasts, and where the norms are those of the true gradients. `prove` tries all three;
+`require_rows_apart` tries outputs alone, for noise on rows. Batches have several sizes, lengths of
+the model's own inner axes among them, because a module that takes the steps of a sequence first may
+work only while a batch has as many rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl.core.errors import PrivacyError
+from vfl.core.seeds import scoped
+from vfl.privacy.dpsgd import Call, RowClipper
+
+#: From rows of each input to outputs, as the training runs it.
+Forward = Callable[..., object]
+
+_SIZE, _OTHER_SIZE = 3, 2
+#: Rows of the largest batch that is as large as an inner axis.
+_LARGEST_INNER = 64
+#: What differs by more, relative to the largest value, is no rounding.
+_SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
+_FIX = "a model that treats each row on its own and keeps nothing of it, such as mlp, cnn or vit"
+
+
+def _normal(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    rows, others = torch.randn((2, *shape), generator=draw)
+    return rows, 100 * others
+
+
+def _moderate(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    rows, others = torch.rand((2, *shape), generator=draw)
+    return rows, others
+
+
+def _codes(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    rows = torch.randint(2, shape, generator=draw).float()
+    return rows, 1 - rows
+
+
+#: Kinds of rows, and others to replace them; the first kind that a model takes is used.
+_KINDS = (_normal, _moderate, _codes)
+Rows = Sequence[Tensor]
+
+
+def prove(
+    clipper: RowClipper,
+    forward: Forward,
+    shapes: Sequence[tuple[int, ...]],
+    where: str,
+    most_rows: int = _LARGEST_INNER,
+) -> None:
+    """Refuse a model that does not keep rows apart; nothing of the trial stays in the model.
+
+    The clipper learns which layers have rows on their first axis. Where its rules do not give the
+    true norms, as with weights that a function uses beside their own layer, it takes one backward
+    pass a row from then on.
+
+    Args:
+        clipper: of the model.
+        forward: from rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
+        shapes: axes of one row of each input.
+        where: whose model it is.
+        most_rows: of a batch; no larger one is tried, but for three rows.
+
+    Raises:
+        PrivacyError: with the layer, where it can be told.
+    """
+    if not any(weight.requires_grad for weight in clipper.model.parameters()):
+        return
+    with _tried(_Trial(clipper.model, forward, shapes, where, clipper)) as trial:
+        trial.all(most_rows)
+
+
+def require_rows_apart(
+    model: nn.Module, forward: Forward, shapes: Sequence[tuple[int, ...]], where: str
+) -> None:
+    """Refuse a model whose outputs of a row depend on other rows, in training or evaluation.
+
+    Args:
+        model: its modules; nothing of the trial stays in them.
+        forward: from rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
+        shapes: axes of one row of each input.
+        where: whose model it is.
+
+    Raises:
+        PrivacyError: with the layer, where it can be told.
+    """
+    with _tried(_Trial(model, forward, shapes, where)) as trial:
+        trial.rows_apart()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What one module made of its first input, of those that are tensors."""
+
+    module: nn.Module
+    inputs: Tensor | None
+    output: Tensor | None
+
+
+class _Trial:
+    """One model under trial, whose clipper may be tried with it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        shapes: Sequence[tuple[int, ...]],
+        where: str,
+        clipper: RowClipper | None = None,
+    ) -> None:
+        self.model, self._forward, self._shapes, self._where = model, forward, shapes, where
+        self._clipper, self._kind = clipper, _KINDS[0]
+        self._weights = [one for one in model.parameters() if one.requires_grad]
+        self._before: dict[str, Tensor] = {}
+
+    def all(self, most_rows: int) -> None:
+        """Try everything."""
+        self.model.train()
+        _move(self._weights)
+        self._before = self._tensors()
+        rows, others = self._choose_rows()
+        self._try_state(rows, others)
+        self._try_batches(rows, most_rows)
+        self._try_sizes(rows)
+        self.model.eval()
+        self._outputs(rows)
+        self._require_unchanged()
+
+    def rows_apart(self) -> None:
+        """Try outputs alone."""
+        _move(self._weights)
+        for training in (True, False):
+            self.model.train(training)
+            rows, _ = self._choose_rows()
+            self._try_batches(rows, _LARGEST_INNER)
+            self._try_sizes(rows)
+
+    def refusal(self, what: str, layer: str = "", **said: str) -> PrivacyError:
+        """An error about this model."""
+        where = f"{self._where}, {layer}" if layer else self._where
+        return PrivacyError(what, where=where, **({"fix": _FIX} | said))
+
+    # Rows, and what the model makes of them.
+
+    def _made_up(self, size: int) -> tuple[Rows, Rows]:
+        """Rows of every input, and others."""
+        draw = torch.Generator().manual_seed(0)
+        device = next((one.device for one in self.model.parameters()), None)
+        found = [self._kind((size, *shape), draw) for shape in self._shapes]
+        return [one.to(device) for one, _ in found], [other.to(device) for _, other in found]
+
+    def _choose_rows(self) -> tuple[Rows, Rows]:
+        """Rows that the model takes; a model of numbers of words takes few."""
+        for self._kind in _KINDS:
+            rows, others = self._made_up(_SIZE)
+            try:
+                found = [self._outputs(rows), self._outputs(others)]
+            except PrivacyError:
+                raise
+            except Exception:
+                if self._kind is _KINDS[-1]:
+                    raise
+                continue
+            if all(bool(one.isfinite().all()) for one in found):
+                return rows, others
+        raise ArithmeticError("no kind of rows has finite outputs")
+
+    def _outputs(self, rows: Rows, key: int = 0) -> Tensor:
+        """Outputs, with the same draws for the same key."""
+        with _seeded(key):
+            found = self._forward(*rows)
+        size = len(rows[0])
+        if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != size:
+            axes = getattr(found, "shape", None)
+            made = type(found).__name__ if axes is None else f"axes {tuple(axes)}"
+            raise self.refusal(
+                "the model does not give one row of outputs for each row",
+                got=f"{made} for {size} rows",
+                want="one tensor of axes (rows, width)",
+                fix="a module whose forward returns that tensor alone",
+            )
+        return found
+
+    def _passes(self, rows: Rows) -> list[_Pass]:
+        """What goes through every module."""
+        passes: list[_Pass] = []
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            passes.append(_Pass(module, _tensor_of(inputs), _tensor_of(output)))
+
+        handles = [one.register_forward_hook(note) for one in self.model.modules()]
+        try:
+            self._outputs(rows)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return passes
+
+    def _inner_sizes(self, passes: Sequence[_Pass], most_rows: int) -> list[int]:
+        """Lengths of axes where a batch of as many rows may look like something else."""
+        tensors = [one for each in passes for one in (each.inputs, each.output) if one is not None]
+        fit = set(range(2, min(most_rows, _LARGEST_INNER) + 1)) - {_SIZE, _OTHER_SIZE}
+        first = sorted(fit & {one.shape[0] for one in tensors if one.dim()})
+        second = sorted(fit & {one.shape[1] for one in tensors if one.dim() > 1})
+        return [*first[:2], *[one for one in second if one not in first][:1]]
+
+    # What must hold.
+
+    def _try_state(self, rows: Rows, others: Rows) -> None:
+        """A pass changes no weight or buffer, and no later pass knows of it."""
+        before = self._outputs(rows)
+        self._gradient(before, self._gradients_at(before, range(len(before))))
+        self._require_unchanged()
+        self._outputs(others)
+        if _differ(before, self._outputs(rows), _SAME_BATCH):
+            first = self._passes(rows)
+            self._outputs(others)
+            everywhere = list(range(len(before)))
+            raise self.refusal(
+                "a layer carries something from one batch to the next, which no noise hides",
+                self._culprit(first, self._passes(rows), everywhere, everywhere),
+                got="other outputs for the same rows after other rows, with the same random draws",
+                want="outputs that follow from rows, weights and torch's own generator alone",
+            )
+
+    def _try_batches(self, rows: Rows, most_rows: int) -> None:
+        inner_sizes = self._inner_sizes(self._passes(rows), most_rows)
+        self._try_batch(_OTHER_SIZE, [])
+        self._try_batch(_SIZE, [[row] for row in range(_SIZE)])
+        for size in inner_sizes:
+            self._try_batch(size, [[0, size - 1]])
+
+    def _try_batch(self, size: int, kept: Sequence[list[int]]) -> None:
+        """Kept rows stay where all others are replaced, and their gradients are true ones."""
+        rows, others = self._made_up(size)
+        clipper = self._clipper
+        recording = nullcontext(list[Call]()) if clipper is None else clipper.recording()
+        with recording as calls:
+            output = self._outputs(rows)
+        for part in kept:
+            at = torch.tensor(part, device=output.device)
+            pairs = zip(rows, others, strict=True)
+            mixed = [other.index_copy(0, at, one[part]) for one, other in pairs]
+            again = self._outputs(mixed)
+            if _differ(output[part], again[part], _SAME_BATCH):
+                raise self._mixes(self._passes(rows), self._passes(mixed), part, part)
+            if clipper is not None and len(part) == 1:
+                self._try_gradients(output, again, part)
+        checked = [row for part in kept for row in part]
+        if clipper is not None and clipper.follows_rules(calls, size) and checked:
+            self._try_rules(clipper, output, calls, checked)
+
+    def _try_gradients(self, output: Tensor, again: Tensor, row: list[int]) -> None:
+        """A row has one gradient, whatever the other rows are."""
+        grad = self._gradients_at(output, row)
+        pairs = zip(self._gradient(output, grad), self._gradient(again, grad), strict=True)
+        if any(_differ(one, other, _OTHER_BATCH) for one, other in pairs):
+            raise self.refusal(
+                "a row's gradient depends on the other rows of its batch, so that clipping rows"
+                " bounds nothing",
+                got=f"another gradient of a row in another batch of {len(output)}",
+                want="a gradient that follows from the row and the weights",
+            )
+
+    def _try_rules(
+        self, clipper: RowClipper, output: Tensor, calls: Sequence[Call], checked: Sequence[int]
+    ) -> None:
+        """Where rules of layers give other norms or sums than true gradients, they are left."""
+        grad = self._gradients_at(output, checked)
+        sums, norms = clipper.sums(output, grad, self._weights, calls)
+        expected, true_norms = self._clipped(clipper, output, grad, checked)
+        wrong = (norms[:, checked].double() - true_norms).abs()
+        least = 1e-4 * float(true_norms.max())
+        close = bool((wrong <= _NORM * true_norms.clamp_min(least)).all())
+        bounds = clipper.norms[:, None].to(true_norms)
+        pairs = zip(sums, expected, strict=True)
+        apart = sum(float((one - two).double().square().sum()) for one, two in pairs) ** 0.5
+        if not close or apart > 2 * _NORM * float(true_norms.minimum(bounds).sum()):
+            clipper.distrust_rules()
+
+    def _try_sizes(self, rows: Rows) -> None:
+        """A row's output is the same among fewer rows, and at another place among them.
+
+        Layers of torch that drop units at random are switched off. A model that draws still would
+        draw something else for another size, and is left out.
+        """
+        _switch_off_dropout(self.model)
+        output = self._outputs(rows)
+        if _differ(output, self._outputs(rows, key=1), _SAME_BATCH):
+            return
+        for part in ([_SIZE - 1, 0], [0], [_SIZE - 1]):
+            fewer = [one[part] for one in rows]
+            if _differ(output[part], self._outputs(fewer), _OTHER_BATCH):
+                to = list(range(len(part)))
+                raise self._mixes(self._passes(rows), self._passes(fewer), part, to)
+
+    # How.
+
+    def _gradients_at(self, output: Tensor, rows: Sequence[int]) -> Tensor:
+        """Made-up gradients at the outputs of some rows, 0 at the others."""
+        draw = torch.Generator().manual_seed(1)
+        drawn = torch.randn(output.shape, generator=draw).to(output)
+        kept = torch.zeros(len(output), 1).index_fill(0, torch.tensor(list(rows)), 1.0)
+        return drawn * kept.to(output)
+
+    def _gradient(self, output: Tensor, grad: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(
+            output, self._weights, grad, retain_graph=True, allow_unused=True
+        )
+        pairs = zip(found, self._weights, strict=True)
+        return [torch.zeros_like(weight) if one is None else one for one, weight in pairs]
+
+    def _clipped(
+        self, clipper: RowClipper, output: Tensor, grad: Tensor, rows: Sequence[int]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Sums of clipped gradients of some rows, and their norms, axes (groups, rows)."""
+        bounds, group_of = clipper.norms, clipper.group_of
+        sums = [torch.zeros_like(weight) for weight in self._weights]
+        norms = torch.zeros(len(bounds), len(rows), dtype=torch.float64, device=output.device)
+        for at, row in enumerate(rows):
+            alone = torch.zeros_like(grad)
+            alone[row] = grad[row]
+            found = self._gradient(output, alone)
+            for group, one in zip(group_of, found, strict=True):
+                norms[group, at] = torch.hypot(norms[group, at], one.double().norm())
+            for total, group, one in zip(sums, group_of, found, strict=True):
+                length = float(norms[group, at])
+                total.add_(one, alpha=min(1.0, float(bounds[group]) / length) if length else 0.0)
+        return sums, norms
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: one.detach().clone() for name, one in named}
+
+    def _require_unchanged(self) -> None:
+        for name, now in self._tensors().items():
+            before = self._before.setdefault(name, now)
+            if before.shape != now.shape or not torch.equal(before.nan_to_num(), now.nan_to_num()):
+                path, _, own = name.rpartition(".")
+                layer = self._named(self.model.get_submodule(path))
+                raise self.refusal(
+                    "a pass through the model changes what a training releases, without noise",
+                    layer,
+                    got=f"another '{own}' after a batch",
+                    want="weights that the optimiser alone moves, and buffers that nothing moves",
+                    fix="a layer without running figures: GroupNorm or LayerNorm, for example",
+                )
+
+    def _mixes(
+        self, first: Sequence[_Pass], second: Sequence[_Pass], at: list[int], to: list[int]
+    ) -> PrivacyError:
+        return self.refusal(
+            "a row's output depends on the other rows of its batch, so that no clip bounds what a"
+            " row changes",
+            self._culprit(first, second, at, to),
+            got="another output of the same row among other rows",
+            want="an output that follows from the row and the weights",
+        )
+
+    def _culprit(
+        self, first: Sequence[_Pass], second: Sequence[_Pass], at: list[int], to: list[int]
+    ) -> str:
+        """The first module that made different outputs of equal inputs."""
+        for one, two in zip(first, second, strict=False):
+            if one.module is not two.module or None in (one.inputs, two.inputs):
+                continue
+            inputs, output = (_picked(each, at) for each in (one.inputs, one.output))
+            same, other = (_picked(each, to) for each in (two.inputs, two.output))
+            if inputs is None or same is None or _differ(inputs, same, _OTHER_BATCH):
+                continue
+            if output is not None and other is not None and _differ(output, other, _SAME_BATCH):
+                return self._named(one.module)
+        return ""
+
+    def _named(self, module: nn.Module) -> str:
+        path = next(name for name, one in self.model.named_modules() if one is module)
+        return f"layer '{path}' ({type(module).__name__})" if path else type(module).__name__
+
+
+@torch.no_grad()
+def _move(weights: Sequence[Tensor]) -> None:
+    """Away from where a training begins: what a weight of 0 hides would show later."""
+    draw = torch.Generator().manual_seed(2)
+    for weight in weights:
+        deviation = 0.3 * float(weight.square().mean().sqrt()) or 0.1
+        weight += deviation * torch.randn(weight.shape, generator=draw).to(weight)
+
+
+def _tensor_of(values: Any) -> Tensor | None:
+    """A copy of the first tensor of a module's inputs or outputs."""
+    while isinstance(values, tuple | list) and values:
+        values = values[0]
+    return values.detach().clone() if isinstance(values, Tensor) else None
+
+
+def _picked(values: Tensor | None, rows: list[int]) -> Tensor | None:
+    if values is None or not values.dim() or len(values) <= max(rows):
+        return None
+    return values[rows]
+
+
+def _differ(one: Tensor, other: Tensor, rounding: float) -> bool:
+    if one.shape != other.shape:
+        return True
+    if not one.numel():
+        return False
+    one, other = one.detach().double(), other.detach().double()
+    largest = max(float(one.abs().max()), float(other.abs().max()))
+    return not float((one - other).abs().max()) <= rounding * largest
+
+
+def _switch_off_dropout(model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        elif isinstance(getattr(part, "dropout", None), float):
+            part.dropout = 0.0  # type: ignore[assignment]
+
+
+@contextmanager
+def _seeded(key: int) -> Iterator[None]:
+    """All generators that a program shares begin at `key`; their states return after."""
+    with scoped(key):
+        numpy, python = np.random.get_state(), random.getstate()
+        np.random.seed(key)
+        random.seed(key)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy)
+            random.setstate(python)
+
+
+@contextmanager
+def _tried(trial: _Trial) -> Iterator[_Trial]:
+    """The trial of a model that is as before afterwards; other errors become refusals."""
+    with _left_as_it_was(trial.model):
+        try:
+            yield trial
+        except PrivacyError:
+            raise
+        except Exception as error:
+            raise trial.refusal(
+                "the model cannot be tried on made-up rows before a private session begins",
+                got=type(error).__name__,  # its text may hold data
+                want="batches of any number of rows, and a gradient of each",
+                fix="run it on torch.randn(3, *shape), or on zeros and ones, in batches of 1 to 3",
+            ) from error
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Weights, buffers, gradients and attributes of all modules are the same after as before."""
+    tensors = [*model.parameters(), *model.buffers()]
+    copies = [(one, one.detach().clone(), one.grad) for one in tensors]
+    attributes = [(vars(one), dict(vars(one))) for one in model.modules()]
+    held = [
+        (value, copy(value))
+        for _, own in attributes
+        for value in own.values()
+        if isinstance(value, dict | list | set)
+    ]
+    try:
+        yield
+    finally:
+        for own, before in [*attributes, *held]:
+            own.clear()
+            (own.extend if isinstance(own, list) else own.update)(before)
+        with torch.no_grad():
+            for one, kept, grad in copies:
+                if not torch.equal(one, kept):
+                    one.copy_(kept)
+                one.grad = grad
