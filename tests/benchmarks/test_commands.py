@@ -29,6 +29,7 @@ NAMES = (
     "memory",
     "mpc",
     "psi",
+    "lengths",
     "ranks",
     "secure_dpsgd",
     "serving",

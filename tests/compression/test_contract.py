@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vfl.compression import CODECS, make
+from vfl.compression.packed import PackedCodec
 from vfl.core.registry import parse
 from vfl.testing import CodecContract
 
@@ -49,6 +50,19 @@ class TestRegisteredCodecs(CodecContract):
         "sign:width=20,grad=4",
         "rate",
         "rate:weight=0.1,bits=2,grad=4",
+        "topk:k=3,values=4,packer=range,pad=no",
+        "quantise:values=3,packer=range,pad=no",
+        "relu:pad=no",
+        "relu:values=4,packer=bitmap,scale=row,pad=no",
+        "relu:values=fp32,packer=enumerative,pad=no",
+        "rate:pad=no",
+        "topk:k=3,values=4,packer=range,pad=always,grad=4",
+        "randtopk:k=3,values=8,packer=range,scale=agreed,pad=always",
+        "quantise:values=3,packer=range,pad=always",
+        "relu:grad=4,pad=always",
+        "relu:values=2,packer=bitmap,pad=always",
+        "l1:target=3,packer=enumerative,pad=always",
+        "rate:pad=always",
         "randtopk:k=3",
         "randtopk:k=3,alpha=0.5,law=multinomial,values=8",
         "randtopk:k=11,alpha=1,values=5,packer=index",
@@ -87,6 +101,14 @@ class TestOutsideCodec(CodecContract):
         cut = torch.tensor([[1 + 2**-10, 1 + 2**-12, 1e6]])
         decoded = make("half").decode(make("half").encode(cut).payload, 1, 3).cut
         assert decoded.tolist() == [[1 + 2**-10, 1.0, 65504.0]]
+
+
+def test_the_contract_finds_queries_whose_lengths_differ(monkeypatch):
+    monkeypatch.setattr(PackedCodec, "equal_queries", lambda codec, width: True)
+    contract = TestRegisteredCodecs()
+    for spec in ("topk:k=3,values=4,packer=range,pad=no", "relu:packer=bitmap,pad=no"):
+        with pytest.raises(AssertionError, match="learns from a query's length"):
+            contract.test_the_length_of_a_query_tells_its_shape_alone(spec)
 
 
 def test_naming_the_contracts_loads_no_torch():

@@ -73,6 +73,20 @@ def test_no_answer_tells_labels_apart_by_more_than_epsilon(prior, epsilon):
         assert (first <= 1.02 * math.exp(epsilon) * second + 1e-12).all()
 
 
+@pytest.mark.parametrize("likely", [1, 2, 3, 5])
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0])
+def test_a_likely_label_is_kept_as_often_as_among_the_likely_classes_alone(likely, epsilon):
+    """Ghazi et al. 2021, algorithm 1: e^eps / (e^eps + k - 1) for k answers, whatever K is."""
+    prior = np.array([1 / likely] * likely + [0.0] * (10 - likely))
+    kept = math.exp(epsilon) / (math.exp(epsilon) + likely - 1)
+    for label in range(likely):
+        expected = np.full(10, (1 - kept) / max(likely - 1, 1)) * (np.arange(10) < likely)
+        expected[label] = kept
+        np.testing.assert_allclose(law_of(prior, epsilon, label), expected, atol=0.005)
+    expected = np.where(np.arange(10) < likely, 1 / likely, 0)
+    np.testing.assert_allclose(law_of(prior, epsilon, 9), expected, atol=0.005)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0, 8.0])
 def test_the_answers_keep_most_labels_true(epsilon):
     """Against every set of classes."""

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from vfl.horizontal import (
 )
 from vfl.horizontal.client import build_model, flat, followed, layers_of
 from vfl.horizontal.plan import classic_multiplier, update_sensitivity
-from vfl.privacy.accountants import gaussian_epsilon
+from vfl.privacy.accountants import GaussianSteps, epsilon_of, gaussian_epsilon
 from vfl.privacy.dpsgd import RowClipper
 from vfl.training.horizontal import train_study
 
@@ -106,6 +107,37 @@ def test_with_one_local_step_the_proven_epsilon_is_below_the_claimed_one():
     claim, proof = plan_noise(asked, rows=100).statements
     assert proof.epsilon < claim.epsilon
     assert claim.assumes == proof.assumes == ("a person has one record at one client",)
+
+
+@pytest.mark.parametrize("local_steps", [1, 4])
+@pytest.mark.parametrize("rounds", [2, 10, 50])
+def test_the_proven_epsilon_is_of_all_rounds_that_a_client_takes_part_in(rounds, local_steps):
+    """T Gaussian releases of one deviation are one with it divided by sqrt(T)."""
+    asked = settings(epsilon=0.5, rounds=rounds, local_steps=local_steps, batch_size=100)
+    taken = Counter(one for number in range(1, rounds + 1) for one in participants(asked, number))
+    plan = plan_noise(asked, rows=100)
+    moved = (1 / 100 + (local_steps - 1)) / (local_steps / 100)  # rigorous over the paper's
+    once = plan.multiplier / moved
+    expected = gaussian_epsilon(once / math.sqrt(max(taken.values())), 1.0, asked.delta)
+    assert plan.statements[1].epsilon == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("clip", ["fixed", "quantile"])
+@pytest.mark.parametrize("noise", ["client", "steps", "server"])
+def test_the_noise_is_paid_for_by_every_release_there_is(noise, clip):
+    """Counted anew: a client's rounds, each of its local steps, or all rounds of the server."""
+    asked = settings(epsilon=2.0, noise=noise, sensitivity="rigorous", clip=clip, rounds=7)
+    plan = plan_noise(asked, rows=100)
+    released = plan.multiplier**-2 + (plan.counts**-2 if clip == "quantile" else 0)
+    taken = Counter(one for number in range(1, 8) for one in participants(asked, number))
+    rate, steps = {
+        "client": (1.0, max(taken.values())),
+        "steps": (16 / 100, max(taken.values()) * 2),
+        "server": (3 / 6, 7),
+    }[noise]
+    spent = epsilon_of(GaussianSteps(released**-0.5, steps, rate), asked.delta)
+    assert spent == pytest.approx(plan.statements[0].epsilon, rel=1e-4)
+    assert spent <= 2.0 * (1 + 1e-6)
 
 
 def test_the_classic_formula_is_not_used_above_one():

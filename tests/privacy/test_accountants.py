@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 from vfl.core.errors import BadOptionError, MissingPackageError, PrivacyError
@@ -19,6 +20,7 @@ from vfl.privacy.accountants import (
     rdp,
     steps_for,
 )
+from vfl.privacy.accountants import strong_composition as strong
 
 CASE = GaussianSteps(noise=4.0, steps=10_000, sampling_rate=0.01)
 #: Abadi et al. 2016, section 3 and 5.2, recomputed, and what later accountants make of it.
@@ -97,6 +99,31 @@ def test_steps_of_several_kinds_cost_what_google_says_or_more(name):
     halves = [GaussianSteps(4.0, 4000, 0.01), GaussianSteps(4.0, 6000, 0.01)]
     if name != "strong_composition":
         assert epsilon_by(halves, 1e-5, name) == pytest.approx(epsilon_by(CASE, 1e-5, name))
+
+
+def dwork(one, delta):
+    """Strong composition of one kind, its delta shared out as well as a minimiser can."""
+
+    def total(share):
+        step = one.sampling_rate / one.noise
+        step *= math.sqrt(2 * math.log(1.25 * one.sampling_rate * one.steps / (share * delta)))
+        rest = math.sqrt(2 * one.steps * math.log(1 / ((1 - share) * delta)))
+        return step * rest + one.steps * step * math.expm1(step)
+
+    return minimize_scalar(total, bounds=(1e-4, 1 - 1e-4), method="bounded").fun
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_strong_composition_of_several_kinds_spends_delta_once_in_all(count):
+    kinds = [GaussianSteps(4.0 + one, 1000 * (one + 1), 0.01) for one in range(count)]
+    found = epsilon_by(kinds, 1e-5, "strong_composition")
+    assert found == pytest.approx(sum(dwork(one, 1e-5 / count) for one in kinds), rel=1e-4)
+    assert found > 1.001 * sum(dwork(one, 1e-5) for one in kinds)  # each with the whole delta
+
+
+def test_kinds_without_steps_take_no_share_of_delta():
+    none = GaussianSteps(1.0, 0)
+    assert epsilon_by([CASE, none], 1e-5, "strong_composition") == strong(CASE, 1e-5)
 
 
 def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise():

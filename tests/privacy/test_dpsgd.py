@@ -232,6 +232,24 @@ def test_counts_of_a_quantile_are_paid_for_by_the_noise():
     assert of_sums**-2 + of_counts**-2 == pytest.approx(2.0**-2)
 
 
+def test_the_counts_of_a_quantile_are_moved_by_the_noise_they_are_said_to_have():
+    """Without rows a norm moves by noise alone: exp(0.2 (q - 0.5 - n / batch)), n of s groups/2."""
+    model = nn.Linear(2, 1, bias=False)
+    half = PrivateHalf(
+        model, norm=1.0, noise=2.0, batch_size=50.0, secret=Secret(b"4" * 32), party="bank",
+        quantile=0.5,
+    )  # fmt: skip
+    norms = [1.0]
+    for step in range(600):
+        with half.recording() as calls:
+            output = model(torch.zeros(0, 2))
+        half.give_gradients(output, torch.zeros(0, 1), calls, step)
+        norms.append(half.clipper.norms.item())
+    counts = np.diff(np.log(norms)) / -0.2 * 50  # a count of one group moves by a half
+    assert counts.std() == pytest.approx(10 * 2.0 / 2, rel=0.12)
+    assert abs(counts.mean()) < 4 * 10 / np.sqrt(600)
+
+
 def test_an_empty_batch_gets_noise_alone():
     empty = stepped(rows=0)
     assert float(empty.std()) == pytest.approx(2.0 / 4, rel=0.03)

@@ -24,6 +24,14 @@ def test_balanced_is_scikit_learns():
     np.testing.assert_allclose(found, compute_sample_weight("balanced", LABELS), rtol=1e-6)
 
 
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_a_class_without_training_rows_is_none_of_those_balanced(absent):
+    train = torch.nonzero(LABELS.ne(absent))[:, 0]
+    found = training_weights(LABELS, train, None, "balanced")[train]
+    np.testing.assert_allclose(found, compute_sample_weight("balanced", LABELS[train]), rtol=1e-6)
+    assert float(found.double().sum()) == pytest.approx(len(train))
+
+
 def test_only_training_rows_are_balanced():
     train = torch.tensor([0, 1, 3])  # class 2 is not among them
     found = training_weights(LABELS, train, None, "balanced")[train]

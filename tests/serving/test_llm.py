@@ -297,6 +297,34 @@ def test_more_than_the_owner_consents_to_is_refused_by_name(parties, limits, set
     assert refusal.value.where == f"terms.limits.{setting}"
 
 
+def test_material_that_waits_is_counted_by_its_questions(parties):
+    """Three asked side by side are three, those that wait already and those that are asked for."""
+    user = parties("owner", "dealer", limits={"max_dealt": 5}).user()
+    user.deal(len(PROMPT), 1, texts=3)
+    for more in ({"texts": 3}, {"questions": 3}):
+        with pytest.raises((ConsentError, PeerFailedError)) as refusal:
+            user.deal(len(PROMPT), 1, **more)
+        assert refusal.value.where == "terms.limits.max_dealt"
+    user.deal(len(PROMPT), 1, questions=2)
+    assert sum(user.left().values()) == 3
+
+
+def test_tokens_are_counted_of_all_texts_asked_side_by_side(parties):
+    """Nobody stands: what is too much is refused before a stream is opened."""
+    user = parties(limits={"max_tokens": 12}).user()
+    user.require_askable(4, 2, texts=2)
+    with pytest.raises(ConsentError) as refusal:
+        user.require_askable(4, 2, texts=3)
+    assert refusal.value.where == "terms.limits.max_tokens"
+    assert "18" in refusal.value.got
+    with pytest.raises(ConsentError):
+        user.require_askable(4, 9)
+    for call in (lambda: user.deal(4, 2, texts=3), lambda: user.ask_all([PROMPT] * 3, 2)):
+        with pytest.raises(ConsentError) as refusal:
+            call()
+        assert refusal.value.where == "terms.limits.max_tokens"
+
+
 def test_limits_are_part_of_the_terms(project):
     file = project.file("user")
     limits = file.terms.limits.model_copy(update={"max_tokens": 200})

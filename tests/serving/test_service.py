@@ -84,6 +84,16 @@ def test_a_row_is_answered_as_predicted_whoever_shares_its_batch(local, trained_
         assert all(same(answer, expected[each]) for answer, each in pairs)
 
 
+def test_answers_to_requests_alike_have_one_length(local, trained_run):
+    ids, client = list(predicted(trained_run)), local(explain=True)
+    for more, groups in (({}, [[one] for one in ids[:40]]), ({}, [ids[:3], ids[3:6]]),
+                         ({"explain": True}, [[one] for one in ids[:5]])):  # fmt: skip
+        answers = [client.ask("/predict", {"ids": group, **more}) for group in groups]
+        assert {status for status, _ in answers} == {200}
+        assert len({len(text.encode()) for _, text in answers}) == 1
+        assert len({text.strip() for _, text in answers}) == len(groups)
+
+
 def test_requests_at_the_same_time_share_batches_and_keep_their_answers(local, trained_run):
     expected, client, wrong = predicted(trained_run), local(wait_ms=20), []
 

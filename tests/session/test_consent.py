@@ -410,3 +410,19 @@ def test_expected_bytes_by_hand(experiment, data):
     encoded = 2 * (2 * 3 + 1) + 1
     expected = 4 * 8 * payloads + slack * encoded + HEADER_BYTES * frames
     assert expected_bytes(terms, "bank", data["bank"].split) == expected
+
+
+@pytest.mark.parametrize("parties", [1, 2, 3])
+def test_a_secure_mode_takes_two_feature_parties_unless_a_third_one_deals(
+    experiment, refusal, parties
+):
+    """A party's own consent, whatever the mode itself takes: a sum of one cut is that cut."""
+    names = ("bank", "shop", "club")[:parties]
+    content = experiment.model_dump(exclude_none=True) | {"merge": "sum", "codec": "none"}
+    content["parties"] = {name: {"width": 8, "bottom": "mlp:hidden=none"} for name in names}
+    plain = Terms.of(type(experiment).model_validate(content), "train", "trial-1")
+    error = refusal(plain.model_copy(update={"secure": "sum"}))
+    if parties > 1:
+        assert error is None
+    else:
+        assert (error.got, error.want) == ("1 feature parties", "at least 2 in a secure mode")

@@ -42,6 +42,16 @@ class Floats(Codec):
         return 1.0
 
 
+class WithoutTrailingZeros(Floats):
+    """Shorter where values are zero, in queries too."""
+
+    def encode(self, cut, context=INFERENCE):
+        return Encoded(cut.numpy().tobytes().rstrip(b"\0"), None)
+
+    def decode(self, payload, rows, width, context=INFERENCE):
+        return super().decode(bytes(payload).ljust(4 * rows * width, b"\0"), rows, width)
+
+
 class Doubles(Floats):
     def decode(self, payload, rows, width, context=INFERENCE):
         return Decoded(super().decode(payload, rows, width).cut.double(), None)
@@ -211,6 +221,11 @@ BROKEN = [
     (OfNumpysGenerator, TRAVEL, "moved: numpy"),
     (OfPythonsGenerator, TRAVEL, "moved: random"),
     (BatchScaled, "a_prediction_does_not_depend_on_its_batch", "depends on its batch"),
+    (
+        WithoutTrailingZeros,
+        "the_length_of_a_query_tells_its_shape_alone",
+        "learns from a query's length",
+    ),
     (Overflowing, "extreme_cuts_survive", ".*"),
     (Padded, TRAVEL, "a payload is above its limit"),
     (Unchecked, "malformed_payloads_are_refused_or_harmless", ".*"),

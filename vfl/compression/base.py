@@ -157,6 +157,10 @@ class Codec(ABC):
         """Largest payload in bytes either direction can need for this shape."""
         return 4 * rows * width + 64
 
+    def equal_queries(self, width: int) -> bool:
+        """Whether all queries of as many rows of this width have one length, whatever they hold."""
+        return True
+
     def simulate(
         self, cut: Tensor, context: StepContext = INFERENCE, grad_context: StepContext | None = None
     ) -> Tensor:

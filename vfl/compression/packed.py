@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Counts, Decoded, Encoded, StepContext, Symbols
+from vfl.compression.coding import padding
 from vfl.compression.coding.bits import Codes, Indices, Layout
 from vfl.compression.coding.layouts import new_layout
 from vfl.compression.coding.values import (
@@ -31,6 +32,8 @@ _PROCESSOR = torch.device("cpu")
 LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
+#: Whose frames have a length that follows from their shape: queries, training's too, or none.
+Pad = Literal["query", "always", "no"]
 
 
 class Chosen(NamedTuple):
@@ -55,24 +58,36 @@ class PackedCodec(Codec):
         packer: name of the layout, one of `packers`; "range" learns.
         scale: ``batch``, ``row`` or ``agreed``, see `DenseCodec`.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
+        pad: what is done about packers whose payloads' lengths depend on the values. With ``query``
+            a query takes the same number of bits for every value, so that all queries of one shape
+            have one length. With ``always`` training frames, gradients too, are also filled up to
+            the next of a few agreed sizes (`coding.padding`). With ``no`` an observer of the
+            network learns from lengths.
         kept: values of a row that travel; None for all.
 
     Attributes:
         packers: the layouts there are.
 
     Raises:
-        BadOptionError: an unknown packer, scale or format of gradients, or a packer that adapts to
-            codes too long for counts of them.
+        BadOptionError: an unknown packer, scale, format of gradients or padding, or a packer that
+            adapts to codes too long for counts of them.
     """
 
     packers: ClassVar[Sequence[str]]
     on_card: ClassVar[bool] = True
 
     def __init__(
-        self, code: ValueCode, packer: str, scale: Scale, grad: str, kept: int | None = None
+        self,
+        code: ValueCode,
+        packer: str,
+        scale: Scale,
+        grad: str,
+        pad: Pad,
+        kept: int | None = None,
     ) -> None:
         require_choice("packer", packer, self.packers)
         require_choice("scale", scale, get_args(Scale))
+        require_choice("pad", pad, get_args(Pad))
         if packer == "range" and code.bits > 8:
             raise BadOptionError(
                 "the range packer counts how often each code occurs",
@@ -86,8 +101,10 @@ class PackedCodec(Codec):
         self._per_row = scale == "row"
         self._agreed = AgreedScale() if scale == "agreed" and code.scale_bytes else None
         self._grad = GradientCode(grad)
+        self._pad = pad
         self._kept = kept
         self._layout: Layout | None = None
+        self._query_layout: Layout | None = None
         self._width = 0
 
     @abstractmethod
@@ -107,10 +124,13 @@ class PackedCodec(Codec):
         return saved
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        layout = self.layout(cut.shape[1])
-        indices, values, saved = self.choose(cut.to(self._where(*cut.shape)), context)
+        rows, width = cut.shape
+        layout = self._layout_of(width, context)
+        indices, values, saved = self.choose(cut.to(self._where(rows, width)), context)
         scale, codes = self.coded(values, context)
         payload = self._tag(layout) + scale + layout.pack(indices, codes)
+        if self._fills(layout):
+            payload = padding.pad(payload, self._cut_limit(layout, rows))
         if context.training:
             self._record(context.step, layout, scale, indices, codes)
         return Encoded(payload, self.kept(codes, saved))
@@ -118,7 +138,9 @@ class PackedCodec(Codec):
     def decode(
         self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Decoded:
-        layout, groups = self.layout(width), self.groups(rows, context)
+        layout, groups = self._layout_of(width, context), self.groups(rows, context)
+        if self._fills(layout):
+            payload = padding.unpad(payload, self._cut_limit(layout, rows))
         view, tag = memoryview(payload), self._tag(layout)
         head = len(tag)
         body = head + groups * self._code.scale_bytes
@@ -142,10 +164,19 @@ class PackedCodec(Codec):
 
     def payload_limit(self, rows: int, width: int) -> int:
         layout = self.layout(width)
-        cut_bytes = (
-            len(self._tag(layout)) + rows * self._code.scale_bytes + layout.limit_bytes(rows)
+        cut_bytes, query_bytes = (
+            self._cut_limit(one, rows) for one in (layout, self._layout_of(width, INFERENCE))
         )
-        return max(cut_bytes, self._grad.payload_bytes(rows, rows * layout.k))
+        grad_bytes = self._grad.payload_bytes(rows, rows * layout.k)
+        limit_bytes = max(cut_bytes, query_bytes, grad_bytes)
+        return padding.padded_limit(limit_bytes) if self._pad == "always" else limit_bytes
+
+    def _cut_limit(self, layout: Layout, rows: int) -> int:
+        """Most bytes of a cut's payload, not padded."""
+        return len(self._tag(layout)) + rows * self._code.scale_bytes + layout.limit_bytes(rows)
+
+    def equal_queries(self, width: int) -> bool:
+        return self._layout_of(width, INFERENCE).fixed
 
     @property
     def learns(self) -> bool:
@@ -182,8 +213,27 @@ class PackedCodec(Codec):
         """
         if self._layout is None or self._width != width:
             self._layout = new_layout(self.packer, width, self._kept, self._code.bits)
+            self._query_layout = None
             self._width = width
         return self._layout
+
+    def _layout_of(self, width: int, context: StepContext) -> Layout:
+        """The layout of a frame; that of queries has, unless they may differ, one length."""
+        layout = self.layout(width)
+        if context.training or self._pad == "no" or layout.fixed:
+            return layout
+        if self._query_layout is None:
+            packer = "dense" if self._kept is None else "enumerative"
+            self._query_layout = new_layout(packer, width, self._kept, self._code.bits)
+        return self._query_layout
+
+    def _learned(self, width: int, context: StepContext) -> bool:
+        """Whether what a frame's layout learned shortens it."""
+        return self.packer == "range" and not self._layout_of(width, context).fixed
+
+    def _fills(self, layout: Layout) -> bool:
+        """Whether payloads of a layout are filled up to an agreed size."""
+        return self._pad == "always" and not layout.fixed
 
     @property
     def _stays(self) -> bool:
@@ -235,6 +285,7 @@ class DenseCodec(PackedCodec):
             running means of the ends of training or are clipped.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8, with a scale a row and
             rounded at random without bias.
+        pad: ``query``, ``always`` or ``no``, see `PackedCodec`.
         rectified: no value is negative and zeros stay zero, so that gradients travel for the
             others only: behind a rectifier those of zeros are zero anyway.
     """
@@ -242,9 +293,16 @@ class DenseCodec(PackedCodec):
     packers = get_args(Packer)
 
     def __init__(
-        self, code: ValueCode, packer: Packer, scale: Scale, grad: str, *, rectified: bool = False
+        self,
+        code: ValueCode,
+        packer: Packer,
+        scale: Scale,
+        grad: str,
+        pad: Pad = "query",
+        *,
+        rectified: bool = False,
     ) -> None:
-        super().__init__(code, packer, scale, grad)
+        super().__init__(code, packer, scale, grad, pad)
         self._rectified = rectified
 
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
@@ -264,23 +322,33 @@ class DenseCodec(PackedCodec):
         return codes != 0 if self._rectified else None
 
     @property
+    def _fills_grads(self) -> bool:
+        """Whether gradients, of values above zero alone, are filled up to an agreed size."""
+        return self._pad == "always" and self._rectified
+
+    @property
     def _stays(self) -> bool:
         return self.packer == "dense" and isinstance(self._code, AffineValues)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
         _, codes = self.coded(cut.contiguous().numpy(), context)
-        counts: Counts = "by unit" if self.packer == "range" else "none"
+        counts: Counts = "by unit" if self._learned(cut.shape[1], context) else "none"
         choices = 2**self._code.bits
         if self._rectified:  # code 0 says that nothing is there
             return Symbols(codes > 0, codes[codes > 0] - 1, choices - 1, counts)
         return Symbols(np.ones_like(codes, np.bool_), codes.reshape(-1), choices, counts)
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        return self._grad.encode(grad, saved, context)
+        payload = self._grad.encode(grad, saved, context)
+        if self._fills_grads:
+            return padding.pad(payload, self._grad.payload_bytes(len(grad), grad.numel()))
+        return payload
 
     def decode_grad(
         self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
+        if self._fills_grads:
+            payload = padding.unpad(payload, self._grad.payload_bytes(rows, rows * width))
         return torch.from_numpy(self._grad.decode(payload, rows, width, saved)).to(self.device)
 
     def formula_ratio(self, width: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vfl.compression.coding.values import value_code
-from vfl.compression.packed import DenseCodec, Scale
+from vfl.compression.packed import DenseCodec, Pad, Scale
 
 
 class Quantise(DenseCodec):
@@ -20,6 +20,7 @@ class Quantise(DenseCodec):
             less).
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
+        pad: see `PackedCodec`; only ``packer=range`` has lengths that differ.
 
     >>> import torch
     >>> Quantise(values="4").formula_ratio(width=128)
@@ -36,5 +37,6 @@ class Quantise(DenseCodec):
         packer: Literal["dense", "range"] = "dense",
         scale: Scale = "batch",
         grad: str = "fp32",
+        pad: Pad = "query",
     ) -> None:
-        super().__init__(value_code(values), packer, scale, grad)
+        super().__init__(value_code(values), packer, scale, grad, pad)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vfl.compression.base import StepContext
 from vfl.compression.coding.values import WholeValues
-from vfl.compression.packed import DenseCodec
+from vfl.compression.packed import DenseCodec, Pad
 from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
 
@@ -26,16 +26,19 @@ class Rate(DenseCodec):
         weight: of one bit a row in the loss.
         bits: whole numbers reach to 2^bits - 1.
         grad: see `DenseCodec`.
+        pad: see `PackedCodec`.
 
     >>> from vfl.compression import make
     >>> make("rate:weight=0.01").wire_width(128)
     128
     """
 
-    def __init__(self, weight: float = 0.01, bits: int = 6, grad: str = "fp32") -> None:
+    def __init__(
+        self, weight: float = 0.01, bits: int = 6, grad: str = "fp32", pad: Pad = "query"
+    ) -> None:
         require_range("weight", weight, 0)
         require_range("bits", bits, 1, 8)
-        super().__init__(WholeValues(bits), "range", "batch", grad)
+        super().__init__(WholeValues(bits), "range", "batch", grad, pad)
         self.weight = weight
         self._model: Units | None = None
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vfl.compression.base import INFERENCE, Encoded, StepContext
 from vfl.compression.coding.bits import index_bits
 from vfl.compression.coding.values import RectifiedFloats, RectifiedValues
-from vfl.compression.packed import DenseCodec, Packer, Scale
+from vfl.compression.packed import DenseCodec, Packer, Pad, Scale
 from vfl.core.errors import WidthError
 from vfl.core.registry import require_choice, require_range
 
@@ -24,19 +24,23 @@ class Rectified(DenseCodec):
     """Puts a rectifier before the cut and sends what is above zero.
 
     Behind a rectifier the gradient of a zero is zero, so leaving it out loses nothing; the "1" of
-    thesis table 3.1 for the gradients of sparse cuts is pessimistic. How long a frame is tells how
-    many values were above zero.
+    thesis table 3.1 for the gradients of sparse cuts is pessimistic. How long a training frame is
+    tells how many values were above zero.
 
     Args:
         values: the bits of a value from 1 to 8, or ``fp32`` (not with ``packer=range``).
         packer: ``range`` (adaptive), ``enumerative``, ``bitmap`` or ``dense``; see `DenseCodec`.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
+        pad: see `PackedCodec`; only with ``packer=dense`` are cuts of one length without it, and
+            gradients differ in length even there.
 
     >>> import torch
-    >>> sent = Rectified(values="4", packer="bitmap").encode(torch.tensor([[0.0, 2.0, 0.0, 1.0]]))
-    >>> len(sent.payload)  # a scale, four bits of map, two values of four bits
-    4
+    >>> codec, cut = Rectified(values="4", packer="bitmap"), torch.zeros(1, 64)
+    >>> len(codec.encode(cut, StepContext(training=True)).payload)  # a scale, 64 bits of map
+    10
+    >>> len(codec.encode(cut).payload)  # a query: a scale, 64 codes of 4 bits
+    34
     """
 
     def __init__(
@@ -45,10 +49,11 @@ class Rectified(DenseCodec):
         packer: Packer = "range",
         scale: Scale = "batch",
         grad: str = "fp32",
+        pad: Pad = "query",
     ) -> None:
         require_choice("values", values, ("fp32", *"12345678"))
         code = RectifiedFloats() if values == "fp32" else RectifiedValues(int(values))
-        super().__init__(code, packer, scale, grad, rectified=True)
+        super().__init__(code, packer, scale, grad, pad, rectified=True)
 
     def client_module(self, width: int) -> nn.Module:
         return nn.ReLU()
@@ -71,6 +76,7 @@ class L1(Rectified):
         packer: see `Rectified`.
         scale: see `Rectified`.
         grad: see `Rectified`.
+        pad: see `Rectified`.
 
     Attributes:
         weight_now: the weight that the next loss gets.
@@ -89,10 +95,11 @@ class L1(Rectified):
         packer: Packer = "range",
         scale: Scale = "batch",
         grad: str = "fp32",
+        pad: Pad = "query",
     ) -> None:
         for name, value in {"target": target, "weight": weight, "anneal": anneal}.items():
             require_range(name, value, 0)
-        super().__init__(values, packer, scale, grad)
+        super().__init__(values, packer, scale, grad, pad)
         self.target = target
         self.anneal = anneal
         self.weight = weight

@@ -23,7 +23,7 @@ from vfl.compression.base import INFERENCE, Counts, Decoded, StepContext, Symbol
 from vfl.compression.coding import loops
 from vfl.compression.coding.bits import Indices, Layout, index_bits
 from vfl.compression.coding.values import Values, value_code
-from vfl.compression.packed import Chosen, PackedCodec, Scale
+from vfl.compression.packed import Chosen, PackedCodec, Pad, Scale
 from vfl.core import compiled
 from vfl.core.errors import NonFiniteError, UserError, WidthError
 from vfl.core.frame import Payload
@@ -54,6 +54,8 @@ class SparseCodec(PackedCodec):
             means.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8, with a scale a row and
             rounded at random without bias.
+        pad: ``query``, ``always`` or ``no``, see `PackedCodec`; only ``packer=range`` has lengths
+            that differ.
 
     Raises:
         BadOptionError: k below 1, or an unknown format.
@@ -68,9 +70,10 @@ class SparseCodec(PackedCodec):
         packer: Packer = "enumerative",
         scale: Scale = "batch",
         grad: str = "fp32",
+        pad: Pad = "query",
     ) -> None:
         require_range("k", k, 1)
-        super().__init__(value_code(values), packer, scale, grad, kept=k)
+        super().__init__(value_code(values), packer, scale, grad, pad, kept=k)
         self.k = k
 
     def check(self, width: int) -> None:
@@ -99,7 +102,7 @@ class SparseCodec(PackedCodec):
         kept = np.zeros(cut.shape, np.bool_)
         np.put_along_axis(kept, indices, True, axis=1)
         _, codes = self.coded(values, context)
-        counts: Counts = "pooled" if self.packer == "range" else "none"
+        counts: Counts = "pooled" if self._learned(cut.shape[1], context) else "none"
         return Symbols(kept, codes.reshape(-1), 2**self._code.bits, counts)
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
@@ -134,7 +137,7 @@ class TopK(SparseCodec):
     Top-k Sparsification", IJCAI 2023.
 
     Args:
-        k, values, packer, scale, grad: see `SparseCodec`.
+        k, values, packer, scale, grad, pad: see `SparseCodec`.
 
     >>> import torch
     >>> f"{TopK(k=3).formula_ratio(width=128):.2%}"
@@ -163,7 +166,7 @@ class RandTopK(SparseCodec):
         alpha: weight of the indices outside the top k, in [0, 1]; 0.05 to 0.1 is good.
         law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19);
             ``multinomial`` is what the authors' released program does, which replaces more.
-        values, packer, scale, grad: see `SparseCodec`.
+        values, packer, scale, grad, pad: see `SparseCodec`.
 
     Raises:
         BadOptionError: k below 1, alpha outside [0, 1], or an unknown law, format of
@@ -184,8 +187,9 @@ class RandTopK(SparseCodec):
         packer: Packer = "enumerative",
         scale: Scale = "batch",
         grad: str = "fp32",
+        pad: Pad = "query",
     ) -> None:
-        super().__init__(k, values, packer, scale, grad)
+        super().__init__(k, values, packer, scale, grad, pad)
         require_choice("law", law, get_args(Law))
         require_range("alpha", alpha, 0, 1)
         self.alpha = alpha

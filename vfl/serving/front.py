@@ -10,10 +10,11 @@ import secrets
 import socket
 import ssl
 import stat
+import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -344,6 +345,10 @@ def application(
     return app, answer
 
 
+#: No number takes more letters.
+_LONGEST_NUMBER = -sys.float_info.max
+
+
 async def _predicted(body: bytes, service: Service, settings: ServeSettings) -> Response:
     """The answer to the body of a request.
 
@@ -377,7 +382,36 @@ async def _predicted(body: bytes, service: Service, settings: ServeSettings) -> 
         more["contributions"] = shares
     # Rows are JSON already: those of a batch are written once, whoever asked for them.
     head = f'{{"version":{json.dumps(now.version)},"predictions":[{",".join(result.rows)}],'
-    return Response(head + json.dumps(more)[1:], media_type="application/json")
+    body = (head + json.dumps(more)[1:]).encode()
+    parties = [*service.parties, service.owner]
+    size = _answer_bytes(now, parties, len(asked.ids), asked.explain)
+    return Response(body.ljust(size), media_type="application/json")
+
+
+def _answer_bytes(model: Model, parties: Sequence[str], rows: int, explain: bool) -> int:
+    """Most bytes of an answer to a request like this; spaces fill every answer up to it.
+
+    TLS hides what an answer says and shows how long it is: the name of the class, digits of its
+    probability.
+
+    Args:
+        model: what answers.
+        parties: whose cuts may be missing, and whose contributions may be told.
+        rows: how many were asked for.
+        explain: whether contributions are told.
+    """
+    numbers = [_LONGEST_NUMBER] * (1 if model.classes is None else len(model.classes))
+    shared = dict.fromkeys(parties, numbers) if explain else {}
+    whole = {"version": model.version, "predictions": [], "milliseconds": _LONGEST_NUMBER}
+    row: dict[str, Any] = {"prediction": _LONGEST_NUMBER, "missing": parties}
+    if model.classes is not None:
+        row |= {"prediction": max(model.classes, key=_json_bytes), "probabilities": numbers}
+    return _json_bytes(whole | {"contributions": shared}) + rows * (_json_bytes(row) + 1)
+
+
+def _json_bytes(content: Any) -> int:
+    """Bytes of JSON with spaces behind its signs."""
+    return len(json.dumps(content, ensure_ascii=False).encode())
 
 
 def _refused(why: str, status: int) -> JSONResponse:

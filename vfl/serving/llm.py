@@ -552,12 +552,12 @@ class Owner(Party):
 
     def _deal(self, wire: Wire, asked: Talk) -> None:
         known = self._known()
-        waiting, limits = asked.questions, self.terms.limits
+        waiting, limits = asked.questions * asked.texts, self.terms.limits
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
                 store.take(name)  # the user has no half of it: its dealing was cut off
-            waiting += len(store.names())
+            waiting += sum(_texts_in(name) for name in store.names())
         if waiting > limits.max_dealt:
             raise _refused("questions that are dealt", waiting, "max_dealt", limits)
         account = Account()
@@ -659,8 +659,8 @@ class Dealer(Party):
             raise DisagreementError("the model owner and the user want different things dealt")
         self.require_within(plan)
         limits = self.terms.limits
-        if len(plan.names) > limits.max_dealt:
-            raise _refused("questions that are dealt", len(plan.names), "max_dealt", limits)
+        if (dealt := len(plan.names) * plan.texts) > limits.max_dealt:
+            raise _refused("questions that are dealt", dealt, "max_dealt", limits)
         role = self.meet(wires, plan.session)
         if plan.fresh:
             layers = self.share(role, plan.setup, None, Account())
@@ -939,6 +939,12 @@ def _kind(prompt_tokens: int, count: int, texts: int) -> str:
     ('8-24', '8-24x3')
     """
     return f"{prompt_tokens}-{count}" + (f"x{texts}" if texts > 1 else "")
+
+
+def _texts_in(name: str) -> int:
+    """Questions that are asked side by side with the material of this name."""
+    texts = name.rpartition("-")[0].partition("x")[2]
+    return int(texts) if texts else 1
 
 
 def _blank(asked: Talk) -> list[list[int]]:

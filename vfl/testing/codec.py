@@ -83,6 +83,21 @@ class CodecContract(Contract):
             alone = _Trip(spec, cut[row : row + 1], training=False).decoded
             assert _same_bits(alone, together[row : row + 1]), f"row {row} depends on its batch"
 
+    def test_the_length_of_a_query_tells_its_shape_alone(self, spec: str) -> None:
+        codec = make(spec)
+        width = codec.wire_width(self.width)
+        if not codec.equal_queries(width):
+            raise SkipTest("its queries differ in length, and it says so")
+        for step in range(3):  # what it learns is no secret, but makes some values shorter
+            codec.encode(_cut(spec, 17, self.width), _sender(training=True, step=step))
+            codec.commit(step)
+        for rows in ROWS[1:]:
+            drawn = _cut(spec, rows, self.width)
+            cuts = [drawn, drawn * 0, drawn * 0 + 1, drawn - 1, drawn * 1000, -drawn]
+            cuts += [drawn * (drawn > one) for one in (0.5, 1.0, 2.0)]
+            lengths = {len(codec.encode(cut).payload) for cut in cuts}
+            assert len(lengths) == 1, "an observer of the network learns from a query's length"
+
     def test_extreme_cuts_survive(self, spec: str, training: bool) -> None:
         shape = _cut(spec, 5, self.width).shape
         largest = torch.finfo(torch.float32).max

@@ -25,6 +25,12 @@ rows x width float32, row by row.
    more than half are above zero); the codes, b bits each, row by row. Above 724 units, rows whose
    ranks would need more than 2^18 table entries have a bit for every unit.
 
+Of ``packer=range``, and of ``relu`` and ``l1`` with every packer but ``dense``, this is what
+training frames have. Their queries are packed as by ``enumerative`` for k values a row, and with b
+bits for every value (``dense``) otherwise, unless ``pad=no``. With ``pad=always`` the byte 0x80
+and zeros fill training frames, and gradients of ``relu`` and ``l1``, up to the least size
+ceil(L 2^(-i / 4)), i = 0, 1, ..., that holds them; L is one more than the most bytes of that shape.
+
 ``packer=range`` writes a byte that detects ends out of step (3 at first), the scales, and an
 integer ANS code (Duda 2013). Shares are of 2^15, words have 16 bits.
 

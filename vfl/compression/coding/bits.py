@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -226,10 +226,12 @@ class Layout(ABC):
 
     Attributes:
         k: codes a row.
+        fixed: the bytes of so many rows are always as many.
         device: where codes are wanted by those layouts that can leave them on a card.
     """
 
     k: int
+    fixed: ClassVar[bool] = False
     device: torch.device = torch.device("cpu")
 
     @property
@@ -287,6 +289,7 @@ class IndexSet(Layout):
         bits: bits of a set.
     """
 
+    fixed = True
     bits: int
 
     def __init__(self, width: int, k: int, code_bits: int = 0) -> None:

@@ -1,0 +1,283 @@
+"""What the lengths of frames tell somebody who sees nothing else, and what hiding it costs.
+
+    python -m benchmarks.lengths                        # scikit-learn's digits
+    python -m benchmarks.lengths --data bank-marketing  # the table below VFL_DATA
+
+A network is trained with each codec with ``pad=no`` and asked again with ``pad=query``; weights are
+the same. An observer of the network guesses the class from the length of a query alone: of single
+rows, and of 16 rows that all have one class. The area under the curve is that of the class whose
+rows stand out most, one class against all others. Of training frames it is that of batches with
+more rows of a class than half of all batches have, in the second half of the training.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from benchmarks import harness
+from vfl import compression
+from vfl.attacks.scoring import auc
+from vfl.compression.coding.padding import agreed_size
+from vfl.config import Experiment
+from vfl.core.errors import MissingDataError
+from vfl.core.frame import HEADER_BYTES, Frame, Kind
+from vfl.core.seeds import use_one_thread
+from vfl.datasets import PartyData, split_rows
+from vfl.datasets.load import fit_inputs
+from vfl.datasets.named import read_digits
+from vfl.datasets.party import AlignedRows, Inputs
+from vfl.session.schedule import Exchange
+from vfl.training.local import LocalSession
+
+SPECS = (
+    "topk:k=6,values=4,packer=range",
+    "quantise:values=4,packer=range",
+    "relu:values=4",
+    "relu:values=4,packer=bitmap",
+    "relu:values=4,packer=enumerative",
+    "l1:target=6",
+    "rate",
+)
+WIDTH, BATCH, ROWS, ONE_CLASS, MIXED = 64, 64, 6000, 16, 256
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Frames of one codec and one way to pad; bytes are means, headers included.
+
+    Attributes:
+        codec: its spec.
+        pad: ``no``, ``query``, or ``sizes``: every frame is filled up to a few agreed sizes, which
+            ``pad=always`` does to training frames alone; computed here from the lengths of ``no``.
+        single_auc, single_bytes: of queries of one row.
+        class_auc, class_bytes: of queries of 16 rows of one class.
+        mixed_bytes: of queries of 256 rows.
+        train_auc, train_bytes: of the cuts of training batches of 64 rows.
+    """
+
+    codec: str
+    pad: str
+    single_auc: float
+    single_bytes: float
+    class_auc: float
+    class_bytes: float
+    mixed_bytes: float
+    train_auc: float
+    train_bytes: float
+
+
+def digits() -> tuple[pd.DataFrame, np.ndarray]:
+    """Pictures of 64 pixels; the classes are the ten digits."""
+    pictures, labels = read_digits()
+    return pd.DataFrame(pictures.reshape(len(pictures), -1)).rename(columns=str), labels
+
+
+def bank_marketing() -> tuple[pd.DataFrame, np.ndarray]:
+    """Customers of a bank in a drawn order; the classes are whether one bought."""
+    file = Path(os.environ.get("VFL_DATA", "")) / "bank-marketing" / "bank-full.csv.gz"
+    if not file.is_file():
+        raise MissingDataError("the table is not there", got=str(file), fix="set VFL_DATA")
+    table = pd.read_csv(file, sep=";").sample(ROWS, random_state=0, ignore_index=True)
+    return table, (table.pop("y") == "yes").to_numpy().astype(np.int64)
+
+
+DATA: Mapping[str, Callable[[], tuple[pd.DataFrame, np.ndarray]]] = {
+    "digits": digits,
+    "bank-marketing": bank_marketing,
+}
+
+
+def bench_lengths(
+    data: str,
+    specs: Sequence[str] = SPECS,
+    *,
+    epochs: int = 20,
+    say: Callable[[str], None] = harness.silent,
+) -> list[Lengths]:
+    """Train with each codec and measure the lengths of its queries.
+
+    Args:
+        data: one of `DATA`.
+        specs: codecs, without `pad`.
+        epochs: of each training.
+        say: told one line about each codec.
+    """
+    table, labels = DATA[data]()
+    split = split_rows(len(table), 0, 0.1, 0.4)
+    aligned = AlignedRows.of(len(table), split)
+    inputs: dict[str, Inputs] = {"bank": fit_inputs(table, list(table.columns), split)}
+    parties = aligned.parties(inputs, "lender", labels, tuple(range(int(labels.max()) + 1)))
+    rows: list[Lengths] = []
+    for spec in specs:
+        say(f"{data}, {spec}")
+        rows += _of_codec(spec, parties, split.test, labels[split.test], epochs)
+    return rows
+
+
+class Sent:
+    """An observer of a link that sees lengths alone."""
+
+    def __init__(self) -> None:
+        self.frame_bytes: dict[Kind, list[int]] = defaultdict(list)
+
+    def __call__(self, party: str, direction: str, frame: Frame) -> None:
+        """Told about every frame."""
+        self.frame_bytes[frame.kind].append(frame.wire_bytes)
+
+
+def _of_codec(
+    spec: str, parties: Mapping[str, PartyData], test: np.ndarray, labels: np.ndarray, epochs: int
+) -> list[Lengths]:
+    groups = [test[labels == one] for one in np.unique(labels)]
+    queries = {
+        "single": list(test[:, None]),
+        "class": [part for own in groups for part in _whole(own, ONE_CLASS)],
+        "mixed": _whole(test, MIXED),
+    }
+    truth = {"single": labels}
+    truth["class"] = np.repeat(np.unique(labels), [len(own) // ONE_CLASS for own in groups])
+    open_run = _experiment(f"{spec}{',' if ':' in spec else ':'}pad=no", epochs)
+    sent = Sent()
+    trained = LocalSession(open_run, parties, outputs=len(groups), observers=[sent]).run()
+    weights = {name: kept["state"] for name, kept in trained.training_states().items()}
+
+    def asked(experiment: Experiment) -> dict[str, np.ndarray]:
+        return {
+            name: _frame_bytes(experiment, parties, len(groups), weights, each)
+            for name, each in queries.items()
+        }
+
+    codec = compression.make(open_run.codec)
+
+    def filled(frame_bytes: int, rows: int) -> int:
+        limit_bytes = codec.payload_limit(rows, WIDTH)
+        return HEADER_BYTES + agreed_size(frame_bytes - HEADER_BYTES, limit_bytes)
+
+    of_training = {"train": np.array(sent.frame_bytes[Kind.CUT])}
+    schedule = trained.terms.schedule(trained.label.data.split, 0)
+    all_labels = parties["lender"].labels
+    assert all_labels is not None
+    batches = [all_labels[each.rows].numpy() for each in schedule if each.trains]
+    found = {"no": asked(open_run), "query": asked(_experiment(spec, epochs))}
+    found = {pad: lengths | of_training for pad, lengths in found.items()}
+    rows = {name: len(each[0]) for name, each in queries.items()} | {"train": BATCH}
+    found["sizes"] = {
+        name: np.array([filled(each, rows[name]) for each in lengths])
+        for name, lengths in found["no"].items()
+    }
+    return [
+        Lengths(
+            codec=spec,
+            pad=pad,
+            single_auc=_best_auc(lengths["single"], truth["single"]),
+            single_bytes=float(lengths["single"].mean()),
+            class_auc=_best_auc(lengths["class"], truth["class"]),
+            class_bytes=float(lengths["class"].mean()),
+            mixed_bytes=float(lengths["mixed"].mean()),
+            train_auc=_batch_auc(lengths["train"], batches, len(groups)),
+            train_bytes=float(lengths["train"].mean()),
+        )
+        for pad, lengths in found.items()
+    ]
+
+
+def _experiment(codec: str, epochs: int) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "codec": codec,
+            "parties": {"bank": {"width": WIDTH}},
+            "label": {"party": "lender"},
+            "train": {"epochs": epochs, "batch_size": BATCH},
+        }
+    )
+
+
+def _frame_bytes(
+    experiment: Experiment,
+    parties: Mapping[str, PartyData],
+    classes: int,
+    weights: Mapping[str, Mapping[str, torch.Tensor]],
+    groups: Sequence[np.ndarray],
+) -> np.ndarray:
+    """The bytes of the query about each group of rows, as they cross the link."""
+    sent = Sent()
+    unlabelled = {name: replace(own, labels=None) for name, own in parties.items()}
+    session = LocalSession(
+        experiment, unlabelled, mode="predict", outputs=classes, weights=weights,
+        observers=[sent],
+    )  # fmt: skip
+    session.go_on(
+        None, (Exchange(step, "predict", 0, rows, last=False) for step, rows in enumerate(groups))
+    )
+    return np.array(sent.frame_bytes[Kind.QUERY])
+
+
+def _whole(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """Groups of so many rows; what is left over is in none."""
+    return list(rows[: len(rows) // size * size].reshape(-1, size))
+
+
+def _best_auc(lengths: np.ndarray, labels: np.ndarray) -> float:
+    scores = torch.from_numpy(lengths.astype(np.float64))
+    areas = [auc(scores, torch.from_numpy(labels == one)) for one in np.unique(labels)]
+    return max(max(area, 1 - area) for area in areas)
+
+
+def _batch_auc(lengths: np.ndarray, batches: Sequence[np.ndarray], classes: int) -> float:
+    """Of batches of full size in the second half."""
+    late = [at for at in range(len(batches) // 2, len(batches)) if len(batches[at]) == BATCH]
+    areas = [0.5]
+    for one in range(classes):
+        counts = np.array([np.count_nonzero(batches[at] == one) for at in late])
+        many = counts > np.median(counts)
+        if many.any():
+            scores = torch.from_numpy(lengths[late].astype(np.float64))
+            areas.append(auc(scores, torch.from_numpy(many)))
+    return max(max(area, 1 - area) for area in areas)
+
+
+def format_lengths(rows: Sequence[Lengths]) -> str:
+    """The rows for people."""
+    heads = ("one row", f"{ONE_CLASS} of one class", f"{MIXED} rows", f"training, {BATCH}")
+    lines = [f"{'codec':<34}{'pad':<6}" + "".join(f"{head:>18}" for head in heads)]
+    for row in rows:
+        columns = (
+            (row.single_auc, row.single_bytes),
+            (row.class_auc, row.class_bytes),
+            (None, row.mixed_bytes),
+            (row.train_auc, row.train_bytes),
+        )
+        shown = [
+            f"{'' if area is None else f'AUC {area:.3f}':<9}{size:>6.0f} B"
+            for area, size in columns
+        ]
+        lines.append(f"{row.codec:<34}{row.pad:<6}" + "".join(f"{each:>18}" for each in shown))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the command line."""
+    options = harness.parser("lengths", "What lengths of frames tell, and what hiding it costs.")
+    options.add_argument("--data", choices=DATA, default="digits")
+    options.add_argument("--codec", action="append", help="of these codecs alone, without pad")
+    options.add_argument("--epochs", type=int, default=20)
+
+    def run(asked: Namespace) -> list[Lengths]:
+        use_one_thread()
+        specs = asked.codec or SPECS
+        return bench_lengths(asked.data, specs, epochs=asked.epochs, say=harness.say)
+
+    harness.run(options, run, format_lengths)
+
+
+if __name__ == "__main__":
+    main()
