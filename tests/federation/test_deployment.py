@@ -324,7 +324,7 @@ def test_code_that_only_the_label_party_accepts_runs_at_no_other(deployed, forei
 def test_what_is_printed_holds_no_secret(deployed, trained):
     folder, _ = deployed
     logs = [*folder.rglob("*.log")]
-    assert len(logs) == 3
+    assert len(logs) >= 3  # and run.log, where a run of another test failed
     text = "".join(log.read_text(errors="replace") for log in logs)
     for side in ("left", "right", "label"):
         assert (folder / side / "store" / "secret-for-trials").read_bytes().hex() not in text

@@ -245,6 +245,15 @@ def test_versions_that_are_not_the_wanted_ones(monkeypatch):
     assert "beartype" not in checks
 
 
+@pytest.mark.parametrize(
+    ("bounds", "state"), [(">=1,<9999", "OK"), (">=1,<2", "WARN"), (">=9998,<9999", "FAIL")]
+)
+def test_a_version_above_the_tested_ones_is_a_warning(monkeypatch, bounds, state):
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [f"numpy{bounds}"])
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.0.0")
+    assert found(doctor.versions())["numpy"].state == state
+
+
 def test_the_versions_here_are_the_wanted_ones():
     assert set(states(doctor.versions()).values()) == {"OK"}
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from vfl import SplitModule, compression
 from vfl.config import Experiment
-from vfl.core.errors import DataError, NonFiniteError, SpecError, WidthError
+from vfl.core.errors import ConfigError, DataError, NonFiniteError, SpecError, WidthError
 from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
 from vfl.session import Terms
@@ -133,18 +133,23 @@ def test_a_defense_sees_labels_when_it_is_given_them(monkeypatch):
     bottoms, top, widths = parts()
     model = SplitModule(bottoms, top, widths, defense="heavy")
     labels = torch.zeros(8, dtype=torch.long)
-    model(batch(), labels).sum().backward()
-    assert model.extra_loss().item() == 8.0
+    outputs, extra = model(batch(), labels), model.extra_loss()
+    assert extra.item() == 8.0
     assert model.extra_loss().item() == 0.0
+    (outputs.sum() + extra).backward()
     doubled = bottoms["bank"].weight.grad.clone()
     bottoms["bank"].weight.grad = None
-    model(batch()).sum().backward()
+    SplitModule(bottoms, top, widths)(batch()).sum().backward()
     torch.testing.assert_close(doubled, 2 * bottoms["bank"].weight.grad)
 
 
 def test_a_defense_that_needs_the_whole_training_is_refused():
     bottoms, top, widths = parts()
-    for spec, acts in (("confusion", "targets"), ("layer_norm+label_free", "fit")):
+    for spec, acts in (
+        ("confusion", "targets"),
+        ("layer_norm+label_free", "fit"),
+        ("tpsl", "the task's own loss"),
+    ):
         with pytest.raises(SpecError, match="loop are the caller's") as caught:
             SplitModule(bottoms, top, widths, defense=spec)
         assert caught.value.got == f"{spec}, which acts on {acts}"
@@ -168,8 +173,10 @@ def test_what_does_not_fit_is_refused():
     bottoms, top, widths = parts()
     with pytest.raises(DataError, match="one bottom and one width"):
         SplitModule(bottoms, top, {"bank": 6})
-    with pytest.raises(WidthError, match="equal widths"):
+    with pytest.raises(ConfigError, match="equal widths"):
         SplitModule(bottoms, top, {"bank": 6, "shop": 5}, merge="sum")
+    with pytest.raises(ConfigError, match="the label party's own columns"):
+        SplitModule({"label": nn.Linear(3, 6)}, top, {"label": 6})
     with pytest.raises(WidthError, match="another shape"):
         SplitModule(bottoms, top, {"bank": 5, "shop": 6})(batch())
     broken = batch()

@@ -14,7 +14,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from vfl.config import DataSettings, Experiment, LabelSettings, PartySettings, TrainSettings
-from vfl.config.toml import Settings, check
+from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError, DataError
 from vfl.datasets import PartyData, Split, split_rows
 from vfl.datasets.load import fit_inputs, partition_columns
@@ -23,6 +23,7 @@ from vfl.datasets.table import check_owners, pick_columns
 from vfl.server import EpochRecord
 from vfl.session.schedule import one_epoch
 from vfl.training.local import LocalSession
+from vfl.training.specs import checked
 
 Columns = Sequence[str] | Sequence[int]
 
@@ -103,10 +104,10 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
     def _start(self, frame: pd.DataFrame) -> None:
         """Everything about a training that later epochs must share."""
         self.parties_ = owners_of(self.parties, list(frame.columns))
-        random = check_random_state(self.random_state)
-        fixed = isinstance(self.random_state, int | np.integer)
-        seed = int(self.random_state) if fixed else int(random.randint(2**31 - 1))  # type: ignore[arg-type]
-        self._experiment = self._settings(seed)
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        self._experiment = self._settings(int(seed))
 
     def _keep(self, session: LocalSession) -> None:
         """What predictions and later epochs need, and what is told about the training."""
@@ -176,7 +177,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
             "train": of(TrainSettings),
             "data": of(DataSettings),
         }
-        return check(content, Experiment, where="the estimator's arguments")
+        return checked(content, "the estimator's arguments")
 
 
 def frame_of(

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from vfl.core.errors import (
 )
 from vfl.core.storage import read_json, sweep, write_json
 from vfl.core.text import printable
-from vfl.federation import programs
+from vfl.federation import programs, upstream
 from vfl.federation.processes import Service
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, public_key_bytes
@@ -93,10 +92,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
         UserError: a file of keys/ is no party's of the experiment, or no key of its own; all are
             named, and nothing is registered.
     """
-    with _no_deprecations():
-        from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
-
-    new = []
+    messages, new = upstream.CONTROL_MESSAGES.load(), []
     nodes_file = folder.state / _NODES
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     keys = _party_keys(folder)
@@ -104,12 +100,12 @@ def register_nodes(folder: LabelFolder) -> list[str]:
     for name in sorted(nodes):  # first, so that no failure leaves them
         if nodes[name]["key"] != digests.get(name):
             old = int(nodes.pop(name)["node"])
-            _ask(folder, "UnregisterNode", UnregisterNodeRequest(node_id=old))
+            _ask(folder, "UnregisterNode", messages.UnregisterNodeRequest(node_id=old))
             write_json(nodes_file, nodes)
     for name, key in keys.items():
         public = public_key_bytes(key.read_bytes()) or b""
         try:
-            request = RegisterNodeRequest(public_key=public, name=name)
+            request = messages.RegisterNodeRequest(public_key=public, name=name)
             answer = _ask(folder, "RegisterNode", request)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
@@ -214,27 +210,23 @@ def submit(
     federation: str = "",
 ) -> int:
     """Hand a run to the SuperLink; Flower's id of it."""
-    with _no_deprecations():
-        from flwr.cli.build import build_fab_from_disk
-        from flwr.common.config import parse_config_args
-        from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.supercore.fab import Fab
-        from flwr.supercore.utils import simulation_config_from_json
-
-        bundle = build_fab_from_disk(folder.app)
-    request = StartRunRequest()
+    with upstream.no_deprecations():
+        bundle = upstream.BUNDLE.load().build_fab_from_disk(folder.app)
+    request = upstream.CONTROL_MESSAGES.load().StartRunRequest()
+    messages = upstream.MESSAGES.load()
     if federation:
-        options = parse_config_args([federation])
+        options = upstream.ARGUMENTS.load().parse_config_args([federation])
         simulated = {name.replace("-", "_"): value for name, value in options.items()}
-        request.override_federation_config.CopyFrom(simulation_config_from_json(simulated))
+        sizes = upstream.SIZES.load().simulation_config_from_json(simulated)
+        request.override_federation_config.CopyFrom(sizes)
     else:
         check_not_expired(folder.certificates / "server.pem")  # no party could connect
     config: dict[str, bool | float | int | str] = {"mode": mode, "run": run, **(extra or {})}
     config["overrides"] = json.dumps(list(overrides))
-    for name, value in user_config_to_proto(config).items():
+    for name, value in messages.user_config_to_proto(config).items():
         request.override_config[name].CopyFrom(value)
-    request.fab.CopyFrom(fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})))
+    fab = upstream.FAB.load().Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
+    request.fab.CopyFrom(messages.fab_to_proto(fab))
     return int(_ask(folder, "StartRun", request).run_id)
 
 
@@ -263,29 +255,23 @@ def connected(folder: LabelFolder) -> dict[str, bool]:
     Raises:
         LostPeerError: no SuperLink runs.
     """
-    with _no_deprecations():
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-    nodes = _ask(folder, "ListNodes", ListNodesRequest()).nodes_info
+    request = upstream.CONTROL_MESSAGES.load().ListNodesRequest()
+    nodes = _ask(folder, "ListNodes", request).nodes_info
     online = {str(node.name) for node in nodes if node.status == "online"}
     return {name: name in online for name in node_parties(folder.experiment())}
 
 
 def run_state(folder: LabelFolder, run_id: int) -> str:
     """What Flower says of a run, such as ``running`` or ``finished:failed``."""
-    with _no_deprecations():
-        from flwr.proto.control_pb2 import ListRunsRequest
-
-    status = _ask(folder, "ListRuns", ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+    request = upstream.CONTROL_MESSAGES.load().ListRunsRequest(run_id=run_id)
+    status = _ask(folder, "ListRuns", request).run_dict[run_id].status
     return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
 
 
 def run_log(folder: LabelFolder, run_id: int) -> str:
     """What the ServerApp printed."""
-    with _no_deprecations():
-        from flwr.proto.control_pb2 import StreamLogsRequest
-
-    request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
+    messages = upstream.CONTROL_MESSAGES.load()
+    request = messages.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
     return str(_ask(folder, "StreamLogs", request).log_output)
 
 
@@ -299,28 +285,19 @@ def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
     import httpx
 
     _check_superlink(folder)
-    with _no_deprecations():
-        from flwr.supercore.error import FlowerError
+    errors = upstream.ERRORS.load()
     with closing(programs.control_client(folder.state)) as client:
         try:
             answer = getattr(client, what)(request)
             return next(answer) if isinstance(answer, Iterator) else answer
         except httpx.HTTPError as problem:
             reply = getattr(problem, "response", None)
-            told = None if reply is None else FlowerError.from_json(reply.text)
+            told = None if reply is None else errors.FlowerError.from_json(reply.text)
             raise PeerFailedError(
                 f"the SuperLink refuses {what}",
                 got=printable(told.message if told else str(problem)),
                 fix=_START_SUPERLINK,
             ) from None
-
-
-@contextmanager
-def _no_deprecations() -> Iterator[None]:
-    """Flower and what it imports use what other packages deprecate; no user can help that."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
 
 
 def _check_superlink(folder: LabelFolder) -> None:

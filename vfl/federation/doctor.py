@@ -32,13 +32,12 @@ from vfl.core.errors import PeerError, UserError
 from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
+from vfl.federation.upstream import CLOCK_TOLERANCE_S
 from vfl.transport.probe import Probe, port_is_free, probe_https
 
 _SOON = timedelta(days=14)
 _LITTLE_ROOM_BYTES = 1_000_000_000
 _NO_ROOM_BYTES = 50_000_000
-#: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
-CLOCK_TOLERANCE_S = 300
 _CLOCK_WARNING_S = 30
 
 State = Literal["OK", "WARN", "FAIL"]
@@ -154,6 +153,13 @@ def _package(requirement: Requirement) -> Check:
         return _wrong(name, "not installed", wanted)
     if requirement.specifier.contains(installed, prereleases=True):
         return Check(name, "OK", installed)
+    upper = [bound for bound in requirement.specifier if bound.operator in ("<", "<=")]
+    if upper and all(
+        bound in upper or bound.contains(installed, prereleases=True)
+        for bound in requirement.specifier
+    ):
+        found = f"{installed}, newer than what vfl was tested with ({wanted})"
+        return Check(name, "WARN", found, f"pip install '{name}{wanted}', if something fails")
     return _wrong(name, installed, wanted)
 
 

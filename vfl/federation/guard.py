@@ -33,6 +33,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from vfl.federation.upstream import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
+
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -44,10 +46,6 @@ Acceptable = Callable[[str, bytes], bool]
 
 #: Carries the secret of this start to a local guard.
 SECRET_HEADER = "vfl-local-secret"
-#: Where a SuperNode puts its public key, the time, and its signature of the time (in base64).
-_KEY_HEADER = "flwr-public-key"
-_SIGNATURE_HEADER = "flwr-signature"
-_TIME_HEADER = "flwr-timestamp"
 #: How old a signature may be, and how far a clock may be ahead; Flower's own limits.
 _SIGNED_WITHIN_S = (-5.0, 305.0)
 
@@ -261,13 +259,13 @@ def network_guard(
 
     async def caller(scope: Scope) -> bytes | None:
         try:
-            key = b64decode(_header(scope, _KEY_HEADER), validate=True)
-            signature = b64decode(_header(scope, _SIGNATURE_HEADER), validate=True)
+            key = b64decode(_header(scope, KEY_HEADER), validate=True)
+            signature = b64decode(_header(scope, SIGNATURE_HEADER), validate=True)
         except ValueError:
             return None
         if not await is_registered(key):
             return None
-        signed = _header(scope, _TIME_HEADER)
+        signed = _header(scope, TIME_HEADER)
         return key if await asyncio.to_thread(_is_signed, key, signed, signature) else None
 
     limits = FLEET_ROUTES, FLEET_BODY_BYTES

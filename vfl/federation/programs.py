@@ -11,8 +11,7 @@ is wanted of Flower and goes on with Flower's own program:
 
 A service and its own programs meet at its local API, see `LocalApi`.
 
-Names inside Flower are used, so pyproject.toml bounds its version from above. A Flower in which one
-is missing ends with an error before it listens or runs anything.
+The names inside Flower that are used stand in `vfl.federation.upstream`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from typing import Any
 from vfl.config import read_party_file
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
 from vfl.core.storage import close_to_others, private_folder, write_bytes, write_text
+from vfl.federation import upstream
 from vfl.federation.bundle import check_bundle
 from vfl.federation.guard import (
     CONTROL_ROUTES,
@@ -45,6 +45,7 @@ from vfl.federation.guard import (
     local_guard,
     network_guard,
 )
+from vfl.federation.upstream import Internal
 from vfl.federation.workers import SHARED_VARIABLE, StandingWorker, WorkerClient, run_among_parties
 from vfl.transport import session_certificate
 from vfl.transport.stream import listen
@@ -65,9 +66,7 @@ READY = "vfl: all ports are open"
 #: Between a program's questions for work, and between a SuperNode's looks for a reply.
 POLL_S = 0.1
 QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    **upstream.SILENT,
     # Ray, the engine of a Flower simulation: no usage reports, nothing beyond the loopback.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -75,13 +74,11 @@ QUIET = {
     # equal bit for bit only where sums are added in the same order.
     "OMP_NUM_THREADS": "1",
     # The guard holds questions for work until there is some, so they may follow each other.
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(POLL_S),
+    upstream.POLL: str(POLL_S),
 }
 _AGAIN_S = 1.0
 #: How long a ServerApp waits at its end for its last lines to reach the SuperLink.
 _LAST_LINES_S = 0.5
-#: Each would open one more port of Flower's, without a guard before it.
-_UNGUARDED = {"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"}
 HOST = "127.0.0.1"
 _SECRET_BYTES = 32
 #: The service restarts long before.
@@ -119,8 +116,9 @@ def flower_environment(home: Path) -> dict[str, str]:
     """
     # Flower starts its helpers by bare name, so our interpreter's scripts come first.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    inherited = {name: value for name, value in os.environ.items() if name not in _UNGUARDED}
-    return {**inherited, **QUIET, "FLWR_HOME": str(home), "PATH": path}
+    unguarded = upstream.UNGUARDED
+    inherited = {name: value for name, value in os.environ.items() if name not in unguarded}
+    return {**inherited, **QUIET, upstream.HOME: str(home), "PATH": path}
 
 
 def superlink_environment(state: Path, party_file: Path, network_address: str) -> dict[str, str]:
@@ -244,7 +242,8 @@ def local_api(state: Path) -> LocalApi:
 def superlink() -> None:
     """Flower's SuperLink behind its two guards; its arguments are Flower's."""
     with _printed_errors():
-        command = _module("flwr.superlink.cli.flower_superlink", "uvicorn", "flower_superlink")
+        command = upstream.SUPERLINK.load()
+        upstream.REGISTERED.load()
         network = os.environ[NETWORK_VARIABLE]
         host, _, port = network.rpartition(":")
         # First of all: a port in use must leave the secret of the SuperLink that has it alone.
@@ -338,11 +337,10 @@ def _names_its_sender(path: str, body: bytes) -> bool:
     """Flower compares the caller with its key, but not with who a reply says it is from."""
     if path != "/v1/fleet/push-messages":
         return True
-    from flwr.proto.fleet_pb2 import PushMessagesRequest
     from google.protobuf.message import DecodeError
 
     try:
-        request = PushMessagesRequest.FromString(body)
+        request = upstream.FLEET_MESSAGES.load().PushMessagesRequest.FromString(body)
     except DecodeError:
         return False
     caller = request.node.node_id
@@ -353,11 +351,10 @@ def _registers_by_name(path: str, body: bytes) -> bool:
     """A key without a party's name could not be told from another party's."""
     if path != "/v1/control/register-node":
         return True
-    from flwr.proto.control_pb2 import RegisterNodeRequest
     from google.protobuf.message import DecodeError
 
     try:
-        return bool(RegisterNodeRequest.FromString(body).name)
+        return bool(upstream.CONTROL_MESSAGES.load().RegisterNodeRequest.FromString(body).name)
     except DecodeError:
         return True  # Flower refuses what is no message
 
@@ -365,9 +362,7 @@ def _registers_by_name(path: str, body: bytes) -> bool:
 def supernode() -> None:
     """Flower's SuperNode, its local API behind a guard; its arguments are Flower's."""
     with _printed_errors():
-        names = ("uvicorn", "start_client_internal", "flower_supernode")
-        command = _module("flwr.supernode.cli.flower_supernode", *names)
-        internal = _module("flwr.supernode.start_client_internal", "time")
+        command, internal = upstream.SUPERNODE.load(), upstream.SUPERNODE_LOOP.load()
         port = int(sys.argv[sys.argv.index("--port") + 1])
         try:  # Flower would go on without its local API, and say nothing of why
             listen(HOST, port).close()
@@ -436,9 +431,8 @@ def _start_superexec(api: LocalApi) -> None:
 def superexec() -> None:
     """Flower's SuperExec, with the secret of its service and a standing worker."""
     _show_secret()
-    name = "flwr.supercore.superexec.executor.subprocess_executor"
     if program := os.environ.get(WORKER_VARIABLE):
-        executor = _module(name, "subprocess", "SubprocessExecutor")
+        executor = upstream.EXECUTOR.load()
         shared = os.environ.get(SHARED_VARIABLE)
         worker = (
             WorkerClient(Path(shared), program)
@@ -447,7 +441,7 @@ def superexec() -> None:
         )
         executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=subprocess.DEVNULL)
         executor.SubprocessExecutor.reconcile = lambda executor: worker.supervise()
-    _module("flwr.supercore.cli", "flower_superexec").flower_superexec()
+    upstream.SUPEREXEC.load().flower_superexec()
 
 
 def shared_worker(arguments: Sequence[str]) -> int | None:
@@ -459,19 +453,19 @@ def shared_worker(arguments: Sequence[str]) -> int | None:
 def serverapp() -> None:
     """Flower's ServerApp process, for a bundle the label party accepts."""
     with _printed_errors():
-        runtime = _module("flwr.superlink.runtime.run_serverapp", "flush_logs")
+        runtime = upstream.SERVERAPP_RUN.load()
     runtime.flush_logs = partial(runtime.flush_logs, timeout=_LAST_LINES_S)
-    _run_bundle("flwr.superlink.runtime.run_serverapp", "flwr.superlink.cli", "flwr_serverapp")
+    _run_bundle(upstream.SERVERAPP_RUN, upstream.SERVERAPP, "flwr_serverapp")
 
 
 def clientapp() -> None:
     """Flower's ClientApp process, for a bundle the feature party accepts."""
-    _run_bundle("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", "flwr_clientapp")
+    _run_bundle(upstream.CLIENTAPP_RUN, upstream.CLIENTAPP, "flwr_clientapp")
 
 
 def simulation() -> None:
     """Flower's simulation process, for a bundle whoever runs it accepts."""
-    _run_bundle("flwr.simulation.app", "flwr.simulation.app", "flwr_simulation")
+    _run_bundle(upstream.SIMULATION, upstream.SIMULATION, "flwr_simulation")
 
 
 def refuse() -> None:
@@ -483,7 +477,7 @@ def refuse() -> None:
 
 def _show_secret() -> None:
     """Let every request to the local API of our service carry its secret, and no other request."""
-    client = _module("flwr.supercore.protobuf.client", "ProtobufClient").ProtobufClient
+    client = upstream.HTTP_CLIENT.load().ProtobufClient
     api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
     make = client.__init__
 
@@ -507,17 +501,16 @@ def control_client(state: Path) -> Any:
         state: the label party's folder for Flower.
     """
     api = local_api(state)
-    client = _module("flwr.supercore.control", "ControlHttpClient").ControlHttpClient
+    client = upstream.CONTROL.load().ControlHttpClient
     made = client.from_server_address(api.address, False, api.ca.read_bytes(), ())
     _carry_secret(made, api)
     return made
 
 
-def _run_bundle(runtime: str, command: str, function: str) -> None:
+def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
     """Go on with a program of Flower that unpacks a bundle, once its bundles are checked."""
     with _printed_errors():
-        module = _module(runtime, "install_from_fab")
-        program = _module(command, function)
+        module, program = runtime.load(), command.load()
         accepted = _accepted()
     _show_secret()
     install = module.install_from_fab
@@ -539,24 +532,6 @@ def _accepted() -> Sequence[str]:
     if not file:
         raise ConfigError("no party's own file", want=f"its path in {PARTY_FILE_VARIABLE}")
     return read_party_file(Path(file)).consent.bundles
-
-
-def _module(name: str, *wanted: str) -> Any:
-    """A module of Flower with the names we rely on.
-
-    Raises:
-        ConfigError: one is not there; this Flower is none we know.
-    """
-    module = importlib.import_module(name)
-    missing = [one for one in wanted if not hasattr(module, one)]
-    if missing:
-        raise ConfigError(
-            "this version of Flower is not one vfl can guard",
-            where=name,
-            got=f"no {', '.join(missing)}",
-            fix="install the version that vfl asks for: pip install 'vfl' again",
-        )
-    return module
 
 
 @contextmanager

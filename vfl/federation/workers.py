@@ -43,6 +43,7 @@ from typing import Any
 from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.version import VERSION
+from vfl.federation import upstream
 from vfl.federation.processes import return_memory
 
 Program = Callable[[], object]
@@ -72,15 +73,15 @@ _APPS = (
 )
 PRELOADED = {
     "flower-superexec": (
-        "flwr.supercore.cli",
-        "flwr.supercore.superexec.executor.subprocess_executor",
+        upstream.SUPEREXEC.module,
+        upstream.EXECUTOR.module,
     ),
-    "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", *_APPS),
+    "flwr-clientapp": (upstream.CLIENTAPP_RUN.module, upstream.CLIENTAPP.module, *_APPS),
     "flwr-serverapp": (
-        "flwr.superlink.runtime.run_serverapp",
-        "flwr.superlink.cli",
-        "flwr.cli.build",
-        "flwr.supercore.control",
+        upstream.SERVERAPP_RUN.module,
+        upstream.SERVERAPP.module,
+        upstream.BUNDLE.module,
+        upstream.CONTROL.module,
         "vfl.experiments.pages",
         "vfl.experiments.plan",
         "vfl.serving.front",

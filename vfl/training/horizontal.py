@@ -19,6 +19,7 @@ from vfl.config.run_folder import new_run_name
 from vfl.core.errors import ConfigError, MissingPackageError, UserError
 from vfl.core.seeds import Secret
 from vfl.core.storage import private_folder, read_json, write_json
+from vfl.federation import upstream
 from vfl.federation.programs import QUIET
 from vfl.federation.project import LabelFolder
 from vfl.horizontal import Averager, Outcome, plan_noise, simulate
@@ -151,7 +152,6 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
         warnings.simplefilter("ignore", DeprecationWarning)  # run_simulation; Flower is bounded
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
-        from flwr.supercore import telemetry
 
         from vfl.horizontal.flower import (
             HorizontalStrategy,
@@ -159,7 +159,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
             wait_for_nodes,
         )
 
-        if telemetry.FLWR_TELEMETRY_ENABLED != "0":
+        if upstream.TELEMETRY.load().FLWR_TELEMETRY_ENABLED != "0":
             raise UserError(
                 "Flower was loaded with its telemetry on",
                 fix="import vfl.training.horizontal before flwr, or set FLWR_TELEMETRY_ENABLED=0",

@@ -21,6 +21,7 @@ from vfl.config import (
     read_experiment,
 )
 from vfl.config.grid import PACKS
+from vfl.config.toml import check as check_settings
 from vfl.config.toml import mistakes
 from vfl.core.errors import (
     BadOptionError,
@@ -46,6 +47,21 @@ def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment,
     locations = Locations.of(path, overrides)
     check_specs(experiment, locations)
     return experiment, locations
+
+
+def checked(content: Mapping[str, Any], where: str) -> Experiment:
+    """The experiment of arguments in Python, held to all that a file is held to.
+
+    Args:
+        content: the settings.
+        where: what messages call the arguments.
+
+    Raises:
+        ConfigError, SpecError: as `read_checked`.
+    """
+    experiment = check_settings(content, Experiment, where, spec_mistakes)
+    check_specs(experiment, Locations(where))
+    return experiment
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> None:

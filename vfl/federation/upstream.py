@@ -1,0 +1,186 @@
+"""Every name inside Flower that vfl uses, and why.
+
+Flower's public API is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`, which
+other files import themselves. Everything else may have another name in the next release. So it
+stands here alone, pyproject.toml bounds the version from above, `scripts/newest` tests the newest
+one, and a Flower in which a name is missing ends with an error before it listens or runs anything.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+from vfl.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """A module inside Flower.
+
+    Attributes:
+        module: its full name.
+        names: what of it vfl uses or replaces, attributes of its classes with a dot.
+        why: what for.
+    """
+
+    module: str
+    names: tuple[str, ...]
+    why: str
+
+    def load(self) -> Any:
+        """The module.
+
+        Raises:
+            ConfigError: it or one of its names is not there; this Flower is none we know.
+        """
+        try:
+            with no_deprecations():
+                module = import_module(self.module)
+        except ModuleNotFoundError as problem:
+            if not self.module.startswith(problem.name or "?"):
+                raise  # a package of somebody else's, which Flower needs
+            missing = [problem.name or self.module]
+        else:
+            missing = [name for name in self.names if not _has(module, name)]
+        if missing:
+            raise ConfigError(
+                "this version of Flower is not one vfl can guard",
+                where=self.module,
+                got=f"no {', '.join(missing)}",
+                fix="install the version that vfl asks for: pip install 'vfl' again",
+            )
+        return module
+
+
+def _has(module: Any, name: str) -> bool:
+    try:
+        attrgetter(name)(module)
+    except AttributeError:
+        return False
+    return True
+
+
+@contextmanager
+def no_deprecations() -> Iterator[None]:
+    """Flower and what it imports use what other packages deprecate; no user can help that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+# Services: each is started by Flower's own command, with a guard in the place of its server.
+SUPERLINK = Internal(
+    "flwr.superlink.cli.flower_superlink",
+    ("flower_superlink", "uvicorn"),
+    "uvicorn, replaced, would serve all APIs at one port without a guard",
+)
+SUPERNODE = Internal(
+    "flwr.supernode.cli.flower_supernode",
+    ("flower_supernode", "start_client_internal", "uvicorn"),
+    "likewise for the local API; the start is replaced by one that starts SuperExec too",
+)
+SUPERNODE_LOOP = Internal(
+    "flwr.supernode.start_client_internal",
+    ("time",),
+    "its sleep of 3 s between two messages, replaced by a short one that wakes the guard",
+)
+
+# Programs that a service starts.
+SUPEREXEC = Internal(
+    "flwr.supercore.cli", ("flower_superexec",), "takes work from a service, with its secret"
+)
+EXECUTOR = Internal(
+    "flwr.supercore.superexec.executor.subprocess_executor",
+    ("SubprocessExecutor.reconcile", "subprocess"),
+    "starts programs, replaced by forks of a standing worker",
+)
+SERVERAPP = Internal("flwr.superlink.cli", ("flwr_serverapp",), "runs the label party's program")
+SERVERAPP_RUN = Internal(
+    "flwr.superlink.runtime.run_serverapp",
+    ("flush_logs", "install_from_fab"),
+    "unpacks a bundle, replaced by a check before it; waits long for its last lines",
+)
+CLIENTAPP = Internal("flwr.supernode.cli", ("flwr_clientapp",), "runs a feature party's program")
+CLIENTAPP_RUN = Internal(
+    "flwr.supernode.runtime.run_clientapp", ("install_from_fab",), "unpacks a bundle, likewise"
+)
+SIMULATION = Internal(
+    "flwr.simulation.app",
+    ("flwr_simulation", "install_from_fab"),
+    "runs the programs of a simulation, and unpacks a bundle likewise",
+)
+
+# Calls to a service.
+HTTP_CLIENT = Internal(
+    "flwr.supercore.protobuf.client",
+    ("ProtobufClient.__init__",),
+    "every request of Flower's, so that those to our own service carry its secret",
+)
+CONTROL = Internal(
+    "flwr.supercore.control",
+    ("ControlHttpClient.from_server_address",),
+    "asks a SuperLink for runs",
+)
+CONTROL_MESSAGES = Internal(
+    "flwr.proto.control_pb2",
+    (
+        "ListNodesRequest",
+        "ListRunsRequest",
+        "RegisterNodeRequest",
+        "StartRunRequest",
+        "StreamLogsRequest",
+        "UnregisterNodeRequest",
+    ),
+    "what it is asked; a guard reads registrations",
+)
+FLEET_MESSAGES = Internal(
+    "flwr.proto.fleet_pb2", ("PushMessagesRequest",), "a guard reads who sends a reply"
+)
+ERRORS = Internal("flwr.supercore.error", ("FlowerError.from_json",), "why a SuperLink refuses")
+REGISTERED = Internal(
+    "flwr.server.superlink.linkstate",
+    ("LinkState.get_node_id_by_public_key",),
+    "a guard asks it whether a key is registered",
+)
+
+# The bundle of a run and its settings.
+BUNDLE = Internal("flwr.cli.build", ("build_fab_from_disk",), "packs a bundle as flwr run does")
+FAB = Internal("flwr.supercore.fab", ("Fab",), "a bundle and its digest")
+MESSAGES = Internal(
+    "flwr.common.serde", ("fab_to_proto", "user_config_to_proto"), "both as StartRun has them"
+)
+ARGUMENTS = Internal("flwr.common.config", ("parse_config_args",), "the size of a simulation")
+SIZES = Internal(
+    "flwr.supercore.utils", ("simulation_config_from_json",), "the same as StartRun has it"
+)
+TELEMETRY = Internal(
+    "flwr.supercore.telemetry",
+    ("FLWR_TELEMETRY_ENABLED",),
+    "shows whether Flower was loaded with its reports on",
+)
+
+INTERNALS = tuple(value for value in list(globals().values()) if isinstance(value, Internal))
+
+# Headers of a SuperNode's requests: its public key, the time, and its signature (in base64).
+KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
+#: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
+CLOCK_TOLERANCE_S = 300
+
+# Variables of the environment.
+HOME = "FLWR_HOME"
+#: Set for every process of Flower: it reports nothing, asks for no update, installs nothing.
+SILENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+#: Seconds between a program's questions for work.
+POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+#: Each would open one more port of Flower's, without a guard before it.
+UNGUARDED = frozenset({"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"})
