@@ -30,6 +30,7 @@ from vfl.core.errors import codes, page_of, title_of
 from vfl.core.frame import Kind
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
 from vfl.session.handshake import Introduction, PartyReport, SessionMessage
+from vfl.session.ranges import NAMED, default_ranges
 from vfl.session.terms import Terms
 
 #: Files of settings: the title of each, its model, and what it is.
@@ -42,6 +43,12 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = {
     "horizontal.toml": (HorizontalSettings, "Clients that hold rows: `vfl horizontal`."),
     "llm.toml": (LlmFile, "A party of a language model that is asked privately: `vfl llm`."),
 }
+RANGES = (
+    "What a party accepts of the numbers of a session, and of a horizontal training; "
+    "`[consent.ranges]` of its own file sets others. An option of a plug-in has the range that its "
+    "class checks, and `defense.clipped_noise.norm = [0.5, 10]` narrows one. Names of parties are "
+    "left out: `dp.clips` is each party's."
+)
 #: What the Python page describes, by module.
 PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.experiments.notebook": ("train", "compare", "grid", "value", "Run"),
@@ -133,7 +140,11 @@ def settings_page() -> str:
                 lines += ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
                 lines += [f"| {' | '.join(row)} |" for row in rows]
                 lines.append("")
-    return "\n".join(lines)
+    lines += ["## Ranges of terms", "", RANGES, "", "| number | usual range |", "| --- | --- |"]
+    for name, (least, most) in default_ranges().items():
+        lines.append(f"| `{name}` | {least:g} to {most:g} |")
+    lines += [f"| `{name}` | `{setting}` of [consent] |" for name, setting in NAMED.items()]
+    return "\n".join([*lines, ""])
 
 
 def tables_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:

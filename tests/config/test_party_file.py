@@ -50,6 +50,7 @@ def test_a_party_that_says_nothing_about_consent(folder):
     assert consent.codecs == consent.defenses == ("*",)
     assert consent.modes == ("train", "evaluate", "predict", "align")
     assert (consent.min_common, consent.min_ids, consent.max_alignments) == (100, 100, 10)
+    assert (consent.max_id_ratio, consent.ranges) == (20, {})
     assert (consent.max_width, consent.max_epochs) == (256, 100)
     assert consent.max_bytes == 10**10
     assert consent.versions == ()

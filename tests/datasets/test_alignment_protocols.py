@@ -150,6 +150,40 @@ def test_a_set_that_is_too_small_is_refused_before_it_is_used():
     assert [(sender, to) for sender, to, _ in sent if sender == "bank"] == [("bank", "shop")]
 
 
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("limit", [{"max_ids": 69}, {"max_asked": 69}])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_set_that_could_be_a_dictionary_is_refused_before_it_is_used(spec, limit, victim):
+    """Sets count as they are sent: of 60 ids that are padded to 70, one accepts no 69."""
+    own, most, told = range(50), 60 if "pad" in spec else 70, []
+    sets = [range(most)] * 3
+    sets[victim] = own
+    parties = owns(*sets)
+    parties[victim] = replace(parties[victim], bounds=replace(ANY, **limit))
+    with pytest.raises(ConsentError, match=r"so large a set|so few ids"):
+        play(spec, parties, "label", lambda *message: told.append(message))
+    answers = {bytes(payload[:1]) for sender, _, payload in told if sender == HELPER}
+    assert answers <= {b"\0"}
+    if spec.startswith("ecdh"):  # its own points alone, under its own scalar
+        name = parties[victim].party
+        sizes = [len(payload) // 32 for sender, _, payload in told if sender == name]
+        assert sizes == [70 if "pad" in spec else len(own)]
+
+
+@pytest.mark.parametrize("spec", ["ecdh", "ecdh:pad=70"])
+def test_every_set_is_counted_with_its_padding(spec):
+    parties, counted = owns(range(50), range(60), range(55)), []
+
+    def noting(name):
+        return lambda *pair: counted.append((name, *pair))
+
+    play(spec, [replace(own, count=noting(own.party)) for own in parties], "label")
+    sizes = {own.party: 70 if "pad" in spec else len(own.ids) for own in parties}
+    assert sorted(counted) == sorted(
+        (one, other, sizes[other]) for one in sizes for other in sizes if one != other
+    )
+
+
 def driven(role, *answers):
     """What a role sends when it hears these answers."""
     sent, step, heard = [], next(role), list(answers)

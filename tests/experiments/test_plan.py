@@ -177,6 +177,15 @@ def test_a_feature_party_takes_every_column_but_the_id(tmp_path):
     facts = plan.of_party_file(party_toml(tmp_path))
     assert (facts["party"], facts["rows"], facts["inputs"]) == ("bank", 40, "3")
     assert facts["consent"]["codecs"] == ["*"]
+    assert facts["ranges"]["train.learning_rate"] == [0, 10]
+
+
+def test_a_range_of_nothing_is_found_in_the_file(tmp_path):
+    path = party_toml(tmp_path)
+    path.write_text(f"{path.read_text()}[consent.ranges]\ntrain.learning_rat = [0, 1]\n")
+    with pytest.raises(ConfigError, match=r"did you mean 'train\.learning_rate'") as caught:
+        plan.of_party_file(path)
+    assert caught.value.where == "party.toml:5: consent.ranges"
 
 
 def test_a_label_party_may_have_no_columns(tmp_path):

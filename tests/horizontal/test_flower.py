@@ -219,6 +219,8 @@ def test_no_two_answers_of_a_party_have_the_same_noise(tmp_path, asked):
         ("max_epsilon = 1", {}, "gives no more epsilon"),
         ("max_epsilon = 1", {"noise": "none", "epsilon": None}, "no epsilon of a record"),
         ("max_batch_size = 8", {}, "batch_size 16"),
+        ("", {"learning_rate": 11.0}, "horizontal.learning_rate 11.0"),
+        ("ranges.horizontal.rounds = [1, 1]", {}, "horizontal.rounds "),
         ("max_epochs = 1", {"local_steps": 100}, "passes over the rows"),
         ("max_parameters = 10", {}, "parameters <= 10"),
     ],

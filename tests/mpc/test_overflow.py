@@ -134,4 +134,4 @@ def test_dummies_stay_within_the_least_range_there_is(mode):
 def test_a_range_that_dummies_would_leave_is_refused(mode, bits):
     with pytest.raises(BadOptionError) as caught:
         Rules(mode, magnitude_bits=bits)
-    assert (caught.value.where, caught.value.want) == ("option 'magnitude_bits'", "4 or more")
+    assert (caught.value.where, caught.value.want) == ("option 'magnitude_bits'", "4 to 1e+09")

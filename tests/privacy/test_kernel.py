@@ -207,8 +207,8 @@ def test_a_row_before_noise_is_within_the_norm_and_lies_on_the_grid(law, size, n
     sent = kernel.release_rows(rows, norm, sigma * norm, law, still).double()
     longest = sent.norm(1 if law == "laplace" else 2, 1).max()
     assert float(longest) <= norm
-    noise = RowNoise(norm, sigma, law, 1e-5)
-    noisy = noise.noised(rows, SECRET, "x").double()
+    drawn = torch.from_numpy((SECRET.laplace if law == "laplace" else SECRET.normal)((3, 9), "x"))
+    noisy = kernel.release_rows(rows, norm, sigma * norm, law, drawn).double()
     steps = noisy / (2.0 ** math.ceil(math.log2((norm + 36 * sigma * norm) * 2.0**-27)))
     assert bool((steps % 1 == 0).all())
     assert bool((noisy != sent).any(1).all())

@@ -271,6 +271,7 @@ def test_a_label_party_that_asks_for_one_id_hears_no_count(make, tmp_path, there
     ("consent", "said"),
     [
         ("min_ids = 5000", "so small a set"),
+        ("max_id_ratio = 0.5", "so large a set"),
         ('modes = ["train"]', ""),
         ("max_alignments = 0", ""),
     ],
@@ -282,6 +283,17 @@ def test_what_a_party_does_not_allow_is_refused(make, consent, said):
         federation.run("align")
     assert "consent" in str(caught.value)
     assert not said or any(said in line for line in federation.flower.said)
+
+
+@pytest.mark.parametrize("consent", ["min_common = 100000", "max_id_ratio = 0.5"])
+def test_a_label_party_that_refuses_tells_no_count(make, consent):
+    federation, _ = make(parties=("bank",))
+    federation.write(label=consent)
+    with pytest.raises(VFLError, match="does not consent to this alignment"):
+        federation.run("align")
+    told = "\n".join(map(str, federation.flower.failures))
+    assert "does not consent to this alignment" in told
+    assert "got" not in told
 
 
 def test_alignments_of_a_day_are_counted_before_they_begin(make):
@@ -373,8 +385,7 @@ def test_a_party_that_stands_still_for_long_ends_the_alignment(make, held):
 def test_who_computes_for_long_says_so(make, monkeypatch):
     """Points of a large set take minutes; a party that says nothing for 30 s is taken for lost."""
     multiply = ristretto.multiply
-    monkeypatch.setattr("vfl.clients.alignment.PATIENCE_S", 0.1)
-    monkeypatch.setattr("vfl.server.alignment.PATIENCE_S", 0.1)
+    monkeypatch.setattr("vfl.session.alignment.PATIENCE_S", 0.1)
     monkeypatch.setattr(ristretto, "multiply", lambda *given: time.sleep(2) or multiply(*given))
     federation, common = make(parties=("bank",))
     federation.patience = 1.0

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -324,6 +325,18 @@ def test_too_few_rows_that_everybody_has_end_it_for_all():
     found, _ = run_roles(roles(owns(bank="abcdef", shop="efghij", label="abcdefghijk")))
     assert found["label"].complete == 2
     assert len(found["label"].positions) == 10
+
+
+def test_two_by_two_every_set_is_counted_before_anything_is_told():
+    counted, told = [], []
+    sets = owns(bank="abcdef", shop="efghij", label="abcdefghij")
+    sets["label"] = replace(sets["label"], count=lambda *pair: counted.append(pair))
+    run_roles(roles(sets))
+    assert sorted(counted) == [("bank", 6), ("shop", 6)]
+    sets["shop"] = replace(sets["shop"], bounds=Bounds(max_asked=9))
+    with pytest.raises(ConsentError, match="so large a set"):
+        run_roles(roles(sets), lambda *message: told.append(message))
+    assert [len(payload) // 32 for sender, _, payload in told if sender == "shop"] == [6]
 
 
 def test_a_protocol_with_a_helper_is_refused():

@@ -8,17 +8,13 @@ from contextlib import ExitStack
 
 from vfl.clients.session import attached
 from vfl.config import PartyFile
-from vfl.core.errors import ConsentError, DisagreementError
+from vfl.core.errors import DisagreementError
 from vfl.core.frame import Kind
 from vfl.core.version import VERSION
-from vfl.datasets.alignment.protocols import Send
 from vfl.session import Introduction, PartyReport, SessionMessage
 from vfl.session.alignment import (
-    PATIENCE_S,
     OwnAlignment,
-    Player,
     Post,
-    refused,
 )
 from vfl.session.consent import check_alignment, frame_limits
 from vfl.session.relay import PairSeals
@@ -61,7 +57,7 @@ def take_part_in_alignment(
     post.add(seals.offers())
     with ExitStack() as until_done, attached(message, introduction, limits) as link:
         while True:
-            ready = _advance(own.player, say)
+            ready = own.advance(say)
             busy = ready is None
             for sent in ready or ():
                 post.add(seals.seal(sent))
@@ -80,16 +76,3 @@ def take_part_in_alignment(
     say(f"{kept.counts()}, version {kept.version}")
     seconds = time.perf_counter() - began
     return PartyReport(party=name, weights_sha256=kept.key, seconds=seconds)
-
-
-def _advance(player: Player, say: Callable[[str], None]) -> list[Send] | None:
-    """Go on with the role, None while it computes; why it refuses stays in the party's own log.
-
-    Raises:
-        ConsentError: without a count, for every other party would hear it.
-    """
-    try:
-        return player.advance_within(PATIENCE_S)
-    except ConsentError as error:
-        say(f"refused: {error.what}; {error.got}; wanted {error.want}")
-        raise refused() from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from vfl.horizontal.client import build_model, flat, layers_of
 from vfl.horizontal.flower import ACTION, NoiseMod, Terms, answer
 from vfl.horizontal.simulation import own_rows
 from vfl.session import for_others, unexpected
+from vfl.session.ranges import out_of_horizontal_range
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ROUNDING = 1e-9
@@ -88,8 +89,10 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
         refused.append(("mode horizontal", f"one of {', '.join(consent.modes)}"))
     if settings.classes is None:
         refused.append(("no classes", "the classes by name, in [horizontal]"))
+    refused += out_of_horizontal_range(settings, consent)
     if settings.batch_size > consent.max_batch_size:
         refused.append((f"batch_size {settings.batch_size}", f"<= {consent.max_batch_size}"))
+    _refuse(terms, refused)  # before anything is counted with these numbers
     passes = most_rounds(settings) * settings.local_steps * settings.batch_size / len(inputs)
     if passes > consent.max_epochs:
         refused.append((f"{passes:.4g} passes over the rows", f"epochs <= {consent.max_epochs}"))
@@ -110,6 +113,12 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
     limit = consent.max_epsilon
     if limit is not None and _counted(plan) is None:
         refused.append(("no epsilon of a record", f"epsilon <= {limit:g}"))
+    _refuse(terms, refused)
+    return plan
+
+
+def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
+    """Refuse what is asked, each beside what the party's own file allows, if anything is there."""
     if refused:
         raise ConsentError(
             "this party does not consent to the horizontal training",
@@ -118,7 +127,6 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
             want="; ".join(allowed for _, allowed in refused),
             fix="other settings, or other limits in [consent] of the party's own file",
         )
-    return plan
 
 
 def _counted(plan: NoisePlan) -> float | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vfl.compression.base import StepContext
 from vfl.compression.coding.values import WholeValues
 from vfl.compression.packed import DenseCodec, Pad
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.core.seeds import scoped
 
 _FIRST_SCALE = 0.7
@@ -36,7 +36,7 @@ class Rate(DenseCodec):
     def __init__(
         self, weight: float = 0.01, bits: int = 6, grad: str = "fp32", pad: Pad = "query"
     ) -> None:
-        require_range("weight", weight, 0)
+        require_range("weight", weight, 0, MOST_WEIGHT)
         require_range("bits", bits, 1, 8)
         super().__init__(WholeValues(bits), "range", "batch", grad, pad)
         self.weight = weight

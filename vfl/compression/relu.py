@@ -14,7 +14,7 @@ from vfl.compression.coding.bits import index_bits
 from vfl.compression.coding.values import RectifiedFloats, RectifiedValues
 from vfl.compression.packed import DenseCodec, Packer, Pad, Scale
 from vfl.core.errors import WidthError
-from vfl.core.registry import require_choice, require_range
+from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 
 #: Bounds of L1's weight, its gain a step, and the memory of the count that is controlled.
 _LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
@@ -97,8 +97,9 @@ class L1(Rectified):
         grad: str = "fp32",
         pad: Pad = "query",
     ) -> None:
-        for name, value in {"target": target, "weight": weight, "anneal": anneal}.items():
-            require_range(name, value, 0)
+        require_range("target", target, 0)
+        require_range("weight", weight, 0, MOST_WEIGHT)
+        require_range("anneal", anneal, 0)
         super().__init__(values, packer, scale, grad, pad)
         self.target = target
         self.anneal = anneal

@@ -52,7 +52,7 @@ class HorizontalSettings(Settings):
     )
     seed: int = Field(default=0, ge=0, lt=2**31)
     source: str = "fashion_mnist"
-    rows: int | None = Field(default=None, ge=1)
+    rows: int | None = Field(default=None, ge=1, le=1_000_000_000)
     classes: tuple[str, ...] | None = Field(default=None, min_length=2, max_length=10_000)
     model: Spec = "mlp:hidden=256"
     clients: int = Field(default=50, ge=1, le=10_000)
@@ -69,7 +69,7 @@ class HorizontalSettings(Settings):
     delta: float = Field(default=1e-5, gt=0, lt=1)
     sensitivity: Literal["paper", "rigorous"] = "paper"
     layers: float = Field(default=1.0, gt=0, le=1)
-    test_every: int = Field(default=10, ge=1)
+    test_every: int = Field(default=10, ge=1, le=100_000)
 
     @model_validator(mode="after")
     def _consistent(self) -> HorizontalSettings:

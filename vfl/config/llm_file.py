@@ -16,6 +16,8 @@ LLM_FILE = "llm.toml"
 LlmParty = Literal["owner", "user", "dealer"]
 Address = Annotated[str, StringConstraints(pattern=r"^\[?[A-Za-z0-9_.:-]{1,253}\]?:[0-9]{1,5}$")]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
+_Token = Annotated[int, Field(ge=0, lt=2**31)]
+_Real = Annotated[float, Field(ge=0, le=1e9)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -50,15 +52,15 @@ class LlmTerms(Settings):
     """
 
     project: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-    shape: dict[str, int | float | bool | str] = Field(max_length=64)
+    shape: dict[str, _Token | _Real | bool | str] = Field(max_length=64)
     labels: tuple[Annotated[str, StringConstraints(max_length=200)], ...] = Field(
         (), max_length=4096
     )
-    end_tokens: tuple[int, ...] = Field((), max_length=64)
+    end_tokens: tuple[_Token, ...] = Field((), max_length=64)
     mode: Literal["fast", "thesis"] = "fast"
-    shown_bytes: int = 3
-    first_bytes: int = 4
-    integer_bits: int = 8
+    shown_bytes: int = Field(default=3, ge=2, le=8)
+    first_bytes: int = Field(default=4, ge=2, le=8)
+    integer_bits: int = Field(default=8, ge=4, le=15)
     limits: LlmLimits = LlmLimits()
 
     def digest(self) -> str:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    model_validator,
+)
 
 from vfl.config.experiment import MAX_BINS, Memory, MissingRows, PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
@@ -67,12 +75,39 @@ class OwnData(Settings):
         return self
 
 
+def _by_dotted_names(ranges: Any) -> Any:
+    """Tables in tables, as TOML reads a dotted key without quotes, by the names in full."""
+    if not isinstance(ranges, Mapping):
+        return ranges
+    found: dict[str, Any] = {}
+    for name, value in ranges.items():
+        inside = _by_dotted_names(value)
+        more = {f"{name}.{key}": one for key, one in inside.items()} if inside is not value else {}
+        found |= more or {name: value}
+    return found
+
+
+def _ascends(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError("a range is its least and its most number")
+    return ends
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_ascends)]
+RangeName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,127}$")]
+Ranges = Annotated[dict[RangeName, Range], BeforeValidator(_by_dotted_names)]
+
+
 class Consent(Settings):
     """The most a session may ask of this party; more is refused with the difference.
 
     Attributes:
         codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"]
-            refuses every session in which the label party would see this party's cuts.
+            refuses every session in which the label party would see this party's cuts. A glob
+            compares letters; `ranges` bounds the numbers of a spec.
+        ranges: least and most of a number of the terms ("train.learning_rate" = [0, 1]), or of a
+            plug-in's option ("defense.clipped_noise.norm" = [0.5, 10]), where the party accepts
+            another range than the usual one, which `vfl check` shows.
         min_parties: feature parties that a secure mode must have at least; not stated, 2, or 1
             where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
@@ -90,7 +125,9 @@ class Consent(Settings):
         max_rows: different rows of the table that a session may ask for.
         min_common: ids that all parties of an alignment must have; with fewer nobody is told more.
         min_ids: ids that every other party's set must have in an alignment.
-        max_alignments: a day; each may tell whether one more id is here.
+        max_alignments: a day, under all names together; each may tell whether one more id is here.
+        max_id_ratio: ids of other parties' sets in the alignments of a day, all sets together and
+            padding included, for each id of this party's own: more could be a dictionary of ids.
         missing_rows: what may become of rows that some party lacks; with "token" the label party
             learns which of its rows this party has, those that others lack among them.
         max_rows_per_second: that may be asked while serving; more is refused for the moment.
@@ -112,6 +149,7 @@ class Consent(Settings):
     codecs: tuple[str, ...] = ("*",)
     defenses: tuple[str, ...] = ("*",)
     secure: tuple[str, ...] = ("*",)
+    ranges: Ranges = Field(default_factory=dict, max_length=256)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
     modes: tuple[str, ...] = ("train", "evaluate", "predict", "align")
@@ -126,6 +164,7 @@ class Consent(Settings):
     min_common: Annotated[int, Field(ge=1)] = 100
     min_ids: Annotated[int, Field(ge=1)] = 100
     max_alignments: Annotated[int, Field(ge=0)] = 10
+    max_id_ratio: Annotated[float, Field(gt=0, le=1e9)] = 20.0
     missing_rows: tuple[MissingRows, ...] = ("intersection",)
     max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
     max_queries: Annotated[int, Field(ge=1)] | None = None

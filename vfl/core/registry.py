@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import re
 import sys
@@ -37,6 +36,10 @@ from vfl.core.errors import (
 Member = TypeVar("Member")
 #: A week: no wait is meant to be longer, and a socket refuses numbers that are far larger.
 _MOST_SECONDS = 7 * 24 * 3600.0
+#: No option is larger, unless its member says so.
+MOST = 1e9
+#: The largest factor of a loss, or of a distance that a loss is made of.
+MOST_WEIGHT = 1e6
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -209,6 +212,29 @@ class Registry(Generic[Member]):
         Raises:
             UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
         """
+        name, values = self._read(spec)
+        return self.member(name)(**values)
+
+    def numbers(self, spec: str) -> dict[str, float]:
+        """The numeric options of a spec by ``name.option``, those that it leaves out included.
+
+        Raises:
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
+        """
+        name, values = self._read(spec)
+        name = self.aliases.get(name, name)
+        found = {
+            key: values.get(key, self.options(name)[key].default) for key in self.numeric(name)
+        }
+        return {f"{name}.{key}": value for key, value in found.items() if value is not None}
+
+    def numeric(self, name: str) -> list[str]:
+        """The options of a member that are numbers."""
+        options = self.options(name).items()
+        return [key for key, one in options if _required(one.annotation) in (int, float)]
+
+    def _read(self, spec: str) -> tuple[str, dict[str, Any]]:
+        """The name in a spec, and the options that it gives, converted."""
         name, given = parse(spec)
         known = self.options(name)
         given = {self._todays_option(key, known): text for key, text in given.items()}
@@ -228,7 +254,7 @@ class Registry(Generic[Member]):
             key: self._convert(name, key, text, known[key].annotation)
             for key, text in given.items()
         }
-        return self.member(name)(**values)
+        return name, values
 
     def _todays_option(self, key: str, known: Mapping[str, Any]) -> str:
         if key not in known and (other := self._option_aliases.get(key)) in known:
@@ -304,14 +330,13 @@ def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
         )
 
 
-def require_range(option: str, given: float, least: float, most: float = math.inf) -> None:
-    """Refuse a number outside [least, most], NaN and infinity too.
+def require_range(option: str, given: float, least: float, most: float = MOST) -> None:
+    """Refuse a number outside [least, most], and NaN; a peer may have chosen it.
 
     Raises:
         BadOptionError: with the range.
     """
-    want = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-    require(option, _shortened(given), want, least <= given <= most and given < math.inf)
+    require(option, _shortened(given), f"{least:g} to {most:g}", least <= given <= most)
 
 
 def _shortened(number: float) -> str:

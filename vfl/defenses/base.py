@@ -49,7 +49,8 @@ Loss = Tensor | None
 
 #: Rows of the largest batch `Defense.fit` trains a bottom on, where `fit_epochs` is above 0.
 FIT_ROWS = 128
-#: Epochs, steps and rows that an option may name; what is larger is a mistake or an attack.
+#: Epsilon, epochs, steps and rows that an option may name; a larger one is a mistake or an attack.
+MOST_EPSILON = 10_000.0
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
 MOST_ROWS = 2**20

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from vfl.compression import StepContext
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import Cuts, Defense, Loss
 
 
@@ -74,7 +74,7 @@ class Bottleneck(Defense):
     reads_cuts = False
 
     def __init__(self, alpha: float = 0.001) -> None:
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         self.alpha = alpha
         self._top: NoisyTop | None = None
 

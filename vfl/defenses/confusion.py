@@ -9,7 +9,7 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import log_softmax
 
 from vfl.compression import StepContext
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.core.seeds import Secret, scoped
 from vfl.defenses.base import Defense, LabelKind, require_classes
 
@@ -44,8 +44,8 @@ class Confusion(Defense):
     side = "label"
 
     def __init__(self, contrast: float = 1.0, entropy: float = 0.05) -> None:
-        require_range("contrast", contrast, 0)
-        require_range("entropy", entropy, 0)
+        require_range("contrast", contrast, 0, MOST_WEIGHT)
+        require_range("entropy", entropy, 0, MOST_WEIGHT)
         self.contrast = contrast
         self.entropy = entropy
         self._codes: Tensor | None = None

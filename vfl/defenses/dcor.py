@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vfl.compression import StepContext
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import Cuts, Defense, Loss
 
 #: Squared distances end here: the root of 0 has no finite slope, and a rounded square may be < 0.
@@ -76,7 +76,7 @@ class LabelCorrelation(Defense):
     side = "label"
 
     def __init__(self, alpha: float = 1.0) -> None:
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         self.alpha = alpha
 
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
@@ -105,7 +105,7 @@ class NoPeek(Defense):
     side = "feature"
 
     def __init__(self, alpha: float = 0.1) -> None:
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         self.alpha = alpha
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:

@@ -14,6 +14,7 @@ from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.defenses.base import (
     MOST_EPOCHS,
+    MOST_EPSILON,
     MOST_STEPS,
     Batch,
     Defense,
@@ -108,7 +109,7 @@ class FewRounds(Defense):
     ) -> None:
         require_range("steps", steps, 0, MOST_STEPS)
         if epsilon is not None:
-            require_range("epsilon", epsilon, 0)
+            require_range("epsilon", epsilon, 0, MOST_EPSILON)
         require_choice("kind", kind, get_args(Learned))
         require_range("epochs", epochs, 1, MOST_EPOCHS)
         require_range("mask", mask, 0, 0.9)

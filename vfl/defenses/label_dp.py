@@ -19,6 +19,7 @@ from vfl.core.registry import require, require_range
 from vfl.core.seeds import Secret
 from vfl.defenses.base import (
     MOST_EPOCHS,
+    MOST_EPSILON,
     Batch,
     Defense,
     LabelKind,
@@ -67,7 +68,7 @@ class LabelDP(Defense):
                 fix="label_dp:epsilon=2",
             )
         if epsilon is not None:
-            require_range("epsilon", epsilon, 0)
+            require_range("epsilon", epsilon, 0, MOST_EPSILON)
         if flip is not None:
             require("flip", flip, "above 0 and below 1", 0 < flip < 1)
             require("prior", prior, "'epsilon' with it, not 'flip'", prior is None)
@@ -231,7 +232,7 @@ class TwoStageLabelDP(Defense):
     once = True
 
     def __init__(self, epsilon: float = 1.0, epochs: int = 5, share: float = 0.5) -> None:
-        require_range("epsilon", epsilon, 0)
+        require_range("epsilon", epsilon, 0, MOST_EPSILON)
         require_range("epochs", epochs, 1, MOST_EPOCHS)
         require("share", share, "above 0 and below 1", 0 < share < 1)
         self.epsilon = epsilon

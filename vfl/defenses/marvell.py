@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vfl.compression import StepContext
-from vfl.core.registry import require_choice, require_range
+from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 from vfl.core.seeds import fingerprint
 from vfl.defenses.base import (
     Defense,
@@ -79,7 +79,7 @@ class Marvell(Defense):
     once = True
 
     def __init__(self, power: float = 4.0, shape: Shape = "optimal") -> None:
-        require_range("power", power, 0)
+        require_range("power", power, 0, MOST_WEIGHT)
         require_choice("shape", shape, get_args(Shape))
         self.power = power
         self.shape = shape

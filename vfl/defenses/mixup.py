@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vfl.compression import StepContext
-from vfl.core.registry import require, require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.core.seeds import derive
 from vfl.defenses.base import (
     Batch,
@@ -24,6 +22,7 @@ from vfl.defenses.base import (
 from vfl.privacy import PrivacyStatement
 
 _MOST_SEED = 2**63 - 1
+_LEAST_ALPHA = 1e-3
 
 
 class Mixup(Defense):
@@ -50,7 +49,7 @@ class Mixup(Defense):
     reads_cuts = False
 
     def __init__(self, alpha: float = 0.2, seed: int = 0) -> None:
-        require("alpha", alpha, "above 0", 0 < alpha < math.inf)
+        require_range("alpha", alpha, _LEAST_ALPHA, MOST_WEIGHT)
         require_range("seed", seed, 0, _MOST_SEED)
         self.alpha = alpha
         self.seed = seed

@@ -31,6 +31,9 @@ from vfl.privacy.statement import Unit
 
 #: Less noise hides nothing, and its epsilon is lost in the rounding of float64.
 _LEAST_SIGMA = 1e-6
+_MOST_SIGMA = 1e6
+#: Between them float32 carries a row, its norm and its noise.
+_LEAST_NORM, _MOST_NORM = 1e-6, 1e6
 
 
 class RowNoise:
@@ -40,9 +43,9 @@ class RowNoise:
     for `laplace`. Without a norm there is no such bound, and no epsilon.
 
     Args:
-        norm: C, 2^-60 to 2^60; "inf" clips nothing.
+        norm: C, from 1e-6 to 1e6; "inf" clips nothing.
         sigma: deviation (gaussian) or scale (laplace) of the noise, in units of `norm`; with
-            norm=inf in the units of the row. 0 is none; the least there is, is 1e-6.
+            norm=inf in the units of the row. 0 is none; else from 1e-6 to 1e6.
         law: "gaussian" or "laplace".
         delta: of the Gaussian mechanism.
 
@@ -51,10 +54,10 @@ class RowNoise:
     """
 
     def __init__(self, norm: float, sigma: float, law: Law, delta: float) -> None:
-        if norm != math.inf:
-            kernel.require_norm("norm", norm)
-        required = f"0, or {_LEAST_SIGMA:g} to {kernel.MOST_NOISE:g}"
-        require("sigma", sigma, required, sigma == 0 or _LEAST_SIGMA <= sigma <= kernel.MOST_NOISE)
+        wanted = f"{_LEAST_NORM:g} to {_MOST_NORM:g}, or inf"
+        require("norm", norm, wanted, norm == math.inf or _LEAST_NORM <= norm <= _MOST_NORM)
+        wanted = f"0, or {_LEAST_SIGMA:g} to {_MOST_SIGMA:g}"
+        require("sigma", sigma, wanted, sigma == 0 or _LEAST_SIGMA <= sigma <= _MOST_SIGMA)
         require("delta", delta, "between 0 and 1", 0 < delta < 1)
         require_choice("law", law, get_args(Law))
         self.norm = norm

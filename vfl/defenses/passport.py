@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import (
     Defense,
 )
@@ -37,8 +37,8 @@ class Passport(Defense):
 
     def __init__(self, count: int = 1, reach: float = 1.0, sigma: float = 0.1) -> None:
         require_range("count", count, 1, _MOST_PASSPORTS)
-        require_range("reach", reach, 0)
-        require_range("sigma", sigma, 0)
+        require_range("reach", reach, 0, MOST_WEIGHT)
+        require_range("sigma", sigma, 0, MOST_WEIGHT)
         self.count = count
         self.reach = reach
         self.sigma = sigma

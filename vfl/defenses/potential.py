@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vfl.compression import StepContext
 from vfl.core.errors import BadOptionError
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import Cuts, Defense, LabelKind, Loss, require_classes
 
 Distance = Literal["angular", "chordal"]
@@ -109,7 +109,7 @@ class Potential(Defense):
         norm: bool = True,
         layers: str = "cut",
     ) -> None:
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         if distance not in get_args(Distance):
             raise BadOptionError("no such distance", got=distance, want="angular, chordal")
         if layers != "cut":

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vfl.compression import StepContext
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import MOST_ROWS, Cuts, Defense, LabelKind, Loss, require_classes
 
 _RIDGE = 0.3
@@ -92,7 +92,7 @@ class Probe(Defense):
     side = "label"
 
     def __init__(self, alpha: float = 0.6, support: int = 50, whiten: bool = False) -> None:
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         require_range("support", support, 1, MOST_ROWS)
         self.alpha = alpha
         self.support = support

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vfl.compression import StepContext
-from vfl.core.registry import require
+from vfl.core.registry import require_range
 from vfl.core.seeds import fingerprint
 from vfl.defenses.base import (
+    MOST_EPSILON,
     Cuts,
     Defense,
     LabelKind,
@@ -23,6 +23,9 @@ from vfl.defenses.base import (
     require_equal_weights,
 )
 from vfl.privacy import PrivacyStatement
+
+#: With less, the noise is larger than what float32 adds a gradient to.
+_LEAST_EPSILON = 1e-6
 
 
 class TranscriptPrivacy(Defense):
@@ -49,7 +52,7 @@ class TranscriptPrivacy(Defense):
     reads_cuts = False
 
     def __init__(self, epsilon: float = 1.0) -> None:
-        require("epsilon", epsilon, "above 0", 0 < epsilon < math.inf)
+        require_range("epsilon", epsilon, _LEAST_EPSILON, MOST_EPSILON)
         self.epsilon = epsilon
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:

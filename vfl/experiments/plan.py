@@ -36,6 +36,7 @@ from vfl.session.exchange import Own
 from vfl.session.identity import keys_of
 from vfl.session.party_folder import own_data, table_format
 from vfl.session.private import PrivacyPlan
+from vfl.session.ranges import ranges_of
 from vfl.session.schedule import steps_per_epoch
 from vfl.session.secure import Layers, promise, shares_weights, third_party
 from vfl.session.trace import check_room
@@ -116,7 +117,10 @@ def of_party_file(path: Path) -> dict[str, Any]:
     if (folder / "app" / "experiment.toml").exists():
         return of_project(LabelFolder(folder))
     party = read_party_file(path)
-    facts: dict[str, Any] = {"party": party.party, "consent": party.consent.model_dump(mode="json")}
+    with party.locations.located(PartyFile):
+        ranges = {name: list(ends) for name, ends in ranges_of(party.consent).items()}
+    consent = party.consent.model_dump(mode="json", exclude={"ranges"})
+    facts: dict[str, Any] = {"party": party.party, "consent": consent, "ranges": ranges}
     if party.role != "data":
         return facts | {"role": party.role, "secure_sum": keys_of(party)}
     draft = Experiment.model_validate(

@@ -40,6 +40,12 @@ from vfl.session.identity import Identity
 from vfl.session.secure import third_party
 from vfl.transport import expiry_warning, write_trial_certificates
 
+#: In a party's own file, below the table of ranges.
+_RANGES = (
+    "# Every number of a session has a range; vfl check PARTY.toml lists them. Your own, such as:\n"
+    "# train.learning_rate = [0.0, 0.1]\n"
+    "# defense.clipped_noise.sigma = [1.0, 100.0]\n"
+)
 #: The settings of [data] that a project's experiment has; tables are in each party's own file.
 OF_A_PROJECT = {"validation", "test", "id_rules", "alignment", "missing_rows"}
 
@@ -207,7 +213,8 @@ def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> s
     leave_out = {} if has_node else {"consent": True, "node": True, "identity": True}
     found = "".join(f"# {printable(line)}".rstrip() + "\n" for line in notes)
     found = f"#\n{found}" if found else ""
-    return f"{head}# Paths start at this file's folder.\n{found}\n{to_toml(party, leave_out)}"
+    text = to_toml(party, leave_out).replace("[consent.ranges]\n", f"[consent.ranges]\n{_RANGES}")
+    return f"{head}# Paths start at this file's folder.\n{found}\n{text}"
 
 
 def _write_readme(folder: Path, experiment: Experiment) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from vfl.core.errors import MissingDataError, SpecError, WidthError
-from vfl.core.registry import require, require_range
+from vfl.core.registry import MOST_WEIGHT, require, require_range
 from vfl.core.storage import Seal, load_weights, save_weights
 from vfl.models.base import MOST_NUMBERS, Bottom, Shape, Top, sequence_steps, whole_numbers
 from vfl.models.decoder import Cache, Decoder, DecoderLayer, DecoderShape
@@ -60,7 +60,7 @@ class _Parts:
         require_range("layers", layers, 1, _MOST_LAYERS)
         require_range("front", front, 0, layers)
         require_range("rank", rank, 0, tokens)
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         _file(pretrained)
         self.shape = decoder_shape(words, tokens, layers, heads)
         self.front, self.pretrained, self.rank, self.alpha = front, pretrained, rank, alpha

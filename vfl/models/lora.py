@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.registry import require_range
+from vfl.core.registry import MOST_WEIGHT, require_range
 
 
 class LoRALinear(nn.Module):
@@ -35,7 +35,7 @@ class LoRALinear(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
         require_range("rank", rank, 1, min(base.in_features, base.out_features))
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         self.base = base.requires_grad_(requires_grad=False)
         self.scale = alpha / rank
         self.a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
@@ -79,7 +79,7 @@ class LoRAEmbedding(nn.Module):
         super().__init__()
         self.num_embeddings, self.embedding_dim = base.num_embeddings, base.embedding_dim
         require_range("rank", rank, 1, min(base.num_embeddings, base.embedding_dim))
-        require_range("alpha", alpha, 0)
+        require_range("alpha", alpha, 0, MOST_WEIGHT)
         self.base = base.requires_grad_(requires_grad=False)
         self.scale = alpha / rank
         self.a = nn.Parameter(base.weight.new_zeros(base.num_embeddings, rank))

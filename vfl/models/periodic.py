@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.core.errors import SpecError
-from vfl.core.registry import require
+from vfl.core.registry import require, require_range
 from vfl.models.base import Activation, Bottom, Shape, check_size
 from vfl.models.mlp import Layers
 
@@ -93,7 +93,7 @@ class PeriodicBottom(Layers, Bottom):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(hidden, activation, False, dropout)
-        require("first", str(first), "at least 0", first >= 0)
+        require_range("first", first, 0)
         require("sigma", f"{sigma:g}", "above 0 and at most 1000", 0 < sigma <= 1000)
         self.first = first
         self.frequencies = check_size(frequencies, "frequencies", _MOST_FREQUENCIES)

@@ -16,7 +16,7 @@ from vfl.core.ledger import Ledger
 from vfl.core.storage import write_json
 from vfl.datasets import PartyData, Split
 from vfl.server.federation import Federation
-from vfl.session.alignment import PATIENCE_S, OwnAlignment, Post
+from vfl.session.alignment import OwnAlignment, Post
 from vfl.session.consent import check_alignment
 from vfl.session.progress import AlignmentProgress, ProgressReport, WaitingFor
 from vfl.session.terms import AlignTerms
@@ -62,7 +62,7 @@ def run_alignment(
         waiting=WaitingFor(terms.mode, tell),
     ) as federation:
         links = federation.join([ledger, progress.frame])
-        _carry(own, links)
+        _carry(own, links, say)
         with own.staged(federation.session) as kept:
             for link in links.values():
                 link.send(Frame(Kind.DONE))
@@ -78,12 +78,12 @@ def run_alignment(
     write_json(folder.path / OUTCOME, facts | {"name": terms.alignment, "bytes": sent})
 
 
-def _carry(own: OwnAlignment, links: dict[str, ObservedPoll]) -> None:
+def _carry(own: OwnAlignment, links: dict[str, ObservedPoll], say: Callable[[str], None]) -> None:
     """Ask every party in turn, until all have their result."""
     terms, me = own.terms, own.party.party
     posts = {name: Post(terms.everybody, own.most_bytes, own.place) for name in links}
     while True:
-        ready = own.player.advance_within(PATIENCE_S)
+        ready = own.advance(say)
         moved, ended = ready is None, sum(post.done for post in posts.values())
         for sent in ready or ():
             posts[sent.to].put(me, sent.payload)

@@ -97,6 +97,7 @@ OnToken = Callable[[int, int], bool]
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,80}$")]
+_Spent = Annotated[int, Field(ge=0, lt=2**63)]
 Say = Callable[[str], None]
 
 
@@ -127,7 +128,7 @@ class Talk(Settings):
     setup: _Hex = ""
     fresh: bool = False
     names: tuple[_Name, ...] = Field(default=(), max_length=4096)
-    spent: dict[str, tuple[int, int]] = Field(default={}, max_length=4)
+    spent: dict[str, tuple[_Spent, _Spent]] = Field(default={}, max_length=4)
 
     @property
     def kind(self) -> str:

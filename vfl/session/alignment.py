@@ -8,12 +8,14 @@ could compare them without anybody's consent.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from vfl.config import PartyFile, memory_bytes
 from vfl.core.errors import ConfigError, ConsentError, ProtocolError
@@ -22,8 +24,17 @@ from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
 from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
 from vfl.datasets.alignment.ids import OwnIds
 from vfl.datasets.alignment.positions import Agreed, Alignment, last_version
-from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Message, Own, Receive, Send
+from vfl.datasets.alignment.protocols import (
+    PROTOCOLS,
+    Bounds,
+    Message,
+    Own,
+    Receive,
+    Send,
+    too_many_ids,
+)
 from vfl.datasets.on_disk import DiskBytes, OnDisk, scratch
+from vfl.datasets.table import spaced
 from vfl.session.consent import PIECE_LIMIT_BYTES
 from vfl.session.party_folder import table_format
 from vfl.session.relay import OFFER_BYTES
@@ -31,8 +42,9 @@ from vfl.session.terms import AlignTerms
 
 _PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2
-_BEGUN = "begun.json"
+_ASKED = "_asked.json"  # no alignment has such a name
 _DAY_S = 24 * 3600.0
+_PATIENCE_S = 60.0
 #: A party that computes says so that often; one that says nothing is gone, or stands still.
 PATIENCE_S = 1.0
 
@@ -222,14 +234,30 @@ class OwnAlignment:
             else OnDisk(party.store_path, memory_bytes(memory))
         )
         self.ids = OwnIds.read(source, own.id, form, where, terms.rules, self.place)
-        self._count_this()
+        self._begin()
         consent = party.consent
-        bounds = Bounds(consent.min_ids, consent.max_rows, consent.min_common)
-        brought = Own(party.party, self.ids.keys, bounds, self.place)
+        self._most_asked = math.floor(consent.max_id_ratio * len(self.ids.keys))
+        bounds = Bounds(consent.min_ids, consent.max_rows, consent.min_common, self._most_asked)
+        brought = Own(party.party, self.ids.keys, bounds, self.place, self._count_ids)
         rows = terms.missing_rows
         role = role_of(protocol, brought, terms.everybody, terms.label_party, rows)
         self.player = Player(role)
         self.most_bytes = protocol.id_bytes * consent.max_rows + OFFER_BYTES
+
+    def advance(self, say: Callable[[str], None]) -> list[Send] | None:
+        """Go on with the role for a moment; None while it computes.
+
+        Args:
+            say: the party's own log, which alone is told counts of a refusal.
+
+        Raises:
+            ConsentError: without a count, for every other party would hear it.
+        """
+        try:
+            return self.player.advance_within(PATIENCE_S)
+        except ConsentError as error:
+            say(f"refused: {error.what}; {error.got}; wanted {error.want}; {error.fix}")
+            raise refused() from None
 
     @contextmanager
     def staged(self, session: str) -> Iterator[Alignment]:
@@ -254,22 +282,51 @@ class OwnAlignment:
         finally:
             made.discard(self.folder)
 
-    def _count_this(self) -> None:
-        """Note that an alignment begins, on the disk before anything is sent."""
-        folder, name = self.folder.parent, self.party.party
-        path, seal = folder / _BEGUN, Seal("alignments begun", name, "")
-        with locked(folder, _DAY_S):
-            times = read_sealed_json(path, seal)["times"] if path.exists() else []
-            now = time.time()
-            times = [each for each in times if now - _DAY_S < each <= now]
-            if len(times) >= self.party.consent.max_alignments:
+    def _begin(self) -> None:
+        """Note that an alignment begins, on the disk before anything is sent.
+
+        Raises:
+            ConsentError: it is one too many.
+        """
+        with self._day() as (begun, _):
+            if len(begun) >= self.party.consent.max_alignments:
                 raise ConsentError(
-                    f"party '{name}' does not consent to so many alignments a day",
-                    got=f"{len(times)} in the last 24 hours",
+                    f"party '{self.party.party}' does not consent to so many alignments a day",
+                    got=f"{len(begun)} in the last 24 hours",
                     want=f"at most {self.party.consent.max_alignments}",
                     fix="max_alignments in the [consent] of its own file",
                 )
-            write_sealed_json(path, {"times": [*times, now]}, seal)
+            begun.append([time.time()])
+
+    def _count_ids(self, owner: str, ids: int) -> None:
+        """Note what another party asks about, on the disk before anything that tells it is sent.
+
+        Raises:
+            ConsentError: with what was asked before it is more than this party accepts.
+        """
+        with self._day() as (_, asked):
+            total = sum(count for _, count in asked) + ids
+            if total > self._most_asked:
+                got = f"{spaced(ids)} ids of '{owner}', {spaced(total)} within 24 hours"
+                raise too_many_ids(self.party.party, got, self._most_asked)
+            asked.append([time.time(), ids])
+
+    @contextmanager
+    def _day(self) -> Iterator[tuple[list[Any], list[Any]]]:
+        """What the last 24 hours had under all names: alignments, and ids asked; kept as changed.
+
+        Each begins with its time; an alignment has nothing more, ids their number.
+        """
+        folder, name = self.party.store_path / "alignments", self.party.party
+        path, seal = folder / _ASKED, Seal("alignments and ids of a day", name, "")
+        with locked(folder, _PATIENCE_S):
+            known = read_sealed_json(path, seal) if path.exists() else {"begun": [], "asked": []}
+            since = time.time() - _DAY_S
+            begun, asked = (
+                [one for one in known[key] if one[0] > since] for key in ("begun", "asked")
+            )
+            yield begun, asked
+            write_sealed_json(path, {"begun": begun, "asked": asked}, seal)
 
 
 def refused() -> ConsentError:

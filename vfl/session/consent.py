@@ -52,6 +52,7 @@ from vfl.session import secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ledger import Spent
 from vfl.session.private import PrivacyPlan
+from vfl.session.ranges import out_of_range
 from vfl.session.relay import OFFER_BYTES, SEAL_BYTES
 from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
 from vfl.session.secure import Layers
@@ -144,6 +145,7 @@ def check_consent(
         ConsentError: every difference, asked and allowed.
         SpecError: codec, defense or bottom cannot be built.
     """
+    _check_ranges(terms, party, consent)
     differences = list(_differences(terms, party, consent, split, shared))
     if not differences and row_shape is not None:  # within limits that bound the counting too
         differences = list(
@@ -161,6 +163,7 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
     Raises:
         ConsentError: every difference, asked and allowed.
     """
+    _check_ranges(terms, party, consent)
     differences = [*_of_any_party(terms, consent), *_epochs(terms, consent)]
     _refuse(party, [*differences, *_version(terms, consent)])
 
@@ -174,6 +177,7 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
         ConsentError: every difference, asked and allowed.
         SpecError: codec or model cannot be built.
     """
+    _check_ranges(terms, party, consent)
     cuts = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
     differences = [*_of_any_party(terms, consent)]
     if not _matches(terms.codec, consent.codecs):
@@ -201,6 +205,7 @@ def check_tasks_consent(
         ConsentError: every difference, asked and allowed.
         SpecError: codec or top cannot be built.
     """
+    _check_ranges(terms, party, consent)
     found = [*_of_any_party(terms, consent), *_epochs(terms, consent), *_version(terms, consent)]
     if not _matches(terms.codec, consent.codecs):
         found.append((f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"))
@@ -249,6 +254,7 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
     Raises:
         ConsentError: every difference, asked and allowed.
     """
+    _check_ranges(terms, party, consent)
     rows = () if party == terms.label_party else _missing_rows(terms, consent)  # which asks for it
     _refuse(party, [*_of_any_party(terms, consent), *rows, *_version(terms, consent)])
 
@@ -290,6 +296,16 @@ def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
             want=f"bytes <= {most_bytes}",
             fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
         )
+
+
+def _check_ranges(terms: Terms, party: str, consent: Consent) -> None:
+    """Refuse numbers that the party does not accept, before anything is computed with them.
+
+    Raises:
+        ConsentError: every such number, asked and allowed.
+        ConfigError: see `vfl.session.ranges.ranges_of`.
+    """
+    _refuse(party, list(out_of_range(terms, consent)))
 
 
 def _refuse(party: str, differences: Sequence[tuple[str, str]]) -> None:

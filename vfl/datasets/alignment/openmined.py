@@ -28,7 +28,6 @@ from vfl.datasets.alignment.protocols import (
     other_size,
     refused_by_others,
     too_few_common,
-    too_few_ids,
 )
 from vfl.datasets.alignment.tags import KEY_BYTES, tags_of
 
@@ -89,7 +88,7 @@ class OpenminedPsi(Protocol):
         """As client: which of the items the other one has too."""
         client = psi.client.CreateWithNewKey(True)
         setup = _read(psi.ServerSetup, (yield self._receive(own, other)), other)
-        _check_size(own, other, len(setup.raw.encrypted_elements))
+        own.admit(other, len(setup.raw.encrypted_elements))
         yield Send(other, client.CreateRequest(items).SerializeToString())
         response = _read(psi.Response, (yield self._receive(own, other)), other)
         answers = response.encrypted_elements
@@ -110,7 +109,7 @@ class OpenminedPsi(Protocol):
         setup = server.CreateSetupMessage(_RATE, len(items), items, raw)
         yield Send(other, setup.SerializeToString())
         request = _read(psi.Request, (yield self._receive(own, other)), other)
-        _check_size(own, other, len(request.encrypted_elements))
+        own.admit(other, len(request.encrypted_elements))
         try:
             answer = server.ProcessRequest(request)
         except (RuntimeError, ValueError):
@@ -157,10 +156,3 @@ def _say(own: Own, other: str, common: int) -> Generator[Send, Message, None]:
     yield Send(other, YES if accepted else NO)
     if not accepted:
         raise too_few_common(own, common)
-
-
-def _check_size(own: Own, other: str, count: int) -> None:
-    if count < own.bounds.min_ids:
-        raise too_few_ids(own, other, count)
-    if count > own.bounds.max_ids:
-        raise other_size(other)

@@ -77,12 +77,19 @@ class Bounds:
 
     Attributes:
         min_ids, max_ids: of every other party's set, padding included.
+        max_asked: of every other party's set as well, by what this party has ids itself and was
+            asked about before; a larger one could be a dictionary.
         min_common: ids that all have; fewer are told to nobody but this party's own log.
     """
 
     min_ids: int = 1
     max_ids: int = _MOST_IDS
     min_common: int = 1
+    max_asked: int = _MOST_IDS
+
+
+def _counts_nothing(owner: str, ids: int) -> None:
+    """For roles that no party's file bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +101,32 @@ class Own:
         ids: normalised, each once.
         bounds: what it accepts.
         place: where sets lie, and how much memory working on them takes.
+        count: told each other party's name and how many ids its set has, before anything that
+            depends on the set is sent; raises ConsentError where that is too much in all.
     """
 
     party: str
     ids: Sequence[bytes] = field(repr=False)
     bounds: Bounds = Bounds()
     place: OnDisk = field(default_factory=scratch, repr=False)
+    count: Callable[[str, int], None] = field(default=_counts_nothing, repr=False)
 
     def blocks(self) -> Iterator[Sequence[bytes]]:
         """The ids in their order, some at a time."""
         for start in range(0, len(self.ids), BLOCK_TAGS):
             yield self.ids[start : start + BLOCK_TAGS]
+
+    def admit(self, owner: str, ids: int) -> None:
+        """Accept another party's set by its size; nothing that depends on it was sent before.
+
+        Raises:
+            ConsentError: it is smaller or larger than this party accepts.
+        """
+        if ids < self.bounds.min_ids:
+            raise too_few_ids(self, owner, ids)
+        if ids > (most := min(self.bounds.max_ids, self.bounds.max_asked)):
+            raise too_many_ids(self.party, f"{spaced(ids)} ids of '{owner}'", most)
+        self.count(owner, ids)
 
 
 class Protocol(ABC):
@@ -186,8 +208,11 @@ class ServerAided(Protocol):
             if len(key) != KEY_BYTES:
                 raise other_size(label_party)
         bounds, total = own.bounds, len(own.ids) + self.dummies(own)
+        most = min(bounds.max_ids, bounds.max_asked)
+        if self.pad > most:
+            raise too_many_ids(own.party, f"sets padded to {spaced(self.pad)} ids", most)
         sent, rows = DiskBytes(own.place), DiskColumn(own.place, np.int64)
-        sent.write(_LIMITS.pack(bounds.min_ids, bounds.max_ids))
+        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # which is of its own size
         for tags, order in sorted_tags(self._tags(own, key), total, own.place):
             sent.write(tags.tobytes())
             rows.write(order)
@@ -278,11 +303,10 @@ class EcdhPsi(Protocol):
         finals: dict[str, Message] = {}
         for hop in range(1, len(parties)):
             for owner in (owner for owner, route in routes.items() if route[hop] == me):
-                most = ristretto.POINT_BYTES * own.bounds.max_ids
+                most = ristretto.POINT_BYTES * _MOST_IDS  # a session bounds what it takes
                 payload = yield Receive(routes[owner][hop - 1], most)
                 sizes[owner] = len(payload) // ristretto.POINT_BYTES
-                if sizes[owner] < own.bounds.min_ids:
-                    raise too_few_ids(own, owner, sizes[owner])
+                own.admit(owner, sizes[owner])
                 last = hop + 1 == len(parties)
                 moved = _multiplied(payload, scalar, owner, own.place, short=last)
                 if not last:
@@ -393,6 +417,11 @@ def play(
     """
     parties, protocol = [own.party for own in owns], PROTOCOLS.make(spec)
     if isinstance(protocol, WholeProtocol):
+        sizes = {own.party: len(own.ids) + protocol.dummies(own) for own in owns}
+        for own in owns:
+            for other in parties:
+                if other != own.party:
+                    own.admit(other, sizes[other])
         rows = protocol.find(owns)
         for own in owns:
             if len(rows[own.party]) < own.bounds.min_common:
@@ -582,6 +611,16 @@ def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
         got=f"{spaced(count)} ids of '{owner}'",
         want=f"at least {spaced(own.bounds.min_ids)}",
         fix="a larger table there, or a smaller min_ids in the [consent] of this party's own file",
+    )
+
+
+def too_many_ids(party: str, got: str, most: int) -> ConsentError:
+    """Sets that are larger than a party accepts, for what it has itself."""
+    return ConsentError(
+        f"party '{party}' does not consent to an intersection with so large a set",
+        got=got,
+        want=f"at most {spaced(most)}",
+        fix="a smaller set or padding; max_id_ratio or max_rows in the [consent] of its own file",
     )
 
 

@@ -8,6 +8,7 @@ Positions of rows are those inside a phase's own rows, so that a dealer without 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
@@ -22,6 +23,7 @@ from vfl.mpc.three_party import HOLDERS, Rows, require_frames
 FACTS_BYTES = 1 << 14
 COLUMNS_BYTES = 4
 _STEP = 1
+_Size = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Facts(Settings):
@@ -34,8 +36,8 @@ class Facts(Settings):
         layers: of the network.
     """
 
-    columns: tuple[int, int]
-    rows: dict[Rows, int]
+    columns: tuple[_Size, _Size]
+    rows: dict[Rows, _Size]
     classes: int = Field(ge=0, lt=2**32)
     layers: tuple[Layer, ...] = Field(min_length=1, max_length=64)
 

@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -94,12 +94,17 @@ _WINDOW_FRAMES = 128
 #: What a party says of its rows, and what the label party says of everybody's.
 _OWN_BYTES, _FACTS_BYTES = 1 << 9, 1 << 14
 _STEP, _MOST_CLASSES = 1, 1024
+#: Of a row; how long it may be beside so many classes, `SgdTerms` says.
+_MOST_LENGTH = 32.0
 #: Ring elements that one frame has at most for each number of a batch: the products of bits.
 _BATCH_WORDS = 192
 #: What a holder has at once of each input, and of each number of a batch, in ring elements.
 _ROW_COPIES, _BATCH_COPIES = 6, 1024
 #: How long a thread waits for another one.
 _LOCAL_S = 600.0
+
+
+_Label = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class OwnFacts(Settings):
@@ -126,7 +131,7 @@ class Facts(Settings):
     """
 
     holders: tuple[OwnFacts, ...] = Field(min_length=2, max_length=MOST_HOLDERS)
-    classes: tuple[int | str, ...] = Field(min_length=2, max_length=_MOST_CLASSES)
+    classes: tuple[_Label | str, ...] = Field(min_length=2, max_length=_MOST_CLASSES)
     asked: int = Field(ge=0, lt=2**32)
 
 
@@ -205,6 +210,7 @@ class Pea(KeyedMode):
         require_choice("start", start, tuple(_PARTS))
         require_choice("divided", divided, ("rows", "columns"))
         require_choice("form", form, ("polynomial", "permuted"))
+        require_range("longest", longest, 1, _MOST_LENGTH)
         self._dealer, self.form, self.longest = dealer, form, longest
         self._divided, self.start = divided, start
 

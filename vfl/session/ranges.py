@@ -1,0 +1,215 @@
+"""The numbers that a session's terms have, and the range in which a party accepts each.
+
+The terms are chosen by somebody else, so every number in them has a range. It is the one that the
+schema of the terms gives it, or a narrower one of `USUAL`; `[consent.ranges]` of the party's own
+file may set another. Numbers in the options of a plug-in, such as ``clipped_noise:norm=4``, have
+the range that its constructor accepts, and a narrower one where the file names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from vfl.compression import CODECS
+from vfl.config import Consent
+from vfl.config.horizontal import HorizontalSettings
+from vfl.config.toml import Settings
+from vfl.core.errors import ConfigError, SpecError, nearest
+from vfl.core.registry import Registry, parts
+from vfl.datasets.alignment.protocols import PROTOCOLS
+from vfl.defenses import DEFENSES
+from vfl.models import BOTTOMS, TOPS
+from vfl.session.secure import SECURE
+from vfl.session.terms import AlignTerms, Terms
+
+Range = tuple[float, float]
+
+#: What is accepted of a number unless the party's own file says otherwise, where that is less than
+#: the schema allows.
+USUAL: Mapping[str, Range] = {
+    "train.learning_rate": (0, 10),
+    "train.momentum": (0, 0.999),
+    "train.weight_decay": (0, 0.1),
+    "tasks.weight": (1e-6, 1000),
+    "dp.noise": (1e-3, 1e6),
+    "dp.epsilon": (1e-3, 1e4),
+    "dp.delta": (1e-30, 0.01),
+    "dp.clip": (1e-4, 1e4),
+    "dp.clips": (1e-4, 1e4),
+    "horizontal.rounds": (1, 10_000),
+    "horizontal.learning_rate": (0, 10),
+    "horizontal.clip_norm": (1e-4, 1e4),
+    "horizontal.epsilon": (1e-3, 1e4),
+    "horizontal.delta": (1e-30, 0.01),
+}
+#: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.
+NAMED: Mapping[str, str] = {
+    "train.epochs": "max_epochs",
+    "train.batch_size": "max_batch_size",
+    "parties.width": "max_width",
+    "horizontal.batch_size": "max_batch_size",
+}
+#: What a training alone uses, and an alignment has by default.
+_OF_TRAINING = ("train.", "dp.")
+#: The plug-ins whose options terms have, by the first part of a range's name.
+FAMILIES: Mapping[str, Registry[Any]] = {
+    "codec": CODECS,
+    "defense": DEFENSES,
+    "secure": SECURE,
+    "bottom": BOTTOMS,
+    "top": TOPS,
+    "alignment": PROTOCOLS,
+}
+
+
+@cache
+def schema_ranges(model: type[Settings], prefix: str = "") -> dict[str, Range]:
+    """The numbers of a schema, by dotted name, each with the bounds that the schema gives it.
+
+    Names of parties are left out: ``parties.width`` is the width of each party.
+
+    Raises:
+        TypeError: a number without a least or a most.
+    """
+    schema = model.model_json_schema()
+    return dict(_bounds(schema, schema.get("$defs", {}), prefix))
+
+
+def _bounds(
+    node: Mapping[str, Any], models: Mapping[str, Any], name: str
+) -> Iterator[tuple[str, Range]]:
+    if "$ref" in node:
+        node = models[node["$ref"].rpartition("/")[2]]
+    if node.get("type") in ("integer", "number"):
+        least = node.get("minimum", node.get("exclusiveMinimum"))
+        most = node.get("maximum", node.get("exclusiveMaximum"))
+        if least is None or most is None:
+            raise TypeError(f"{name} is a number, and its schema does not bound it on both sides")
+        yield name, (least, most)
+    for inside, content in node.get("properties", {}).items():
+        yield from _bounds(content, models, f"{name}.{inside}" if name else inside)
+    unnamed = [*node.get("anyOf", ()), *node.get("prefixItems", ())]
+    unnamed += node.get("patternProperties", {}).values()
+    unnamed += [node[key] for key in ("items", "additionalProperties") if node.get(key)]
+    for content in unnamed:
+        yield from _bounds(content, models, name)
+
+
+@cache
+def default_ranges() -> dict[str, Range]:
+    """The range of every number of the terms of any session, where a party's file sets none."""
+    found = schema_ranges(Terms) | schema_ranges(AlignTerms)
+    found |= schema_ranges(HorizontalSettings, "horizontal")
+    return {name: USUAL.get(name, found[name]) for name in sorted(found.keys() - NAMED.keys())}
+
+
+def ranges_of(consent: Consent) -> dict[str, Range]:
+    """The range of every number, and of every option of a plug-in that the party's file names.
+
+    Raises:
+        ConfigError: the file has a range of something that is no number of the terms.
+    """
+    known = default_ranges()
+    for name in consent.ranges:
+        if name in NAMED:
+            raise _no_range(name, f"'{NAMED[name]}' of [consent], which bounds it")
+        if name not in known and name not in (options := _options(name)):
+            raise _no_range(name, nearest(name, [*known, *options]))
+    return known | consent.ranges
+
+
+def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
+    """The numbers of a session's terms that a party does not accept, and what it accepts.
+
+    Raises:
+        ConfigError: see `ranges_of`.
+        SpecError: a plug-in that does not exist, or an option that it does not have.
+    """
+    skipped = _OF_TRAINING if terms.mode == "align" else ()
+    found = [pair for pair in numbers_of(terms) if not pair[0].startswith(skipped)]
+    yield from _beyond([*found, *_numbers_of_specs(terms, consent)], consent)
+
+
+def out_of_horizontal_range(
+    settings: HorizontalSettings, consent: Consent
+) -> Iterator[tuple[str, str]]:
+    """The same of a horizontal training.
+
+    Raises:
+        ConfigError: see `ranges_of`.
+        SpecError: see `out_of_range`.
+    """
+    model = _options_in({"bottom": [settings.model]}, consent)
+    yield from _beyond([*numbers_of(settings, "horizontal"), *model], consent)
+
+
+def numbers_of(content: object, name: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of some terms, by the names that `schema_ranges` gives them."""
+    if isinstance(content, Settings):
+        for inside in type(content).model_fields:
+            yield from numbers_of(getattr(content, inside), f"{name}.{inside}" if name else inside)
+    elif isinstance(content, Mapping | tuple | list):
+        for one in content.values() if isinstance(content, Mapping) else content:
+            yield from numbers_of(one, name)
+    elif isinstance(content, int | float) and not isinstance(content, bool):
+        yield name, content
+
+
+def _beyond(numbers: Iterable[tuple[str, float]], consent: Consent) -> Iterator[tuple[str, str]]:
+    ranges = ranges_of(consent)
+    for name, value in dict.fromkeys(numbers):
+        if name not in NAMED:
+            least, most = ranges[name]
+            if not least <= value <= most:
+                yield f"{name} {value}", f"{name} from {least:g} to {most:g}"
+
+
+def _numbers_of_specs(terms: Terms, consent: Consent) -> Iterator[tuple[str, float]]:
+    specs = {
+        "codec": [terms.codec],
+        "defense": parts(terms.defense),
+        "secure": [terms.secure],
+        "bottom": [party.bottom for party in terms.parties.values()],
+        "top": [task.top for task in terms.tasks.values()],
+    }
+    if terms.middle is not None:
+        specs["codec"].append(terms.middle.codec)
+        specs["bottom"].append(terms.middle.model)
+    if isinstance(terms, AlignTerms):
+        specs["alignment"] = [terms.protocol]
+    return _options_in(specs, consent)
+
+
+def _options_in(
+    specs: Mapping[str, Iterable[str]], consent: Consent
+) -> Iterator[tuple[str, float]]:
+    """The numeric options of some plug-ins for which a party's file has a range."""
+    for family in sorted({name.partition(".")[0] for name in consent.ranges} & specs.keys()):
+        for spec in specs[family]:
+            for name, value in FAMILIES[family].numbers(spec).items():
+                if f"{family}.{name}" in consent.ranges:
+                    yield f"{family}.{name}", value
+
+
+def _options(name: str) -> list[str]:
+    """The numeric options of the plug-in that a range's name begins with."""
+    family, _, rest = name.partition(".")
+    member = rest.partition(".")[0]
+    if family not in FAMILIES:
+        return []
+    try:
+        return [f"{family}.{member}.{each}" for each in FAMILIES[family].numeric(member)]
+    except SpecError:
+        return []
+
+
+def _no_range(name: str, fix: str | None) -> ConfigError:
+    return ConfigError(
+        "no number of a session's terms is called that",
+        where="consent.ranges",
+        got=name,
+        want="such as train.learning_rate or defense.clipped_noise.norm",
+        fix=fix,
+    )
