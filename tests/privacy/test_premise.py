@@ -247,7 +247,7 @@ def width_of(spec):
 
 
 class Draws(nn.Module):
-    """Noise of all generators that a program shares, and attributes that a pass sets."""
+    """Noise of all generators that a program shares; attributes and gradients that a pass sets."""
 
     def __init__(self):
         super().__init__()
@@ -257,6 +257,7 @@ class Draws(nn.Module):
 
     def forward(self, rows):
         self.last, self.seen[len(rows)] = rows, True
+        self.linear.bias.sum().backward()
         noise = torch.randn(3) + np.random.random() + random.random()
         return self.dropout(self.linear(rows)) * self.scale + noise
 

@@ -127,6 +127,8 @@ class _Trial:
         self._clipper, self._kind = clipper, _KINDS[0]
         self._weights = [one for one in model.parameters() if one.requires_grad]
         self._before: dict[str, Tensor] = {}
+        #: Of a trial of outputs alone, where every pass begins with the same buffers.
+        self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def all(self, most_rows: int) -> None:
         """Try everything."""
@@ -144,6 +146,7 @@ class _Trial:
     def rows_apart(self) -> None:
         """Try outputs alone."""
         _move(self._weights)
+        self._buffers = [(one, one.detach().clone()) for one in self.model.buffers()]
         for training in (True, False):
             self.model.train(training)
             rows, _ = self._choose_rows()
@@ -182,6 +185,8 @@ class _Trial:
 
     def _outputs(self, rows: Rows, key: int = 0) -> Tensor:
         """Outputs, with the same draws for the same key."""
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
         with _seeded(key):
             found = self._forward(*rows)
         size = len(rows[0])
@@ -475,6 +480,8 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
         for value in own.values()
         if isinstance(value, dict | list | set)
     ]
+    for one in tensors:
+        one.grad = None
     try:
         yield
     finally:
