@@ -38,6 +38,7 @@ from vfl.privacy import PrivacyStatement, added
 from vfl.session import Checkpoints, Introduction, Terms, check_consent, check_introduction
 from vfl.session.handshake import PartyReport
 from vfl.session.rank_processes import RankProcesses
+from vfl.session.witness import Witness
 from vfl.training.run import load_data
 from vfl.training.specs import check_specs, spec_mistakes
 from vfl.transport import Credential, Hello, TcpLink, Timeouts
@@ -176,6 +177,12 @@ def absent_party():
     grid = SimpleNamespace(get_nodes=lambda: [SimpleNamespace(node_id=7, name="bank")])
     settings = FederationSettings(superlink="lender.example:8000")
     Federation(grid, terms(), settings, people()["lender"], join_timeout_s=0.05).join([])
+
+
+def store_put_back():
+    lender = Witness(Path("lender"), "lender")
+    for count in (2075, 3):
+        lender.admit("bank", count)
 
 
 def other_experiment():
@@ -325,6 +332,7 @@ PROVOCATIONS = {
     "V408": hijacked,
     "V409": cheated,
     "V410": killed_rank,
+    "V411": store_put_back,
     "V451": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, b"payload"))[:10]),
     "V452": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, bytes(9000))), limit_bytes=8192),
     "V453": corrupt,

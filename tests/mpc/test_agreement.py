@@ -116,9 +116,9 @@ def test_offers_of_another_length_or_twice_are_refused():
 def test_a_point_of_small_order_is_refused():
     """Whoever signs zeros as its key would make the pair's secret zero."""
     agreements = sides()
-    zero = bytes(32)
+    zero = bytes(32 + 8)  # and a count of 0
     shop = sides()["shop"]
-    message = b"".join([b"vfl masked sum offer 1", BINDING.digest(), b"\x04", b"shop", zero])
+    message = b"".join([b"vfl masked sum offer 2", BINDING.digest(), b"\x04", b"shop", zero])
     offer = zero + IDENTITIES["shop"].sign(message)
     assert len(offer) == len(shop.offer)
     with pytest.raises(AuthenticationError, match="'shop'"):

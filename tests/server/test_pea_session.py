@@ -121,7 +121,7 @@ def offers(seen):
     """Public keys, of which every party offers one an attempt."""
     first = [payload for _, way, kind, step, payload in seen
              if (way, kind, step) == ("up", Kind.PROTOCOL, 0)]  # fmt: skip
-    return {payload for payload in first if len(payload) == 96}
+    return {payload for payload in first if len(payload) == 104}
 
 
 def lose(monkeypatch, name, at):

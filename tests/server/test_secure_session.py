@@ -74,7 +74,7 @@ def sent(seen, kind, party="bank"):
 
 def test_a_training_and_a_prediction_use_keys_of_their_own(session):
     seen = session.play()
-    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [96]
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [104]
     assert len(sent(seen, Kind.CUT)) == 2 * 5
     assert all(len(payload) == 4 * 4 * 20 for _, payload in sent(seen, Kind.CUT)[:4])
     assert read_json(session.run / "summary.json")["weights_sha256"]
@@ -100,7 +100,7 @@ SHARED = {
 
 def test_a_training_and_a_prediction_with_shared_first_layers(session):
     seen = session.play(**SHARED)
-    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [96, 4]
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [104, 4]
     cuts, openings = sent(seen, Kind.CUT), sent(seen, Kind.OPENING)
     assert len(cuts) == len(openings) == 2 * 5
     assert all(len(payload) == 8 * 4 * 20 for _, payload in cuts[:4])

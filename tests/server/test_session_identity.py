@@ -13,9 +13,17 @@ import torch
 from played_session import Noting, PlayedSession, stand_in
 from sealed import weights_at
 from stand_in_flower import Flower
+from typer.testing import CliRunner
 
+from vfl.cli import app
 from vfl.config import read_party_file
-from vfl.core.errors import DisagreementError, MisalignedError, VFLError
+from vfl.core.errors import (
+    DisagreementError,
+    MisalignedError,
+    PeerFailedError,
+    RolledBackError,
+    VFLError,
+)
 from vfl.core.frame import Kind
 from vfl.session.party_folder import own_ledger, own_secret
 from vfl.session.terms import Terms
@@ -64,7 +72,7 @@ class Session(PlayedSession):
 
     def forget(self):
         """What a dishonest label party does before it uses a name again."""
-        shutil.rmtree(self.folder / "lender" / "store")
+        self.forget_store("lender")
         self.flower.failures.clear()
 
     def refused(self, mode="train", **changes):
@@ -97,7 +105,7 @@ def session(tmp_path, monkeypatch):
 
 def cuts(seen, party="bank"):
     return [payload for one, way, kind, _, payload in seen
-            if (one, way, kind) == (party, "up", Kind.CUT)]  # fmt: skip
+            if (one, way) == (party, "up") and kind in (Kind.CUT, Kind.QUERY)]  # fmt: skip
 
 
 def weights_of(session, party="bank"):
@@ -192,7 +200,7 @@ def test_a_feature_party_gets_no_second_noise_on_a_gradient(session):
     how = {"defense": "gradient_noise:norm=1,sigma=1", "train": STILL}
     session.broken_off(enough=ENOUGH, **how)
     for name in PARTIES:  # they forget their names, and so draw other first weights
-        shutil.rmtree(session.folder / name / "store")
+        session.forget_store(name)
     shutil.rmtree(session.run)
     session.flower.failures.clear()
     with pytest.raises(DisagreementError, match="something else than before") as caught:
@@ -208,7 +216,7 @@ def test_a_limit_of_epsilon_holds_over_all_names(session):
     assert refusal.want == "epsilon <= 15 in all"
     assert own_ledger(session.flower.files["bank"]).entries() == []
     for name in PARTIES[1:]:  # the others had bound the name already
-        shutil.rmtree(session.folder / name / "store")
+        session.forget_store(name)
     session.forget()
     assert cuts(session.play(defense=NOISY.format(1)))
 
@@ -283,3 +291,73 @@ def test_an_innocent_party_is_told_whose_rows_differ(session):
         assert "the tables of 'shop' and 'lender' have different rows" in told
         assert "keep only the ids all parties share" in told
         assert "TLS" not in told
+
+
+def copied(session, name):
+    """A copy of a party's store as it is now; gives what puts it back."""
+    store, copy = session.folder / name / "store", session.folder / f"copy of {name}"
+    shutil.copytree(store, copy)
+
+    def put_back():
+        shutil.rmtree(store)
+        shutil.copytree(copy, store)
+
+    return put_back
+
+
+def went_back(session):
+    return [one for one in session.flower.failures if isinstance(one, RolledBackError)]
+
+
+def test_a_party_whose_store_went_back_is_told_before_it_sends(session):
+    session.play()
+    put_back = copied(session, "bank")
+    session.play("predict")
+    put_back()
+    with pytest.raises(RolledBackError, match="store of party 'bank'"):
+        session.play("predict")
+    assert cuts(Noting.seen) == []
+    told, *_ = went_back(session)
+    assert "vfl sessions party.toml --restored" in told.fix
+
+
+def test_a_label_party_whose_store_went_back_is_told_by_who_notices(session):
+    session.play()
+    put_back = copied(session, "lender")
+    session.play("predict")
+    put_back()
+    with pytest.raises(PeerFailedError, match="stopped with V411"):
+        session.play("predict")
+    assert went_back(session)
+    assert cuts(Noting.seen) == []
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_feature_parties_witness_each_other_where_they_sign_keys(session, honest):
+    """A label party that hides what it has met: under a secure sum the other parties have, too."""
+    how = {"parties": TWO, "secure": "sum"}
+    session.introduce("bank", "shop")
+    session.play(**how)
+    put_back = copied(session, "bank")
+    session.play("predict", **how)
+    put_back()
+    if not honest:
+        witness = own_ledger(session.flower.files["lender"]).witness
+        witness._change(lambda now: {"peers": {}})
+    with pytest.raises(VFLError):
+        session.play("predict", **how)
+    assert went_back(session)
+    assert cuts(Noting.seen, "shop") == []  # without which bank's is under a mask
+    assert not honest or cuts(Noting.seen) == []
+
+
+def test_a_party_goes_on_once_it_says_that_its_store_was_put_back(session):
+    session.play()
+    put_back = copied(session, "bank")
+    session.play("predict")
+    put_back()
+    with pytest.raises(RolledBackError):
+        session.play("predict")
+    path = str(session.folder / "bank" / "party.toml")
+    assert CliRunner().invoke(app, ["sessions", path, "--restored"]).exit_code == 0
+    session.play("predict")

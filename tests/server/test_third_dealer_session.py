@@ -68,8 +68,8 @@ def sent(seen, kind, party="bank", way="up"):
 
 def test_a_training_an_evaluation_and_a_prediction(session):
     seen = session.play()
-    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [96, 4]
-    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL, "notary")] == [96, 32]
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [104, 4]
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL, "notary")] == [104, 32]
     sizes = {
         ("bank", Kind.OPENING): 8 * 20 * 3,
         ("bank", Kind.CUT): 8 * 20 * WIDTH,

@@ -146,7 +146,7 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
     lose(monkeypatch, session.others[place])
     seen = session.play(federation=ONE_MORE)
     offers = [payload for _, way, kind, step, payload in seen
-              if (way, kind, step) == ("up", Kind.PROTOCOL, 0) and len(payload) == 96]  # fmt: skip
+              if (way, kind, step) == ("up", Kind.PROTOCOL, 0) and len(payload) == 104]  # fmt: skip
     assert len(set(offers)) == 2 * 2, "both attempts have keys of their own"
     notes = (session.run / "notes.txt").read_text()
     assert "restart 1 of 1, from exchange 6" in notes

@@ -101,8 +101,8 @@ def test_a_masked_sum_has_words_of_its_ring(experiment, data, bits, word):
     limits = frame_limits(terms, "bank", data["bank"].split)
     assert limits.up[Kind.CUT] == 50 * 8 * word
     assert limits.up[Kind.QUERY] == 40 * 8 * word
-    assert limits.up[Kind.PROTOCOL] == 96
-    assert limits.down[Kind.PROTOCOL] == 2 * 96
+    assert limits.up[Kind.PROTOCOL] == 104
+    assert limits.down[Kind.PROTOCOL] == 2 * 104
 
 
 def test_shared_layers_open_nothing_before_their_columns_are_told(experiment, data):

@@ -1,5 +1,6 @@
 """Whole sessions over real streams, for which a stand-in plays Flower's part."""
 
+import shutil
 import warnings
 from typing import ClassVar
 
@@ -72,6 +73,16 @@ class PlayedSession:
         path = self.folder / name / "party.toml"
         path.write_text(text)
         self.flower.files[name] = read_party_file(path)
+
+    def forget_store(self, name):
+        """A party deletes its store, but not the count of it: that is how one would lie."""
+        store = self.folder / name / "store"
+        counts = store / "sessions" / "witness"
+        kept = {path.name: path.read_bytes() for path in counts.glob("*.json")}
+        shutil.rmtree(store)
+        for file, content in kept.items():
+            counts.mkdir(parents=True, exist_ok=True)
+            (counts / file).write_bytes(content)
 
     def introduce(self, *names):
         """Parties have identity keys and each other's public ones."""

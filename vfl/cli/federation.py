@@ -159,6 +159,13 @@ def _run_rank(party_file: Path, rank: int) -> NoReturn:
 def sessions(
     party_file: OwnFile,
     json: Json = False,
+    restored: Annotated[
+        bool,
+        typer.Option(
+            help="The store was put back from a copy: end trainings that were under way, count all "
+            "of max_epsilon as spent, and take part again."
+        ),
+    ] = False,
 ) -> None:
     """List the sessions a party has taken part in, the latest last.
 
@@ -171,7 +178,13 @@ def sessions(
     from vfl.session.party_folder import own_ledger
 
     party = read_party_file(party_file)
-    entries = own_ledger(party).entries()
+    ledger = own_ledger(party)
+    if restored:
+        from vfl.clients.horizontal import end_trainings
+
+        end_trainings(party)
+        ledger.restored()
+    entries, lost = ledger.entries(), ledger.witness.read().lost_epsilon
     if json:
         emit([_facts(entry) for entry in entries])
         return
@@ -184,7 +197,7 @@ def sessions(
         print(f"  epsilon   {_epsilon(entry)}")
         print(f"  from {entry.first} to {entry.last}")
     if entries:
-        print(_total(entries, party.consent.max_epsilon))
+        print(_total(entries, party.consent.max_epsilon, lost))
     else:
         print("no session yet")
 
@@ -320,13 +333,14 @@ def _epsilon(entry: Entry) -> str:
     return f"{text}; and {queries} times as queries, without any" if queries else text
 
 
-def _total(entries: Sequence[Entry], most: float | None) -> str:
-    """What all names spent together."""
+def _total(entries: Sequence[Entry], most: float | None, lost: float) -> str:
+    """What all names spent together, and what a store that was put back may have forgotten."""
     from vfl.session.ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]
     text = "all names: epsilon "
     text += f"at most {total_epsilon(stated):.4g}" if stated else "-"
+    text += f" and {lost:.4g} that a copy may have forgotten" if lost else ""
     text += "" if most is None else f" of {most:g} allowed"
     if delta := sum(entry.stated_passes * (entry.delta or 0.0) for entry in stated):
         text += f", delta {delta:.2g}"

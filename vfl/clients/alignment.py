@@ -51,6 +51,7 @@ def take_part_in_alignment(
         settings=terms.settings(),
         rows=0,
         row_order="0" * 64,
+        standing=None,
     )
     seals, limits = PairSeals(party, terms, message.session), frame_limits(terms, name, None)
     post, kept, asked = Post(terms.everybody, own.most_bytes, own.place), None, None

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from vfl.config import PartyFile
+from vfl.config.experiment import MAX_STEPS
 from vfl.config.horizontal import HorizontalSettings
 from vfl.core.errors import (
     ConsentError,
@@ -29,6 +30,7 @@ from vfl.horizontal.client import build_model, flat, layers_of
 from vfl.horizontal.flower import ACTION, NoiseMod, Terms, answer
 from vfl.horizontal.simulation import own_rows
 from vfl.session import for_others, unexpected
+from vfl.session.party_folder import own_ledger
 from vfl.session.ranges import out_of_horizontal_range
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -64,8 +66,8 @@ def take_round(
             trainer = ClientTrainer(
                 terms.settings, plan, inputs, labels, len(terms.settings.classes or ())
             )
-            spend(party, terms, plan)
-            return answer(message, context, terms, trainer, Secret.fresh())
+            count = spend(party, terms, plan)
+            return answer(message, context, terms, trainer, Secret.fresh(), count)
         except VFLError as error:
             print(error, flush=True)
             failure = for_others(error, name)
@@ -135,10 +137,11 @@ def _counted(plan: NoisePlan) -> float | None:
     return max(stated) if stated else None
 
 
-def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> None:
-    """Count one more round, on the disk, before anything of it leaves.
+def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
+    """Count one more round, on the disk, before anything of it leaves; the count of the store.
 
     Raises:
+        RolledBackError: the server has met a larger count: the store was put back from a copy.
         ConsentError: more rounds than the training has for one client, or more epsilon than the
             party gives under all names together.
         DisagreementError: the name is bound to other settings.
@@ -146,11 +149,13 @@ def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> None:
     settings = terms.settings
     if not _NAME.fullmatch(terms.run):
         raise DisagreementError("this is no name of a run", want=_NAME.pattern)
-    folder = party.store_path / "sessions" / "horizontal"
+    folder = _rounds_folder(party)
     private_folder(folder)
+    witness = own_ledger(party).witness
+    witness.require(terms.known, "the server")
     with locked(folder, _PATIENCE_S):
         path, digest = folder / f"{terms.run}.json", _digest(settings)
-        seal = Seal("rounds of a horizontal training", party.party, terms.run)
+        seal = _seal(party.party, terms.run)
         new: dict[str, Any] = {"settings": digest, "rounds": 0, "epsilon": _counted(plan)}
         known = read_sealed_json(path, seal) if path.exists() else new
         if known["settings"] != digest:
@@ -171,6 +176,7 @@ def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> None:
             known_paths := sorted(folder.glob("*.json"))
         ):
             spent = sum(_epsilon_at(one, party.party) for one in known_paths)
+            spent += witness.read().lost_epsilon
             planned = _counted(plan) or 0.0
             if spent + planned > party.consent.max_epsilon * (1 + _ROUNDING):
                 raise ConsentError(
@@ -180,12 +186,31 @@ def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> None:
                     fix="more noise, or a larger max_epsilon in the party's own file",
                 )
         write_sealed_json(path, known | {"rounds": known["rounds"] + 1}, seal)
+    return witness.announce()
+
+
+def end_trainings(party: PartyFile) -> None:
+    """Give up every horizontal training that has begun: the store was put back from a copy."""
+    folder = _rounds_folder(party)
+    if not folder.exists():
+        return
+    with locked(folder, _PATIENCE_S):
+        for path in folder.glob("*.json"):
+            seal = _seal(party.party, path.stem)
+            write_sealed_json(path, read_sealed_json(path, seal) | {"rounds": MAX_STEPS}, seal)
+
+
+def _rounds_folder(party: PartyFile) -> Path:
+    return party.store_path / "sessions" / "horizontal"
+
+
+def _seal(party: str, run: str) -> Seal:
+    return Seal("rounds of a horizontal training", party, run)
 
 
 def _epsilon_at(path: Path, party: str) -> float:
     """What a name may spend in all; that it began is enough."""
-    seal = Seal("rounds of a horizontal training", party, path.stem)
-    return float(read_sealed_json(path, seal)["epsilon"] or 0.0)
+    return float(read_sealed_json(path, _seal(party, path.stem))["epsilon"] or 0.0)
 
 
 def _digest(settings: HorizontalSettings) -> str:

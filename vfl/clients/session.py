@@ -59,6 +59,7 @@ from vfl.session.secure import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import Recorder, own_recorders, recording
+from vfl.session.witness import Announcement
 from vfl.transport import Hello, LinkLimits, Observed, ObservedPoll, TcpLink, Timeouts
 from vfl.transport.link import FanOut
 
@@ -180,15 +181,15 @@ class _PartySession:
 
     def play(self) -> PartyReport:
         """Attach, and play the party's part."""
-        introduction = Introduction.of(self.data, self.terms, self.message.session)
         helps = self.split is None and not self.mode.whole_network
         with (
             nullcontext()
             if helps
             else locked(self.folder.path, _HANDOVER_S),  # who helps keeps nothing
             self.ledger.session(self.terms, self.message.start) as (entry, meter, sent),
-            attached(self.message, introduction, self._limits()) as stream,
+            attached(self.message, self._introduction(meter), self._limits()) as stream,
         ):
+            self._admit_label_party(stream)
             link = Observed(stream, self.name, "feature", [meter, *self.recorders])
             if helps:
                 return self._help(stream, link, meter)
@@ -204,10 +205,21 @@ class _PartySession:
                 return self._learn(link, own, meter)
             return self._play(stream, link, own, meter)
 
+    def _introduction(self, meter: Meter) -> Introduction:
+        assert meter.standing is not None, "a session has one"
+        self._standing = meter.standing
+        announced = self._standing.announce()
+        return Introduction.of(self.data, self.terms, self.message.session, announced)
+
+    def _admit_label_party(self, stream: TcpLink) -> None:
+        """Go on with a label party whose store has not gone back."""
+        name = self.terms.label_party
+        self._standing.admit(name, Announcement.parse(stream.terms.get("standing"), name))
+
     def _sealed(self, link: Link, others: Sequence[str]) -> SealedLinks:
         """Links to others, sealed from end to end, through the label party."""
         terms = self.terms
-        seals = PairSeals(self.party, terms, self.message.session, others)
+        seals = PairSeals(self.party, terms, self.message.session, others, self._standing)
         links = SealedLinks(link, seals, terms.peers, terms.window_frames)
         links.agree()
         return links
@@ -451,7 +463,7 @@ class _PartySession:
             if self.terms.mode == "predict" and data is not None:
                 folder.save_predicted(data)
 
-        return whole.play(self.message.start, meter.through, keep, check)
+        return whole.play(self.message.start, meter.through, keep, check, self._count)
 
     def _help(self, stream: TcpLink, link: Observed, meter: Meter) -> PartyReport:
         """Play a third party without data, which deals for example; it keeps nothing."""
@@ -467,7 +479,8 @@ class _PartySession:
 
     def _keys(self) -> Any:
         message = self.message
-        return self.mode.own_keys(self.party, self.terms, message.session, message.attempt)
+        named = (message.session, message.attempt)
+        return self.mode.own_keys(self.party, self.terms, *named, self._standing)
 
     def _agree_on_keys(self, end: FeatureRound | HelperRound) -> None:
         keys = self._keys()
@@ -479,7 +492,13 @@ class _PartySession:
 
     def _report(self, weights_sha256: str) -> PartyReport:
         seconds = time.perf_counter() - self.started
-        return PartyReport(party=self.name, weights_sha256=weights_sha256, seconds=seconds)
+        return PartyReport(
+            party=self.name, weights_sha256=weights_sha256, seconds=seconds, count=self._count()
+        )
+
+    def _count(self) -> int:
+        """Of the party's store, for its last word."""
+        return self._standing.announce().count
 
 
 def _check_asked(party: PartyFile, terms: Terms) -> None:

@@ -80,6 +80,7 @@ class WholeNetworkParty:
         through: Callable[[Iterable[Exchange]], Iterator[Exchange]] = iter,
         keep: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
+        count: Callable[[], int] = lambda: 0,
     ) -> PartyReport:
         """Go through a session from exchange `start` on; the party's last word.
 
@@ -88,6 +89,7 @@ class WholeNetworkParty:
             through: told every exchange.
             keep: called when all is done, before this party says so.
             check: called after every exchange; raises where the party goes no further.
+            count: gives the count of the party's store for its last word.
 
         Raises:
             VFLError: what ended the session.
@@ -123,6 +125,7 @@ class WholeNetworkParty:
             party=self.name,
             weights_sha256=weights_digest(self.network.weights()),
             seconds=time.perf_counter() - started,
+            count=count(),
         )
         keep()
         self.network.end(report.frame())

@@ -37,6 +37,7 @@
         HijackError            V408
         CheatingError          V409
         LostRankError          V410
+        RolledBackError        V411
         FrameError             V450
           TruncatedFrameError  V451
           OversizedFrameError  V452
@@ -252,6 +253,10 @@ class CheatingError(PeerError, code="V409"):
 
 class LostRankError(PeerError, code="V410"):
     """One of a party's own ranks ended."""
+
+
+class RolledBackError(PeerError, code="V411"):
+    """A party's store was put back from an earlier copy."""
 
 
 class FrameError(PeerError, code="V450"):

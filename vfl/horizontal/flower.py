@@ -29,6 +29,7 @@ from vfl.horizontal.simulation import Evaluator, secret_of_client, shared_rows, 
 #: The message of one round, as Flower names it: train.horizontal.
 ACTION = "horizontal"
 _WEIGHTS, _TERMS, _UPDATE, _FIGURES = "weights", "terms", "update", "figures"
+_STORE = "store"
 _LOOK_S = 0.1
 _STATE, _NORM = "horizontal", "horizontal-norm"
 
@@ -41,13 +42,21 @@ class HorizontalStrategy(Strategy):
         evaluator: told the end of each round.
         run: name of the training, which parties bind to its settings.
         nodes: Flower's ids of all clients; the position is a client's number.
+        known: gives the largest count of a client's store that the server has met.
+        admit: told the count that a client answers with; see `vfl.session.witness`.
     """
 
     def __init__(
-        self, averager: Averager, evaluator: Evaluator, run: str, nodes: Iterable[int]
+        self,
+        averager: Averager,
+        evaluator: Evaluator,
+        run: str,
+        nodes: Iterable[int],
+        known: Callable[[int], int] = lambda client: 0,
+        admit: Callable[[int, int], None] = lambda client, count: None,
     ) -> None:
         self._averager, self._evaluator, self._run = averager, evaluator, run
-        self._nodes = list(nodes)
+        self._nodes, self._known, self._admit = list(nodes), known, admit
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -62,11 +71,12 @@ class HorizontalStrategy(Strategy):
         }
         return [
             Message(
-                RecordDict({_WEIGHTS: arrays, _TERMS: ConfigRecord({**terms, "client": client})}),
+                RecordDict({_WEIGHTS: arrays, _TERMS: ConfigRecord({**terms, **own})}),
                 dst_node_id=self._nodes[client],
                 message_type=f"train.{ACTION}",
             )
             for client in averager.participants(server_round)
+            for own in [{"client": client, "known": self._known(client)}]
         ]
 
     def aggregate_train(
@@ -89,6 +99,8 @@ class HorizontalStrategy(Strategy):
                     fix="its own log says why",
                 )
             _raise_refusal(answer)
+            client = self._nodes.index(answer.metadata.src_node_id)
+            self._admit(client, _count_of(answer.content))
         missing = len(self._averager.participants(server_round)) - len(answers)
         if missing:
             raise LostPeerError(
@@ -173,6 +185,14 @@ def _update_of(content: RecordDict) -> Update:
         raise ProtocolError("a client answered with something that is no update") from None
 
 
+def _count_of(content: RecordDict) -> int:
+    """The count of a client's store; 0 of a simulated one, which has none."""
+    try:
+        return int(content[_STORE]["count"]) if _STORE in content else 0  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError):
+        raise ProtocolError("a client answered with something that is no update") from None
+
+
 def _raise_refusal(answer: Message) -> None:
     """The error of a client that answered with one."""
     told = answer.content.config_records.get("failure")
@@ -198,6 +218,7 @@ class Terms:
             told = content.config_records[_TERMS]
             self.run, self.client = str(told["run"]), int(told["client"])  # type: ignore[arg-type]
             self.round, self.norm = int(told["round"]), float(told["norm"])  # type: ignore[arg-type]
+            self.known = int(told["known"])  # type: ignore[arg-type]
             settings = json.loads(str(told["settings"]))
             self.layers = layers_in(content.array_records[_WEIGHTS])
         except (KeyError, TypeError, ValueError):
@@ -208,9 +229,14 @@ class Terms:
 
 
 def answer(
-    message: Message, context: Context, terms: Terms, trainer: ClientTrainer, secret: Secret
+    message: Message,
+    context: Context,
+    terms: Terms,
+    trainer: ClientTrainer,
+    secret: Secret,
+    count: int = 0,
 ) -> Message:
-    """One round at a client; the mod adds the noise.
+    """One round at a client, with the count of its store if it has one; the mod adds the noise.
 
     What the client keeps from round to round is in Flower's state of this node, at the node alone.
     """
@@ -222,6 +248,8 @@ def answer(
         {"within": update.within, "moved": update.moved, "deviation": update.deviation}
     )
     content = RecordDict({_UPDATE: arrays_of(update.layers), _FIGURES: figures})
+    if count:
+        content[_STORE] = MetricRecord({"count": count})
     return Message(content, reply_to=message)
 
 

@@ -41,6 +41,7 @@ from vfl.session import (
 from vfl.session.consent import frame_limits
 from vfl.session.handshake import RankStream
 from vfl.session.secure import Layers
+from vfl.session.witness import Standing
 from vfl.transport import (
     Admission,
     Credential,
@@ -82,6 +83,8 @@ class Federation:
         simulation: nodes have no names, and their positions name the parties. In a deployment a
             node is the party it is registered as, and one without a name is nobody.
         partial: go on with those that came in time, and let the others come later.
+        standing: the count of the label party's store, and those of parties; an alignment, which
+            spends nothing, has none.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Federation:
         simulation: bool = False,
         waiting: Callable[[Sequence[str]], None] = lambda parties: None,
         partial: bool = False,
+        standing: Standing | None = None,
     ) -> None:
         self.grid = grid
         self.terms = terms
@@ -105,7 +109,7 @@ class Federation:
         self.say = say
         self.attempt = attempt
         self.simulation = simulation
-        self._waiting, self._partial = waiting, partial
+        self._waiting, self._partial, self._standing = waiting, partial, standing
         self._observers: list[Observer] = []
         self._invited: dict[str, float] = {}
         self._returned_at = 0.0
@@ -330,6 +334,7 @@ class Federation:
                 want="one node a party, under its own name",
             )
         check_introduction(introduction, self.terms, self.own, self.session)
+        answer = self._meet(party, introduction)
         self._node_of[party] = name
         what = f"{introduction.rows} rows, same order"
         if party == self.terms.rowless:
@@ -338,7 +343,16 @@ class Federation:
             what = f"{introduction.rows} rows of its own"
         what = "it has ids" if self.terms.mode == "align" else what
         self.say(f"party {party} is here: {what}")
-        return {}
+        return answer
+
+    def _meet(self, party: str, introduction: Introduction) -> Mapping[str, Any]:
+        """Compare the count of a party's store with the largest known; tell it that of our own."""
+        if self._standing is None:
+            return {}
+        if introduction.standing is None:
+            raise ProtocolError(f"party '{party}' announces no count of its store")
+        self._standing.admit(party, introduction.standing)
+        return {"standing": self._standing.answer().model_dump()}
 
     def _limits(self, name: str) -> LinkLimits:
         """What frames of the party that a node was admitted as may carry."""

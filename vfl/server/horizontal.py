@@ -35,6 +35,7 @@ from vfl.horizontal.flower import HorizontalStrategy
 from vfl.horizontal.simulation import Evaluator, own_rows
 from vfl.server.federation import nodes_by_name
 from vfl.session import unexpected
+from vfl.session.party_folder import own_ledger
 
 _ROUND_S = 3600.0
 _LOOK_S = 0.2
@@ -98,7 +99,15 @@ def _train(
     evaluator = Evaluator(settings, averager, model, inputs, labels, keep)
     nodes = _wait_for(grid, clients, experiment.federation.join_timeout_s)
     folder.note(f"{len(nodes)} clients: {', '.join(clients)}")
-    HorizontalStrategy(averager, evaluator, run, nodes).run(grid, _ROUND_S)
+    witness = own_ledger(party).witness
+
+    def known(client: int) -> int:
+        return witness.read().peers.get(clients[client], 0)
+
+    def admit(client: int, count: int) -> None:
+        witness.admit(clients[client], count)
+
+    HorizontalStrategy(averager, evaluator, run, nodes, known, admit).run(grid, _ROUND_S)
     model_state = {str(number): layer for number, layer in averager.layers.items()}
     save_weights(
         folder.path / "weights.safetensors", model_state, Seal("weights", party.party, run)

@@ -281,7 +281,10 @@ class LabelSession:
             meter.most = most_of_an_epoch(terms, split, streams)
             secret, device = own_secret(self.party, entry), self.party.device
             own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
-            return self._play(own, meter)
+            label, reports = self._play(own, meter)
+            assert meter.standing is not None, "a session has one"
+            meter.standing.conclude({report.party: report.count for report in reports})
+            return label, reports
 
     def _play(self, own: Own, meter: Meter) -> tuple[AnyLabelParty, list[PartyReport]]:
         settings = self.experiment.federation
@@ -362,6 +365,7 @@ class LabelSession:
                 simulation=self.simulation,
                 waiting=WaitingFor(terms.mode, self._tell),
                 partial=self._partial,
+                standing=meter.standing,
             ) as federation,
             further_ranks(party, self.ranks, patience, device) as ranks,
         ):

@@ -61,6 +61,7 @@ from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
 from vfl.mpc.two_party import Constant, Form, Growing, Role
 from vfl.session.identity import Identity, read_pins
+from vfl.session.witness import Witness
 from vfl.transport import (
     Admission,
     Credential,
@@ -279,6 +280,7 @@ class Party:
         self.form = Form(terms.mode, terms.shown_bytes, terms.first_bytes, terms.integer_bits)
         self.folder = file.beside(file.store)
         private_folder(self.folder)
+        self._witness = Witness(self.folder, self.name)
         self._identity = Identity.kept_at(file.beside("identity.key"))
         self._pins = read_pins(
             file.beside("peers"), [each for each in PARTIES if each != self.name]
@@ -446,10 +448,12 @@ class Party:
 
         Raises:
             AuthenticationError: a party is not who it was pinned to be.
+            RolledBackError: its folder was put back from a copy.
         """
         parties = tuple(each for each in PARTIES if each == self.name or each in wires)
         binding = Binding(session, 0, self.terms.digest(), parties)
-        agreement = Agreement(self.name, self._identity, self._pins, binding)
+        age = self._witness.announce(), self._witness.admit
+        agreement = Agreement(self.name, self._identity, self._pins, binding, *age)
         role = Role(self.role, {ROLES[name]: wire for name, wire in wires.items()}, self.form)
         for channel in role.channels.values():
             channel.send_bytes(agreement.offer, 0, "setup")
@@ -849,8 +853,8 @@ class User(Party):
                 return None
             if plan.names[0] not in own:
                 raise ProtocolError("the model owner names material that nobody has")
-            material = self.store(setup).take(plan.names[0])
             role = self.meet({"owner": owner}, plan.session)
+            material = self.store(setup).take(plan.names[0])
             account.phase, began = "online", time.monotonic()
             answers: list[list[int]] = [[] for _ in prompts]
             logits = None

@@ -35,6 +35,7 @@ from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.session import secure
 from vfl.session.terms import SHORT, AlignTerms, Terms, differing
+from vfl.session.witness import MOST, Announcement
 
 _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
@@ -47,6 +48,7 @@ class Introduction(Settings):
         terms: digest of the terms it was sent.
         settings: those terms as short texts, so that a difference has a name.
         row_order: digest of its rows' order, keyed with the session.
+        standing: the count of its store; of an alignment, which spends nothing, there is none.
     """
 
     party: PartyName
@@ -55,9 +57,16 @@ class Introduction(Settings):
     settings: dict[Short, Short] = Field(max_length=64)
     rows: int = Field(ge=0, lt=2**40)
     row_order: str = Field(pattern=_HEX)
+    standing: Announcement | None
 
     @classmethod
-    def of(cls, data: PartyData | None, terms: Terms, session: str) -> Introduction:
+    def of(
+        cls,
+        data: PartyData | None,
+        terms: Terms,
+        session: str,
+        standing: Announcement | None = None,
+    ) -> Introduction:
         """The introduction of a party that holds `data`; of the one that has no rows."""
         return cls(
             party=str(terms.rowless) if data is None else data.name,
@@ -66,6 +75,7 @@ class Introduction(Settings):
             settings=terms.settings(),
             rows=0 if data is None else data.rows,
             row_order="0" * 64 if data is None else data.row_digest(session),
+            standing=standing,
         )
 
     @classmethod
@@ -270,11 +280,16 @@ REPORT_LIMIT_BYTES = 1024
 
 
 class PartyReport(Settings):
-    """A feature party's last word: the digest of its weights, never the weights."""
+    """A feature party's last word: the digest of its weights, never the weights.
+
+    Attributes:
+        count: of its store, now that the session has ended; see `vfl.session.witness`.
+    """
 
     party: PartyName
     weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     seconds: float = Field(ge=0, le=1e9)
+    count: int = Field(default=0, ge=0, lt=MOST)
 
     def frame(self) -> Frame:
         """The report as the DONE frame of its party."""

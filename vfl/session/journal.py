@@ -85,6 +85,11 @@ class Journal:
     def __len__(self) -> int:
         return len(self._sent)
 
+    @property
+    def steps(self) -> int:
+        """Exchanges up to the last one that it holds; 0 of an empty one."""
+        return 1 + max((_KEY.unpack(key)[0] for key in self._sent), default=-1)
+
     def admit(self, step: int, content: Payload, peer: str = "") -> None:
         """Note what is about to be sent.
 

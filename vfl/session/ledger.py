@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -44,11 +44,12 @@ from vfl.session import secure
 from vfl.session.journal import Journal
 from vfl.session.schedule import Exchange
 from vfl.session.terms import Mode, Terms, differing
+from vfl.session.witness import Standing, Witness
 
 _NONCE_BYTES = 32
 _ROUNDING = 1e-9
 _HEX = r"^[0-9a-f]{64}$"
-State = Literal["open", "ended"]
+State = Literal["open", "ended", "lost"]
 
 
 class Spent(Settings):
@@ -86,11 +87,13 @@ class Entry(Settings):
         parties: everybody on the stream, and the label party.
         secure, defense, codec: of those terms, for people.
         nonce: the party's own, 32 bytes as hex; it is told to nobody.
-        state: "ended" once the training has left weights.
+        state: "ended" once the training has left weights; "lost" if it was under way when the store
+            was copied, which was put back since.
         weights: SHA-256 of those weights.
         epsilon, delta: what the defense states for the inputs of one row sent once; None without.
         training_only: it states that for rows that are trained on, and nothing for queries.
         noted: how many exchanges its journal holds at least.
+        received: exchanges up to the last one that came from each peer in its training.
         first, last: when a session under this name was begun first and last.
         spent: by mode.
     """
@@ -110,6 +113,7 @@ class Entry(Settings):
     delta: float | None = None
     training_only: bool = False
     noted: int = 0
+    received: dict[str, int] = Field(default_factory=dict)
     first: str
     last: str
     spent: dict[Mode, Spent] = Field(default_factory=dict)
@@ -155,6 +159,7 @@ class Meter:
         counted: the epoch up to which passes were counted in earlier sessions that this one can
             only repeat; None where what is sent again may be something else.
         reserve: told before an epoch begins.
+        standing: told about every frame, too; see `Standing`.
     """
 
     rows: int = 0
@@ -163,9 +168,12 @@ class Meter:
     most: Spent = field(default_factory=Spent)
     counted: int | None = None
     reserve: Callable[[], None] = lambda: None
+    standing: Standing | None = None
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
         self.bytes[direction] += frame.wire_bytes
+        if self.standing is not None:
+            self.standing(party, direction, frame)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
         """The same exchanges, counted as they begin."""
@@ -201,12 +209,16 @@ class SessionLedger:
         party: whose it is.
         max_epsilon: the most of one row's inputs that all names together may spend where the party
             sends cuts; None sets no limit.
+
+    Attributes:
+        witness: the count by which peers notice that the store went back, and theirs.
     """
 
     def __init__(self, folder: Path, party: str, max_epsilon: float | None = None) -> None:
         self.folder = folder
         self.party = party
         self.max_epsilon = max_epsilon
+        self.witness = Witness(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
         """Bind the name of a session to its terms, or find that it is bound to the same.
@@ -269,15 +281,21 @@ class SessionLedger:
             path = self._journal(terms.run)
             journal = Journal(path, entry.owner, peers, closed=closed, least=entry.noted)
             meter.counted = entry.spent["train"].passes
+        noted = (lambda: None) if journal is None else (lambda: journal.steps)
+        meter.standing = standing = Standing(
+            self.witness, self.party, terms.run, terms.label_party, noted, entry.received
+        )
         written = Spent()
 
         def spend(*, coming: bool) -> None:
             nonlocal written
             if journal is not None:
                 journal.sync()
+            standing.write()
             now, noted = meter.spent(coming=coming), 0 if journal is None else len(journal)
+            more = {"received": standing.received} | ({"noted": noted} if noted else {})
             try:
-                self._spend(terms, written, now, noted, checked=coming)
+                self._spend(terms, written, now, more, checked=coming)
             except ConsentError:
                 meter.passes = written.passes
                 raise
@@ -294,7 +312,7 @@ class SessionLedger:
                     journal.close()
 
     def _spend(
-        self, terms: Terms, written: Spent, now: Spent, noted: int, *, checked: bool
+        self, terms: Terms, written: Spent, now: Spent, more: dict[str, Any], *, checked: bool
     ) -> None:
         """Put what a session has taken now in the place of what was written of it before.
 
@@ -307,7 +325,7 @@ class SessionLedger:
             spent = before.plus(now).plus(written, -1)
             if checked and spent.passes > before.passes:  # sessions of other names may be at work
                 self._check_epsilon(entry, terms, spent.passes - before.passes)
-            changed = {"spent": {**entry.spent, terms.mode: spent}, "noted": noted or entry.noted}
+            changed = more | {"spent": {**entry.spent, terms.mode: spent}}
             self._write(entry.model_copy(update=changed))
 
     def _check_planned(self, entry: Entry, terms: Terms) -> None:
@@ -323,7 +341,7 @@ class SessionLedger:
             return
         asks = terms.mode != "train" or terms.validation + terms.test > 0
         stated = None if entry.training_only and asks else entry.epsilon
-        spent = total_epsilon(self.entries())
+        spent = total_epsilon(self.entries()) + self.witness.read().lost_epsilon
         planned = math.inf if stated is None else stated * passes
         if spent + planned > self.max_epsilon * (1 + _ROUNDING):
             more = "without an epsilon" if stated is None else f"{planned:.4g} planned"
@@ -359,6 +377,21 @@ class SessionLedger:
                 )
             self._write(entry.model_copy(update={"state": "ended", "weights": weights}))
 
+    def restored(self) -> None:
+        """Say that the store was put back from a copy: what it may have forgotten is given up.
+
+        Trainings that were under way are not gone on with, all of `max_epsilon` counts as spent,
+        and the count that peers compare moves beyond what they can have seen.
+        """
+        with locked(self.folder, math.inf):
+            entries = self.entries()
+            for entry in entries:
+                if entry.state == "open":
+                    self._write(entry.model_copy(update={"state": "lost"}))
+            known = total_epsilon(entries) + self.witness.read().lost_epsilon
+            most = known if self.max_epsilon is None else self.max_epsilon
+            self.witness.restored(max(0.0, most - known))
+
     def entries(self) -> list[Entry]:
         """Every name, the one used last at the end.
 
@@ -380,6 +413,14 @@ class SessionLedger:
             )
         if terms.mode != "train" and entry.state != "ended":
             raise _no_training(terms, self.party)
+        if terms.mode == "train" and entry.state == "lost":
+            raise DisagreementError(
+                f"party '{self.party}' does not know what it sent in the training '{terms.run}'",
+                where="ledger of sessions",
+                got="a store that was put back from a copy while it was under way",
+                want="a training that began later, or had ended",
+                fix="train under another name",
+            )
         if terms.mode == "train" and entry.state == "ended" and start == 0:
             raise DisagreementError(
                 f"the training '{terms.run}' has ended at party '{self.party}'",

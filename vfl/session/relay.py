@@ -27,13 +27,16 @@ from vfl.core.errors import AuthenticationError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets.alignment.protocols import Message, Send
 from vfl.datasets.on_disk import DiskBytes
-from vfl.session.identity import Identity, read_pins
+from vfl.session.identity import SIGNATURE_BYTES, Identity, read_pins
 from vfl.session.terms import Terms
+from vfl.session.witness import Standing
 from vfl.transport.link import ObservedPoll, PolledLink, TransportLink
 
 _PUBLIC_BYTES = 32
-#: Of a key that is offered and its signature.
-OFFER_BYTES = 96
+_COUNT_BYTES = 8
+_TOLD_BYTES = _PUBLIC_BYTES + _COUNT_BYTES
+#: Of a key that is offered, the count of its party's store, and the signature of both.
+OFFER_BYTES = _TOLD_BYTES + SIGNATURE_BYTES
 #: What sealing adds to a payload.
 SEAL_BYTES = 16
 _BLOCK_BYTES = 1 << 20  # of a file that is sealed
@@ -42,7 +45,8 @@ _BLOCK_BYTES = 1 << 20  # of a file that is sealed
 class PairSeals:
     """Keeps messages between feature parties from the label party that carries them.
 
-    Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key.
+    Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key,
+    and with it the count of its store, which the other compares (`vfl.session.witness`).
     The two keys of a pair, one a direction, follow by HKDF (RFC 5869) from the shared secret, bound
     to session, terms and both offers; messages are sealed with AES-256-GCM and counted.
 
@@ -51,6 +55,7 @@ class PairSeals:
         terms: what was agreed.
         session: names this attempt.
         others: whom it sends sealed messages; every other feature party if not given.
+        standing: the count of the party's store; an alignment, which spends nothing, has none.
 
     Raises:
         MissingDataError, DataError: an identity key or a pin is missing, where one is needed.
@@ -62,8 +67,9 @@ class PairSeals:
         terms: Terms,
         session: str,
         others: Sequence[str] | None = None,
+        standing: Standing | None = None,
     ) -> None:
-        self._me = party.party
+        self._me, self._standing = party.party, standing
         named = terms.feature_parties if others is None else others
         self.others = [name for name in named if name != self._me]
         facts = [session, terms.digest(), *terms.peers, terms.label_party]
@@ -76,7 +82,9 @@ class PairSeals:
             self._pins = read_pins(party.beside(party.identity.peers), self.others)
             public = self._private.public_key().public_bytes_raw()
             identity = Identity.kept_at(party.beside(party.identity.key))
-            self._offer = public + identity.sign(self._signed(self._me, public))
+            count = 0 if standing is None else standing.announce().count
+            told = public + count.to_bytes(_COUNT_BYTES)
+            self._offer = told + identity.sign(self._signed(self._me, told))
 
     def offers(self) -> list[Send]:
         """The first message to every other feature party."""
@@ -118,11 +126,14 @@ class PairSeals:
             raise _not_of(sender) from None
 
     def _agree(self, sender: str, offer: bytes) -> None:
-        public, signature = offer[:_PUBLIC_BYTES], offer[_PUBLIC_BYTES:]
-        if not self._pins[sender].has_signed(self._signed(sender, public), signature):
+        told, signature = offer[:_TOLD_BYTES], offer[_TOLD_BYTES:]
+        if not self._pins[sender].has_signed(self._signed(sender, told), signature):
             raise _not_of(sender)
+        if self._standing is not None:
+            self._standing.admit_count(sender, int.from_bytes(told[_PUBLIC_BYTES:]))
         try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+            public = X25519PublicKey.from_public_bytes(told[:_PUBLIC_BYTES])
+            shared = self._private.exchange(public)
         except ValueError:
             raise _not_of(sender) from None
         for ciphers, one, two, offers in (
@@ -133,8 +144,8 @@ class PairSeals:
             key = HKDF(hashes.SHA256(), 32, salt=self._binding, info=info).derive(shared)
             ciphers[sender] = _Seal(key)
 
-    def _signed(self, party: str, public: bytes) -> bytes:
-        return b"vfl sealed offer 1" + self._binding + party.encode() + b"\0" + public
+    def _signed(self, party: str, told: bytes) -> bytes:
+        return b"vfl sealed offer 2" + self._binding + party.encode() + b"\0" + told
 
     def _nonce(self, way: str) -> bytes:
         self._counts[way] += 1

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vfl.config import Experiment, PartySettings
     from vfl.privacy import PrivacyStatement
     from vfl.session.terms import PartyTerms, Terms
+    from vfl.session.witness import Standing
 
 #: Largest payload by kind, up and down.
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
@@ -481,8 +482,10 @@ class SecureMode:
 
     # Keys, before the first exchange; only where `needs_keys`.
 
-    def own_keys(self, party: PartyFile, terms: Terms, session: str, attempt: int) -> Any:
-        """A party's part in the agreement on keys of one attempt, from its own file."""
+    def own_keys(
+        self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
+    ) -> Any:
+        """A party's part in the agreement on keys of one attempt, from its own file and store."""
         raise AssertionError("this mode needs no keys")
 
     def simulated_keys(

@@ -21,6 +21,7 @@ from vfl.core.errors import (
     LostPeerError,
     PeerFailedError,
     ProtocolError,
+    RolledBackError,
     VFLError,
     read_record,
 )
@@ -39,7 +40,13 @@ _HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s'\"]+/)+")
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
-    for kind in (AuthenticationError, ConsentError, DisagreementError, LostPeerError)
+    for kind in (
+        AuthenticationError,
+        ConsentError,
+        DisagreementError,
+        LostPeerError,
+        RolledBackError,
+    )
 }
 
 _Rule = tuple[str, Callable[[Any], bool]]

@@ -37,6 +37,7 @@ from vfl.session.identity import Identity, read_pins
 from vfl.session.schedule import EarlyStopping, Exchange
 from vfl.session.secure import Agreed, FeatureRound, HelperRound, Revealed, SecureMode
 from vfl.session.terms import Terms
+from vfl.session.witness import Standing
 
 _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
 
@@ -46,7 +47,9 @@ class KeyedMode(SecureMode):
 
     needs_keys: ClassVar[bool] = True
 
-    def own_keys(self, party: PartyFile, terms: Terms, session: str, attempt: int) -> Agreement:
+    def own_keys(
+        self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
+    ) -> Agreement:
         """A party's side of an agreement, with its identity key and the keys it has pinned.
 
         Raises:
@@ -58,6 +61,8 @@ class KeyedMode(SecureMode):
             Identity.kept_at(party.beside(party.identity.key)),
             read_pins(party.beside(party.identity.peers), others),
             binding_of(terms, session, attempt),
+            standing.announce().count,
+            standing.admit_count,
         )
 
     def simulated_keys(

@@ -3,18 +3,20 @@
 Each party offers an X25519 key (RFC 7748) made for this attempt alone, signed with its identity
 key. The signature covers everything both must mean alike: session, attempt, the digest of the
 terms, all parties in their order, and whose offer it is. So an offer of another session, of other
-settings, of another party or under another role does not verify. The key of a pair follows by HKDF
-(RFC 5869) from the shared secret, bound to the same facts and both offers. The label party relays
-the offers; without a private key it learns nothing from them, and without an identity key it
+settings, of another party or under another role does not verify. It also covers the count of the
+party's store (`vfl.session.witness`), which each other party compares. The key of a pair follows by
+HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The label party
+relays the offers; without a private key it learns nothing from them, and without an identity key it
 cannot put its own in their place.
 
 Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in bytes.
 
 1. ``context`` = SHA-256 of the JSON array ``[session, attempt, terms, [p_1, .., p_n]]``, no spaces.
-2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), and the Ed25519 signature (64) of
-   "vfl masked sum offer 1" | context | length of its name (1) | name | X_i.
+2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), the count C_i of its store (8, big
+   end first), and the Ed25519 signature (64) of "vfl masked sum offer 2" | context | length of its
+   name (1) | name | X_i | C_i.
 3. The relay sends everybody all offers in order. Each checks the signatures with pinned keys, and
-   that its own offer came back unchanged.
+   that its own offer came back unchanged, and that no count is one that it has met before.
 4. For i < j: key_ij = HKDF-SHA256, no salt, input X25519(x_i, X_j), info "vfl masked sum pair 1" |
    context | length of p_i | p_i | X_i | length of p_j | p_j | X_j; 32 bytes.
 
@@ -37,7 +39,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
@@ -52,9 +54,10 @@ from vfl.mpc.channel import split_payload
 from vfl.mpc.stream import KEY_BYTES
 from vfl.session.identity import SIGNATURE_BYTES, Identity, Pin
 
-PUBLIC_BYTES = 32
-OFFER_BYTES = PUBLIC_BYTES + SIGNATURE_BYTES
-_OFFER, _PAIR = b"vfl masked sum offer 1", b"vfl masked sum pair 1"
+PUBLIC_BYTES, _COUNT_BYTES = 32, 8
+_TOLD_BYTES = PUBLIC_BYTES + _COUNT_BYTES
+OFFER_BYTES = _TOLD_BYTES + SIGNATURE_BYTES
+_OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +90,26 @@ class Agreement:
         identity: its own identity key.
         pins: the other parties' public identity keys.
         binding: what the keys will be good for.
+        count: of its store; see `vfl.session.witness`.
+        admit: told the count of each other party, as it has signed it; raises if that went back.
     """
 
     def __init__(
-        self, party: str, identity: Identity, pins: Mapping[str, Pin], binding: Binding
+        self,
+        party: str,
+        identity: Identity,
+        pins: Mapping[str, Pin],
+        binding: Binding,
+        count: int = 0,
+        admit: Callable[[str, int], None] = lambda party, count: None,
     ) -> None:
         self._party = party
-        self._pins = pins
+        self._pins, self._admit = pins, admit
         self.binding = binding
         self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
         public = self._private.public_key().public_bytes_raw()
-        self.offer = public + identity.sign(_signed(binding, party, public))
+        told = public + count.to_bytes(_COUNT_BYTES)
+        self.offer = told + identity.sign(_signed(binding, party, told))
 
     def keys(self, offers: Payload) -> dict[str, bytes]:
         """The key of each pair this party is in, by the other's name; can be asked for once.
@@ -108,6 +120,7 @@ class Agreement:
         Raises:
             TruncatedFrameError: too few or too many bytes.
             AuthenticationError: an offer that its party has not signed for this attempt.
+            RolledBackError: the store of another party was put back from a copy.
             ProtocolError: asked a second time.
         """
         private, self._private = self._private, None
@@ -121,10 +134,11 @@ class Agreement:
                 if offer != self.offer:
                     raise _not_signed(party)
                 continue
-            public, signature = offer[:PUBLIC_BYTES], offer[PUBLIC_BYTES:]
-            if not self._pins[party].has_signed(_signed(self.binding, party, public), signature):
+            told, signature = offer[:_TOLD_BYTES], offer[_TOLD_BYTES:]
+            if not self._pins[party].has_signed(_signed(self.binding, party, told), signature):
                 raise _not_signed(party)
-            keys[party] = self._key(private, party, public)
+            self._admit(party, int.from_bytes(told[PUBLIC_BYTES:]))
+            keys[party] = self._key(private, party, told[:PUBLIC_BYTES])
         return keys
 
     def _key(self, private: X25519PrivateKey, party: str, public: bytes) -> bytes:
@@ -154,8 +168,8 @@ def pair_key(shared: bytes, binding: Binding, offered: Mapping[str, bytes]) -> b
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"".join(info)).derive(shared)
 
 
-def _signed(binding: Binding, party: str, public: bytes) -> bytes:
-    return b"".join([_OFFER, binding.digest(), bytes([len(party)]), party.encode(), public])
+def _signed(binding: Binding, party: str, told: bytes) -> bytes:
+    return b"".join([_OFFER, binding.digest(), bytes([len(party)]), party.encode(), told])
 
 
 def _not_signed(party: str) -> AuthenticationError:
