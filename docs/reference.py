@@ -72,6 +72,7 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
         "InputAttackContract",
         "AdversaryContract",
         "LinkContract",
+        "HolderContract",
     ),
 }
 #: Modules whose docstrings describe frames and files, exactly enough to write another reader.

@@ -9,6 +9,7 @@ import torch
 from vfl.mpc.permuted import FUNCTIONS, Permutation, function, upper_bytes
 from vfl.mpc.ring import decode, encode, matmul
 from vfl.mpc.rules import Rules
+from vfl.mpc.shares import Truncation
 from vfl.mpc.stream import PadStream
 from vfl.mpc.trio import Trio
 
@@ -197,3 +198,27 @@ def test_a_value_shown_to_the_dealer_confirms_no_guess():
     expected = bytes(upper_bytes(share.reshape(-1)))
     assert len(words) == 40
     assert not words & {expected[start : start + 5] for start in range(0, len(expected), 5)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_a_divided_share_that_is_revealed_is_small(mode):
+    """P0 hears it with the result, which is the sum of it and P0's own share."""
+    with Trio(Rules(mode), timeout_s=10) as trio:
+        heard = overheard(SimpleNamespace(trio=trio))
+
+        def program(party):
+            left, right = (
+                party.share(owner, each.shape, each if party.role == owner else None, "x")
+                for owner, each in enumerate([FACTORS[0], FACTORS[1][:3]])
+            )
+            opened, bits = party.open(left, right.facing(left)), party.rules.bits
+            divided = [Truncation(bits, party.rules.zmax_bits(2 * bits))]
+            product, _ = party.multiply(*opened, matmul, divided, where="product")
+            return party.reveal(product, 0, "product")
+
+        trio.run(program)
+    *others, revealed = heard[0, 1]
+    assert np.abs(np.frombuffer(revealed, "<i8")).max() < 2.0 ** (64 - Rules(mode).bits)
+    for frame in others:
+        ones = np.unpackbits(np.frombuffer(frame, np.uint8))
+        assert abs(ones.mean() - 0.5) < 5 * 0.5 / len(ones) ** 0.5

@@ -9,10 +9,11 @@ import torch
 
 from vfl.core.errors import BadOptionError, PrivacyError
 from vfl.core.seeds import Secret, generator
-from vfl.mpc.many_parties import LocalMembers
+from vfl.mpc.many_parties import LocalMembers, Member
 from vfl.mpc.secure_dpsgd import (
     LocalStart,
     SecureSgd,
+    agreed_key,
     inverse_root,
     noise_share,
     prepared,
@@ -121,6 +122,7 @@ TERMS = SecureSgd(
     clip=0.5,
     noise=1e-6,
     longest=4.0,
+    seed=0,
 )
 
 
@@ -209,11 +211,54 @@ def test_an_empty_batch_is_noise_alone(rows):
 
 
 def test_the_statement_is_the_accountants():
-    stated = replace(TERMS, noise=1.5, steps=100).statement(1e-5)
+    stated = replace(TERMS, noise=1.5, steps=100, seed=None).statement(1e-5)
     least = epsilon_by(GaussianSteps(1.5, 100, 60 / 300), 1e-5, "pld")
     assert least < stated.epsilon < 1.2 * least
     assert (stated.unit, stated.adversary) == ("record", "outsider with the model")
     assert any("leave their noise out" in each for each in stated.assumes)
+
+
+def test_with_public_batches_the_statement_is_of_the_row_in_most_of_them():
+    terms = replace(TERMS, noise=1.5, steps=40)
+    counts = np.bincount(np.concatenate([terms.batch(step) for step in range(40)]), minlength=300)
+    stated = terms.statement(1e-5)
+    least = epsilon_by(GaussianSteps(1.5, int(counts.max())), 1e-5, "pld")
+    assert counts.max() > 40 * 60 / 300
+    assert stated.epsilon == pytest.approx(least, rel=1e-6)
+    assert f"no row is in more than {counts.max()}" in stated.assumes[2]
+    judged = LocalStart(3, 30, 1.0, 2.0, "best", judge_noise=2.0)
+    secret = replace(terms, seed=None)
+    assert judged.statement(terms, 1e-5).epsilon > judged.statement(secret, 1e-5).epsilon
+
+
+def test_without_a_public_seed_batches_come_from_a_key_that_all_parties_agree_on(rows):
+    terms = replace(TERMS, seed=None)
+    with pytest.raises(PrivacyError, match="a key of the parties"):
+        terms.batch(0)
+    with pytest.raises(PrivacyError, match="a key of the parties"):
+        TERMS.batch(0, Secret.fresh())
+    with LocalMembers(3, timeout_s=10) as members:
+        drawn = [members.run(lambda m: terms.batch(0, agreed_key(m)).tolist()) for _ in range(2)]
+    assert all(one == first for first, *others in drawn for one in others)
+    assert drawn[0] != drawn[1]
+
+
+def test_rows_are_shuffled_alike_and_the_dealer_does_not_know_how(rows, monkeypatch):
+    """With all rows in every batch the model is the plain one, whatever their order is."""
+    terms = replace(TERMS, seed=None, batch_size=300)
+    orders = []
+    shuffled = Member.shuffled
+
+    def noted(member, *tensors):
+        found = shuffled(member, *tensors)
+        orders.append((member.role, [a is b for a, b in zip(tensors, found, strict=True)]))
+        return found
+
+    monkeypatch.setattr(Member, "shuffled", noted)
+    (found, *_), _ = trained(terms, rows)
+    plain = in_clear(replace(terms, seed=0), rows)
+    assert torch.allclose(found, plain, rtol=0.01, atol=0.01)
+    assert sorted(orders) == [(0, [False] * 3), (1, [False] * 3), (2, [True] * 3)]
 
 
 @pytest.mark.parametrize(

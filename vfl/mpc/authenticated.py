@@ -26,6 +26,7 @@ from vfl.core.frame import Link
 from vfl.mpc.channel import pack
 from vfl.mpc.many_parties import Member
 from vfl.mpc.ring import Operation, matmul
+from vfl.mpc.rules import name_of
 from vfl.mpc.shares import Opened, SharedTensor, blank
 
 BITS = 61
@@ -220,16 +221,17 @@ class AuthenticatedMember(Member):
         for holder in self.others:
             raw = bytes(self.channels[holder].receive_bytes(number, len(own)))
             if not hmac.compare_digest(_commitment(raw, holder), told[holder]):
-                raise self._lie(number)
+                raise self._lie(number, f"of {name_of(holder)} another part than it committed to")
             words = torch.frombuffer(bytearray(raw[_NONCE_BYTES:]), dtype=torch.int64)
             total = FIELD.add(total, FIELD.lift(words))
         if bool(total.any()):
-            raise self._lie(number)
+            raise self._lie(number, "parts of the check that do not add up to 0")
 
-    def _lie(self, number: int) -> CheatingError:
+    def _lie(self, number: int, got: str) -> CheatingError:
         return CheatingError(
             "a holder lied about its share",
             where=f"operation {number}",
+            got=got,
             want="shares whose MACs fit what was opened",
             fix="stop working with these holders; nothing that follows can be trusted",
         )

@@ -162,6 +162,18 @@ class Member(Peer):
         self.leakage.count("result", where, total.numel(), total.numel())
         return decode(total, shared.bits)
 
+    def shuffled(self, *tensors: SharedTensor) -> list[SharedTensor]:
+        """The rows of tensors of as many rows, in one order that the dealer does not know.
+
+        The dealer then cannot tell whose row it is that a later operation picks. No message.
+        """
+        number = self.next_number()
+        if self.deals:
+            return list(tensors)
+        assert self._order is not None, "`agree` comes first"
+        order = permutation(self._order, len(tensors[0].share), "rows", number)
+        return [each.rows(torch.from_numpy(order)) for each in tensors]
+
     # Products and divisions.
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:

@@ -25,7 +25,9 @@ fills the ring. With the dealer's help they are exact to one unit (Escudero et a
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -35,7 +37,7 @@ from torch import Tensor
 
 from vfl.core.errors import PrivacyError
 from vfl.core.registry import require, require_choice, require_range
-from vfl.core.seeds import Secret, generator
+from vfl.core.seeds import SECRET_BYTES, Secret, generator
 from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Member
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.shares import SharedTensor
@@ -161,7 +163,8 @@ class SecureSgd:
         noise: deviation of the noise over `clip`, that a third of the holders cannot take away.
         longest: bound of a row's norm; its owner scales a longer one down.
         form: see `inverse_root`.
-        seed: of the batches, which all parties know.
+        seed: None draws batches from a key of the parties (`agreed_key`), which nobody outside
+            knows. A number makes the batches public, and `statement` counts them so.
     """
 
     rows: tuple[int, ...]
@@ -174,7 +177,7 @@ class SecureSgd:
     noise: float
     longest: float = 8.0
     form: Form = "polynomial"
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         require_range("holders", len(self.rows), 2, MOST_HOLDERS)
@@ -209,20 +212,51 @@ class SecureSgd:
         rounding = math.sqrt(self.classes) * 2.0**-20 * (self.longest + 1)
         return self.clip - rounding - math.sqrt(weights) * 2.0**-_SUM_BITS
 
-    def batch(self, step: int) -> Tensor:
-        """Row numbers of a step, in the order of the holders; maybe none."""
+    @property
+    def rate(self) -> float:
+        """Probability that a batch has a row, to whoever sees the model and was no party."""
+        return 1.0 if self.seed is not None else self.batch_size / sum(self.rows)
+
+    def batch(self, step: int, key: Secret | None = None) -> Tensor:
+        """Row numbers of a step, in the order in which rows are shared; maybe none.
+
+        Args:
+            step: from 0.
+            key: of `agreed_key`; None with a public seed.
+
+        Raises:
+            PrivacyError: there is neither a key nor a public seed, or both.
+        """
         rows = sum(self.rows)
-        draws = torch.rand(rows, generator=generator(self.seed, "secure batch", step))
+        if key is not None and self.seed is None:
+            draws = torch.from_numpy(key.uniform((rows,), "secure batch", step))
+        elif key is None and self.seed is not None:
+            draws = torch.rand(rows, generator=generator(self.seed, "secure batch", step))
+        else:
+            raise PrivacyError(
+                "batches follow from a key of the parties, or from a public seed",
+                got="neither" if key is None else "both",
+                want="agreed_key(member), or SecureSgd(seed=...) whose statement counts it",
+            )
         return torch.nonzero(draws < self.batch_size / rows)[:, 0]
 
     def statement(self, delta: float) -> PrivacyStatement:
-        """What the revealed model promises to rows, whoever sees it and is no party."""
-        rate = self.batch_size / sum(self.rows)
-        spent = GaussianSteps(self.noise, self.steps, rate)
+        """What the revealed model promises to rows, whoever sees it and is no party.
+
+        With a public seed it is that of the row in most batches, which has as many steps of noise
+        and no factor of the sampling rate.
+        """
+        steps, hidden = self.steps, "nobody outside knows which rows were in which batch"
+        if self.seed is not None:
+            counts = torch.zeros(sum(self.rows), dtype=torch.int64)
+            for step in range(self.steps):
+                counts[self.batch(step)] += 1
+            steps = int(counts.max())
+            hidden = f"the batches are public, and no row is in more than {steps}"
         return PrivacyStatement(
             "records",
             "whoever sees the model and did not take part",
-            epsilon=epsilon_of(spent, delta),
+            epsilon=epsilon_of(GaussianSteps(self.noise, steps, self.rate), delta),
             delta=delta,
             unit="record",
             relation="add or remove",
@@ -231,7 +265,7 @@ class SecureSgd:
             assumes=(
                 "the holders follow the protocol, the dealer tells none of them what it deals",
                 f"at most {len(self.rows) // 3} of {len(self.rows)} leave their noise out",
-                "nobody outside knows which rows were in which batch",
+                hidden,
             ),
         )
 
@@ -277,10 +311,31 @@ class LocalStart:
         alone = min(self.batch_size / min(terms.rows), 1.0)
         spent = [GaussianSteps(self.noise, self.steps, alone)]
         if parts == 3:
-            spent.append(GaussianSteps(self.judge_noise, 1, terms.batch_size / sum(terms.rows)))
+            spent.append(GaussianSteps(self.judge_noise, 1, terms.rate))
         return added(
             [rest, *(replace(rest, epsilon=epsilon_of(each, delta / parts)) for each in spent)]
         )
+
+
+def agreed_key(member: Member) -> Secret:
+    """What the batches follow from: every holder has a fresh part in it, and nobody outside any.
+
+    The dealer has it too, for it deals for the rows of a batch; with `Member.shuffled` it does not
+    know whose these are. One round, 32 bytes.
+
+    Args:
+        member: this party.
+    """
+    number, parts = member.next_number(), {}
+    if not member.deals:
+        parts[member.role] = secrets.token_bytes(SECRET_BYTES)
+        for channel in member.channels.values():
+            channel.send_bytes(parts[member.role], number, "setup")
+    for role in range(member.holders):
+        if role != member.role:
+            parts[role] = bytes(member.channels[role].receive_bytes(number, SECRET_BYTES))
+    together = b"".join(parts[role] for role in sorted(parts))
+    return Secret(hashlib.sha256(b"vfl secure batches" + together).digest())
 
 
 def train(
@@ -304,13 +359,14 @@ def train(
     Returns:
         float64; None at the dealer.
     """
+    key = agreed_key(member) if terms.seed is None else None
     rows = shared_rows(member, terms, own)
     weights = first_weights(member, terms)
     if start is not None:
-        judged = terms.batch(terms.steps)
+        judged = terms.batch(terms.steps, key)
         weights = started(member, terms, start, own, secret, rows, judged, public)
     for step in range(terms.steps):
-        weights = train_step(member, terms, weights, rows, terms.batch(step), secret)
+        weights = train_step(member, terms, weights, rows, terms.batch(step, key), secret)
     return member.reveal(weights, "model")
 
 
@@ -478,7 +534,9 @@ def train_step(
 
 
 def shared_rows(member: Member, terms: SecureSgd, own: Rows | None) -> SharedRows:
-    """All holders' rows, one holder's after the other's; every holder has all columns.
+    """All holders' rows; every holder has all columns.
+
+    They are shuffled, or with a public seed one holder's after the other's.
 
     Args:
         member: this party.
@@ -497,6 +555,19 @@ def shared_rows(member: Member, terms: SecureSgd, own: Rows | None) -> SharedRow
     inputs, truth, squares = (
         SharedTensor(torch.cat([each.share for each in kind]), member.bits) for kind in parts
     )
+    return _opened(member, terms, inputs, truth, squares)
+
+
+def _opened(
+    member: Member,
+    terms: SecureSgd,
+    inputs: SharedTensor,
+    truth: SharedTensor,
+    squares: SharedTensor,
+) -> SharedRows:
+    """Inputs are opened once for all products, so the dealer is told which rows a step has."""
+    if terms.seed is None:
+        inputs, truth, squares = member.shuffled(inputs, truth, squares)
     return SharedRows(member.open(inputs)[0], truth, squares)
 
 
@@ -508,7 +579,7 @@ def shared_columns(
     inputs: Tensor | None,
     labels: Tensor | None,
 ) -> SharedRows:
-    """Rows that all holders have in common, each of them some of the columns.
+    """Rows that all holders have in common, each of them some of the columns; shuffled likewise.
 
     Of k holders with columns each scales its part of a row down to `longest` / sqrt(k).
 
@@ -539,8 +610,10 @@ def shared_columns(
     if member.role == labels_of:
         assert labels is not None, "their owner has the labels"
         truth = _one_hot(terms, labels)
-    return SharedRows(
-        member.open(SharedTensor(torch.cat(parts, 1), member.bits))[0],
+    return _opened(
+        member,
+        terms,
+        SharedTensor(torch.cat(parts, 1), member.bits),
         member.share(labels_of, (count, terms.classes), truth, "labels"),
         member.public(SharedTensor(squares, member.bits), 1.0),
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vfl.testing.attack import AttackContract, GradientAttackContract, InputAttackContract
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
+    from vfl.testing.holders import HolderContract, Protocol
     from vfl.testing.link import LinkContract
     from vfl.testing.writer import RunWriterContract
 
@@ -26,8 +27,10 @@ _HOMES = {
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
     "GradientAttackContract": "vfl.testing.attack",
+    "HolderContract": "vfl.testing.holders",
     "InputAttackContract": "vfl.testing.attack",
     "LinkContract": "vfl.testing.link",
+    "Protocol": "vfl.testing.holders",
     "RunWriterContract": "vfl.testing.writer",
     "add_attack": "vfl.experiments.study",
 }
@@ -38,8 +41,10 @@ __all__ = [
     "CodecContract",
     "DefenseContract",
     "GradientAttackContract",
+    "HolderContract",
     "InputAttackContract",
     "LinkContract",
+    "Protocol",
     "RunWriterContract",
     "add_attack",
 ]

@@ -1,0 +1,540 @@
+"""The contract of a protocol whose parties hold shares, as tests.
+
+class TestMine(HolderContract):
+    protocols = {"product": Protocol(make, program, result=torch.tensor([6.0]), holders=2)}
+
+One holder's links are in the hands of an adversary that hears what the others send before it says
+anything itself (rushing), and that echoes, replays, lies in part or to one receiver, sends other
+sizes, or falls silent. The last party is the helper, a dealer; what it hears is looked at too.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vfl.core.errors import (
+    CheatingError,
+    LostPeerError,
+    PeerError,
+    PeerFailedError,
+    ProtocolError,
+    VFLError,
+)
+from vfl.core.frame import Frame
+from vfl.mpc.channel import Polled
+from vfl.mpc.rules import name_of
+from vfl.mpc.trio import LocalParties
+from vfl.testing.base import Contract
+
+Note = Callable[[Tensor], None]
+#: What one turn sends, each with the role of its receiver.
+Sent = list[tuple[int, Frame]]
+#: What the adversary makes of what it should send, given what it heard of others in this turn. What
+#: it puts in the place of what it heard is what its own holder goes on with.
+Behaviour = Callable[[int, Sent, dict[int, Frame]], Sent]
+
+_WORD = np.dtype("<i8")
+#: How long the adversary waits to hear others first; an asymmetric protocol waits for it instead.
+_PATIENCE_S = 0.02
+_TIMEOUT_S = 0.4
+#: Counts and indices are smaller than it, and come again.
+_LEAST_WORD = 1 << 40
+#: Of a check of MACs: the opening, the commitment and what was committed to; and its nonce.
+_CHECK_TURNS, _NONCE_BYTES = 3, 16
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A program of parties of which the first hold shares, and the last helps them.
+
+    Attributes:
+        make: the parties, which have agreed on keys, given how long they wait for a message.
+        program: what each does; it notes shares that it shows the helper in another form. Its
+            result is a tensor at every holder that learns the values, None elsewhere.
+        result: what it is if all follow the protocol.
+        holders: how many there are; the helper's role is behind theirs.
+        tolerance: how far a right result may be off.
+        macs: whether a lie is found. Others hold against parties that follow the protocol; of
+            one that lies with messages of the right form they may accept a wrong result.
+        helper: what the helper hears: nothing, what masks make uniform, or likewise parts of values
+            in an order that it does not know, of which it learns the values alone.
+        word_bytes: of an element as the helper is sent it, the uppermost of a word.
+    """
+
+    make: Callable[[float], LocalParties[Any]]
+    program: Callable[[Any, Note], Tensor | None]
+    result: Tensor
+    holders: int = 2
+    tolerance: float = 0.0
+    macs: bool = False
+    helper: Literal["nothing", "masked", "permuted"] = "nothing"
+    word_bytes: int = 8
+
+    def right(self, found: Tensor) -> bool:
+        """Whether a result is what it should be."""
+        wanted = self.result.double()
+        return bool(((found.double() - wanted).abs() <= self.tolerance).all())
+
+
+class Adversary:
+    """The links of one holder: it hears others before it sends, and sends what it likes.
+
+    Args:
+        links: of the holder, by role.
+        holders: whom it waits for.
+        behave: what it makes of a turn; by default what the protocol says.
+
+    Attributes:
+        turns: what it should have sent in each turn.
+    """
+
+    def __init__(
+        self, links: Mapping[int, Polled], holders: int, behave: Behaviour | None = None
+    ) -> None:
+        self._links, self._holders, self._behave = links, holders, behave
+        self._held: Sent = []
+        self._heard: dict[int, deque[Frame]] = defaultdict(deque)
+        self.turns: list[Sent] = []
+
+    def hold(self, peer: int, frame: Frame) -> None:
+        """Keep what is sent until this holder wants to hear something."""
+        self._held.append((peer, replace(frame, payload=bytes(frame.payload))))
+
+    def receive(self, peer: int) -> Frame:
+        """The next frame of a party."""
+        self.flush()
+        return self._heard[peer].popleft() if self._heard[peer] else self._links[peer].receive()
+
+    def flush(self) -> None:
+        """End a turn."""
+        if not self._held:
+            return
+        sent, self._held = self._held, []
+        heard = self._listen({peer for peer, _ in sent if peer < self._holders})
+        turn = len(self.turns)
+        self.turns.append(sent)
+        for peer, frame in sent if self._behave is None else self._behave(turn, sent, heard):
+            self._links[peer].send(frame)
+        for peer, frame in heard.items():
+            self._heard[peer][0] = frame
+
+    def _listen(self, waiting: set[int]) -> dict[int, Frame]:
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            for peer in waiting:
+                if not self._heard[peer] and (frame := self._links[peer].poll()) is not None:
+                    self._heard[peer].append(frame)
+            if all(self._heard[peer] for peer in waiting) or time.monotonic() > until:
+                return {peer: self._heard[peer][0] for peer in waiting if self._heard[peer]}
+            time.sleep(0.0005)
+
+
+@dataclass
+class Tapped:
+    """A link through an adversary's hands, or whose end keeps what it hears."""
+
+    link: Polled
+    peer: int
+    adversary: Adversary | None = None
+    heard: list[bytes] = field(default_factory=list)
+
+    def send(self, frame: Frame) -> None:
+        """See `vfl.core.frame.Link`."""
+        if self.adversary is not None:
+            self.adversary.hold(self.peer, frame)
+        else:
+            self.link.send(frame)
+
+    def receive(self) -> Frame:
+        """See `vfl.core.frame.Link`."""
+        own = self.adversary is None
+        frame = self.link.receive() if own else self.adversary.receive(self.peer)  # type: ignore[union-attr]
+        self.heard.append(bytes(frame.payload))
+        return frame
+
+    def poll(self) -> Frame | None:
+        """See `vfl.mpc.channel.Polled`."""
+        frame = self.link.poll()
+        if frame is not None:
+            self.heard.append(bytes(frame.payload))
+        return frame
+
+    def read_beside(self, links: Sequence[Any]) -> None:
+        """See `vfl.mpc.channel.Polled`."""
+
+    def close(self) -> None:
+        """See `vfl.core.frame.Link`."""
+        self.link.close()
+
+
+@dataclass
+class Played:
+    """What came of a session: results and notes by role, and what was sent or heard."""
+
+    results: list[Tensor | None]
+    notes: dict[int, list[Tensor]]
+    turns: list[Sent]
+    heard: dict[tuple[int, int], list[bytes]]
+
+
+def play(
+    protocol: Protocol,
+    liar: int | None = None,
+    behave: Behaviour | None = None,
+    times: int = 1,
+    timeout_s: float = 10.0,
+) -> list[Played]:
+    """Run a protocol some times in one session, one holder of which may be an adversary.
+
+    Raises:
+        VFLError: what went wrong first.
+    """
+    found = []
+    with protocol.make(timeout_s) as parties:
+        for _ in range(times):
+            taps: dict[tuple[int, int], Tapped] = {}
+            adversary = None
+            for party in parties.parties:
+                links = {
+                    peer: getattr(channel.link, "link", channel.link)
+                    for peer, channel in party.channels.items()
+                }
+                hands = None
+                if party.role == liar:
+                    hands = adversary = Adversary(links, protocol.holders, behave)
+                for peer, channel in party.channels.items():
+                    tap = taps[party.role, peer] = Tapped(links[peer], peer, hands)
+                    channel.link = tap
+            notes: dict[int, list[Tensor]] = defaultdict(list)
+
+            def program(
+                party: Any, notes: dict[int, list[Tensor]] = notes, hands: Any = adversary
+            ) -> Tensor | None:
+                if party.role != liar:
+                    return protocol.program(party, notes[party.role].append)
+                try:  # what an adversary complains of concerns nobody
+                    result = protocol.program(party, notes[party.role].append)
+                    hands.flush()
+                except VFLError:
+                    for channel in party.channels.values():
+                        channel.link.close()
+                    return None
+                return result
+
+            results = parties.run(program)
+            heard = {pair: tap.heard for pair, tap in taps.items()}
+            turns = [] if adversary is None else adversary.turns
+            found.append(Played(results, notes, turns, heard))
+    return found
+
+
+def _shifted(payload: bytes, at: int) -> bytes:
+    """One more in the first word, or the last."""
+    words = bytearray(payload)
+    start = 0 if at == 0 else max(0, len(words) - 8)
+    value = int.from_bytes(words[start : start + 8], "little") + 1
+    words[start : start + 8] = (value % 2 ** (8 * len(words[start : start + 8]))).to_bytes(
+        len(words[start : start + 8]), "little"
+    )
+    return bytes(words)
+
+
+def _negated(payload: bytes) -> bytes:
+    whole = len(payload) // 8 * 8
+    words = -np.frombuffer(payload[:whole], _WORD)
+    return words.astype(_WORD).tobytes() + payload[whole:]
+
+
+@dataclass
+class Lie:
+    """One kind of lie about one turn; the others are as the protocol says.
+
+    Attributes:
+        kind: see `KINDS` and `SIZES`; a lie that there is nothing for stays the truth.
+        turn: which.
+        only: to this receiver alone, or to all.
+    """
+
+    kind: str
+    turn: int
+    only: int | None = None
+    told: bool = False
+    _before: list[Frame] = field(default_factory=list, repr=False)
+
+    def __call__(self, turn: int, sent: Sent, heard: dict[int, Frame]) -> Sent:
+        """See `Behaviour`."""
+        found: Sent = []
+        for peer, frame in sent:
+            payload = bytes(frame.payload)
+            if turn == self.turn and self.only in (None, peer):
+                changed = self._changed(peer, payload, heard)
+                self.told = self.told or changed != payload
+                step = (frame.step + 1) & 0xFFFFFFFF if self.kind == "other turn" else frame.step
+                self.told = self.told or step != frame.step
+                found.append((peer, replace(frame, payload=changed, step=step)))
+            else:
+                found.append((peer, frame))
+            self._before.append(frame)
+        if turn == self.turn and self.kind.endswith("throughout") and heard:
+            one = min(heard)  # the own holder then has the same wrong sum as all others
+            shifted = self._changed(one, bytes(heard[one].payload), heard)
+            heard[one] = replace(heard[one], payload=shifted)
+        return found
+
+    def _changed(self, peer: int, payload: bytes, heard: Mapping[int, Frame]) -> bytes:
+        match self.kind:
+            case "shorter":
+                return payload[:-8]
+            case "longer":
+                return payload + bytes(8)
+            case "empty":
+                return b""
+            case "first element" | "first element throughout" if payload:
+                return _shifted(payload, 0)
+            case "last element" | "last element throughout" if payload:
+                return _shifted(payload, -1)
+            case "random":
+                return secrets.token_bytes(len(payload))
+            case "largest":
+                return b"\xff" * (len(payload) - 1) + b"\x7f" if payload else payload
+            case "replay":
+                same = [one for one in self._before if len(one.payload) == len(payload)]
+                return bytes(same[0].payload) if same else payload
+            case "echo" | "negated echo":
+                theirs = bytes(heard[peer].payload) if peer in heard else b""
+                if len(theirs) != len(payload):
+                    return payload
+                return theirs if self.kind == "echo" else _negated(theirs)
+        return payload
+
+
+#: Messages that cannot be the protocol's, and messages that could.
+SIZES = ("shorter", "longer", "empty", "other turn")
+KINDS = (
+    "first element",
+    "last element",
+    "first element throughout",
+    "last element throughout",
+    "random",
+    "largest",
+    "replay",
+    "echo",
+    "negated echo",
+)
+
+
+@dataclass
+class LateLie:
+    """Opens another value and then makes the check add up to 0, knowing what the others told."""
+
+    opening: int
+
+    def __call__(self, turn: int, sent: Sent, heard: dict[int, Frame]) -> Sent:
+        """See `Behaviour`."""
+        if turn == self.opening:
+            one = min(heard)  # the own holder then has the same wrong sum as all others
+            heard[one] = replace(heard[one], payload=_shifted(bytes(heard[one].payload), -1))
+            return [(peer, replace(one, payload=_shifted(bytes(one.payload), -1)))
+                    for peer, one in sent]  # fmt: skip
+        if turn == self.opening + _CHECK_TURNS - 1:
+            parts = [
+                np.frombuffer(bytes(one.payload)[_NONCE_BYTES:], _WORD).astype(object)
+                for one in heard.values()
+            ]
+            total = np.sum(parts, axis=0)
+            answer = np.array([-each % (2**61 - 1) for each in total], dtype=_WORD).tobytes()
+            return [(peer, replace(one, payload=bytes(one.payload)[:_NONCE_BYTES] + answer))
+                    for peer, one in sent]  # fmt: skip
+        return sent
+
+
+@dataclass
+class EchoedCheck:
+    """Commits itself by another's commitment, and shows what the other shows."""
+
+    opening: int
+
+    def __call__(self, turn: int, sent: Sent, heard: dict[int, Frame]) -> Sent:
+        """See `Behaviour`."""
+        if turn - self.opening in (1, 2):
+            theirs = next(iter(heard.values()))
+            return [(peer, replace(one, payload=bytes(theirs.payload))) for peer, one in sent]
+        return sent
+
+
+class HolderContract(Contract):
+    """What holds for every protocol with shares.
+
+    Attributes:
+        protocols: those under test, by name.
+    """
+
+    family = "protocol"
+    protocols: ClassVar[Mapping[str, Protocol]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.specs = tuple(cls.protocols)
+
+    def _lies(self, spec: str, kinds: Sequence[str]) -> Iterator[tuple[int, Lie]]:
+        """Each kind in each turn of each holder, to all and to one alone."""
+        protocol = self.protocols[spec]
+        for liar in range(protocol.holders):
+            (honest,) = play(protocol, liar)
+            for turn, sent in enumerate(honest.turns):
+                peers = sorted({peer for peer, _ in sent})
+                for only in [None] if len(peers) == 1 else [None, peers[0]]:
+                    yield from ((liar, Lie(kind, turn, only)) for kind in kinds)
+
+    def _honest(self, liar: int | None, played: Played) -> list[Tensor]:
+        found = enumerate(played.results)
+        return [one for role, one in found if one is not None and role != liar]
+
+    def test_who_hears_the_others_first_changes_nothing(self, spec: str) -> None:
+        protocol = self.protocols[spec]
+        told = 0
+        for liar in (None, *range(protocol.holders)):
+            (played,) = play(protocol, liar)
+            found = self._honest(None, played)
+            told += len(found)
+            assert all(map(protocol.right, found)), "the result is wrong"
+        assert told, "nobody learns a result"
+
+    def test_a_message_of_another_form_is_refused(self, spec: str) -> None:
+        refused = 0
+        for liar, lie in self._lies(spec, SIZES):
+            try:
+                play(self.protocols[spec], liar, lie)
+            except ProtocolError:
+                refused += lie.told
+            except PeerError as other:
+                pytest.fail(f"{lie}: {other.code} where the form of a message is wrong")
+            else:
+                assert not lie.told, f"{lie} was accepted"
+        assert refused, "nothing was sent that could be refused"
+
+    def test_silence_ends_in_time(self, spec: str) -> None:
+        protocol = self.protocols[spec]
+        for liar in range(protocol.holders):
+            (honest,) = play(protocol, liar)
+            for last in {0, len(honest.turns) - 1}:
+                began = time.monotonic()
+
+                def silent(turn: int, sent: Sent, heard: Any, last: int = last) -> Sent:
+                    return sent if turn < last else []
+
+                with pytest.raises((LostPeerError, PeerFailedError), match=r"in time|closed"):
+                    play(protocol, liar, silent, timeout_s=_TIMEOUT_S)
+                assert time.monotonic() - began < 10 * _TIMEOUT_S
+
+    def test_a_lie_in_the_right_form(self, spec: str) -> None:
+        """With MACs it is found; without, the session ends well or with a typed error."""
+        protocol, wrong = self.protocols[spec], 0
+        for liar, lie in self._lies(spec, KINDS):
+            try:
+                (played,) = play(protocol, liar, lie)
+            except CheatingError:
+                assert lie.told, f"{lie}: an honest holder was accused"
+            except VFLError as other:
+                if protocol.macs:
+                    pytest.fail(f"{lie}: {other.code} instead of a lie that is found")
+            else:
+                right = all(map(protocol.right, self._honest(liar, played)))
+                assert right or not protocol.macs, f"{lie} by P{liar}: a wrong result was accepted"
+                assert not (protocol.macs and lie.told), f"{lie} by P{liar} was not found"
+                wrong += not right
+        assert protocol.macs or wrong, "no lie is accepted: say so by macs=True"
+
+    def test_a_part_of_a_check_is_fixed_before_others_are_known(self, spec: str) -> None:
+        self._needs_macs(spec)
+        for liar, opening in self._openings(spec):
+            with pytest.raises(CheatingError, match="lied") as caught:
+                play(self.protocols[spec], liar, LateLie(opening))
+            assert f"of {name_of(liar)}" in (caught.value.got or ""), "nobody is named"
+
+    def test_the_word_of_one_holder_is_not_anothers(self, spec: str) -> None:
+        self._needs_macs(spec)
+        for liar, opening in self._openings(spec):
+            with pytest.raises(CheatingError, match="lied") as caught:
+                play(self.protocols[spec], liar, EchoedCheck(opening))
+            assert f"of {name_of(liar)}" in (caught.value.got or ""), "an echo passes"
+
+    def test_nothing_that_is_sent_comes_twice(self, spec: str) -> None:
+        """Of the same program in one session: no mask is used again."""
+        one, two = play(self.protocols[spec], times=2)
+        for pair in one.heard:
+            again = _words(one.heard[pair]) & _words(two.heard[pair])
+            assert not again, f"P{pair[0]} hears words of P{pair[1]} twice"
+
+    def test_what_the_helper_hears(self, spec: str) -> None:
+        protocol, helper = self.protocols[spec], self.protocols[spec].holders
+        size = protocol.word_bytes
+        runs, orders = play(protocol, times=2), []
+        for played in runs:
+            told = {peer: b"".join(played.heard[helper, peer]) for peer in range(helper)}
+            if protocol.helper == "nothing":
+                assert not any(told.values()), "the helper hears something"
+                continue
+            for peer, raw in told.items():
+                assert raw, f"P{peer} sends the helper nothing"
+                assert _uniform(raw), f"what P{peer} sends the helper is not uniform"
+                if protocol.helper == "masked":
+                    continue
+                words = {raw[at : at + size] for at in range(0, len(raw), size)}
+                kept = torch.cat([one.reshape(-1) for one in played.notes[peer]]).numpy()
+                shares = kept.astype(_WORD).view(np.uint8).reshape(-1, 8)[:, 8 - size :]
+                assert len(shares) >= 256, "the program notes too few shares to tell"
+                stored = {bytes(each) for each in shares}
+                assert not words & stored, f"the helper is sent shares that P{peer} keeps"
+            if protocol.helper == "permuted":
+                orders.append(_sums(list(told.values()), size))
+        if orders:
+            one, two = orders
+            assert not np.array_equal(one, two), "the helper sees one order twice"
+
+    def _needs_macs(self, spec: str) -> None:
+        if not self.protocols[spec].macs:
+            pytest.skip("it has no MACs")
+
+    def _openings(self, spec: str) -> Iterator[tuple[int, int]]:
+        protocol = self.protocols[spec]
+        for liar in range(protocol.holders):
+            (honest,) = play(protocol, liar)
+            assert len(honest.turns) % _CHECK_TURNS == 0, "an opening has three turns"
+            for opening in range(0, len(honest.turns), _CHECK_TURNS):
+                yield liar, opening
+
+
+def _words(payloads: Sequence[bytes]) -> set[int]:
+    """All whole words that are no counts."""
+    found: set[int] = set()
+    for payload in payloads:
+        words = np.frombuffer(payload[: len(payload) // 8 * 8], "<u8")
+        found |= set(words[words > _LEAST_WORD].tolist())
+    return found
+
+
+def _uniform(raw: bytes) -> bool:
+    """Chi-square of its bytes within six deviations."""
+    counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
+    statistic = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    return bool(abs(statistic - 255) < 6 * (2 * 255) ** 0.5)
+
+
+def _sums(parts: Sequence[bytes], size: int) -> np.ndarray:
+    """What the helper makes of all parts: their upper bytes as words, added."""
+    total: np.ndarray = np.zeros(len(parts[0]) // size, _WORD)
+    for raw in parts:
+        words = np.zeros((len(total), 8), np.uint8)
+        words[:, 8 - size :] = np.frombuffer(raw, np.uint8).reshape(-1, size)
+        total += words.view(_WORD).reshape(-1)
+    return total
