@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from served import Serving, predicted, same
+from served import Serving, predicted, same, settings
 from sklearn.datasets import load_breast_cancer
 
 from vfl.config import Experiment, with_overrides
@@ -17,7 +17,6 @@ from vfl.core.frame import Kind
 from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.scheduler import run_cells
-from vfl.serving.front import LeadSettings
 from vfl.serving.local import serve
 from vfl.session import Exchange
 from vfl.session.schedule import own_rows
@@ -384,7 +383,7 @@ def test_a_served_row_is_the_predicted_one_and_says_who_lacked_it(folder, data, 
     run = RunFolder.open(tmp_path / "run")
     predict(run)
     expected = predicted(run.path)
-    serving = Serving(run.path, lambda: serve(run.path, LeadSettings(port=0, cache_rows=20)))
+    serving = Serving(run.path, lambda: serve(run.path, settings(cache_rows=20)))
     try:
         serving.client.wait_ready()
         for batch in (list(expected), list(expected)[-20:], list(expected)[-20:]):

@@ -1,5 +1,6 @@
 """`vfl llm` in this process: folders, options and mistakes; and the demo, three processes."""
 
+import io
 import json
 import runpy
 import stat
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from llm_parties import small_model
 from model_folders import write_model
 
-from vfl.cli.llm import _pick
+from vfl.cli.llm import _pick, _questions
 from vfl.config.llm_file import read_llm_file
 from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.serving.llm_text import BytePairs, read_tokenizer
@@ -197,3 +199,13 @@ def test_the_demos_model_is_trained_by_one_command(monkeypatch, tmp_path, data_r
         float(line.split()[4]) for line in capsys.readouterr().out.splitlines() if "loss" in line
     ]
     assert losses[-1] < losses[0]
+
+
+def test_a_question_need_not_stand_on_the_command_line(tmp_path, monkeypatch):
+    file = tmp_path / "question"
+    file.write_text("of a file\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("of a pipe\n"))
+    assert _questions(["typed", "-"], [file]) == ["typed", "of a pipe", "of a file"]
+    for wrong in ([], ["-", "-"]):
+        with pytest.raises(typer.BadParameter):
+            _questions(wrong, [])

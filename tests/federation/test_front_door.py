@@ -1,14 +1,17 @@
 """Attacks that once succeeded, against a real deployment: `scripts/attack_front_door`."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
 
 import vfl
+from vfl.core.errors import LostPeerError, MissingPartyError, OversizedFrameError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "attack_front_door"
 MOST_SECONDS = 600
@@ -33,3 +36,33 @@ def test_every_attack_is_refused():
     untried = {one["name"] for one in results if one["succeeded"] is None}
     assert untried <= ({"read_files"} if os.getuid() else set()), results
     assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def script():
+    loader = SourceFileLoader("attack_front_door", str(SCRIPT))
+    found = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    sys.modules[loader.name] = found  # where its dataclasses look for themselves
+    loader.exec_module(found)
+    yield found
+    del sys.modules[loader.name]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "taken", "succeeded"),
+    [
+        ([OversizedFrameError("")], [], False),
+        ([OversizedFrameError("")], ["shop"], False),
+        ([LostPeerError("the script's own time-out")], [], None),
+        ([MissingPartyError("nobody came in time")], [], None),
+        ([], [], None),
+        ([LostPeerError("")], ["bank"], True),
+        ([], ["bank"], True),
+    ],
+)
+def test_a_time_out_is_no_success(script, refusals, taken, succeeded):
+    assert script.judged(refusals, taken)[0] is succeeded
+
+
+def test_a_frame_that_is_too_large_is_refused(script, tmp_path):
+    assert script.announce_a_large_frame(tmp_path / "attack")[0] is False

@@ -90,7 +90,7 @@ def test_from_tables_with_gaps_to_answers_without_a_party(federation, tmp_path, 
     assert {int(row) for row in expected} == rows
     measured("aligned, trained, evaluated, predicted")
 
-    serving = federation.ask("serve", run, "--port", "0")
+    serving = federation.ask("serve", run, "--port", "0", "--probability-decimals", "off")
     serving.wait_for("listens at")
     token = (run / "serve.token").read_text().strip()
     client = Client(read_json(run / "serving.json")["address"], token)

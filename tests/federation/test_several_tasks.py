@@ -59,8 +59,12 @@ def test_each_label_party_serves_its_own_task_at_its_own_address(federation):
     run = federation.run(training)
     assert federation.ask("predict", run).wait() == 0
     own_file = federation.folder / "insurer" / "party.toml"
-    own_file.write_text(own_file.read_text().replace("port = 8081", "port = 0"))
-    serving = federation.ask("serve", run, "--port", "0", "--task", "insurer")
+    own_file.write_text(
+        own_file.read_text().replace("port = 8081", "port = 0\nprobability_decimals = 'off'")
+    )
+    serving = federation.ask(
+        "serve", run, "--port", "0", "--task", "insurer", "--probability-decimals", "off"
+    )
     serving.wait_for("listens at")
     part = federation.folder / "insurer" / "store" / "runs" / run.name / "parties" / "insurer"
     first, second = client_of(run), client_of(part)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from played_session import PlayedSession, stand_in
-from served import Serving, predicted, same
+from served import Serving, predicted, same, settings
 from stand_in_flower import Flower
 
 from vfl.clients.serving import ServedParty
@@ -22,7 +22,7 @@ from vfl.core.storage import read_json
 from vfl.datasets.alignment.gaps import role_of
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Send, run_roles
-from vfl.serving.front import LeadSettings, settings_file
+from vfl.serving.front import settings_file
 from vfl.session.party_folder import INJECTED_SECRET
 from vfl.training.run import load_data, session_of
 
@@ -198,7 +198,7 @@ def serving(session):
         session.play("train")
         session.play("predict")
         session.flower.tells = tells
-        settings_file(session.run, LeadSettings(port=0, timeout_s=8.0))
+        settings_file(session.run, settings(timeout_s=8.0))
         begun.append(Serving(session.run, lambda: session.play("serve")))
         return begun[-1].client, predicted(session.run)
 

@@ -112,7 +112,7 @@ def insurer(tmp_path, monkeypatch):
     """A run of two label parties, both of which consent to serve, trained and predicted."""
     session = trained(with_insurer(tmp_path), monkeypatch)
     path = session.folder / "insurer" / "party.toml"
-    port = "[serve]\nport = 0\ntimeout_s = 3.0\n"
+    port = "[serve]\nport = 0\ntimeout_s = 3.0\nprobability_decimals = 'off'\n"
     session.write(
         "insurer", path.read_text() + f'{port}[consent]\nmodes = ["train", "predict", "serve"]\n'
     )

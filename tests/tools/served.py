@@ -111,7 +111,7 @@ def same(answer, expected):
 
 def asked_of_deployment(federation, run, ids):
     """What `vfl serve` answers for some rows on a real federation."""
-    serving = federation.ask("serve", run, "--port", "0")
+    serving = federation.ask("serve", run, "--port", "0", "--probability-decimals", "off")
     serving.wait_for("listens at")
     token = (run / "serve.token").read_text().strip()
     client = Client(json.loads((run / "serving.json").read_text())["address"], token)
@@ -124,7 +124,8 @@ def asked_of_deployment(federation, run, ids):
 
 
 def settings(**more):
-    return LeadSettings(port=0, **more)
+    """Settings under which answers are compared bit for bit."""
+    return LeadSettings(**{"port": 0, "probability_decimals": "off"} | more)
 
 
 def start(session, timeout_s=3.0, **changes):

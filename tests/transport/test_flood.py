@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vfl.core.frame import Frame, Kind, to_bytes
-from vfl.transport import RateLimiter
+from vfl.transport import Front, FrontLimits
 from vfl.transport.stream import client_context, open_stream
 
 HANDSHAKES = 16
@@ -93,7 +93,7 @@ def resident_bytes():
 def test_an_honest_party_gets_in_during_a_flood(
     open_hub, attach, certificate, fast, flood, address
 ):
-    hub = open_hub(certificate=certificate, rate_limiter=RateLimiter(handshakes=HANDSHAKES))
+    hub = open_hub(certificate=certificate, front=Front(FrontLimits(strangers=HANDSHAKES)))
     before = resident_bytes()
     stranger = flood(hub.port, address)
     threads = []
@@ -114,8 +114,8 @@ def test_an_honest_party_gets_in_during_a_flood(
 
 def test_an_address_that_failed_is_let_in_again_soon_after(open_hub, attach, hello, fast):
     longest_wait_s = 0.5
-    limiter = RateLimiter(20, burst=5, failure_cost=5, longest_wait_s=longest_wait_s)
-    hub = open_hub(rate_limiter=limiter)
+    limits = FrontLimits(per_second=20, burst=5, failure_cost=5, longest_wait_s=longest_wait_s)
+    hub = open_hub(front=Front(limits))
     refused = 0
     for _ in range(40):
         with socket.create_connection(("127.0.0.1", hub.port), 2) as connection:
@@ -133,7 +133,7 @@ def test_an_address_that_failed_is_let_in_again_soon_after(open_hub, attach, hel
 
 def test_a_crowd_makes_room_at_its_own_cost(open_hub, fast):
     """Of two addresses, the one that holds most places loses its oldest."""
-    hub = open_hub(rate_limiter=RateLimiter(handshakes=4), timeouts=replace(fast, handshake_s=20))
+    hub = open_hub(front=Front(FrontLimits(strangers=4)), timeouts=replace(fast, handshake_s=20))
     quiet = socket.create_connection(("127.0.0.1", hub.port), source_address=(OTHER_ADDRESS, 0))
     crowd = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(9)]
     for connection in (quiet, *crowd):

@@ -15,7 +15,7 @@ from mutate import mutated_frames, mutated_json, repair
 
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
-from vfl.transport import Admission, Credential, Hello, RateLimiter, TcpHub, Timeouts
+from vfl.transport import Admission, Credential, Front, FrontLimits, Hello, TcpHub, Timeouts
 from vfl.transport.handshake import Welcome, in_session
 from vfl.transport.link import LinkLimits
 from vfl.transport.stream import Stream
@@ -25,7 +25,7 @@ MOST_GROWN = 64 * 1024 * 1024
 UP = {Kind.CUT: 4096, Kind.QUERY: 2048, Kind.DONE: 1024, Kind.ERROR: 65536}
 LIMITS = LinkLimits(up=UP, down={Kind.GRAD: 4096, Kind.ACK: 1, Kind.DONE: 0, Kind.ERROR: 65536})
 #: As many connections as one machine can make.
-UNBOUNDED = RateLimiter(per_second=1e6, burst=1e6, longest_wait_s=1e-3)
+UNBOUNDED = FrontLimits(strangers=64, per_second=1e6, burst=1e6, longest_wait_s=1e-3)
 
 
 def rss_bytes():
@@ -49,7 +49,7 @@ def test_greetings(cases, crashes):
     credentials = {"bank": Credential("7", "t" * 43)}
     hub = TcpHub(
         "127.0.0.1", 0, Admission("session", credentials, limits=lambda party: LIMITS),
-        timeouts=timeouts, rate_limiter=UNBOUNDED,
+        timeouts=timeouts, front=Front(UNBOUNDED),
     )  # fmt: skip
     frames = mutated_frames([greeting], 0, 0, cases)
     before, most = 0, 0

@@ -22,8 +22,7 @@ from vfl.core.errors import (
     PeerFailedError,
 )
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, from_bytes, pack_header, to_bytes
-from vfl.transport import session_certificate
-from vfl.transport.hub import RateLimiter
+from vfl.transport import Front, FrontLimits, session_certificate
 from vfl.transport.stream import Stream
 
 OVERSIZED = bytearray(pack_header(Frame(Kind.CUT)))
@@ -291,7 +290,7 @@ def test_with_one_place_a_stalled_handshake_makes_room(open_hub, attach, knock, 
     hub = open_hub(
         certificate=secured,
         timeouts=replace(fast, handshake_s=20),
-        rate_limiter=RateLimiter(handshakes=1),
+        front=Front(FrontLimits(strangers=1)),
     )
     stalled = knock(hub.port, b"\x16\x03\x01" if secured else b"\x00\x00")
     begun = time.monotonic()
@@ -307,89 +306,3 @@ def test_closing_does_not_wait_for_a_stalled_handshake(open_hub, knock, fast):
     begun = time.monotonic()
     hub.close()
     assert time.monotonic() - begun < 1
-
-
-LONGEST_WAIT_S = 1
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def limiter(clock):
-    return RateLimiter(
-        per_second=10,
-        burst=5,
-        failure_cost=2,
-        longest_wait_s=LONGEST_WAIT_S,
-        addresses=3,
-        clock=clock,
-    )
-
-
-def allowed(limiter, address, times):
-    return sum(limiter.allow(address) for _ in range(times))
-
-
-def test_a_burst_then_the_steady_rate(limiter, clock):
-    assert allowed(limiter, "10.0.0.1", 100) == 5
-    clock.now += 0.25
-    assert allowed(limiter, "10.0.0.1", 100) == 2
-    clock.now += 1000
-    assert allowed(limiter, "10.0.0.1", 100) == 5
-
-
-def test_addresses_do_not_share(limiter):
-    allowed(limiter, "10.0.0.1", 100)
-    assert allowed(limiter, "10.0.0.2", 100) == 5
-
-
-def test_failures_slow_an_address_down(limiter, clock):
-    """Ten tokens a second, three for each connection that fails: 3.3 a second."""
-    seen = 0
-    for _ in range(1000):
-        clock.now += 0.01
-        if limiter.allow("10.0.0.1"):
-            seen += 1
-            limiter.failed("10.0.0.1")
-    assert seen == pytest.approx((10 * 10 + 5) / 3, abs=2)
-
-
-def test_nobody_waits_longer_than_promised(limiter, clock):
-    for _ in range(10_000):
-        limiter.failed("10.0.0.1")
-    assert not limiter.allow("10.0.0.1")
-    clock.now += LONGEST_WAIT_S + 1e-6
-    assert limiter.allow("10.0.0.1")
-
-
-def test_the_table_is_bounded_and_forgets_the_quietest(limiter):
-    allowed(limiter, "10.0.0.1", 100)
-    allowed(limiter, "10.0.0.2", 100)
-    limiter.allow("10.0.0.3")
-    limiter.allow("10.0.0.1")
-    limiter.allow("10.0.0.4")
-    assert len(limiter) == 3
-    assert not limiter.allow("10.0.0.1")
-    assert limiter.allow("10.0.0.2")
-
-
-def test_one_host_cannot_choose_among_its_ipv6_addresses(limiter):
-    assert sum(limiter.allow(f"2001:db8::{host:x}") for host in range(100)) == 5
-    assert limiter.allow("2001:db8:0:1::1")
-    assert allowed(limiter, "fe80::1%eth0", 100) == 5
-
-
-def test_an_ipv4_address_is_the_same_in_ipv6_clothes(limiter):
-    assert allowed(limiter, "10.0.0.1", 3) + allowed(limiter, "::ffff:10.0.0.1", 100) == 5
-    assert limiter.allow("::ffff:10.0.0.2")

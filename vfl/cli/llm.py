@@ -154,8 +154,16 @@ def deal(
 def ask(
     folder: Folder,
     questions: Annotated[
-        list[str], typer.Argument(metavar="QUESTION...", help="The text; or several.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="[QUESTION...]",
+            help="The text; or several. A shell keeps them: - reads one from the standard input.",
+        ),
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="File with a question's text. Repeat."),
+    ] = None,
     max_tokens: MaxTokens = 16,
     stop: Stop = None,
     temperature: Annotated[
@@ -180,14 +188,15 @@ def ask(
 
     use_one_thread()
     pick = _pick(temperature, top_k, top_p, seed)
+    texts = _questions(questions or [], file or [])
     with ExitStack() as held:
         user = _user(held, _file(folder, "user"))
         if temperature and user.classifies:
             raise ConfigError("--temperature would change nothing: a classifier has no tokens")
-        asked = _asked(user, questions, max_tokens, stop or [], pick, quiet=json)
+        asked = _asked(user, texts, max_tokens, stop or [], pick, quiet=json)
     if not json:
         _show(asked)
-    elif len(questions) == 1:
+    elif len(texts) == 1:
         emit(asked[0].as_json())
     else:
         emit({"answers": [each.as_json() for each in asked]})
@@ -280,6 +289,17 @@ def _file(folder: Path, *parties: str) -> LlmFile:
             want=f"that of the {' or the '.join(parties)}",
         )
     return file
+
+
+def _questions(given: list[str], files: list[Path]) -> list[str]:
+    """The texts that are asked: of the command line, the standard input, and files."""
+    if given.count("-") > 1:
+        raise typer.BadParameter("the standard input is one question")
+    texts = [sys.stdin.read().strip() if text == "-" else text for text in given]
+    texts += [path.read_text(encoding="utf-8").strip() for path in files]
+    if not texts:
+        raise typer.BadParameter("no question: give a text, - for the standard input, or --file")
+    return texts
 
 
 def _answered(user: User, max_tokens: int) -> int:

@@ -29,9 +29,19 @@ def serve(
     wait_ms: Annotated[float, typer.Option(help="How long a batch waits for more requests.")] = 0.0,
     timeout_s: Annotated[float, typer.Option(help="Most time for one request.")] = 5.0,
     max_ids: Annotated[int, typer.Option(help="Most rows of one request.")] = 256,
-    max_requests_per_second: Annotated[
-        float, typer.Option(help="Of one client address.")
-    ] = 10_000.0,
+    max_requests_per_second: Annotated[float, typer.Option(help="Of one token.")] = 10_000.0,
+    max_rows_per_day: Annotated[
+        str, typer.Option(help="Of one token, in a day of UTC; off is no limit.")
+    ] = "100000",
+    probability_decimals: Annotated[
+        str, typer.Option(help="To which probabilities are rounded; off tells them whole.")
+    ] = "3",
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS", help="A proxy whose last X-Forwarded-For says who asks. Repeat."
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tell what each party contributed, if asked.")
     ] = False,
@@ -60,6 +70,7 @@ def serve(
     in the `[serve]` of its own file; in process its task is served in place of the first one's.
     """
     from vfl.config.run_folder import RunFolder
+    from vfl.config.toml import check
     from vfl.serving import front
     from vfl.serving.front import LeadSettings, settings_file
 
@@ -74,20 +85,27 @@ def serve(
     def path(given: Path | None) -> str | None:
         return None if given is None else str(given.resolve())
 
-    settings = LeadSettings(
-        host=host,
-        port=port,
-        token=path(token),
-        certificate=path(certificate),
-        key=path(key),
-        client_ca=path(client_ca),
-        wait_ms=wait_ms,
-        timeout_s=timeout_s,
-        max_ids=max_ids,
-        max_requests_per_second=max_requests_per_second,
-        explain=explain,
-        cache_rows=cache_rows,
-        tasks=tuple(tasks or ()),
+    settings = check(
+        {
+            "host": host,
+            "port": port,
+            "token": path(token),
+            "certificate": path(certificate),
+            "key": path(key),
+            "client_ca": path(client_ca),
+            "wait_ms": wait_ms,
+            "timeout_s": timeout_s,
+            "max_ids": max_ids,
+            "max_requests_per_second": max_requests_per_second,
+            "max_rows_per_day": max_rows_per_day,
+            "probability_decimals": probability_decimals,
+            "trusted_proxy": trusted_proxy or (),
+            "explain": explain,
+            "cache_rows": cache_rows,
+            "tasks": tuple(tasks or ()),
+        },
+        LeadSettings,
+        "the options",
     )
     folder = RunFolder.open(run)
     if folder.mode == "federated":

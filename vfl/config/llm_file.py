@@ -7,14 +7,18 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints
 
-from vfl.config.toml import Settings, read_toml
+from vfl.config.toml import Settings, read_toml, with_port
 from vfl.core.errors import ConfigError
 
 LLM_FILE = "llm.toml"
 LlmParty = Literal["owner", "user", "dealer"]
-Address = Annotated[str, StringConstraints(pattern=r"^\[?[A-Za-z0-9_.:-]{1,253}\]?:[0-9]{1,5}$")]
+Address = Annotated[
+    str,
+    StringConstraints(pattern=r"^\[?[A-Za-z0-9_.:-]{1,253}\]?:[0-9]{1,5}$"),
+    AfterValidator(with_port),
+]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Real = Annotated[float, Field(ge=0, le=1e9)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,14 @@ from pydantic import (
 )
 
 from vfl.config.experiment import MAX_BINS, Memory, MissingRows, PartyName, TraceSettings
-from vfl.config.toml import Locations, Settings, first_keys, read_toml
+from vfl.config.toml import (
+    Locations,
+    Settings,
+    first_keys,
+    read_toml,
+    several,
+    with_port,
+)
 from vfl.core.errors import ConfigError
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
@@ -27,6 +35,10 @@ RANKS_VARIABLE = "VFL_RANKS"
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments")
 #: All that vfl puts into a party's store.
 STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
+
+
+def _an_address(text: str) -> str:
+    return str(ip_address(text))
 
 
 class OwnData(Settings):
@@ -192,7 +204,11 @@ class ServeSettings(Settings):
         timeout_s: most time for a request.
         max_ids: rows of one request; a query has no more.
         max_body_bytes: of one request.
-        max_requests_per_second: of one client address; a second's worth may come at once.
+        max_requests_per_second: of one token; a second's worth may come at once.
+        max_rows_per_day: of one token, in a day of UTC; "off" is no limit.
+        probability_decimals: to which probabilities and contributions are rounded; "off" tells them
+            whole.
+        trusted_proxy: addresses of proxies in front, whose last X-Forwarded-For says who asks.
         explain: whether contributions of parties are told; asks for 32 rows more, once.
         cache_rows: answers that are kept in memory; 0 keeps none.
     """
@@ -208,6 +224,11 @@ class ServeSettings(Settings):
     max_ids: int = Field(default=256, ge=1, le=1024)
     max_body_bytes: int = Field(default=1 << 20, ge=1, le=1 << 28)
     max_requests_per_second: float = Field(default=10_000.0, gt=0)
+    max_rows_per_day: Annotated[int, Field(ge=1, lt=2**53)] | Literal["off"] = 100_000
+    probability_decimals: Annotated[int, Field(ge=1, le=9)] | Literal["off"] = 3
+    trusted_proxy: Annotated[
+        tuple[Annotated[str, AfterValidator(_an_address)], ...], BeforeValidator(several)
+    ] = ()
     explain: bool = False
     cache_rows: int = Field(default=0, ge=0)
 
@@ -237,7 +258,9 @@ class Node(Settings):
     api_port: Annotated[int, Field(ge=1, le=65535)] = 9094
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
     ranks_at: Annotated[
-        str, Field(pattern=r"^(|[^:\s]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5})$")
+        str,
+        Field(pattern=r"^(|[^:\s]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5})$"),
+        AfterValidator(with_port),
     ] = ""
     ranks_key: str = "ranks.key"
     rank_host: str = ""

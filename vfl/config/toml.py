@@ -22,6 +22,7 @@ MoreMistakes = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], str
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 _OVERRIDDEN = 0
+_LAST_PORT = 65535
 #: Names of files that a message lists at most.
 _FILES = 5
 #: Settings under the names of an earlier version, which files may still use.
@@ -58,6 +59,14 @@ class Settings(BaseModel):
 
 
 Model = TypeVar("Model", bound=Settings)
+
+
+def with_port(address: str) -> str:
+    """A text that ends in a port, such as HOST:PORT; for `pydantic.AfterValidator`."""
+    port = address.rpartition(":")[2]
+    if port and int(port) > _LAST_PORT:
+        raise ValueError(f"a port is at most {_LAST_PORT}")
+    return address
 
 
 def several(value: Any) -> Any:

@@ -10,7 +10,8 @@ guards before the application, each with a listening socket of its own:
   the secret of this start. A SuperNode's local API has such a guard too.
 
 No decision looks at the address of the caller, so a proxy in front, a forwarded-for header or an
-IPv4 address in the form of IPv6 change nothing. Refusals come before the body is read.
+IPv4 address in the form of IPv6 change nothing. Refusals come before the body is read. How long and
+how many connections wait before their caller is known is for `vfl.transport.front`.
 
 Flower's programs ask for work every few seconds, and a session would wait for that in several
 places. So a guard holds such a question until there may be work, see `Bell`.
@@ -34,6 +35,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from vfl.federation.upstream import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
+from vfl.transport.front import welcome, whole_number
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -190,7 +192,8 @@ class Guard:
         if caller is None:
             # Not 401: a SuperNode takes that for an order to end without a word.
             return await _refuse(send, 403)
-        if _announced_bytes(scope) > self._limit_bytes:
+        welcome(scope)
+        if not _announces_at_most(scope, self._limit_bytes):
             return await _refuse(send, 413)
         if self._reading[caller] >= self._bodies_at_once:
             return await _refuse(send, 429)
@@ -315,10 +318,10 @@ def _header(scope: Scope, name: str) -> bytes:
     return bytes(values[0]) if len(values) == 1 else b""
 
 
-def _announced_bytes(scope: Scope) -> int:
-    """The length the request announces; 0 where it announces none, as in chunks."""
-    announced = _header(scope, "content-length")
-    return int(announced) if announced.isdigit() and len(announced) < 20 else 0
+def _announces_at_most(scope: Scope, most: int) -> bool:
+    """Whether a request announces a length within a limit, or none, as in chunks."""
+    announced = [value for key, value in scope["headers"] if key == b"content-length"]
+    return all(whole_number(each, most) is not None for each in announced)
 
 
 async def _refuse(send: Send, status: int) -> None:

@@ -17,7 +17,6 @@ The names inside Flower that are used stand in `vfl.federation.upstream`.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import secrets
 import signal
@@ -30,7 +29,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from vfl.config import read_party_file
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
@@ -292,29 +291,27 @@ async def _serve_superlink(
 
 
 def _server(
-    guard: Any, options: Mapping[str, Any], certificate: Path, key: Path, lifespan: str = "on"
+    guard: Any,
+    options: Mapping[str, Any],
+    certificate: Path,
+    key: Path,
+    lifespan: Literal["on", "off"] = "on",
 ) -> Any:
-    uvicorn = importlib.import_module("uvicorn")
+    import uvicorn
 
-    class Server(uvicorn.Server):  # type: ignore[misc, name-defined]
-        """Leaves signals to whoever runs several."""
+    from vfl.transport.http import HttpServer
 
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Server(
-        uvicorn.Config(
-            guard,
-            lifespan=lifespan,
-            access_log=False,  # one line a poll of every SuperNode fills the disk
-            proxy_headers=False,  # nobody may tell us who calls
-            server_header=False,
-            log_config=options["log_config"],
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-        )
+    config = uvicorn.Config(
+        guard,
+        lifespan=lifespan,
+        access_log=False,  # one line a poll of every SuperNode fills the disk
+        proxy_headers=False,  # nobody may tell us who calls
+        server_header=False,
+        log_config=options["log_config"],
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
     )
+    return HttpServer(config, signals=False)  # signals are for whoever runs several
 
 
 def _stop(servers: Sequence[Any], bell: Bell) -> None:
@@ -375,6 +372,8 @@ def supernode() -> None:
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
     sys.argv += ["--ssl-ca-certfile", str(api.ca)]
     sys.argv += ["--ssl-certfile", str(api.certificate), "--ssl-keyfile", str(api.key)]
+    from vfl.transport.http import HttpServer
+
     uvicorn, start, bell = command.uvicorn, command.start_client_internal, Bell()
 
     waited = 0.0
@@ -396,7 +395,7 @@ def supernode() -> None:
         _start_superexec(api)
         start(**options)
 
-    command.uvicorn = SimpleNamespace(Config=configure, Server=uvicorn.Server)
+    command.uvicorn = SimpleNamespace(Config=configure, Server=HttpServer)
     command.start_client_internal = start_with_superexec
     internal.time = SimpleNamespace(sleep=sleep)
     command.flower_supernode()

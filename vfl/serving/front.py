@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
+import hashlib
 import json
 import os
 import secrets
@@ -13,12 +13,12 @@ import stat
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
@@ -32,16 +32,18 @@ from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.datasets.table import Classes
 from vfl.server.serving import ServingParty
-from vfl.serving.service import Service, Unavailable
+from vfl.serving.service import RowBudget, Service, Unavailable
 from vfl.session.drift import Drift
-from vfl.transport.stream import require_loopback
+from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome, whole_number
+from vfl.transport.stream import listen, require_loopback
 
 try:
     import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-    from pydantic import BaseModel, ValidationError
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    from pydantic import BaseModel, ConfigDict, ValidationError
+
+    from vfl.transport.http import HttpServer, Receive, Scope, Send
 except ImportError as absence:  # they come with Flower today
     raise MissingPackageError(
         "serving needs packages that are not here",
@@ -49,16 +51,16 @@ except ImportError as absence:  # they come with Flower today
         fix="pip install 'vfl[serve]'",
     ) from None
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+#: Answers a body that came with a token, by its name.
+Predict = Callable[[bytes, str], Awaitable[Response]]
 
-_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE = (
-    "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next",
+_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE, ROWS_FILE = (
+    "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next", "serve-rows.json",
 )  # fmt: skip
 #: Paths that tell nothing of anybody's data, and need no token.
 _OPEN = ("/", "/health", "/ready")
-_CLIENTS = 4096  # whose rate is remembered
+#: What a source may ask without a token: health checks, the page, a few wrong tokens.
+_STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
 _START_S = 10.0
 PREDICT = "/predict"
 
@@ -74,11 +76,11 @@ class LeadSettings(ServeSettings):
     tasks: tuple[str, ...] = ()
 
 
-def token_in(path: Path) -> str:
-    """The token that clients show; made by the operating system's generator if there is none.
+def tokens_in(path: Path) -> tuple[str, ...]:
+    """The tokens that clients show, one a line; one is made if there is no file.
 
     Raises:
-        UserError: others may read the file, or it holds no token.
+        UserError: others may read the file, or it holds no token, or one that is too short.
     """
     if not path.exists():
         write_text(path, secrets.token_urlsafe(32) + "\n")
@@ -89,10 +91,14 @@ def token_in(path: Path) -> str:
             want="mode 0600",
             fix=f"chmod 600 {path}",
         )
-    token = path.read_text(encoding="ascii", errors="replace").strip()
-    if len(token) < 16:
-        raise UserError("this file holds no token", where=str(path), want="16 characters or more")
-    return token
+    tokens = tuple(path.read_text(encoding="ascii", errors="replace").split())
+    if not tokens or any(len(token) < 16 for token in tokens):
+        raise UserError(
+            "this file holds no token, or one that is too short",
+            where=str(path),
+            want="a token in each line, of 16 characters or more",
+        )
+    return tokens
 
 
 class Asked(BaseModel):
@@ -104,6 +110,8 @@ class Asked(BaseModel):
         explain: also tell what each party contributed to the first row.
     """
 
+    model_config = ConfigDict(strict=True)
+
     ids: Annotated[list[str | int], Field(min_length=1)]
     columns: dict[str, list[str | int | float | None]] | None = None
     explain: bool = False
@@ -112,27 +120,33 @@ class Asked(BaseModel):
 class Guard:
     """In front of the application: token, rate and size, before anything is parsed.
 
+    A request with a token is counted for its token, any other for its source, which is allowed
+    little: strangers take nothing from clients, wherever they ask from.
+
     Args:
         app: what is guarded.
-        predict: answers the body of `POST /predict` without the routing of `app`, which takes as
-            long as a model.
-        token: what clients show as `Authorization: Bearer TOKEN`.
+        predict: answers the body of `POST /predict`, and whose token came with it, without the
+            routing of `app`, which takes as long as a model.
+        tokens: what clients show as `Authorization: Bearer TOKEN`.
         settings: the limits.
         service: where refusals are counted.
+        front: what is allowed without a token.
     """
 
     def __init__(
         self,
         app: FastAPI,
-        predict: Callable[[bytes], Awaitable[Response]],
-        token: str,
+        predict: Predict,
+        tokens: Sequence[str],
         settings: ServeSettings,
         service: Service,
+        front: Front,
     ) -> None:
-        self._app, self._predict = app, predict
+        self._app, self._predict, self._front = app, predict, front
         self._service, self._settings = service, settings
-        self._token = f"Bearer {token}".encode()
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._names = {_digest(f"Bearer {token}".encode()): name_of(token) for token in tokens}
+        rate = settings.max_requests_per_second
+        self._rate = RateLimiter(rate, max(1.0, rate), keys=len(tokens))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as ASGI hands it over."""
@@ -142,28 +156,33 @@ class Guard:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
-        status, why = self._refusal(scope, headers)
+        # Digests are compared: how long that takes tells nothing of a token.
+        token = self._names.get(_digest(headers.get(b"authorization", b"")))
+        most = self._settings.max_body_bytes
+        if token is None:
+            most = min(most, self._front.limits.head_bytes)
+        refusal = self._refusal(scope, headers, token, most)
         body, deadline = b"", time.monotonic() + self._settings.timeout_s
-        while not status:
+        while refusal is None:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     message = await receive()
             except TimeoutError:
-                status, why = 408, "the body did not come in time"
+                refusal = _refused("the body did not come in time", 408, "slow")
                 break
             if message["type"] != "http.request":
                 return
             body += message.get("body", b"")
-            if len(body) > self._settings.max_body_bytes:
-                status, why = 413, "the body is too large"
+            if len(body) > most:
+                refusal = _refused("the body is too large", 413, "size")
             elif not message.get("more_body", False):
                 break
-        if status:
-            self._service.figures.add("responses_total", f'status="{status}"')
-            await JSONResponse({"error": why}, status)(scope, receive, send)
+        if refusal is not None:
+            self._service.figures.add("responses_total", f'status="{refusal.status_code}"')
+            await refusal(scope, receive, send)
             return
         if scope["path"] == PREDICT and scope["method"] == "POST":
-            answer = await self._predict(body)
+            answer = await self._predict(body, token or "")
             self._service.figures.add("responses_total", f'status="{answer.status_code}"')
             await answer(scope, receive, send)
             return
@@ -183,27 +202,46 @@ class Guard:
 
         await self._app(scope, whole, counted)
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str]:
-        client = scope["client"][0] if scope.get("client") else ""
-        if not self._allow(client):
-            return 429, "too many requests from this address"
-        shown = headers.get(b"authorization", b"")
-        if not hmac.compare_digest(shown, self._token) and scope["path"] not in _OPEN:
-            return 401, "the token is missing or wrong"
+    def _refusal(
+        self, scope: Scope, headers: dict[bytes, bytes], token: str | None, most: int
+    ) -> Response | None:
+        if token is None:
+            source = self._source(scope, headers)
+            if not self._front.allow(source):
+                what = "too many requests without a token from this address"
+                return _refused(what, 429, "rate", retry_after_s=1)
+            if scope["path"] not in _OPEN:
+                self._front.failed(source)
+                return _refused("the token is missing or wrong", 401, "token")
+        else:
+            welcome(scope)
+            if not self._rate.allow(token):
+                what = "too many requests of this token"
+                return _refused(what, 429, "rate", retry_after_s=1)
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:12]) > self._settings.max_body_bytes:
-            return 413, "the body is too large"
-        return 0, ""
+        if whole_number(length, most) is None:
+            return _refused("the body is too large", 413, "size")
+        return None
 
-    def _allow(self, client: str) -> bool:
-        now, rate = time.monotonic(), self._settings.max_requests_per_second
-        burst = max(1.0, rate)
-        tokens, at = self._buckets.pop(client, (burst, now))
-        tokens = min(burst, tokens + (now - at) * rate)
-        self._buckets[client] = (tokens - 1 if tokens >= 1 else tokens, now)
-        if len(self._buckets) > _CLIENTS:
-            self._buckets.popitem(last=False)
-        return tokens >= 1
+    def _source(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Who asks: the caller, or whom a proxy that is trusted names."""
+        client = scope["client"][0] if scope.get("client") else ""
+        if not self._front.trusts(client):
+            return client
+        last = headers.get(b"x-forwarded-for", b"").decode("latin-1").rpartition(",")[2].strip()
+        try:
+            return str(ip_address(last))
+        except ValueError:
+            return client
+
+
+def _digest(shown: bytes) -> bytes:
+    return hashlib.sha256(shown).digest()
+
+
+def name_of(token: str) -> str:
+    """What a token is called where it must not stand itself."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 class Rows:
@@ -254,15 +292,17 @@ class Model:
         version: name of the run.
         rows: which can be asked for.
         classes: what outputs stand for; None for a regression.
+        decimals: of probabilities; None is all.
     """
 
     version: str
     rows: Rows
     classes: Classes | None
+    decimals: int | None = None
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
         """See `Served.as_json`."""
-        return [_json(row) for row in scores(outputs, self.classes)]
+        return [_json(row) for row in scores(outputs, self.classes, self.decimals)]
 
 
 def _json(content: Mapping[str, Any]) -> str | None:
@@ -274,20 +314,25 @@ def _json(content: Mapping[str, Any]) -> str | None:
 
 
 def application(
-    service: Service, settings: ServeSettings
-) -> tuple[FastAPI, Callable[[bytes], Awaitable[Response]]]:
+    service: Service, settings: ServeSettings, budget: RowBudget
+) -> tuple[FastAPI, Predict]:
     """The routes, and what the one that predicts does with a body.
 
     Args:
         service: answers them, with the `Model` it has now.
         settings: the limits.
+        budget: rows that may be asked for.
     """
 
-    async def answer(body: bytes) -> Response:
+    async def answer(body: bytes, token: str) -> Response:
         try:
-            return await _predicted(body, service, settings)
+            return await _predicted(body, token, service, settings, budget)
         except Unavailable as absence:
-            told = {"error": f"party {absence.party}: {absence.why}", "party": absence.party}
+            told = {
+                "error": f"party {absence.party}: {absence.why}",
+                "code": _CODES[absence.status],
+                "party": absence.party,
+            }
             return JSONResponse(told, absence.status, {"Retry-After": "1"})
 
     app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
@@ -324,23 +369,25 @@ def application(
         """What answers: the run, its classes, its parties, the label party's own columns."""
         now = service.model
         if not isinstance(now, Model):
-            return JSONResponse({"error": "it is starting", "party": service.owner}, 503)
-        told = {
+            told = {"error": "it is starting", "code": "away", "party": service.owner}
+            return JSONResponse(told, 503)
+        about = {
             "version": now.version,
             "classes": None if now.classes is None else list(now.classes),
             "parties": service.parties,
             "columns": now.rows.columns,
             "rows": len(now.rows),
             "explains": settings.explain,
+            "decimals": now.decimals,
         }
-        return JSONResponse(told)
+        return JSONResponse(about)
 
     schema = {"content": {"application/json": {"schema": Asked.model_json_schema()}}}
 
     @app.post(PREDICT, openapi_extra={"requestBody": {**schema, "required": True}})
     async def predict(request: Request) -> Response:
         """Scores of rows, in the order of their ids."""
-        return await answer(await request.body())
+        return await answer(await request.body(), "")  # a guard in front knows the token
 
     return app, answer
 
@@ -349,7 +396,9 @@ def application(
 _LONGEST_NUMBER = -sys.float_info.max
 
 
-async def _predicted(body: bytes, service: Service, settings: ServeSettings) -> Response:
+async def _predicted(
+    body: bytes, token: str, service: Service, settings: ServeSettings, budget: RowBudget
+) -> Response:
     """The answer to the body of a request.
 
     Raises:
@@ -361,24 +410,36 @@ async def _predicted(body: bytes, service: Service, settings: ServeSettings) -> 
     try:
         asked = Asked.model_validate_json(body)
     except ValidationError:  # which quotes what it was sent
-        return _refused("the body is not {ids: [...], columns?: {...}, explain?: bool}", 422)
+        return _refused(
+            "the body is not {ids: [...], columns?: {...}, explain?: bool}", 422, "form"
+        )
     if len(asked.ids) > settings.max_ids:
-        return _refused(f"more than {settings.max_ids} ids", 413)
+        return _refused(f"more than {settings.max_ids} ids", 413, "size")
     if asked.explain and not settings.explain:
-        return _refused("contributions are not told: --explain", 403)
+        return _refused("contributions are not told: --explain", 403, "explain")
     found = now.rows.positions(asked.ids)
     if found is None:
-        return _refused("an id is not known here", 404)
+        return _refused("an id is not known here", 404, "id")
     inputs = None
     if asked.columns is not None:
         inputs = now.rows.inputs(asked.columns, len(asked.ids))
         if inputs is None or len(set(found)) < len(found):
             what = "the columns are not those of the label party's model, or an id came twice"
-            return _refused(what, 422)
-    result = await service.predict(now, found, inputs, asked.explain)
+            return _refused(what, 422, "form")
+    if not budget.take(token, len(found)):
+        what = f"more than {settings.max_rows_per_day} rows of this token in a day"
+        return _refused(what, 429, "rows", budget.resets_in_s)
+    try:
+        result = await service.predict(now, found, inputs, asked.explain)
+    except Unavailable:
+        budget.give_back(token, len(found))
+        raise
     more: dict[str, Any] = {"milliseconds": round(1000 * (time.perf_counter() - started), 3)}
     if result.contributions:
-        shares = {name: value.tolist() for name, value in result.contributions.items()}
+        shares = {
+            name: _rounded(value.tolist(), now.decimals)
+            for name, value in result.contributions.items()
+        }
         more["contributions"] = shares
     # Rows are JSON already: those of a batch are written once, whoever asked for them.
     head = f'{{"version":{json.dumps(now.version)},"predictions":[{",".join(result.rows)}],'
@@ -414,62 +475,48 @@ def _json_bytes(content: Any) -> int:
     return len(json.dumps(content, ensure_ascii=False).encode())
 
 
-def _refused(why: str, status: int) -> JSONResponse:
-    return JSONResponse({"error": why}, status)
+#: What `Unavailable` says to a program.
+_CODES = {403: "consent", 429: "party", 503: "away"}
 
 
-def scores(outputs: Tensor, classes: Classes | None) -> list[dict[str, Any]]:
-    """What outputs of axes (rows, outputs) say, as `vfl predict` writes it."""
+def _refused(why: str, status: int, code: str, retry_after_s: int | None = None) -> JSONResponse:
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return JSONResponse({"error": why, "code": code}, status, headers)
+
+
+def scores(
+    outputs: Tensor, classes: Classes | None, decimals: int | None = None
+) -> list[dict[str, Any]]:
+    """What outputs of axes (rows, outputs) say, as `vfl predict` writes it.
+
+    Args:
+        outputs: of the label party's top model.
+        classes: what they stand for; None for a regression, whose numbers are not rounded.
+        decimals: to which probabilities are rounded; None tells them whole.
+    """
     if classes is None:
         return [{"prediction": float(value)} for value in outputs[:, 0]]
     shares = torch.softmax(outputs, dim=1)
     best = shares.argmax(dim=1).tolist()
     return [
-        {"prediction": classes[index], "probabilities": row}
+        {"prediction": classes[index], "probabilities": _rounded(row, decimals)}
         for index, row in zip(best, shares.tolist(), strict=True)
     ]
 
 
-class _Joined:
-    """A transport that writes what one turn of the loop gives it at once.
-
-    The head and the body of an answer are two writes of uvicorn's, and the first wakes the client,
-    which on a busy machine takes the processor from the second.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self._held = transport, list[bytes]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._held:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._held.append(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._held:
-            self._transport.write(b"".join(self._held))
-            self._held.clear()
+def _rounded(values: list[float], decimals: int | None) -> list[float]:
+    return values if decimals is None else [round(value, decimals) for value in values]
 
 
-class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP as uvicorn speaks it, an answer in one piece."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(_Joined(transport))
+def _limit(setting: int | Literal["off"]) -> int | None:
+    return None if setting == "off" else setting
 
 
-class _Server(uvicorn.Server):
+class _Server(HttpServer):
     """An HTTP server whose loop a service runs on."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, service: Service, front: Front) -> None:
+        super().__init__(config, front)
         self._service = service
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -514,21 +561,20 @@ class HttpFront:
             ended=lambda: ended() or stop.exists() or self._next.exists(),
         )
         token_file = Path(settings.token or folder / _TOKEN_FILE)
-        token = token_in(token_file)
-        app, predict = application(self.service, settings)
+        tokens = tokens_in(token_file)
+        self._decimals = _limit(settings.probability_decimals)
+        self._budget = RowBudget(_limit(settings.max_rows_per_day), folder / ROWS_FILE)
+        app, predict = application(self.service, settings, self._budget)
+        front = Front(_STRANGERS, settings.trusted_proxy)
         config = uvicorn.Config(
-            Guard(app, predict, token, settings, self.service),
-            host=settings.host,
-            port=settings.port,
+            Guard(app, predict, tokens, settings, self.service, front),
             ws="none",
-            http=_Protocol,
             lifespan="off",
             log_config=None,
             log_level="critical",
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=1024,
             ssl_certfile=settings.certificate,
             ssl_keyfile=settings.key,
             ssl_ca_certs=settings.client_ca,
@@ -538,10 +584,14 @@ class HttpFront:
             config.load()
             assert config.ssl is not None, "a certificate was given"
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._server = _Server(config, self.service)
-        self._thread = threading.Thread(target=self._serve, name="vfl-http", daemon=True)
+        listening = _listening(settings)
+        self.port = int(listening.getsockname()[1])
+        self._server = _Server(config, self.service, front)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listening],), name="vfl-http", daemon=True
+        )
         self._thread.start()
-        self.port = self._listening(settings)
+        self._wait_started()
         scheme = "http" if settings.certificate is None else "https"
         self.address = f"{scheme}://{settings.host}:{self.port}"
         self.welcome = f"listens at {self.address}; clients show the token in {token_file}"
@@ -556,7 +606,7 @@ class HttpFront:
         drift: Drift,
     ) -> None:
         """What the next session serves; see `Model`."""
-        self.service.show(Model(version, Rows(data), classes), parties, drift)
+        self.service.show(Model(version, Rows(data), classes, self._decimals), parties, drift)
 
     def following(self) -> Path | None:
         """The folder of the run to go on with, told once; None ends the service."""
@@ -584,25 +634,26 @@ class HttpFront:
         self.service.stop()
         self._server.should_exit = True
         self._thread.join(_START_S)
+        self._budget.close()
         self._state.unlink(missing_ok=True)
 
-    def _serve(self) -> None:
-        try:
-            self._server.run()
-        except SystemExit:  # uvicorn's word for a port that is taken
-            self._server.should_exit = True
-
-    def _listening(self, settings: ServeSettings) -> int:
+    def _wait_started(self) -> None:
         deadline = time.monotonic() + _START_S
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            if self._server.started:
-                return int(self._server.servers[0].sockets[0].getsockname()[1])
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise UserError("the HTTP server did not start", where=f"port {self.port}")
             time.sleep(0.01)
-        raise UserError(
-            "cannot listen for clients",
-            where=f"{settings.host}:{settings.port}",
-            fix="choose another port (--port, or port in the [serve] of a party's own file), or 0",
+
+
+def _listening(settings: ServeSettings) -> socket.socket:
+    try:
+        return listen(settings.host, settings.port)
+    except UserError as refused:
+        refused.what = "cannot listen for clients"
+        refused.fix = (
+            "choose another port (--port, or port in the [serve] of a party's own file), or 0"
         )
+        raise
 
 
 def open_front(party: PartyFile, run: str) -> HttpFront:

@@ -91,6 +91,7 @@ _HOUR_S = 3600.0
 #: How much longer than the rejoin window a refusal may be that of an earlier process of ours.
 _GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
+_WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
 _PARTS = ("weight", "bias", "masked", "mask")
 
 #: Called with a question's number and its next token; True ends that answer.
@@ -98,7 +99,7 @@ OnToken = Callable[[int, int], bool]
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,80}$")]
-_Spent = Annotated[int, Field(ge=0, lt=2**63)]
+_Spent = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Say = Callable[[str], None]
 
 
@@ -121,13 +122,13 @@ class Talk(Settings):
     version: str = Field(default=VERSION, max_length=32)
     terms: str = Field(max_length=64)
     task: Literal["deal", "ask"]
-    prompt_tokens: int = Field(ge=1, lt=2**31)
-    count: int = Field(ge=1, lt=2**31)
-    texts: int = Field(default=1, ge=1, lt=2**31)
-    questions: int = Field(default=1, ge=0, le=4096)
+    prompt_tokens: int = Field(ge=1, lt=2**31, strict=True)
+    count: int = Field(ge=1, lt=2**31, strict=True)
+    texts: int = Field(default=1, ge=1, lt=2**31, strict=True)
+    questions: int = Field(default=1, ge=0, le=4096, strict=True)
     session: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
     setup: _Hex = ""
-    fresh: bool = False
+    fresh: bool = Field(default=False, strict=True)
     names: tuple[_Name, ...] = Field(default=(), max_length=4096)
     spent: dict[str, tuple[_Spent, _Spent]] = Field(default={}, max_length=4)
 
@@ -281,7 +282,7 @@ class Party:
         self.folder = file.beside(file.store)
         private_folder(self.folder)
         self._witness = Witness(self.folder, self.name)
-        self._identity = Identity.kept_at(file.beside("identity.key"))
+        self._identity = Identity.kept_at(file.beside("identity.key"), _WRITTEN)
         self._pins = read_pins(
             file.beside("peers"), [each for each in PARTIES if each != self.name]
         )
@@ -608,11 +609,10 @@ class Owner(Party):
         both = sorted(set(theirs) & set(store.names() if store else ()))
         session = asked.session + secrets.token_hex(16)
         plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-        if not both or store is None:
-            wire.send_talk(plan)
-            return
-        self._consent(asked.texts)
+        self._consent(asked.texts)  # before anything is dealt for what would be refused
         wire.send_talk(plan)
+        if not both or store is None:
+            return
         role = self.meet({"user": wire}, session)
         material = store.take(both[0])  # marked as used from here on, whatever happens
         sizes = {name: getattr(asked, name) for name in ("prompt_tokens", "count", "texts")}
@@ -987,5 +987,5 @@ def _bytes(path: Path) -> bytes:
         raise MissingDataError(
             "a key, token or certificate is missing",
             where=str(path),
-            fix="vfl llm init writes all of them",
+            fix=_WRITTEN,
         ) from None

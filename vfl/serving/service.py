@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import MissingPartyError, PeerError, VFLError
+from vfl.core.errors import MissingPartyError, PeerError, RunFolderError, VFLError
+from vfl.core.storage import read_json, write_json
 from vfl.server.serving import Answer, RefusedRequest, ServingParty
 from vfl.session.drift import Drift
 from vfl.session.schedule import QUERY_ROWS
@@ -34,9 +36,86 @@ _CHECK_EVERY_S = 5.0
 _TICK_S = 0.1
 #: Before a session that was lost begins anew.
 _PAUSE_S = 0.5
+_DAY_S = 24 * 3600
 _NOTHING: Mapping[str, Tensor] = {}
 #: Upper ends of the latency histogram, in seconds.
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class RowBudget:
+    """Rows that each token may still ask for today, a day of UTC.
+
+    The count is noted ahead, a hundredth of the budget at a time, so that a process that is killed
+    has counted too many rows, never too few.
+
+    Args:
+        most: rows of a token in a day; None is no limit.
+        path: file of the counts, which a later process goes on from.
+        now: seconds of UTC since 1970.
+
+    Raises:
+        RunFolderError: the file cannot be read.
+    """
+
+    def __init__(
+        self,
+        most: int | None,
+        path: Path,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._most, self._path, self._now = most, path, now
+        self._day, self._asked = 0, Counter[str]()
+        if most is not None and path.exists():
+            try:
+                found = read_json(path)
+                self._day, self._asked = int(found["day"]), Counter(_counts(found["rows"]))
+            except (KeyError, TypeError, ValueError):
+                raise RunFolderError(
+                    "the count of rows that clients asked for cannot be read",
+                    where=str(path),
+                    fix="remove the file to give every token its whole budget again",
+                ) from None
+        self._noted = Counter(self._asked)
+
+    def take(self, token: str, rows: int) -> bool:
+        """Count rows of a token; False, and nothing counted, where it has fewer left."""
+        if self._most is None:
+            return True
+        today = int(self._now() // _DAY_S)
+        if today != self._day:
+            self._day = today
+            self._asked.clear()
+            self._noted.clear()
+        if self._asked[token] + rows > self._most:
+            return False
+        self._asked[token] += rows
+        if self._asked[token] > self._noted[token]:
+            self._noted[token] = self._asked[token] + self._most // 100
+            self._note(self._noted)
+        return True
+
+    def give_back(self, token: str, rows: int) -> None:
+        """Rows that were not answered."""
+        self._asked[token] = max(0, self._asked[token] - rows)
+
+    @property
+    def resets_in_s(self) -> int:
+        """Until every token has its whole budget again."""
+        return _DAY_S - int(self._now() % _DAY_S)
+
+    def close(self) -> None:
+        """Note the exact counts."""
+        if self._noted:
+            self._note(self._asked)
+
+    def _note(self, counts: Mapping[str, int]) -> None:
+        write_json(self._path, {"day": self._day, "rows": dict(counts)})
+
+
+def _counts(found: Mapping[str, int]) -> Mapping[str, int]:
+    if any(type(rows) is not int or rows < 0 for rows in found.values()):
+        raise ValueError
+    return found
 
 
 class Unavailable(Exception):

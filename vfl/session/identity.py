@@ -54,15 +54,15 @@ class Identity:
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @classmethod
-    def kept_at(cls, path: Path) -> Identity:
-        """The key in a file.
+    def kept_at(cls, path: Path, fix: str = MAKE_IDENTITY) -> Identity:
+        """The key in a file; `fix` is what to do without it.
 
         Raises:
             MissingDataError: there is none.
             DataError: the file holds something else.
         """
         load = partial(serialization.load_ssh_private_key, password=None)
-        return cls(_key_at(path, load, Ed25519PrivateKey, "private", MAKE_IDENTITY))
+        return cls(_key_at(path, load, Ed25519PrivateKey, "private", fix))
 
     def keep_at(self, path: Path) -> None:
         """Write the private key to a file only its owner can read."""

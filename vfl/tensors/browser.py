@@ -17,6 +17,8 @@ from typing import Any
 
 from vfl.core.errors import LostPeerError, MissingPackageError, MissingPartyError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind
+from vfl.transport.front import welcome
+from vfl.transport.stream import listen
 
 _PAGE = Path(__file__).parent / "page.html"
 _TICK_S = 0.02
@@ -107,7 +109,7 @@ class Pages:
         try:
             import uvicorn
             import websockets  # noqa: F401
-            from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+            from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
             from fastapi.responses import HTMLResponse, Response
         except ImportError as error:
             raise MissingPackageError(
@@ -117,13 +119,16 @@ class Pages:
             ) from None
         import anyio.from_thread
 
+        from vfl.transport.http import HttpServer
+
         app = FastAPI(openapi_url=None)
         self._links: dict[str, PageLink] = {}
         headers = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer"}
 
-        async def page(token: str) -> Response:
+        async def page(request: Request, token: str) -> Response:
             if token not in self._links:
                 return Response(status_code=404)
+            welcome(request.scope)
             return HTMLResponse(_PAGE.read_text(encoding="utf-8"), headers=headers)
 
         async def socket(websocket: WebSocket, token: str) -> None:
@@ -132,6 +137,7 @@ class Pages:
             if link is None or not here or link.attached.is_set():
                 await websocket.close(1008)
                 return
+            welcome(websocket.scope)
             await websocket.accept()
             portal = anyio.from_thread.BlockingPortal()
             async with portal:
@@ -142,22 +148,26 @@ class Pages:
                 except (WebSocketDisconnect, KeyError, RuntimeError):
                     link.left()
 
+        page.__annotations__["request"] = Request
         socket.__annotations__["websocket"] = WebSocket
         app.add_api_route("/{token}", page, response_class=HTMLResponse)
         app.add_api_websocket_route("/{token}/socket", socket)
         config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, log_level="critical", ws_max_size=LIMIT_BYTES,
-            access_log=False, ws="websockets-sansio",
+            app, log_level="critical", ws_max_size=LIMIT_BYTES, access_log=False,
+            ws="websockets-sansio", proxy_headers=False,
         )  # fmt: skip
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, name="vfl-pages", daemon=True)
+        listening = listen("127.0.0.1", 0)
+        self._port = listening.getsockname()[1]
+        self._server = HttpServer(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listening],), name="vfl-pages", daemon=True
+        )
         self._thread.start()
         deadline = time.monotonic() + 20
         while not self._server.started:
             if time.monotonic() > deadline or not self._thread.is_alive():
                 raise LostPeerError("the server of the pages did not start")
             time.sleep(_TICK_S)
-        self._port = self._server.servers[0].sockets[0].getsockname()[1]
 
     def add(self, name: str) -> tuple[str, PageLink]:
         """A page's address, and its link."""

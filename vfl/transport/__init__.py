@@ -14,8 +14,9 @@ from vfl.transport.certificates import (
     session_certificate,
     write_trial_certificates,
 )
+from vfl.transport.front import Front, FrontLimits, RateLimiter
 from vfl.transport.handshake import Hello, Welcome
-from vfl.transport.hub import Admission, Credential, OnAttach, RateLimiter, TcpHub
+from vfl.transport.hub import Admission, Credential, OnAttach, TcpHub
 from vfl.transport.link import (
     WINDOW_FRAMES,
     LinkLimits,
@@ -34,6 +35,8 @@ __all__ = [
     "WINDOW_FRAMES",
     "Admission",
     "Credential",
+    "Front",
+    "FrontLimits",
     "Hello",
     "HubLink",
     "LinkLimits",

@@ -1,10 +1,8 @@
 """The label party's side of all streams: who may attach, who has, and their links.
 
-A flood of strangers shall cost little. Every source address has a bucket of tokens that fills
-steadily. A connection takes one token, a greeting that fails takes a few more. Without a token a
-connection is closed before a byte of it is read; a party that meets this tries again by itself.
-Debt is bounded, so whoever shares an address with somebody who connected in vain a thousand times
-waits a second at most once that has stopped.
+Strangers meet a `Front`: a connection takes one token of its source, a greeting that fails takes a
+few more. Without a token a connection is closed before a byte of it is read; a party that meets
+this tries again by itself.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ import math
 import socket
 import threading
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
 from vfl.core.errors import (
@@ -33,6 +29,7 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES
 from vfl.transport.certificates import ServerCertificate
+from vfl.transport.front import Front, FrontLimits, Visitor
 from vfl.transport.handshake import Hello, Welcome, error_frame
 from vfl.transport.link import LINGER_S, WHY_IT_ENDED, WINDOW_FRAMES, LinkLimits, Timeouts
 from vfl.transport.reliable import HubLink
@@ -41,6 +38,8 @@ from vfl.transport.stream import Stream, listen, open_stream, require_loopback
 _TICK_S = 0.05
 #: Most bytes of a connection before its greeting is accepted, those of TLS included.
 _GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
+#: Handshakes at once: each has a thread.
+_HANDSHAKES = 64
 #: What a stranger causes rather than a party that is refused for a reason.
 _UNAUTHENTICATED = (OSError, AuthenticationError, FrameError, ProtocolError)
 
@@ -190,102 +189,20 @@ def _same(given: bytes, wanted: bytes) -> bool:
 
 
 @dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    filled_at: float
-
-
-class RateLimiter:
-    """What one source address may do, counted for each; safe to use from several threads.
-
-    Args:
-        per_second: tokens a second.
-        burst: most tokens a quiet address saves up.
-        failure_cost: tokens a failed greeting takes besides the one of its connection.
-        longest_wait_s: how long an address in deepest debt waits for its next token.
-        addresses: how many addresses are remembered; the one unseen for longest is forgotten.
-        handshakes: how many may be under way at once; for one more, the oldest of the address
-            that has most of them ends.
-        clock: seconds that only grow.
-
-    Attributes:
-        handshakes: the same.
-    """
-
-    def __init__(
-        self,
-        per_second: float = 200.0,
-        burst: float = 200.0,
-        failure_cost: float = 3.0,
-        longest_wait_s: float = 1.0,
-        addresses: int = 1024,
-        handshakes: int = 64,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.handshakes = handshakes
-        self._per_second = per_second
-        self._burst = burst
-        self._failure_cost = failure_cost
-        self._deepest = 1 - longest_wait_s * per_second
-        self._addresses = addresses
-        self._clock = clock
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def allow(self, address: str) -> bool:
-        """Whether a connection from here is looked at; takes its token."""
-        with self._lock:
-            bucket = self._filled(address)
-            if bucket.tokens < 1:
-                return False
-            bucket.tokens -= 1
-            return True
-
-    def failed(self, address: str) -> None:
-        """A greeting from here was none, or showed wrong credentials."""
-        with self._lock:
-            bucket = self._filled(address)
-            bucket.tokens = max(bucket.tokens - self._failure_cost, self._deepest)
-
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def _filled(self, address: str) -> _Bucket:
-        now, source = self._clock(), _source(address)
-        bucket = self._buckets.setdefault(source, _Bucket(self._burst, now))
-        self._buckets.move_to_end(source)
-        if len(self._buckets) > self._addresses:
-            self._buckets.popitem(last=False)
-        gained = (now - bucket.filled_at) * self._per_second
-        bucket.tokens, bucket.filled_at = min(self._burst, bucket.tokens + gained), now
-        return bucket
-
-
-def _source(address: str) -> str:
-    """Who is counted as one: an IPv4 address, or the /64 that one IPv6 host can choose from."""
-    known = ip_address(address)
-    if not isinstance(known, IPv6Address):
-        return address
-    if known.ipv4_mapped is not None:
-        return str(known.ipv4_mapped)
-    return str(ip_network((int(known), 64), strict=False))
-
-
-@dataclass(slots=True)
 class _Greeting:
     """A handshake under way.
 
     Attributes:
         address: where it comes from.
         thread: that speaks with it.
+        visitor: its connection, at the front; known once the admission's answer is yes.
         asking: whether the admission was asked, whose answer it is to hear.
-        admitted: whether that answer is yes.
     """
 
     address: str
     thread: threading.Thread
+    visitor: Visitor
     asking: bool = False
-    admitted: bool = False
 
 
 class TcpHub:
@@ -298,7 +215,7 @@ class TcpHub:
         certificate: for TLS 1.3; None for none, which a loopback address alone allows.
         timeouts: how long to wait.
         window: sent frames kept for a resend, per party.
-        rate_limiter: how often one address may connect, and how many may greet at once.
+        front: what strangers may do; `timeouts.handshake_s` is the deadline of their greeting.
         plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
 
     Attributes:
@@ -316,7 +233,7 @@ class TcpHub:
         certificate: ServerCertificate | None = None,
         timeouts: Timeouts | None = None,
         window: int = WINDOW_FRAMES,
-        rate_limiter: RateLimiter | None = None,
+        front: Front | None = None,
         *,
         plaintext: bool = False,
     ) -> None:
@@ -329,7 +246,7 @@ class TcpHub:
         self._links = {party: self._new_link(party) for party in admission.parties}
         self._greeting: dict[Stream, _Greeting] = {}
         self._greeting_lock = threading.Lock()
-        self._rate_limiter = RateLimiter() if rate_limiter is None else rate_limiter
+        self._front = front or Front(FrontLimits(strangers=_HANDSHAKES))
         self._closed = threading.Event()
         self._listener = listen(host, port)
         self._listener.settimeout(_TICK_S)
@@ -425,26 +342,14 @@ class TcpHub:
                 connection, (address, *_) = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                self._closed.wait(_TICK_S)  # shut down, or out of file descriptors for now
+            except OSError:  # shut down, or out of descriptors
+                if not self._closed.wait(_TICK_S):
+                    self._front.make_room()
                 continue
-            if self._rate_limiter.allow(address):
-                self._make_room()
+            if self._front.allow(address):
                 self._begin(connection, address)
             else:
                 connection.close()
-
-    def _make_room(self) -> None:
-        """When all places are taken, end the oldest handshake of the address that has most."""
-        with self._greeting_lock:
-            if len(self._greeting) < self._rate_limiter.handshakes:
-                return
-            strangers = [pair for pair in self._greeting.items() if not pair[1].admitted]
-        crowds = Counter(greeting.address for _, greeting in strangers).most_common(1)
-        for crowd, _ in crowds:
-            stream, greeting = next(pair for pair in strangers if pair[1].address == crowd)
-            stream.end()
-            greeting.thread.join()
 
     def _begin(self, connection: socket.socket, address: str) -> None:
         """Start one handshake in a thread of its own."""
@@ -458,8 +363,18 @@ class TcpHub:
         thread = threading.Thread(
             target=self._greet, args=(stream,), name="vfl-handshake", daemon=True
         )
+
+        def end() -> None:
+            stream.end()
+            if thread.is_alive():
+                thread.join()
+
+        visitor = self._front.enter(address, end)
+        if visitor is None:
+            stream.end()
+            return
         with self._greeting_lock:
-            self._greeting[stream] = _Greeting(address, thread)
+            self._greeting[stream] = _Greeting(address, thread, visitor)
         thread.start()
 
     def _greet(self, stream: Stream) -> None:
@@ -468,14 +383,15 @@ class TcpHub:
         try:
             self._attach(stream, greeting)
         except (VFLError, OSError) as error:
-            if isinstance(error, _UNAUTHENTICATED) and not greeting.admitted:
-                self._rate_limiter.failed(greeting.address)
+            if isinstance(error, _UNAUTHENTICATED) and not greeting.visitor.known:
+                self._front.failed(greeting.address)
             if isinstance(error, VFLError):
                 with contextlib.suppress(OSError, VFLError):  # it may not stay to hear it
                     stream.write(error_frame(error), time.monotonic() + LINGER_S)
                     stream.end(LINGER_S)
             stream.end()
         finally:
+            greeting.visitor.leave()
             with self._greeting_lock:
                 del self._greeting[stream]
 
@@ -488,7 +404,7 @@ class TcpHub:
         links = dict(self._links)  # those of now: an old token must not reach a replaced link
         greeting.asking = True
         party, terms = self._admission.admit(hello)
-        greeting.admitted = True
+        greeting.visitor.welcome()
         link = links[party]
         if link.limits is None and self._admission.limits is not None:
             link.agree(self._admission.limits(party))

@@ -42,7 +42,7 @@ _RECORD_BYTES = 16 * 1024
 #: Where Linux's struct tcp_info has tcpi_bytes_received, a u64.
 _RECEIVED_AT = 128
 _NO_ADDRESS_OF_OURS = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
-_BACKLOG = 128
+_BACKLOG = 1024
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

@@ -1,0 +1,182 @@
+"""An HTTP server behind a front: deadlines, places, and that answers are those of uvicorn."""
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from vfl.transport import Front, FrontLimits
+from vfl.transport.front import _Held, welcome
+from vfl.transport.http import HttpServer
+from vfl.transport.stream import listen
+
+LIMITS = FrontLimits(strangers=8, head_s=0.4, head_bytes=2000)
+
+
+async def echo(scope, receive, send):
+    """Answers with the body; a request that shows a credential is welcome."""
+    body, more = b"", True
+    if dict(scope["headers"]).get(b"token") == b"good":
+        welcome(scope)
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    if scope["path"] == "/slow":
+        await asyncio.sleep(1)
+    length = str(len(body)).encode()
+    headers = [(b"content-length", length)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture(autouse=True)
+def held(monkeypatch):
+    fresh = _Held()
+    monkeypatch.setattr("vfl.transport.front._HELD", fresh)
+    return fresh
+
+
+@pytest.fixture(
+    params=[("uvloop", False), ("asyncio", False), ("uvloop", True), ("asyncio", True)],
+    ids=["uvloop", "asyncio", "uvloop, TLS", "asyncio, TLS"],
+)
+def server(request, certificate, tmp_path):
+    """Port, and a client's TLS; the server has no thread and no descriptor left afterwards."""
+    loop, secured = request.param
+    pytest.importorskip(loop)
+    options, context = {}, None
+    if secured:
+        files = {"cert": certificate.cert_pem, "key": certificate.key_pem, "ca": certificate.ca_pem}
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+        options = {"ssl_certfile": tmp_path / "cert", "ssl_keyfile": tmp_path / "key"}
+        context = ssl.create_default_context(cafile=tmp_path / "ca")
+    config = uvicorn.Config(
+        echo, lifespan="off", log_level="critical", ws="none", loop=loop, **options
+    )
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    made = HttpServer(config, Front(LIMITS))
+    thread = threading.Thread(target=made.run, args=([listening],))
+    thread.start()
+    yield port, context
+    made.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def dial(server):
+    """Connections to the server, closed afterwards; with TLS done where `whole`."""
+    port, context = server
+    with contextlib.ExitStack() as stack:
+
+        def make(data=b"", whole=True):
+            made = socket.create_connection(("127.0.0.1", port), 5)
+            if whole and context:
+                made = context.wrap_socket(made, server_hostname="127.0.0.1")
+            stack.enter_context(made)
+            made.sendall(data)
+            return made
+
+        yield make
+
+
+def client(server, timeout=5):
+    port, context = server
+    if context:
+        return http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context)
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+
+
+def ask(server, body=b"", path="/", **headers):
+    with contextlib.closing(client(server)) as connection:
+        connection.request("POST", path, body, headers)
+        return connection.getresponse().read()
+
+
+def ended_after(connection):
+    """Seconds until the server ends a connection."""
+    begun = time.monotonic()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while connection.recv(1000):
+            pass
+    return time.monotonic() - begun
+
+
+def test_a_body_comes_back_whole_on_one_connection(server):
+    with contextlib.closing(client(server)) as connection:
+        for size in (0, 1, 3000, 300_000):
+            connection.request("POST", "/", bytes(size))
+            assert connection.getresponse().read() == bytes(size)
+
+
+def test_an_answer_that_takes_longer_than_a_head_may_is_given(server):
+    assert ask(server, b"x", "/slow") == b"x"
+
+
+@pytest.mark.parametrize("begun", [b"", b"P", b"POST / HTTP/1.1\r\nx: "])
+def test_what_is_no_whole_head_is_ended(server, dial, begun):
+    assert ended_after(dial(begun)) < 1.5
+
+
+def test_half_a_handshake_is_ended(server, dial):
+    assert ended_after(dial(b"\x16", whole=False)) < 1.5
+
+
+def test_bytes_that_drip_do_not_move_the_deadline(server, dial):
+    connection, begun = dial(b"POST / HTTP/1.1\r\n"), time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - begun < 4:
+            connection.sendall(b"a: b\r\n")
+            time.sleep(0.05)
+    assert time.monotonic() - begun < 2
+
+
+def test_a_head_has_so_many_bytes(server, dial):
+    connection, sent = dial(b"POST / HTTP/1.1\r\n"), 0
+    with contextlib.suppress(OSError):
+        while sent < 100_000:
+            connection.sendall(b"a: " + b"b" * 500 + b"\r\n")
+            sent += 505
+            time.sleep(0.005)
+    assert sent < 40_000
+
+
+def test_the_next_head_has_a_deadline_too(server, dial):
+    connection = dial(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
+    time.sleep(0.2)
+    assert connection.recv(1000).endswith(b"ok")
+    connection.sendall(b"POST / HT")
+    assert ended_after(connection) < 1.5
+
+
+def test_strangers_make_room_and_who_is_known_stays(server, dial, held):
+    with contextlib.closing(client(server)) as connection:
+        connection.request("POST", "/", b"1", {"token": "good"})
+        assert connection.getresponse().read() == b"1"
+        silent = [dial(whole=False) for _ in range(3 * LIMITS.strangers)]
+        assert ask(server, b"2", token="good") == b"2"
+        assert len(held._strangers) <= LIMITS.strangers
+        connection.request("POST", "/", b"3", {"token": "good"})
+        assert connection.getresponse().read() == b"3"
+    silent[0].settimeout(2)
+    assert silent[0].recv(1) == b""
+
+
+def test_nothing_is_held_of_connections_that_have_ended(server, dial, held):
+    for _ in range(5):
+        ask(server, b"x", token="good")
+        dial(b"nonsense\r\n\r\n", whole=False).close()
+    deadline = time.monotonic() + 3
+    while held._strangers or held._known:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

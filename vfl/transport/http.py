@@ -1,0 +1,299 @@
+"""HTTP behind a `Front`: a server of uvicorn whose connections are accepted here.
+
+uvicorn sees a TLS connection once its handshake is done, and waits for a head as long as a client
+likes. So this file accepts connections itself: each has a deadline for TLS and its first head, and
+one for every later head. An application says `welcome(scope)` of a request with a good credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from vfl.transport.front import CONNECTION, Front, Visitor
+from vfl.transport.stream import listen
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+#: Accepted in one turn of the loop, and how long it rests when there is no descriptor left.
+_AT_ONCE, _REST_S = 64, 0.05
+#: How long the end of TLS may take.
+_CLOSE_S = 2.0
+
+
+class Connection:
+    """One connection of a server, from its accept to its end; all of it on the server's loop.
+
+    Args:
+        server: that accepted it.
+        accepted: its socket.
+    """
+
+    def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
+        self.visitor: Visitor | None = None
+        self._server, self._socket = server, accepted
+        self._limits = server.front.limits
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.BaseTransport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._answering, self._head_bytes = False, 0
+        self._task: asyncio.Task[None] | None = None
+        self._ended = False
+
+    def open(self, visitor: Visitor) -> None:
+        """Begin with TLS, or with HTTP."""
+        self.visitor, visitor.idle = visitor, True
+        self._server.opening.add(self)
+        self._arm()
+        self._task = self._loop.create_task(self._open())
+
+    def welcome(self) -> None:
+        """It has shown a credential."""
+        if self.visitor is not None:
+            self.visitor.welcome()
+
+    def end(self) -> None:
+        """End it, from any thread."""
+        with suppress(RuntimeError):  # the server has ended
+            self._loop.call_soon_threadsafe(self.close)
+
+    def opened(self, transport: asyncio.BaseTransport) -> None:
+        """TLS is done."""
+        self._transport = transport
+        self._server.opening.discard(self)
+
+    def received(self, size: int, whole_head: bool) -> None:
+        """Bytes have come, and with them the end of a head or not."""
+        if whole_head:
+            self.begin()
+        elif not self._answering:
+            self._head_bytes += size
+            known = self.visitor is not None and self.visitor.known
+            if self._head_bytes > self._limits.head_bytes and not known:
+                self.close()
+            elif self._timer is None:
+                self._arm()
+
+    def begin(self) -> None:
+        """A request is under way."""
+        self._answering, self._head_bytes = True, 0
+        self._disarm()
+        if self.visitor is not None:
+            self.visitor.idle = False
+
+    def answered(self) -> None:
+        """It is no longer."""
+        self._answering = False
+        if self.visitor is not None:
+            self.visitor.idle = True
+
+    def left(self) -> None:
+        """It has ended."""
+        self._disarm()
+        self._server.opening.discard(self)
+        if self.visitor is not None:
+            self.visitor.leave()
+
+    def close(self) -> None:
+        """End it now."""
+        self.left()
+        if self._ended:
+            return
+        self._ended = True
+        if self._transport is not None:
+            self._transport.abort()  # type: ignore[attr-defined]
+        else:  # amid TLS
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    async def _open(self) -> None:
+        """Hand the socket to uvicorn's protocol, TLS first."""
+        context = self._server.config.ssl
+        patience = self._limits.head_s if context else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._server.protocol(self),
+                self._socket,
+                ssl=context,
+                ssl_handshake_timeout=patience,
+                ssl_shutdown_timeout=_CLOSE_S if context else None,
+            )
+        except OSError:  # TLS failed, or took too long
+            self.close()
+
+    def _arm(self) -> None:
+        self._timer = self._loop.call_later(self._limits.head_s, self.close)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server, its connections behind a front.
+
+    Args:
+        config: of uvicorn; its host and port are listened on if no sockets are given.
+        front: what strangers may do.
+        signals: whether it ends at SIGINT and SIGTERM; without it whoever runs it sees to that.
+
+    Attributes:
+        front: the same.
+        opening: connections that have not finished TLS.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, front: Front | None = None, *, signals: bool = True
+    ) -> None:
+        super().__init__(config)
+        self.front = front or Front()
+        self.opening: set[Connection] = set()
+        self._signals = signals
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and be started."""
+        listening = sockets or [listen(self.config.host, self.config.port)]
+        self.config.loaded_app = _Noted(self.config.loaded_app)
+        self._listeners = [_Listener(each, self) for each in listening]
+        await super().startup(sockets=[])
+        if not self.should_exit:
+            for each in self._listeners:
+                each.open()
+            self.servers.extend(self._listeners)  # type: ignore[arg-type]
+
+    def capture_signals(self) -> Any:
+        """See `uvicorn.Server`."""
+        return super().capture_signals() if self._signals else nullcontext()
+
+    def protocol(self, connection: Connection) -> asyncio.Protocol:
+        """What speaks HTTP on a connection."""
+        return _Protocol(
+            connection,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={**self.lifespan.state, CONNECTION: connection},
+        )
+
+
+class _Listener:
+    """A listening socket on a loop, as `uvicorn.Server.servers` wants one."""
+
+    def __init__(self, listening: socket.socket, server: HttpServer) -> None:
+        listening.setblocking(False)
+        self.sockets = (listening,)
+        self._socket, self._server = listening, server
+        self._closed = False
+
+    def open(self) -> None:
+        """Accept from now on."""
+        if not self._closed:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._closed = True
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        for connection in list(self._server.opening):
+            connection.close()
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for."""
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # out of descriptors
+                self._server.front.make_room()
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._socket)
+                loop.call_later(_REST_S, self.open)
+                return
+            accepted.setblocking(False)
+            connection = Connection(self._server, accepted)
+            visitor = self._server.front.enter(address[0], connection.end)
+            if visitor is None:
+                accepted.close()
+            else:
+                connection.open(visitor)
+
+
+class _Noted:
+    """An application whose connections know when a request is under way."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        connection: Connection = scope["state"][CONNECTION]
+        connection.begin()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            connection.answered()
+            if scope["type"] == "websocket":  # uvicorn has handed it to another protocol
+                connection.left()
+
+
+class _Joined:
+    """A transport that writes what one turn of the loop gives it at once.
+
+    The head and the body of an answer are two writes of uvicorn's, and the first wakes the client,
+    which on a busy machine takes the processor from the second.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._held = transport, list[bytes]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._held.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._transport.write(b"".join(self._held))
+            self._held.clear()
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """HTTP as uvicorn speaks it: heads have a deadline, an answer goes in one piece."""
+
+    def __init__(self, connection: Connection, **options: Any) -> None:
+        super().__init__(**options)
+        self._connection = connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._connection.opened(transport)
+        super().connection_made(_Joined(transport))
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        self._connection.received(len(data), self.cycle is not before)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.left()
+        super().connection_lost(exc)
