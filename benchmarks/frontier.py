@@ -56,6 +56,8 @@ TASKS: dict[str, Kind] = {
 }  # fmt: skip
 #: Of those that read a table, the table.
 SOURCES = {"bank": "bank_marketing", "credit": "credit_default"}
+#: Their rows, all of which are used.
+WHOLE = {"bank": 45_211, "credit": 30_000}
 #: Points that a defense may leak and still stand where label-free bottoms do.
 MARGIN = 0.01
 LEAKED, DRAWS = 10, 1
@@ -516,7 +518,7 @@ def page_of(rows: Sequence[Row], page: Path) -> None:
         experiment, _ = read_checked(EXAMPLES / f"{task}.toml", [])
         lines += [
             f"\n## {task}\n",
-            f"{experiment.data.rows} rows, {one.seeds} victims of each defense, "
+            f"{experiment.data.rows or WHOLE[task]} rows, {one.seeds} victims of each defense, "
             f"`examples/frontier/{task}.toml`. The best without labels: {one.reference}, "
             f"{_text(one.reference_reaches)}. Not run: {_missing(one)}.\n",
             f"![{task}: accuracy against leaked labels]({picture.name})\n",

@@ -74,7 +74,7 @@ def ended(folder):
     return folder
 
 
-RECORDS = ("run.json", "config.toml", "summary.json", "evaluation.json")
+RECORDS = ("run.json", "config.toml", "summary.json", "evaluations/0001.json")
 
 
 def use(path):
@@ -128,7 +128,7 @@ def test_a_record_of_before_they_were_sealed_is_refused_with_the_reason(ended):
         (ended.path / name).write_bytes(before)
 
 
-@pytest.mark.parametrize("name", ["config.toml", "summary.json", "evaluation.json", "run.json"])
+@pytest.mark.parametrize("name", RECORDS)
 def test_an_intact_record_of_another_run_is_refused(ended, tmp_path, name):
     changed = EXPERIMENT.model_copy(update={"seed": 9})
     other = RunFolder.create(tmp_path / "runs" / "two", changed, "local", "")
@@ -172,7 +172,11 @@ def test_a_run_that_goes_well(folder):
     folder.evaluated({"test_accuracy": 0.25})
     assert [line["train_loss"] for line in read_lines(folder.path / "metrics.jsonl")] == [1.0, 0.5]
     assert folder.summary() == {"test_accuracy": 0.5, "run": str(folder.path)}
-    assert folder.evaluation() == {"test_accuracy": 0.25, "run": str(folder.path)}
+    found = folder.evaluation()
+    assert found.pop("evaluated")
+    assert found == {"test_accuracy": 0.25, "run": str(folder.path)}
+    folder.evaluated({"test_accuracy": 0.75})
+    assert [one["test_accuracy"] for one in folder.evaluations()] == [0.25, 0.75]
     assert read_json(folder.path / "summary.json")["test_accuracy"] == 0.5  # for people
     traffic = (folder.path / "traffic.csv").read_text()
     assert traffic.splitlines()[1] == "bank,up,train,1,4,20,0.0"

@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +36,14 @@ from vfl.mpc.secure.masks import Ring
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.trio import LocalParties
 from vfl.privacy import PrivacyStatement, added
-from vfl.session import Checkpoints, Introduction, Terms, check_consent, check_introduction
+from vfl.session import (
+    Checkpoints,
+    Introduction,
+    PartyFolder,
+    Terms,
+    check_consent,
+    check_introduction,
+)
 from vfl.session.handshake import PartyReport
 from vfl.session.rank_processes import RankProcesses
 from vfl.session.witness import Witness
@@ -102,6 +110,14 @@ def check(old="", new="", rows=40):
     check_specs(experiment, Locations.of(path))
     with Locations.of(path).located(Experiment):
         return experiment, load_data(experiment)
+
+
+def trained_rows_alone():
+    experiment, data = check()
+    label = data[experiment.label.party]
+    folder, left = PartyFolder(Path("parties") / label.name), label.split.train
+    folder.save(label, Terms.of(experiment, "train", "loans-1"), {})
+    folder.rows_left(replace(label, ids=label.ids[left], labels=label.labels[left]))
 
 
 def four_mistakes():
@@ -321,6 +337,7 @@ PROVOCATIONS = {
     "V206": ids_of_another_form,
     "V207": lambda: check(rows=3),
     "V208": too_large_to_share,
+    "V209": trained_rows_alone,
     "V300": lambda: feature_party_view().only({Grant.GRADIENTS}),
     "V401": absent_party,
     "V402": other_experiment,

@@ -168,7 +168,7 @@ def stored_files(folder):
     own = folder / "parties" / "bank"
     files = [path for path in sorted(own.rglob("*")) if path.is_file() and path.name != ".lock"]
     kinds = {path.suffix for path in files}
-    assert kinds == {".checkpoint", ".json", ".jsonl", ".npy", ".npz", ".safetensors"}
+    assert kinds == {".checkpoint", ".json", ".jsonl", ".npy", ".npz", ".safetensors", ".sealed"}
     return files
 
 
@@ -214,9 +214,9 @@ def test_weights_of_another_run_of_the_experiment_do_not_answer(trained, tmp_pat
         for file in ("weights.safetensors", "party.json"):
             (two / "parties" / part.name / file).write_bytes((part / file).read_bytes())
     for answer in (run.evaluate, run.predict):
-        with pytest.raises(RunFolderError, match="not the weights the training ended with"):
+        with pytest.raises(RunFolderError, match="weights"):
             answer(RunFolder.open(two))
-    assert not (two / "evaluation.json").exists()
+    assert not (two / "evaluations/0001.json").exists()
     assert not (two / "predictions.csv").exists()
 
 
@@ -423,7 +423,14 @@ def test_damaged_files_are_typed_errors(tmp_path):
 
 
 def own_files(party):
-    return [party.weights(), party.encoder(), party.classes(), party.card(), party.drift()]
+    return [
+        party.weights(),
+        party.encoder(),
+        party.classes(),
+        party.card(),
+        party.drift(),
+        party.rows(),
+    ]
 
 
 def readers_of(run_folder):

@@ -83,7 +83,7 @@ def test_from_tables_with_gaps_to_answers_without_a_party(federation, tmp_path, 
     assert 0.1 * lacking < summary["test_missing_rows"] < 0.4 * lacking
     evaluated = federation.ask("evaluate", run)
     assert evaluated.wait() == 0, evaluated.said()
-    assert read_json(run / "evaluation.json")["test_loss"] == summary["test_loss"]
+    assert read_json(run / "evaluations/0001.json")["test_loss"] == summary["test_loss"]
     told = federation.ask("predict", run)
     assert told.wait() == 0, told.said()
     expected = predicted(run)

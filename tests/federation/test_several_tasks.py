@@ -43,7 +43,7 @@ def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, t
     for what in ("evaluate", "predict"):
         asked = federation.ask(what, run)
         assert asked.wait() == 0, asked.said()
-    assert read_json(part / "evaluation.json")["test_loss"] == learned["test_loss"]
+    assert read_json(part / "evaluations/0001.json")["test_loss"] == learned["test_loss"]
     told = pd.read_csv(part / "predictions.csv")
     assert set(told["prediction"]) == {"large", "small"}
     expected = predicted(run)

@@ -38,7 +38,7 @@ def test_it_trains_evaluates_predicts_and_serves_as_one_process_does(federation,
     for what in ("evaluate", "predict"):
         asked = federation.ask(what, done)
         assert asked.wait() == 0, asked.said()
-    assert read_json(done / "evaluation.json")["test_loss"] == summary["test_loss"]
+    assert read_json(done / "evaluations/0001.json")["test_loss"] == summary["test_loss"]
     ids = pd.read_csv(done / "predictions.csv")["id"]
     assert len(ids) == 569
     own = federation.folder / "compute" / "store" / "runs" / done.name / "parties"

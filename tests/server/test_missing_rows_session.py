@@ -134,7 +134,7 @@ def test_a_federation_trains_what_one_process_trains(session):
     assert {"test_complete_accuracy", "test_missing_accuracy"} <= set(summary)
 
     session.play("evaluate")
-    evaluated = read_json(session.run / "evaluation.json")
+    evaluated = read_json(session.run / "evaluations/0001.json")
     assert evaluated["test_loss"] == summary["test_loss"]
     session.play("predict")
     predicted = pd.read_csv(session.run / "predictions.csv")["id"]

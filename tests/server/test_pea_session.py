@@ -110,7 +110,7 @@ def test_a_training_an_evaluation_and_a_prediction(session):
         told = read_json(session.kept(name) / "disclosed-train.json")["disclosed"]
         assert any("result, model" in one["what"] for one in told)
     session.play(mode="evaluate")
-    after = read_json(session.run / "evaluation.json")
+    after = read_json(session.run / "evaluations/0001.json")
     assert after["test_accuracy"] == summary["test_accuracy"]
     session.play(mode="predict")
     rows = 100 if session.divided == "rows" else 120

@@ -107,7 +107,7 @@ def test_a_training_and_a_prediction_with_shared_first_layers(session):
     assert all(len(payload) == 8 * (20 * 3 + 3 * 4) + 2 * 16 for _, payload in openings[:4])
     before = read_json(session.run / "summary.json")
     session.play(mode="evaluate", **SHARED)
-    after = read_json(session.run / "evaluation.json")
+    after = read_json(session.run / "evaluations/0001.json")
     assert after["test_loss"] == before["test_loss"]
     asked = session.play(mode="predict", **SHARED)
     ((_, opened),) = sent(asked, Kind.QUERY_OPENING)

@@ -47,8 +47,9 @@ def test_a_federation_trains_what_one_process_trains(session, changes):
     assert learned["bytes_up"] == local.others[OTHER].ledger.bytes_by_party("up")
     assert summary["bytes_up"] == local.ledger.bytes_by_party("up")
     session.play("evaluate", **changes)
-    assert read_json(session.run / "evaluation.json")["test_loss"] == summary["test_loss"]
-    assert read_json(own_part(session) / "evaluation.json")["test_loss"] == learned["test_loss"]
+    assert read_json(session.run / "evaluations/0001.json")["test_loss"] == summary["test_loss"]
+    again = read_json(own_part(session) / "evaluations/0001.json")
+    assert again["test_loss"] == learned["test_loss"]
     session.play("predict", **changes)
     assert len(pd.read_csv(session.run / "predictions.csv")) == ROWS
     told = pd.read_csv(own_part(session) / "predictions.csv")

@@ -84,7 +84,7 @@ def test_a_training_an_evaluation_and_a_prediction(session):
     assert not list((session.folder / "notary").rglob("*.safetensors")), "it keeps nothing"
     before = read_json(session.run / "summary.json")
     session.play(mode="evaluate")
-    assert read_json(session.run / "evaluation.json")["test_loss"] == before["test_loss"]
+    assert read_json(session.run / "evaluations/0001.json")["test_loss"] == before["test_loss"]
     asked = session.play(mode="predict")
     assert sent(asked, Kind.PROTOCOL, "notary") != sent(seen, Kind.PROTOCOL, "notary")
     ((_, opened),) = sent(asked, Kind.QUERY_OPENING)

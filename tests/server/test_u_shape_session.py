@@ -43,7 +43,7 @@ def test_a_federation_trains_what_one_process_trains(session, changes):
     assert summary["weights_sha256"] == local.weights_digest()
     assert session.flower.failures == []
     session.play("evaluate", **changes)
-    assert read_json(session.run / "evaluation.json")["test_loss"] == summary["test_loss"]
+    assert read_json(session.run / "evaluations/0001.json")["test_loss"] == summary["test_loss"]
     session.play("predict", **changes)
     assert len(pd.read_csv(session.run / "predictions.csv")) == ROWS
     for name in (*FEATURES, MIDDLE):  # each half is at its owner

@@ -104,7 +104,7 @@ def test_a_training_an_evaluation_and_a_prediction(session):
         assert not any("result" in one["what"] for one in told["disclosed"])
         assert (kept / "weights.safetensors").exists() == (name != "notary")
     session.play(mode="evaluate")
-    after = read_json(session.run / "evaluation.json")
+    after = read_json(session.run / "evaluations/0001.json")
     assert after["test_accuracy"] == before["test_accuracy"]
     session.play(mode="predict")
     assert len(pd.read_csv(session.run / "predictions.csv")) == ROWS

@@ -89,7 +89,7 @@ def test_training_evaluating_and_predicting_use_the_positions(made, tmp_path):
 
 
 def _without(experiment):
-    return experiment.data.model_copy(update={"alignment": None})
+    return experiment.data.model_copy(update={"alignment": None, "id_rules": "plain"})
 
 
 def test_a_version_is_used_until_ids_change(made, tmp_path):

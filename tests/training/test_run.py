@@ -22,7 +22,10 @@ from vfl.session.party_folder import own_data
 from vfl.session.trace import Trace
 from vfl.training.run import evaluate, load_data, predict, train
 
-OWN_FILES = ("weights.safetensors", "party.json", "encoder.json", "card.json", "bins.json")
+OWN_FILES = (
+    *("weights.safetensors", "party.json", "encoder.json", "card.json", "bins.json"),
+    "rows.sealed",
+)
 PARTIES = {"bank": {"width": 8, "bottom": "mlp:hidden=16"}, "shop": {"width": 8}}
 
 
@@ -55,7 +58,7 @@ def test_what_a_run_leaves_behind(trained):
         *(".lock", "run.json", "config.toml", "environment.json"),
         *("metrics.jsonl", "progress.json", "traffic.csv", "summary.json"),
         *("parties/lender/weights.safetensors", "parties/lender/party.json"),
-        *("parties/lender/card.json", "parties/lender/bins.json"),
+        *("parties/lender/card.json", "parties/lender/bins.json", "parties/lender/rows.sealed"),
     }
 
 
@@ -159,7 +162,7 @@ def test_an_evaluation_repeats_the_test_of_the_training(trained):
     again = evaluate(folder)
     for figure in ("test_loss", "test_accuracy", "weights_sha256"):
         assert again[figure] == summary[figure]
-    assert read_json(folder.path / "evaluation.json")["test_loss"] == summary["test_loss"]
+    assert read_json(folder.path / "evaluations/0001.json")["test_loss"] == summary["test_loss"]
     assert (again["steps"], again["steps_per_second"]) == (0, None)
 
 
@@ -324,7 +327,7 @@ def test_bins_in_one_table_and_in_party_files_train_the_same_model(diabetes, reg
         name: {"width": 8, "source": str(tmp_path / f"{name}.toml")}
         for name in ("clinic", "laboratory")
     }
-    source = {"source": str(tmp_path / "hospital.toml"), "id": "patient"}
+    source = {"source": str(tmp_path / "hospital.toml")}
     apart = experiment_of(name="diabetes", data=source, parties=parties, **REGRESSION)
     assert train(apart, tmp_path, "apart")["weights_sha256"] == summary["weights_sha256"]
     with pytest.raises(ConfigError, match="each party's own file"):

@@ -196,7 +196,7 @@ def show(summary: Mapping[str, Any]) -> None:
     """A summary for people."""
     complete, missing = (summary.get(f"test_{rows}_rows") for rows in _APART)
     for name, value in summary.items():
-        if not name.startswith("test_") or name.split("_")[1] in _APART:
+        if not name.startswith(("test_", "new_")) or name.split("_")[1] in _APART:
             continue
         line = f"{name.replace('_', ' '):<16} {figure(value)}"
         if complete is not None:
@@ -204,6 +204,11 @@ def show(summary: Mapping[str, Any]) -> None:
             told = ["-" if one is None else figure(one) for one in of]
             line += f"   {complete} rows with every cut {told[0]}, {missing} others {told[1]}"
         print(line)
+    if rows := summary.get("rows"):
+        print(
+            f"{'rows':<16} {rows['test']} test rows of the training, {rows['new']} new ones; "
+            f"{rows['left_out']} that it trained or validated on are left out"
+        )
     for party, own in summary.get("tasks", {}).items():
         for name, value in own.items():
             if name.startswith("test_"):

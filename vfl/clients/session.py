@@ -16,11 +16,12 @@ from vfl.clients.middle_party import MiddleParty
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile, read_party_file
+from vfl.config.run_folder import next_evaluation
 from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Kind, Link
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
-from vfl.core.storage import locked, weights_digest, write_json
+from vfl.core.storage import locked, private_folder, weights_digest, write_json
 from vfl.datasets import PartyData, Split
 from vfl.session import (
     Introduction,
@@ -283,7 +284,9 @@ class _PartySession:
             folder.save(data, terms, label.weights(), summary.test_figures(figures), answers)
             write_json(folder.path / "summary.json", figures | {"history": label.history})
         elif terms.mode == "evaluate":
-            write_json(folder.path / "evaluation.json", figures)
+            path = next_evaluation(folder.path)
+            private_folder(path.parent)
+            write_json(path, figures)
         else:
             path = folder.path / "predictions.csv"
             summary.write_predictions(path, data, label.outputs, folder.classes())

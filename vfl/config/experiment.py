@@ -27,6 +27,8 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 _LEAST_MEMORY = 64 * 2**20
+#: The settings of [data] that a project's experiment has; tables are in each party's own file.
+OF_A_PROJECT = {"validation", "test", "id_rules", "alignment", "missing_rows"}
 #: Numbers of a frame's step, an unsigned 32-bit field.
 MAX_STEPS = 2**32
 
@@ -131,7 +133,8 @@ class DataSettings(Settings):
         memory: the rows of a table lie on disk, in files without a name in TMPDIR, and handling
             them takes about so much memory, such as "1GiB"; None keeps them in memory. A party's
             own file says it for its own table.
-        rows: use only the first rows of the source.
+        rows: use at most so many rows: the first ones of a data set by name, and of tables as many
+            that the seed draws, of those that all parties have.
         folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
             many rows of each class; `validation` is then a share of the other rows.
         side, classes: pictures of so many pixels a side, rows of the first so many classes only.
@@ -726,6 +729,63 @@ def check_one_process(experiment: Experiment) -> None:
         )
 
 
+#: What a table is written like; where parties have files of their own, those say it.
+_OF_TABLES = ("id", "separator", "encoding", "decimal", "dates", "missing", "id_type")
+
+
+def refuse_idle_settings(experiment: Experiment) -> None:
+    """Refuse settings that change nothing beside the others, in a process that plays everybody.
+
+    Raises:
+        ConfigError: with each of them, and why.
+    """
+    data, default = experiment.data, DataSettings()
+    files = [party.source for party in experiment.parties.values() if party.source]
+    described = any(is_file_of_party(source) for source in [*files, data.source])
+    found = []
+    if described or not experiment.is_table:
+        whose = "a party's own file says it" if described else "it is for tables"
+        given = [name for name in _OF_TABLES if getattr(data, name) != getattr(default, name)]
+        found += [(f"data.{name}", whose) for name in given]
+    if data.id_rules != default.id_rules and data.alignment is None:
+        found.append(("data.id_rules", "no private alignment, data.alignment, follows it"))
+    if data.alignment is not None and not files:
+        found.append(("data.alignment", "only parties with a source each are aligned"))
+    for name, party in experiment.parties.items():
+        if party.shape is not None and (described or not files):
+            found.append((f"parties.{name}.shape", "it is for parties with a CSV file each"))
+    if experiment.label.column is not None and not experiment.is_table:
+        found.append(("label.column", "a data set by name has one label"))
+    for task in experiment.tasks or ():
+        if task.source is not None and not files:
+            found.append((f"tasks.source of '{task.party}'", "all columns are of one table"))
+    _refuse_idle(found + _idle_in_training(experiment))
+
+
+def _idle_in_training(experiment: Experiment) -> list[tuple[str, str]]:
+    train, default = experiment.train, TrainSettings()
+    found = []
+    if train.momentum != default.momentum and train.optimizer != "sgd":
+        found.append(("train.momentum", f"train.optimizer = '{train.optimizer}' has none"))
+    for name in ("block_rows", "window_blocks"):
+        if getattr(train, name) != getattr(default, name) and train.shuffle != "blocks":
+            found.append((f"train.{name}", "train.shuffle = 'full' has no blocks"))
+    if experiment.trace.epochs and not experiment.trace.phases:
+        found.append(("trace.epochs", "trace.phases names no frames to keep"))
+    return found
+
+
+def _refuse_idle(found: Sequence[tuple[str, str]]) -> None:
+    if found:
+        raise ConfigError(
+            "settings would change nothing here",
+            where=found[0][0],
+            got="; ".join(f"{name}: {why}" for name, why in found),
+            want="settings that each have an effect",
+            fix="leave them out",
+        )
+
+
 def check_project(experiment: Experiment) -> None:
     """Refuse an experiment of a project that says what its parties keep to themselves.
 
@@ -752,6 +812,22 @@ def check_project(experiment: Experiment) -> None:
             fix="put them in [data] of that party's own party.toml",
         )
     check_bins_of_parties(experiment)
+    default = DataSettings()
+    elsewhere = [
+        name
+        for name in DataSettings.model_fields
+        if name not in {*OF_A_PROJECT, "folds", "fold", "split"}
+        and getattr(experiment.data, name) != getattr(default, name)
+    ]
+    if elsewhere:
+        raise ConfigError(
+            "no session on Flower looks at this setting: each party reads a table of its own",
+            where=f"data.{elsewhere[0]}",
+            got=", ".join(f"data.{name}" for name in elsewhere),
+            want=", ".join(sorted(OF_A_PROJECT)),
+            fix="leave it out, or put it in [data] of a party's own party.toml if that has it",
+        )
+    _refuse_idle(_idle_in_training(experiment))
     named = experiment.data.alignment
     if named is not None and not re.fullmatch(ALIGNMENT_NAME, named):
         raise ConfigError(

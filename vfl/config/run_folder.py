@@ -15,7 +15,7 @@
     summary.json      sealed JSON             the figures of a run that ended well
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
                                               run that did not
-    evaluation.json   sealed JSON             figures of the last `vfl evaluate`
+    evaluations/      sealed JSON a file      figures of each `vfl evaluate`, from 0001.json on
     predictions.csv   CSV with a head         `id`, `prediction`, `probability_CLASS` for each
                                               class; `trained` (yes, no) where training rows are
                                               among them
@@ -63,8 +63,10 @@ from vfl.core.text import printable
 from vfl.core.version import VERSION
 
 PROGRESS = "progress.json"
-_HEAD, _CONFIG, _SUMMARY, _EVALUATION = "run.json", "config.toml", "summary.json", "evaluation.json"
-_AUDIT = "audit.json"
+_HEAD, _CONFIG, _SUMMARY = "run.json", "config.toml", "summary.json"
+_AUDIT, _EVALUATIONS = "audit.json", "evaluations"
+#: Where an earlier vfl kept the figures of the last evaluation alone.
+_LAST_EVALUATION = "evaluation.json"
 #: What a seal adds to the figures of a run. They name their run themselves.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
@@ -167,9 +169,26 @@ class RunFolder:
         """
         return self._figures(_SUMMARY)
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The figures of every evaluation, the earliest first; see `summary`."""
+        files = sorted((self.path / _EVALUATIONS).glob("*.json"))
+        names = [f"{_EVALUATIONS}/{one.name}" for one in files]
+        earlier = [_LAST_EVALUATION] if (self.path / _LAST_EVALUATION).exists() else []
+        return [self._figures(name, "evaluation") for name in [*earlier, *names]]
+
     def evaluation(self) -> dict[str, Any]:
-        """The figures of the last evaluation; see `summary`."""
-        return self._figures(_EVALUATION)
+        """The figures of the last evaluation; see `summary`.
+
+        Raises:
+            RunFolderError: there was none, or its record is not as it was written.
+        """
+        if found := self.evaluations():
+            return found[-1]
+        raise RunFolderError(
+            "this run has not been evaluated since it was trained",
+            where=str(self.path),
+            fix="vfl evaluate RUN",
+        )
 
     def audit(self) -> dict[str, Any] | None:
         """What the last audit of its privacy proved; None where there was none. See `summary`."""
@@ -179,8 +198,8 @@ class RunFolder:
         """Keep what an audit proved."""
         self._write_figures(_AUDIT, report)
 
-    def _figures(self, name: str) -> dict[str, Any]:
-        record = read_sealed_json(self.path / name, Seal(Path(name).stem, None, None))
+    def _figures(self, name: str, kind: str | None = None) -> dict[str, Any]:
+        record = read_sealed_json(self.path / name, Seal(kind or Path(name).stem, None, None))
         if record.get("run_sha256") != self.about()["sha256"]:
             raise RunFolderError(
                 "these figures belong to another run",
@@ -189,9 +208,11 @@ class RunFolder:
             )
         return {key: value for key, value in record.items() if key not in _OF_SEAL}
 
-    def _write_figures(self, name: str, figures: Mapping[str, Any]) -> None:
+    def _write_figures(
+        self, name: str, figures: Mapping[str, Any], kind: str | None = None
+    ) -> None:
         head = self.about()
-        seal = Seal(Path(name).stem, head["party"], str(self.path))
+        seal = Seal(kind or Path(name).stem, head["party"], str(self.path))
         write_sealed_json(self.path / name, {**figures, "run_sha256": head["sha256"]}, seal)
 
     def party(self, name: str) -> Path:
@@ -257,12 +278,22 @@ class RunFolder:
             )
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
-        """Add the figures of a later evaluation."""
-        self._write_figures(_EVALUATION, summary)
+        """Add the figures of a later evaluation; those before it stay."""
+        path = next_evaluation(self.path)
+        private_folder(path.parent)
+        now = {"evaluated": datetime.now(UTC).isoformat(timespec="seconds")}
+        self._write_figures(str(path.relative_to(self.path)), {**summary, **now}, "evaluation")
 
     def fail(self, error: VFLError) -> None:
         """The run ended badly; the reason can be read by whoever started it."""
         write_json(self.path / "failure.json", error.record() | {"exit": error.exit_code})
+
+
+def next_evaluation(run: Path) -> Path:
+    """Where the next evaluation of a run, or of a party's part of one, is kept."""
+    folder = run / _EVALUATIONS
+    numbers = [int(one.stem) for one in folder.glob("[0-9]*.json")]
+    return folder / f"{max(numbers, default=0) + 1:04d}.json"
 
 
 def new_run_name(label: str) -> str:

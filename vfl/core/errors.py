@@ -23,6 +23,7 @@
           LabelLeakError       V205
           MisalignedError      V206
           TooFewRowsError      V207
+          TrainedRowsError     V209
         RingRangeError         V208
         NotGrantedError        V300
         RingOverflowError      V602
@@ -197,6 +198,10 @@ class MisalignedError(DataError, code="V206"):
 
 class TooFewRowsError(DataError, code="V207"):
     """Fewer rows than a batch or a split needs."""
+
+
+class TrainedRowsError(DataError, code="V209"):
+    """No figure can be given: the rows at hand are those a run has trained on, or may be."""
 
 
 class RingRangeError(UserError, code="V208"):

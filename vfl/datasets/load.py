@@ -6,6 +6,7 @@ party of a federation reads its own file and nobody else's.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from vfl.core.errors import (
     MissingDataError,
     TooFewRowsError,
 )
+from vfl.core.seeds import permutation
 from vfl.datasets.alignment.gaps import MissingRows
 from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import Ids, align, sort_by_id
@@ -65,6 +67,8 @@ from vfl.datasets.texts import Texts
 NO_GAPS: Mapping[str, np.ndarray] = {}
 #: No label party beside the one.
 NO_MORE: Mapping[str, tuple[str, str]] = {}
+#: Each party's encoder learns from the training rows at hand.
+NO_ENCODERS: Mapping[str, Encoder] = {}
 
 
 def load_bundled(
@@ -182,6 +186,8 @@ def load_table(
     stratified: bool = False,
     place: OnDisk | None = None,
     block_rows: int = 0,
+    encoders: Mapping[str, Encoder] = NO_ENCODERS,
+    limit: int | None = None,
 ) -> dict[str, PartyData]:
     """One table whose columns are dealt to parties.
 
@@ -201,6 +207,8 @@ def load_table(
         more_labels: column and task of further label parties; nobody has them as features.
         place: where inputs and labels lie; None keeps them in memory.
         block_rows: see `split_rows`.
+        encoders: by party, those of an earlier training, instead of ones of these rows.
+        limit: at most so many rows, drawn by the seed; None takes all.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
@@ -232,18 +240,34 @@ def load_table(
                 got="a table on disk",
                 fix="leave data.memory out, or split = 'shuffled' without folds",
             )
+        if limit is not None:
+            raise BadOptionError(
+                "a table on disk gives all its rows",
+                where="data.rows",
+                fix="leave data.rows or data.memory out",
+            )
         split = split_rows(order.rows, seed, validation, test, None, block_rows, place)
         streamed = StreamedTable(table, order, split, place)
-        own = {party: streamed.inputs(names, None, form) for party, names in columns.items()}
+        own = {
+            party: streamed.encoded(encoders[party])
+            if party in encoders
+            else streamed.inputs(names, None, form)
+            for party, names in columns.items()
+        }
         rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
         further = {
             party: rows.party(party, NO_INPUTS, *streamed.labels(column, kind))
             for party, (column, kind) in more_labels.items()
         }
         return rows.parties(own, label_party, *streamed.labels(label, task)) | further
+    if (drawn := drawn_rows(len(table), limit, seed)) is not None:
+        table, ids = Part.of(table, drawn), None if ids is None else ids[drawn]
     labels, classes = encode_labels(table[label], task)
     split = _split(labels, task, seed, validation, test, fold, stratified, block_rows)
-    inputs = {party: fit_inputs(table, own, split, form=form) for party, own in columns.items()}
+    inputs = {
+        party: fit_inputs(table, own, split, form=form, encoder=encoders.get(party))
+        for party, own in columns.items()
+    }
     rows = AlignedRows.of(len(table), split, ids)
     further = {
         party: rows.party(party, NO_INPUTS, *encode_labels(table[column], kind))
@@ -287,6 +311,8 @@ def load_parties(
     unaligned: bool = False,
     stratified: bool = False,
     block_rows: int = 0,
+    encoders: Mapping[str, Encoder] = NO_ENCODERS,
+    limit: int | None = None,
 ) -> dict[str, PartyData]:
     """Tables of several owners, joined by their ids, for one process that plays all parties.
 
@@ -312,6 +338,8 @@ def load_parties(
             is that of an intersection as far as its rows go.
         unaligned: whether the parties bring the rows that no session has, too.
         block_rows: see `split_rows`.
+        encoders: by party, those of an earlier training, instead of ones of these rows.
+        limit: at most so many common rows, drawn by the seed; None takes all.
 
     Raises:
         UserError: see `load_table`.
@@ -358,6 +386,17 @@ def load_parties(
         )
         digest, held = found.digest, found.held
         others = {name: _without(named[name], frames[name]) for name in named}
+    if (drawn := drawn_rows(len(common), limit, seed)) is not None:
+        if held:
+            raise BadOptionError(
+                "rows that some party lacks stay, and are not drawn from",
+                where="data.rows",
+                fix="leave data.rows out, or missing_rows = 'intersection'",
+            )
+        frames = {name: Part.of(frame, drawn) for name, frame in frames.items()}
+        common = common[drawn]
+        if digest is not None:
+            digest = hashlib.sha256(digest + drawn.tobytes()).digest()
     labels, classes = encode_labels(frames[label_party][label], task)
     how = (seed, validation, test, fold, stratified, block_rows)
     if held:
@@ -372,7 +411,15 @@ def load_parties(
         shape, form = tables[name].shape, tables[name].form
         more = others[name] if unaligned and name != label_party else None
         inputs[name] = _fit_held(
-            frames[name], columns[name], split, shape, form, more, held.get(name), name
+            frames[name],
+            columns[name],
+            split,
+            shape,
+            form,
+            more,
+            held.get(name),
+            name,
+            encoders.get(name),
         )
     rows = replace(AlignedRows.of(len(labels), split, common, digest), held=held)
     further = {
@@ -380,6 +427,17 @@ def load_parties(
         for party, (column, kind) in more_labels.items()
     }
     return rows.parties(inputs, label_party, labels, classes) | further
+
+
+def drawn_rows(rows: int, limit: int | None, seed: int) -> np.ndarray | None:
+    """Positions of at most `limit` rows in ascending order, by the public seed; None for all.
+
+    >>> len(drawn_rows(10, 4, seed=0)), drawn_rows(10, 10, seed=0)
+    (4, None)
+    """
+    if limit is None or limit >= rows:
+        return None
+    return np.sort(permutation(seed, rows, "rows")[:limit])
 
 
 def _without(table: Table, part: Part) -> Part:
@@ -396,6 +454,7 @@ def _fit_held(
     others: Table | None,
     held: np.ndarray | None,
     party: str,
+    encoder: Encoder | None = None,
 ) -> Inputs:
     """`fit_inputs` of a party that has only the rows of `held`; the others are not numbers.
 
@@ -403,16 +462,16 @@ def _fit_held(
         TooFewRowsError: it has no training row.
     """
     if held is None:
-        return fit_inputs(frame, columns, split, shape, form, others)
+        return fit_inputs(frame, columns, split, shape, form, others, encoder)
     at = np.cumsum(held) - 1
     own = Split(*(at[rows[held[rows]]] for rows in (split.train, split.validation, split.test)))
-    if not len(own.train):
+    if encoder is None and not len(own.train):
         raise TooFewRowsError(
             f"party '{party}' has none of the training rows",
             got=f"{len(frame)} of {len(held)} rows",
             fix="another seed, or an experiment without that party",
         )
-    found = fit_inputs(frame, columns, own, shape, form, others)
+    found = fit_inputs(frame, columns, own, shape, form, others, encoder)
     assert found.array is not None, "a feature party has columns"
     return found._replace(array=_with_gaps(found.array, held))
 
@@ -510,6 +569,7 @@ def load_own(
     unaligned: bool = False,
     place: OnDisk | None = None,
     block_rows: int = 0,
+    encoder: Encoder | None = None,
 ) -> PartyData:
     """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
 
@@ -534,6 +594,7 @@ def load_own(
         unaligned: whether the rows that an alignment leaves out become inputs as well.
         place: where inputs and labels lie; None keeps them in memory.
         block_rows: see `split_rows`.
+        encoder: that of an earlier training, instead of one of these rows.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
@@ -563,7 +624,7 @@ def load_own(
                 fix="leave data.memory out where a defense reads the other rows",
             )
         about = (source, id_column, own, label, task, split_of, shape, form, alignment, place)
-        return _own_on_disk(name, *about)
+        return _own_on_disk(name, *about, encoder)
     frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept, by=alignment)
     split = split_of(len(frame)) if alignment is None else alignment.split(split_of)
     labels: np.ndarray | None = None
@@ -578,7 +639,7 @@ def load_own(
     rows = AlignedRows.of(count, split, None if name in held else ids, digest)
     if unaligned and alignment is not None and isinstance(frame, Part):
         others = _without(frame.table, frame)
-    inputs = _fit_held(frame, own, split, shape, form, others, held.get(name), name)
+    inputs = _fit_held(frame, own, split, shape, form, others, held.get(name), name, encoder)
     return replace(rows.party(name, inputs, labels, classes), held=held)
 
 
@@ -594,6 +655,7 @@ def _own_on_disk(
     form: TableFormat | None,
     alignment: Alignment | None,
     place: OnDisk,
+    encoder: Encoder | None,
 ) -> PartyData:
     """`load_own` of a table that need not fit memory."""
     kept = [*columns] if label is None else [*columns, label]
@@ -607,7 +669,7 @@ def _own_on_disk(
         labels, classes = streamed.labels(label, task)
     held = alignment.held if alignment else NO_GAPS
     rows = AlignedRows.of(order.rows, split, None if name in held else order.ids, order.digest)
-    inputs = streamed.inputs(columns, shape, form)
+    inputs = streamed.encoded(encoder) if encoder else streamed.inputs(columns, shape, form)
     return replace(rows.party(name, inputs, labels, classes), held=held)
 
 
@@ -776,6 +838,7 @@ def fit_inputs(
     shape: Sequence[int] | None = None,
     form: TableFormat | None = None,
     others: Table | None = None,
+    encoder: Encoder | None = None,
 ) -> Inputs:
     """Inputs of all rows by an encoder that saw the training rows only.
 
@@ -786,18 +849,23 @@ def fit_inputs(
         shape: (channels, height, width) when the columns are pixels.
         form: which columns of text hold dates, and what numbers become.
         others: the party's rows that are not aligned, which become inputs as well.
+        encoder: that of an earlier training, instead of one of these rows.
 
     Raises:
+        MissingColumnError: the table lacks a column of the encoder.
         DataError: see `TableEncoder.fit` and `PictureEncoder.fit`.
     """
     if not columns:
         return NO_INPUTS
-    training, form = Part.of(frame, split.train, columns), form or TableFormat()
-    encoder: Encoder = (
-        PictureEncoder.fit(training, tuple(shape))
-        if shape
-        else TableEncoder.fit(training, dates=form.dates, bins=form.bins)
-    )
+    if encoder is None:
+        training, form = Part.of(frame, split.train, columns), form or TableFormat()
+        encoder = (
+            PictureEncoder.fit(training, tuple(shape))
+            if shape
+            else TableEncoder.fit(training, dates=form.dates, bins=form.bins)
+        )
+    for each in encoder.names:
+        check_column(frame.columns, each, f"the encoder's '{each}'", "data.source")
     tested = np.zeros(len(frame), dtype=bool)
     tested[split.test] = True
     counter = Unfamiliar(tested)

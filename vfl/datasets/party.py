@@ -50,8 +50,10 @@ class PartyData:
             own, and everybody's at the label party. Empty where all have all. Inputs of a row that
             a party lacks are not numbers, so that nothing learns from them unnoticed.
         unaligned: inputs of the party's own rows that no session has, axes (other rows, ...).
-        trained: which rows a prediction asks for that were training rows, bool, axes (rows,); None
-            where the rows are others than those of the training.
+        trained: whether the run has trained on a row that a prediction asks for, "yes", "no" or
+            "unknown", axes (rows,); None where the table is another and has no such row.
+        unseen: which rows of an evaluation the run has never had, bool, axes (rows,); None where
+            the rows are those of the training.
     """
 
     name: str
@@ -67,6 +69,7 @@ class PartyData:
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
     unaligned: Tensor | None = None
     trained: np.ndarray | None = None
+    unseen: np.ndarray | None = None
 
     @property
     def complete(self) -> np.ndarray | None:

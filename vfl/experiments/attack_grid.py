@@ -66,7 +66,7 @@ from vfl.experiments.scores import (
 )
 from vfl.experiments.training import recording, train_cell
 from vfl.session import PartyFolder
-from vfl.training.run import load_data
+from vfl.training.run import training_rows
 
 
 def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
@@ -294,7 +294,7 @@ def attack_finished_run(
     settings = settings.of_task(folder.experiment().label.task)
     check_attacks(folder.experiment(), settings)
     require_recorded(folder.path, settings.attack_specs)
-    data = load_data(folder.experiment())
+    data = training_rows(folder)
     check_attacks_fit(folder.experiment(), settings, data)
     settings = settings.model_copy(update={"reconstructions": False})  # its page shows none
     plan = replace(attack_plan(settings), adversaries=())

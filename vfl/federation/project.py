@@ -28,6 +28,7 @@ from vfl.config import (
     read_party_file,
     to_toml,
 )
+from vfl.config.experiment import OF_A_PROJECT
 from vfl.config.party_file import tidy_store
 from vfl.config.toml import MoreMistakes
 from vfl.core.errors import RunFolderError, UserError
@@ -46,8 +47,6 @@ _RANGES = (
     "# train.learning_rate = [0.0, 0.1]\n"
     "# defense.clipped_noise.sigma = [1.0, 100.0]\n"
 )
-#: The settings of [data] that a project's experiment has; tables are in each party's own file.
-OF_A_PROJECT = {"validation", "test", "id_rules", "alignment", "missing_rows"}
 
 
 class LabelFolder:

@@ -531,20 +531,28 @@ class AnyLabelParty:
         if exchange.phase == "predict" or labels is None:
             self.outputs.append(self._task.answers(outputs).cpu())
         else:
-            loss = float(self._task(outputs, labels))
-            self.progress.meter(exchange.phase).add(outputs, labels, loss)
+            if exchange.phase == "test" and self.data.unseen is not None:
+                new = self.data.unseen[exchange.rows]
+                self._note_apart(outputs, labels, {"test": ~new, "new": new})
+            else:
+                loss = float(self._task(outputs, labels))
+                self.progress.meter(exchange.phase).add(outputs, labels, loss)
             if exchange.phase == "test":
                 self.tested.append(self._task.answers(outputs).cpu())
             if exchange.phase == "test" and self._complete is not None:
-                self._note_apart(outputs, labels, self._complete[exchange.rows])
+                complete = self._complete[exchange.rows]
+                apart = {"test_complete": complete, "test_missing": ~complete}
+                self._note_apart(outputs, labels, apart)
         if not self.stopping.judges(exchange):
             return None
         figures = self.progress.meter(exchange.phase).figures()
         return self.stopping.judge(figures["validation_loss"], exchange)
 
-    def _note_apart(self, outputs: Tensor, labels: Tensor, complete: np.ndarray) -> None:
-        """Measure the rows that all parties have, and those that some party lacks."""
-        for phase, rows in (("test_complete", complete), ("test_missing", ~complete)):
+    def _note_apart(
+        self, outputs: Tensor, labels: Tensor, groups: Mapping[str, np.ndarray]
+    ) -> None:
+        """Measure some rows of a query by themselves, by phase."""
+        for phase, rows in groups.items():
             if rows.any():
                 at = torch.from_numpy(np.flatnonzero(rows)).to(labels.device)
                 own, truth = outputs[at], labels[at]

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
@@ -52,7 +51,12 @@ def summarise(
     ratios = (compression.make(codec).formula_ratio(width) * width for codec, width in links)
     formula = sum(ratios) / total
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
-    figures = {key: value for key, value in last.items() if key.startswith("test_")}
+    figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
+    if (unseen := party.data.unseen) is not None:
+        asked = party.data.split.test
+        new = int(unseen[asked].sum())
+        left_out = len(unseen) - len(asked)
+        figures["rows"] = {"test": len(asked) - new, "new": new, "left_out": left_out}
     if (complete := party.data.complete) is not None:
         known = int(complete[party.data.split.test].sum())
         figures["test_complete_rows"] = known
@@ -91,14 +95,20 @@ def guess_of(data: PartyData) -> dict[str, float]:
 
     Returns:
         Of classes, their number, `accuracy`, the share of the largest, and `auc`; of a number,
-        `rmse` of the mean of the training rows. Empty without labels or test rows.
+        `rmse` of the mean of the training rows. Empty without labels or test rows, and of a
+        number without training rows.
     """
     if data.labels is None or not len(data.split.test):
         return {}
-    tested = data.labels[torch.from_numpy(data.split.test)]
+    rows = data.split.test
+    if data.unseen is not None and not data.unseen[rows].all():
+        rows = rows[~data.unseen[rows]]
+    tested = data.labels[torch.from_numpy(rows)]
     if data.classes is not None:
         largest = int(tested.bincount().max()) / len(tested)
         return {"classes": len(data.classes), "accuracy": largest, "auc": 0.5}
+    if not len(data.split.train):
+        return {}
     mean = data.labels[torch.from_numpy(data.split.train)].double().mean()
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 
@@ -172,7 +182,7 @@ def prediction_table(
         classes: what the outputs stand for; None for a regression.
 
     Returns:
-        Where the rows may be those of the training, a column `trained` says which it learned from.
+        Where rows may be those of the training, a column `trained` says which the run trained on.
     """
     rows = data.split.test
     table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})
@@ -184,7 +194,7 @@ def prediction_table(
         for index, name in enumerate(classes):
             table[f"probability_{name}"] = probabilities[:, index].numpy()
     if data.trained is not None:
-        table["trained"] = np.where(data.trained[rows], "yes", "no")
+        table["trained"] = data.trained[rows]
     return table
 
 

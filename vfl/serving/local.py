@@ -17,7 +17,7 @@ from vfl.session import PartyFolder
 from vfl.session.ledger import Meter
 from vfl.session.serving import Requests, require_servable
 from vfl.training.local import LocalSession
-from vfl.training.run import load_data, trained
+from vfl.training.run import load_again, trained
 from vfl.training.several_tasks import SeveralTasksSession
 from vfl.training.u_shape import UShapedSession
 
@@ -101,7 +101,7 @@ def serve(
 def _session(folder: RunFolder, task: Sequence[str]) -> tuple[Session, LabelParty]:
     """The session of a run, and the label party that answers: of one task, or the first one."""
     with locked(folder.path):
-        data = load_data(folder.experiment())
+        data = load_again(folder)
         session = trained(folder, data, "serve", serving=task)
     require_servable(session.terms)
     assert isinstance(session, Session), "networks that nobody holds were refused"

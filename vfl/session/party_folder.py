@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vfl import defenses
 from vfl.config import Experiment, OwnData, PartyFile, memory_bytes
-from vfl.core.errors import DataError, RunFolderError
+from vfl.core.errors import DataError, RunFolderError, TrainedRowsError
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
     Seal,
@@ -36,7 +37,6 @@ from vfl.datasets import (
     load_for_prediction,
     load_own,
     read_encoder,
-    split_rows,
 )
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import NumberColumn
@@ -47,9 +47,11 @@ from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.drift import Drift
 from vfl.session.ledger import Entry, SessionLedger
 from vfl.session.private import PrivacyPlan
+from vfl.session.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids
 from vfl.session.terms import Mode, Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
+_ROWS = "rows.sealed"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 CARD = "card.json"
 _KEY_BYTES = 32
@@ -99,6 +101,8 @@ class PartyFolder:
             write_sealed_json(self.path / _ENCODER, {"encoder": encoder}, seal)
         bins = Drift.of(data, answers).record()
         write_sealed_json(self.path / _BINS, bins, self._seal("bins", terms.run))
+        rows = RunRows.of(data, terms.alignment, key)
+        rows.save(self.path / _ROWS, self._seal("rows", terms.run))
         classes = None if data.classes is None else list(data.classes)
         record = {
             "classes": classes,
@@ -210,9 +214,98 @@ class PartyFolder:
 
     def is_of(self, data: PartyData) -> bool:
         """Whether the training had these rows, columns and labels."""
-        key = bytes.fromhex(self._record()["data_key"])
+        key = self._key()
         digest: str = self.card()["data"]["hmac_sha256"]
         return hmac.compare_digest(digest.encode(), _data_digest(data, key).encode())
+
+    def rows(self) -> RunRows | None:
+        """The rows of the training; None where an earlier vfl trained.
+
+        Raises:
+            RunFolderError: the record is not as it was written, or of another training.
+        """
+        path = self.path / _ROWS
+        run = self._record()["run"]
+        return RunRows.load(path, self._seal("rows", run)) if path.exists() else None
+
+    def rows_left(self, data: PartyData) -> PartyData:
+        """The rows that this run can be tested on, of a table that may have changed since.
+
+        Rows of an unchanged table keep the parts that they had in the training. Of another table,
+        the test rows of the training that are still there and rows that the run has never had
+        are test rows; rows that it trained or validated on are in no part.
+
+        Args:
+            data: the rows as they are now, by the encoder of the training.
+
+        Raises:
+            TrainedRowsError: no row is left, or it is not known which rows the run trained on.
+            DataError: labels of classes that the run has not learned.
+        """
+        data, known = self._in_own_classes(data), self.rows()
+        ids = keyed_ids(data.ids, self._key())
+        whose = f"party '{self.path.name}'"
+        if known is None or known.ids is None or ids is None:
+            if self.is_of(data):
+                return data if known is None else replace(data, split=known.split)
+            why = "an earlier vfl kept no record of them" if known is None else "rows have no ids"
+            raise TrainedRowsError(
+                f"it is not known which rows of {whose} this run trained on",
+                where=str(self.path),
+                got=f"another table than that of the training, and {why}",
+                want="the table of the training, or rows with ids and a run that recorded them",
+                fix="put that table back, or train again",
+            )
+        if np.array_equal(ids, known.ids):
+            return replace(data, split=known.split)
+        if secure.make(self.terms().secure).divides_rows:
+            raise TrainedRowsError(
+                f"the rows of {whose} are others than those of the training",
+                where=str(self.path),
+                want="the same rows: each party has rows of its own, and nobody recognises all",
+                fix="put that table back, or train again",
+            )
+        parts = known.parts(ids)
+        left = np.flatnonzero(parts >= TESTED)
+        if not len(left):
+            raise TrainedRowsError(
+                f"this run has trained or validated on every row that {whose} has now",
+                where=str(self.path),
+                got=f"{len(parts)} rows",
+                want="test rows of the training, or rows that it has never had",
+                fix="put the table of the training back, or add rows to this one",
+            )
+        nothing = np.empty(0, dtype=np.int64)
+        order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
+        split = Split(nothing, nothing, left)
+        return replace(data, split=split, ids_digest=order, unseen=parts == NEW)
+
+    def trained_rows(self, data: PartyData) -> np.ndarray:
+        """Whether the run has trained on each row: "yes", "no" or "unknown", axes (rows,)."""
+        known, ids = self.rows(), keyed_ids(data.ids, self._key())
+        if known is None or known.ids is None or ids is None:
+            return np.full(data.rows, "unknown")
+        return np.where(known.parts(ids) == TRAINED, "yes", "no")
+
+    def _in_own_classes(self, data: PartyData) -> PartyData:
+        """The same rows, with labels in the codes of the training."""
+        learned = self.classes()
+        if data.labels is None or data.classes is None or data.classes == learned:
+            return data
+        code = {name: at for at, name in enumerate(learned or ())}
+        if strange := sum(name not in code for name in data.classes):
+            raise DataError(
+                "the table has labels of classes that this run has not learned",
+                where=str(self.path),
+                got=f"{strange} further classes",
+                want=f"the {len(code)} classes of the training",
+                fix="leave those rows out, or train again",
+            )
+        codes = torch.tensor([code[name] for name in data.classes])
+        return replace(data, labels=codes[data.labels], classes=learned)
+
+    def _key(self) -> bytes:
+        return bytes.fromhex(self._record()["data_key"])
 
     def require(self) -> None:
         """Refuse a run that lacks this party's part.
@@ -343,10 +436,12 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             given = _own_alignment(party, terms)
             source = party.predict_path
             data = load_for_prediction(party.party, source, own.id, encoder, form, given, place)
-            if terms.mode == "predict" and not party.predicts_others:
-                counts = own_folder(party, terms).card()["data"]["rows"]
-                return replace(data, trained=_trained(terms, given, data.rows, counts))
+            if terms.mode == "predict":
+                trained = own_folder(party, terms).trained_rows(data)
+                if not party.predicts_others or (trained == "yes").any():
+                    data = replace(data, trained=trained)
             return data
+        evaluated = own_folder(party, terms) if terms.mode == "evaluate" else None
         data = load_own(
             party.party,
             party.source_path,
@@ -363,9 +458,20 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
             place=place,
             block_rows=terms.train.split_rows,
+            encoder=None if evaluated is None else evaluated.encoder(),
         )
     if apart:
         require_numbers(data)
+    if evaluated is None:
+        return data
+    data = evaluated.rows_left(data)
+    if data.unseen is not None and terms.middle is not None:
+        raise TrainedRowsError(
+            "a party without rows knows the parts of an unchanged table alone",
+            where=f"middle.party = '{terms.middle.party}'",
+            got="other rows than those of the training",
+            fix="put the table of the training back, or train again",
+        )
     return data
 
 
@@ -384,23 +490,6 @@ def require_numbers(data: PartyData) -> None:
             got=f"{texts} columns of something else",
             fix="leave them out, or write them as numbers in one way at every party",
         )
-
-
-def _trained(
-    terms: Terms, given: Alignment | None, rows: int, counts: Mapping[str, int]
-) -> np.ndarray | None:
-    """Which rows of the training's table it learned from; None if the table has others now."""
-
-    def split(rows: int) -> Split:
-        how = (terms.seed, terms.validation, terms.test, None, terms.train.split_rows)
-        return split_rows(rows, *how)
-
-    learned = (split(rows) if given is None else given.split(split)).train
-    if rows != sum(counts.values()) or len(learned) != counts["train"]:
-        return None
-    found = np.zeros(rows, dtype=bool)
-    found[learned] = True
-    return found
 
 
 def _own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:

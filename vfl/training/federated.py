@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import read_party_file
-from vfl.config.run_folder import PROGRESS
+from vfl.config.run_folder import PROGRESS, next_evaluation
 from vfl.core.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
 from vfl.core.storage import locked, read_json, write_text
 from vfl.core.text import printable, printable_lines
@@ -27,7 +27,6 @@ _END_S = 20.0
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
 OUTCOMES = {
     "train": "summary.json",
-    "evaluate": "evaluation.json",
     "predict": "predictions.csv",
     "serve": "served.json",
     "align": "alignment.json",
@@ -79,7 +78,7 @@ def run_session(
         VFLError: what ended the session, in the words of the party that failed.
     """
     path = read_party_file(folder.party_file).run_path(run)
-    outcome = path / OUTCOMES[mode]
+    outcome = next_evaluation(path) if mode == "evaluate" else path / OUTCOMES[mode]
     failure = path / "failure.json"
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))

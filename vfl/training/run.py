@@ -19,11 +19,17 @@ from vfl.config import (
     memory_bytes,
     read_party_file,
 )
-from vfl.config.experiment import PartySettings, check_bins_of_parties, is_file_of_party
+from vfl.config.experiment import (
+    PartySettings,
+    check_bins_of_parties,
+    is_file_of_party,
+    refuse_idle_settings,
+)
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, VFLError
+from vfl.core.errors import ConfigError, TrainedRowsError, VFLError
 from vfl.core.storage import joint_digest, locked, weights_digest
 from vfl.datasets import (
+    Encoder,
     Fold,
     PartyData,
     SetFormat,
@@ -34,7 +40,7 @@ from vfl.datasets import (
 )
 from vfl.datasets.doubts import doubts, idle_columns
 from vfl.datasets.files import column_names
-from vfl.datasets.load import OwnTable, load_own, load_parties
+from vfl.datasets.load import NO_ENCODERS, OwnTable, load_own, load_parties
 from vfl.datasets.on_disk import OnDisk
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, test_figures, write_predictions
@@ -59,11 +65,32 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         download: fetch a bundled data set that is not here.
 
     Raises:
+        ConfigError: a setting has no effect on these rows or on their training.
         DataError: see `vfl.datasets`.
     """
     check_one_process(experiment)
+    refuse_idle_settings(experiment)
+    return _load(experiment, NO_ENCODERS, download=download)
+
+
+def load_again(folder: RunFolder) -> dict[str, PartyData]:
+    """Every party's rows as they are now, by the encoders of a finished run.
+
+    Raises:
+        DataError: see `vfl.datasets`.
+    """
+    experiment = folder.experiment()
+    parts = {name: PartyFolder(folder.party(name)) for name in experiment.parties}
+    encoders = {name: own for name, part in parts.items() if (own := part.encoder()) is not None}
+    return _load(experiment, encoders, download=False)
+
+
+def _load(
+    experiment: Experiment, encoders: Mapping[str, Encoder], *, download: bool
+) -> dict[str, PartyData]:
+    check_one_process(experiment)
     if secure.make(experiment.secure).divides_rows:
-        return _rows_apart(experiment, download=download)
+        return _rows_apart(experiment, encoders, download=download)
     data, label, seed = experiment.data, experiment.label, experiment.seed
     fold = Fold(data.fold, data.folds) if data.folds else None
     stratified = data.split == "stratified"
@@ -101,6 +128,8 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             defenses.make(experiment.defense).unaligned,
             stratified,
             experiment.train.split_rows,
+            encoders,
+            data.rows,
         )
     memory = data.memory
     return load_table(
@@ -119,10 +148,42 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         stratified,
         None if memory is None else OnDisk(Path(gettempdir()), memory_bytes(memory)),
         experiment.train.split_rows,
+        encoders,
+        data.rows,
     )
 
 
-def _rows_apart(experiment: Experiment, *, download: bool) -> dict[str, PartyData]:
+def load_rows(folder: RunFolder) -> dict[str, PartyData]:
+    """Every party's rows that a finished run can be tested on; see `PartyFolder.rows_left`.
+
+    Raises:
+        DataError: see `load_data` and `PartyFolder.rows_left`.
+    """
+    data = load_again(folder)
+    return {name: PartyFolder(folder.party(name)).rows_left(own) for name, own in data.items()}
+
+
+def training_rows(folder: RunFolder) -> dict[str, PartyData]:
+    """Every party's rows of a finished run, dealt as in its training.
+
+    Raises:
+        TrainedRowsError: the tables have other rows now.
+        DataError: see `load_rows`.
+    """
+    data = load_rows(folder)
+    if any(own.unseen is not None for own in data.values()):
+        raise TrainedRowsError(
+            "the tables have other rows than those this run trained on",
+            where=str(folder.path),
+            want="the rows of the training, which an attack on the run is about",
+            fix="put the tables of the training back, or train again",
+        )
+    return data
+
+
+def _rows_apart(
+    experiment: Experiment, encoders: Mapping[str, Encoder], *, download: bool
+) -> dict[str, PartyData]:
     """Rows of each party's own: of its own table, or an even share of the training rows of one.
 
     The test rows are the label party's.
@@ -142,11 +203,20 @@ def _rows_apart(experiment: Experiment, *, download: bool) -> dict[str, PartyDat
                 fix="leave it out, or secure = 'pea:divided=columns'",
             )
     if tables := own_tables(experiment):
-        return {name: _own_rows(name, table, experiment) for name, table in tables.items()}
+        if data.rows is not None:
+            raise ConfigError(
+                "parties with rows of their own bring all of them",
+                where="data.rows",
+                fix="leave data.rows out, or shorten the tables",
+            )
+        return {
+            name: _own_rows(name, table, experiment, encoders.get(name))
+            for name, table in tables.items()
+        }
     alone = experiment.model_copy(
         update={"parties": {label.party: PartySettings(width=1)}, "secure": "none", "dp": None}
     )
-    (whole,) = load_data(alone, download=download).values()
+    (whole,) = _load(alone, encoders, download=download).values()
     parts = np.array_split(whole.split.train, len(experiment.parties))
     nothing = np.empty(0, dtype=np.int64)
     return {
@@ -159,7 +229,9 @@ def _rows_apart(experiment: Experiment, *, download: bool) -> dict[str, PartyDat
     }
 
 
-def _own_rows(name: str, table: OwnTable, experiment: Experiment) -> PartyData:
+def _own_rows(
+    name: str, table: OwnTable, experiment: Experiment, encoder: Encoder | None
+) -> PartyData:
     data, label = experiment.data, experiment.label
     found = load_own(
         name,
@@ -173,6 +245,7 @@ def _own_rows(name: str, table: OwnTable, experiment: Experiment) -> PartyData:
         data.test if name == label.party else 0.0,
         table.shape,
         table.form,
+        encoder=encoder,
     )
     require_numbers(found)
     return found
@@ -216,7 +289,11 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
         check_bins_of_parties(experiment)
         return {name: _own_table(name, source) for name, source in sources.items()}
     form = _format(data)
-    return {name: OwnTable(source, str(data.id), None, form) for name, source in sources.items()}
+    shapes = {name: party.shape for name, party in experiment.parties.items()}
+    return {
+        name: OwnTable(source, str(data.id), None, form, shapes.get(name))
+        for name, source in sources.items()
+    }
 
 
 def _own_table(name: str, source: str) -> OwnTable:
@@ -425,10 +502,13 @@ def _learned(folder: RunFolder, party: str, experiment: Experiment) -> Checkpoin
 
 
 def evaluate(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -> dict[str, Any]:
-    """Evaluate a run's weights on its test rows."""
-    experiment = folder.experiment()
+    """Evaluate a run's weights on its test rows, and on rows it has never had.
+
+    Raises:
+        TrainedRowsError: no such row is left, or it is not known which rows the run trained on.
+    """
     with locked(folder.path):
-        session = trained(folder, load_data(experiment), "evaluate", device, tell).run()
+        session = trained(folder, load_rows(folder), "evaluate", device, tell).run()
         digest, path = session.weights_digest(), str(folder.path)
         summary = summarise(session.label, digest, path, session.terms)
         summary |= accounts_of(session)
@@ -437,9 +517,9 @@ def evaluate(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -
 
 
 def predict(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -> Path:
-    """Predict the test rows of a run; the CSV file with the answers."""
+    """Predict the rows that `evaluate` tests; the CSV file with the answers."""
     experiment = folder.experiment()
-    data = load_data(experiment)
+    data = load_rows(folder)
     path = folder.path / "predictions.csv"
     label = data[experiment.label.party]
     with locked(folder.path):

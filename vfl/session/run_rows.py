@@ -1,0 +1,114 @@
+"""A party's own record of a run's rows: which it trained, validated and tested, by keyed ids.
+
+The table of a party may change, and may be aligned again, after a training. The record recognises
+the rows of the training all the same: it holds a keyed digest of each row's id, under a key that
+lies beside it in the party's own part of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from vfl.core.storage import Seal, damaged, read_sealed, write_sealed
+from vfl.datasets import PartyData, Split
+from vfl.datasets.alignment.join import Ids
+from vfl.datasets.table import BLOCK_ROWS
+
+_PARTS = ("train", "validation", "test")
+_POSITION, _DIGEST = np.dtype("<i8"), np.dtype("<u8")
+#: What a row was to a run; positions of `_PARTS`, and this for a row that the run never had.
+TRAINED, VALIDATED, TESTED, NEW = range(4)
+
+
+@dataclass(frozen=True, eq=False)
+class RunRows:
+    """The rows of one training, at one party.
+
+    Attributes:
+        split: positions in the order of the training.
+        alignment: name of the private alignment that gave the order; None without one.
+        order: keyed digest of the order; under a private alignment it names the version.
+        ids: keyed digest of each row's id, uint64, axes (rows,); None where rows have no ids here.
+    """
+
+    split: Split
+    alignment: str | None
+    order: str
+    ids: np.ndarray | None
+
+    @classmethod
+    def of(cls, data: PartyData, alignment: str | None, key: bytes) -> RunRows:
+        """The record of a training that had these rows."""
+        order = hashlib.blake2b(data.ids_digest, key=key, digest_size=32).hexdigest()
+        return cls(data.split, alignment, order, keyed_ids(data.ids, key))
+
+    def parts(self, ids: np.ndarray) -> np.ndarray:
+        """What each row was to the run, by keyed digests of ids; int8, axes (rows,)."""
+        assert self.ids is not None, "rows without ids are not recognised"
+        part = np.full(len(self.ids), NEW, dtype=np.int8)
+        for code, name in enumerate(_PARTS):
+            part[getattr(self.split, name)] = code
+        order = np.argsort(self.ids)
+        at = order[np.searchsorted(self.ids, ids, sorter=order).clip(max=len(order) - 1)]
+        return np.where(self.ids[at] == ids, part[at], np.int8(NEW))
+
+    def save(self, path: Path, seal: Seal) -> None:
+        """Write the record for its owner alone."""
+        parts = [getattr(self.split, name) for name in _PARTS]
+        head = {
+            "alignment": self.alignment,
+            "order": self.order,
+            "parts": [len(part) for part in parts],
+            "ids": None if self.ids is None else len(self.ids),
+        }
+        start = json.dumps(head).encode()
+
+        def arrays() -> Iterator[bytes]:
+            yield from (part.astype(_POSITION).tobytes() for part in parts)
+            if self.ids is not None:
+                yield self.ids.astype(_DIGEST).tobytes()
+
+        write_sealed(path, chain([len(start).to_bytes(4, "little"), start], arrays()), seal)
+
+    @classmethod
+    def load(cls, path: Path, seal: Seal) -> RunRows:
+        """Read a record.
+
+        Raises:
+            RunFolderError: it is not as it was written, or of another training.
+        """
+        payload = read_sealed(path, seal)
+        try:
+            at = 4 + int.from_bytes(payload[:4], "little")
+            head = json.loads(payload[4:at])
+            parts = []
+            for count in head["parts"]:
+                parts.append(np.frombuffer(payload, _POSITION, count, at).astype(np.int64))
+                at += count * _POSITION.itemsize
+            ids = None
+            if head["ids"] is not None:
+                ids = np.frombuffer(payload, _DIGEST, head["ids"], at)
+            return cls(Split(*parts), head["alignment"], head["order"], ids)
+        except (ValueError, KeyError, TypeError):
+            raise damaged(path) from None
+
+
+def keyed_ids(ids: Ids | None, key: bytes) -> np.ndarray | None:
+    """The keyed BLAKE2b digest of each id, 8 bytes as a uint64, axes (rows,)."""
+    if ids is None:
+        return None
+    found = np.empty(len(ids), dtype=_DIGEST)
+    keyed = hashlib.blake2b(key=key, digest_size=_DIGEST.itemsize)
+    for start in range(0, len(ids), BLOCK_ROWS):
+        for row, text in enumerate(ids[start : start + BLOCK_ROWS].tolist(), start):
+            digest = keyed.copy()
+            digest.update(str(text).encode())
+            found[row] = int.from_bytes(digest.digest(), "little")
+    return found
