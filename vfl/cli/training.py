@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from vfl.cli.output import (
     Set,
     Write,
     emit,
+    figure,
     machine,
     progress_line,
     say,
@@ -25,6 +27,7 @@ from vfl.cli.output import (
     show_training,
     write_elsewhere,
 )
+from vfl.core.errors import ConfigError
 from vfl.core.text import printable
 
 
@@ -94,13 +97,24 @@ def train(
     show_training(folder, json)
 
 
-def evaluate(run: Run, device: Device = "cpu", json: Json = False) -> None:
+def evaluate(
+    run: Run,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another run; all are scored on rows that none of them learned from."),
+    ] = None,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
     """Evaluate a run's weights on its test rows, each party with its own half.
 
     RUN is the folder that `vfl train` printed.
     """
     from vfl.config.run_folder import RunFolder
 
+    if beside:
+        _evaluate_together([run, *beside], device, json)
+        return
     summary = RunFolder(_ask(run, "evaluate", device)).evaluation()
     emit(machine(summary)) if json else show(summary)
 
@@ -246,6 +260,36 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
         folder = read_party_file(label.party_file).run_path(name)
         say(f"only this command ended: the SuperLink goes on with the run, in {folder}")
         raise
+
+
+def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
+    """Runs of this process on common rows, one line a run."""
+    from vfl.config.run_folder import RunFolder
+    from vfl.core.seeds import use_one_thread
+    from vfl.training.run import evaluate_together
+
+    folders = [RunFolder.open(run) for run in runs]
+    for folder in folders:
+        if folder.mode == "federated":
+            raise ConfigError(
+                "runs of a federation are not compared on common rows",
+                where=str(folder.path),
+                got="weights that lie with their owners",
+                want="runs that one process trained",
+            )
+    use_one_thread()
+    found = evaluate_together(folders, device, progress_line.show)
+    if json:
+        emit({"runs": [machine(summary) for summary in found]})
+        return
+    rows = found[0]["common_rows"]
+    print(f"{rows} rows that none of {len(found)} runs was trained or validated on")
+    for folder, summary in zip(folders, found, strict=True):
+        figures = {name: one for name, one in summary.items() if name.startswith("test_")}
+        told = ", ".join(
+            f"{name[5:].replace('_', ' ')} {figure(one)}" for name, one in figures.items()
+        )
+        print(f"{folder.path.name:<30} {told}")
 
 
 def _ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:

@@ -280,6 +280,23 @@ class PartyFolder:
         split = Split(nothing, nothing, left)
         return replace(data, split=split, ids_digest=order, unseen=parts == NEW)
 
+    def may_test(self, data: PartyData) -> np.ndarray:
+        """Which rows the run has neither trained nor validated on, bool, axes (rows,).
+
+        Args:
+            data: any rows with ids, or those of the training.
+
+        Raises:
+            TrainedRowsError: that is not known.
+        """
+        known, ids = self.rows(), keyed_ids(data.ids, self._key())
+        if known is not None and known.ids is not None and ids is not None:
+            found: np.ndarray = known.parts(ids) >= TESTED
+            return found
+        found = np.zeros(data.rows, dtype=bool)
+        found[self.rows_left(data).split.test] = True
+        return found
+
     def trained_rows(self, data: PartyData) -> np.ndarray:
         """Whether the run has trained on each row: "yes", "no" or "unknown", axes (rows,)."""
         known, ids = self.rows(), keyed_ids(data.ids, self._key())

@@ -26,7 +26,7 @@ from vfl.config.experiment import (
     refuse_idle_settings,
 )
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, TrainedRowsError, VFLError
+from vfl.core.errors import ConfigError, DisagreementError, TrainedRowsError, VFLError
 from vfl.core.storage import joint_digest, locked, weights_digest
 from vfl.datasets import (
     Encoder,
@@ -514,6 +514,62 @@ def evaluate(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -
         summary |= accounts_of(session)
         folder.evaluated(summary)
     return summary
+
+
+def evaluate_together(
+    folders: Sequence[RunFolder], device: str = "cpu", tell: Tell | None = None
+) -> list[dict[str, Any]]:
+    """Evaluate several runs on one set of rows that none of them was trained or validated on.
+
+    Each run keeps its figures as one more evaluation; `common_rows` says how many rows they are of
+    and `beside` which runs share them.
+
+    Args:
+        folders: of runs that this process trained.
+        device: where models run.
+        tell: hears of progress.
+
+    Raises:
+        TrainedRowsError: no such row is left, or it is not known which rows a run trained on.
+        DisagreementError: the runs read different rows.
+    """
+    loaded = [load_again(folder) for folder in folders]
+    labels = [
+        (PartyFolder(folder.party(name)), data[name])
+        for folder, data in zip(folders, loaded, strict=True)
+        for name in [folder.experiment().label.party]
+    ]
+    names = [folder.path.name for folder in folders]
+    if len({own.ids_digest for _, own in labels}) > 1:
+        raise DisagreementError(
+            "these runs read different rows, so no set of rows is common to them",
+            where=", ".join(names),
+            want="experiments with the same table, id and data.rows",
+        )
+    common = np.logical_and.reduce([part.may_test(own) for part, own in labels])
+    test = np.flatnonzero(common)
+    if not len(test):
+        raise TrainedRowsError(
+            "each row is one that some of these runs was trained or validated on",
+            where=", ".join(names),
+            fix="runs with the same seed and split, or rows that none of them has had",
+        )
+    found = []
+    nothing = np.empty(0, dtype=np.int64)
+    for folder, data in zip(folders, loaded, strict=True):
+        split = Split(nothing, nothing, test)
+        rows = {
+            name: replace(PartyFolder(folder.party(name)).rows_left(own), split=split, unseen=None)
+            for name, own in data.items()
+        }
+        with locked(folder.path):
+            session = trained(folder, rows, "evaluate", device, tell).run()
+            digest, path = session.weights_digest(), str(folder.path)
+            summary = summarise(session.label, digest, path, session.terms) | accounts_of(session)
+            summary |= {"common_rows": len(test), "beside": names}
+            folder.evaluated(summary)
+        found.append(summary)
+    return found
 
 
 def predict(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -> Path:
