@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader
 from vfl.experiments import GridFolder
 from vfl.experiments import pages as report
 from vfl.experiments.pages.attack_page import drawings_of_cuts
+from vfl.experiments.staleness import stale_cells
 
 PAGE = """{% import "macros.html" as ui %}<!doctype html><meta charset="utf-8">
 <style>{% include "style.css" %} .figures { grid-template-columns: repeat(3, 1fr); margin: 1rem }
@@ -27,7 +28,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what vfl grid printed")
     parser.add_argument("page", type=Path)
     arguments = parser.parse_args()
-    drawings = drawings_of_cuts(GridFolder(arguments.folder))
+    folder = GridFolder(arguments.folder)
+    current = {cell.name for cell in folder.cells()} - stale_cells(folder).keys()
+    drawings = drawings_of_cuts(folder, current)
     looks = Environment(loader=FileSystemLoader(Path(report.__file__).parent), autoescape=True)
     page = looks.from_string(PAGE).render(drawings=[*drawings[::2], *drawings[1::2]])
     arguments.page.write_text(page, encoding="utf-8")

@@ -170,7 +170,7 @@ def test_an_attack_on_gradients_uses_what_was_recorded(tmp_path, mine, monkeypat
         (OWN.replace("__author__, __date__", "a, b"), "mine", "nobody knows whose attack"),
         (OWN.replace("2026-11-25", "last week"), "mine", "nobody knows whose attack"),
         (OWN.replace("A. Reader", "A.\\nReader"), "mine", "nobody knows whose attack"),
-        (OWN, "kmeans", "kmeans is an attack of vfl"),
+        (OWN, "kmeans", "two members want to be the attack 'kmeans'"),
         ("", "", "not in its file"),
     ],
 )

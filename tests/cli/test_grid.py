@@ -108,7 +108,7 @@ def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
              "-s", "baselines=raw")  # fmt: skip
     done = vfl(*words, "--attack", "fine_tuning:steps=9")
     assert done.code == 0
-    assert "| fine_tuning:steps=9 | 1 | accuracy" in done.out
+    assert "| fine_tuning:steps=9 | 1 | 1     | accuracy" in done.out
     sentence = "A semi-honest feature party, alone, in the inference phase, holding the cuts"
     assert sentence in done.out
     page = (run / "report.html").read_text()

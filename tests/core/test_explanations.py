@@ -17,7 +17,7 @@ from torch import nn
 
 from vfl import SplitModule, defenses
 from vfl.attacks import Grant, Holdings, ThreatModel, View
-from vfl.compression import StepContext
+from vfl.compression import CODECS, Codec, StepContext
 from vfl.config import Consent, Experiment, FederationSettings, Locations, read_experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core import errors
@@ -145,6 +145,10 @@ def not_finite():
 
 def no_ray():
     deployment.start_superlink(LabelFolder(Path("label")), simulation=True)
+
+
+def taken_name():
+    CODECS.register("topk", type("Mine", (Codec,), {"__module__": "mine"}))
 
 
 def named_like_a_folder():
@@ -329,6 +333,7 @@ PROVOCATIONS = {
     "V103": lambda: check("topk:k=2", "topk:k=two"),
     "V104": lambda: check("topk:k=2", "topk:k=40"),
     "V105": a_softmax_on_shares,
+    "V106": taken_name,
     "V200": lambda: check('["debt"]', '["debt", "customer"]'),
     "V201": lambda: check('source = "loans.csv"', 'source = "laons.csv"'),
     "V203": lambda: check('"mean_*"', '"mean_radiuss"'),

@@ -6,7 +6,13 @@ from typing import Literal
 import pytest
 
 from vfl.core import registry
-from vfl.core.errors import BadOptionError, SpecError, UnknownNameError, UnknownOptionError
+from vfl.core.errors import (
+    BadOptionError,
+    SpecError,
+    TakenNameError,
+    UnknownNameError,
+    UnknownOptionError,
+)
 from vfl.core.registry import Registry, parse
 
 OUTSIDE = "tests_of_another_package"
@@ -168,7 +174,41 @@ def test_entry_points_are_members(outside):
 
 
 def test_an_entry_point_cannot_replace_a_member(outside):
-    assert type(outside[0].make("dot")) is Dot
+    with pytest.raises(TakenNameError, match="two members want to be the shape 'dot'") as caught:
+        outside[0].make("dot")
+    assert caught.value.got == f"{OUTSIDE}:Circle"
+    assert caught.value.want.endswith(f"is {__name__}:Dot")
+
+
+@pytest.mark.parametrize("name", ["none", "square", "quadrat"])
+def test_a_registered_class_cannot_replace_a_member(name):
+    family = Registry(
+        "shape", Shape, {"none": "nowhere:Never"}, "vfl.no_such_group", {"quadrat": "square"}
+    )
+    family.register("square", Square)
+    with pytest.raises(TakenNameError) as caught:
+        family.register(name, Dot)
+    assert caught.value.got == f"{__name__}:Dot"
+    assert type(family.make("square:side=1")) is Square
+
+
+def test_a_class_whose_module_is_loaded_anew_takes_its_own_place():
+    family = Registry("shape", Shape, {}, "vfl.no_such_group")
+    again = type("Dot", (Shape,), {"__module__": Dot.__module__, "__qualname__": Dot.__qualname__})
+    family.register("dot", Dot)
+    family.register("dot", again)
+    assert type(family.make("dot")) is again
+
+
+def test_a_package_may_name_a_class_where_it_is_not_written(monkeypatch):
+    module = ModuleType(OUTSIDE)
+    module.Circle = Dot
+    monkeypatch.setitem(sys.modules, OUTSIDE, module)
+    entries = [EntryPoint("dot", f"{OUTSIDE}:Circle", "vfl.shapes")] * 2
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    family = Registry("shape", Shape, {}, group="vfl.shapes")
+    family.register("dot", Dot)
+    assert type(family.make("dot")) is Dot
 
 
 def test_an_entry_point_must_meet_the_contract(outside):

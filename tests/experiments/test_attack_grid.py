@@ -216,6 +216,24 @@ def test_an_attack_that_changes_is_tried_anew(whole, tmp_path, monkeypatch):
     assert len(tried) == 5
 
 
+def test_scores_of_code_that_is_no_more_are_in_no_verdict(whole, tmp_path, monkeypatch):
+    folder = copied(whole, tmp_path / "stale")
+    before = [one for one in records_of(folder.path) if one.evaluator == "attack"]
+    assert {one.stale for one in before} == {""}
+    plain, edited = attack_runner.code_of, "vfl.attacks.labels.clusters"
+    monkeypatch.setattr(
+        attack_runner, "code_of", lambda *made: plain(*made) + "!" * (edited in made)
+    )
+    stale = {one.subject for one in records_of(folder.path) if one.stale}
+    assert stale
+    assert stale == {one.subject for one in before if one.subject.startswith("kmeans")}
+    _, content = write_results(folder)
+    assert {one["subject"] for one in content["stale"]} == stale
+    assert not {one["subject"] for one in content["rows"]} & stale
+    ranked = {one["attack"] for entry in content["leaderboard"] for one in entry["standings"]}
+    assert not ranked & stale
+
+
 def test_a_digest_follows_what_an_attack_stands_on(monkeypatch):
     """Its own file and those of the room that it imports; not another attack's."""
     sources = {
@@ -226,7 +244,6 @@ def test_a_digest_follows_what_an_attack_stands_on(monkeypatch):
     monkeypatch.setattr(identity, "_source", lambda name: sources[name])
 
     def digest():
-        identity.code_of.cache_clear()
         return identity.code_of("vfl.attacks.one")
 
     first = digest()
@@ -235,7 +252,6 @@ def test_a_digest_follows_what_an_attack_stands_on(monkeypatch):
     sources["vfl.attacks.shared"] = b"changed"
     assert digest() != first
     monkeypatch.undo()
-    identity.code_of.cache_clear()
 
 
 class Killed(BaseException):

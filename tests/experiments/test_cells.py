@@ -20,11 +20,9 @@ def digest(tmp_path, monkeypatch):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
         importlib.invalidate_caches()
-        identity.code_of.cache_clear()
         return identity.code_of(module)
 
     yield of
-    identity.code_of.cache_clear()
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
@@ -53,9 +51,7 @@ def test_an_attack_stands_on_what_it_takes_from_other_rooms(monkeypatch):
         return source(name)
 
     monkeypatch.setattr(identity, "_source", noted)
-    identity.code_of.cache_clear()
     identity.code_of("vfl.attacks.labels.principal")
-    identity.code_of.cache_clear()
     assert {"vfl.attacks.base", "vfl.defenses.components"} <= set(read)
     assert not {
         "vfl.attacks",
@@ -70,10 +66,11 @@ def test_a_script_that_runs_has_a_source(monkeypatch, tmp_path):
     script.write_text("x = 1")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    identity.code_of.cache_clear()
+    monkeypatch.setattr(identity, "_LOADED", {})
     first = identity.code_of("__main__")
     script.write_text("x = 2")
-    identity.code_of.cache_clear()
+    assert identity.code_of("__main__") == first  # what runs is the script as it was loaded
+    monkeypatch.setattr(identity, "_LOADED", {})
     assert identity.code_of("__main__") != first
 
 

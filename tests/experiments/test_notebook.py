@@ -1,12 +1,14 @@
 """What a notebook calls: objects with tables, a page and figures."""
 
 import re
+import shlex
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import vfl
-from vfl.config import Experiment
+from vfl.config import Experiment, read_experiment
 from vfl.core.errors import ConfigError, UserError
 
 CONTENT = {
@@ -44,7 +46,7 @@ def test_attacks_are_one_call(run):
     assert set(table.subject) == {"nearest_mean", "kmeans:starts=1"}
     auc = table[(table.subject == "nearest_mean") & (table.measure == "auc")]
     assert float(auc.guess.iloc[0]) == 0.5 < float(auc.value.iloc[0])
-    assert "| nearest_mean    | 2 | auc" in repr(found)
+    assert "| nearest_mean    | 2 | 1     | auc" in repr(found)
     assert "<table" in found._repr_html_()
     assert "the best attack on labels gains" in run.glance.sentence
     with pytest.raises(ConfigError, match="no setting is called 'leeks'"):
@@ -96,3 +98,9 @@ def test_figures_are_drawn_where_matplotlib_is(run, tmp_path, monkeypatch):
     run.plot().savefig(tmp_path / "run.png")
     compared.plot().savefig(tmp_path / "compared.png")
     assert (tmp_path / "compared.png").stat().st_size > 1000
+
+
+def test_a_run_without_a_file_is_repeated_from_its_folder(run):
+    words = shlex.split(run.folder.about()["command"])
+    assert words == ["vfl", "train", str(run.path / "config.toml")]
+    assert read_experiment(Path(words[2])).train.epochs == 3

@@ -7,8 +7,7 @@ import pytest
 from vfl.config import with_overrides
 from vfl.core.errors import RunFolderError
 from vfl.core.storage import read_json
-from vfl.experiments import cells as identity
-from vfl.experiments import failure_of, is_done, training
+from vfl.experiments import failure_of, is_done, staleness, training
 from vfl.experiments.cells import Cell
 from vfl.experiments.scheduler import RemainingTime, run_cells
 from vfl.training.run import train as train_once
@@ -154,11 +153,11 @@ def test_other_rows_or_other_code_are_trained_anew(written, tiny, tmp_path, monk
 
     assert not trained_anew()
     with monkeypatch.context() as changed:
-        changed.setattr(identity, "plug_ins_of", lambda *made_of: "another")
+        changed.setattr(staleness, "plug_ins_of", lambda *made_of: "another")
         assert trained_anew()
     first = (path / "summary.json").stat().st_mtime_ns
     with monkeypatch.context() as changed:
-        changed.setattr(identity, "data_digest", lambda data: "another")
+        changed.setattr(staleness, "data_digest", lambda data: "another")
         assert trained_anew()
     first = (path / "summary.json").stat().st_mtime_ns
     (folder.path / "made_of" / f"{cells[0].name}.json").unlink()  # a folder of an older version

@@ -314,3 +314,11 @@ def test_a_verdict_is_said_of_whatever_was_repeated():
     worse = judge([0.2, 0.21, 0.19, 0.2, 0.22]).words("as good", "worse", "seeds")
     assert worse.startswith("worse by 20.4 points (")
     assert judge([0.03]).words("as good", "worse", "seeds").startswith("undecided: ")
+
+
+@pytest.mark.parametrize("found", [[0.0], [0.03], [0.0, 0.004], [0.001, 0.02]])
+def test_one_or_two_victims_forecast_nothing(found):
+    judged = judge(found)
+    assert (judged.verdict, judged.more) == ("undecided", None)
+    assert "would decide" not in judged.sentence
+    assert judge([*found, 0.004, 0.002][:3]).more is not None

@@ -20,7 +20,7 @@ from vfl.datasets import load_for_prediction
 from vfl.session import PartyFolder, Terms
 from vfl.session.party_folder import own_data
 from vfl.session.trace import Trace
-from vfl.training.run import evaluate, load_data, predict, train
+from vfl.training.run import evaluate, load_data, predict, sources_read, train
 
 OWN_FILES = (
     *("weights.safetensors", "party.json", "encoder.json", "card.json", "bins.json"),
@@ -391,3 +391,13 @@ def test_settings_from_a_file_give_the_run_of_the_same_settings(tmp_path, traine
     folder, summary, _ = trained
     again = train(read_experiment(folder.path / "config.toml"), tmp_path, "again")
     assert again["weights_sha256"] == summary["weights_sha256"]
+
+
+def test_the_tables_that_were_read_are_named_whatever_the_file_says_besides(tmp_path, trained):
+    assert trained[1]["sources"] == {"all parties": "breast_cancer"}
+    own = {"bank": {"width": 8, "source": "bank.csv"}, "shop": {"width": 8, "source": "shop.csv"}}
+    data = {"source": "sqlite:///loans.db?me=word", "id": "id"}
+    label = {"party": "lender", "column": "late"}
+    made = experiment_of(parties=own, data=data, label=label)
+    found = {"bank": "bank.csv", "shop": "shop.csv", "lender": "a database"}
+    assert sources_read(made) == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -12,7 +11,7 @@ import typer
 
 from vfl.cli.output import Device, Download, Json, Run, Set, emit, say
 from vfl.core.errors import ConfigError, UserError, record_lines
-from vfl.core.registry import plugin_words
+from vfl.core.registry import command_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -219,7 +218,12 @@ def attack(
     from vfl.config.toml import check, override
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.attack_grid import attack_finished_run
-    from vfl.experiments.attack_tables import searches_table, sentences, summary_table
+    from vfl.experiments.attack_tables import (
+        means_over_draws,
+        searches_table,
+        sentences,
+        summary_table,
+    )
     from vfl.experiments.pages import build_report, glance
     from vfl.experiments.study import overrides_of
 
@@ -234,7 +238,9 @@ def attack(
     results += [f"{attack:<28} {sentence}" for attack, sentence in sentences(rows).items()]
     page = build_report(run)
     if json:
-        emit([row.as_json() for row in rows])
+        emit(
+            [row.as_json() | found for row, found in zip(rows, means_over_draws(rows), strict=True)]
+        )
     else:
         _print_results(glance(run).sentence, "\n".join(results), page)
 
@@ -356,8 +362,8 @@ def _study(
         load_data(cells[0].experiment, download=True)
     target = out or Path("runs") / experiment.name
     say(f"{len(cells)} cells in {target}")
-    words = (word for one in overrides for word in ("-s", one))
-    command = shlex.join(["vfl", kind, str(path), *words, *plugin_words()])
+    place = ["--out", str(out)] if out else []
+    command = command_of(kind, str(path), *place, settings=overrides, device=device)
     found = run_study(study, target, command, cells, jobs, device, say_cell, ray)
     if json:
         emit(found.content | {"report": str(found.page), "sentence": found.sentence})

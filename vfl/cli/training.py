@@ -28,6 +28,7 @@ from vfl.cli.output import (
     write_elsewhere,
 )
 from vfl.core.errors import ConfigError
+from vfl.core.registry import command_of
 from vfl.core.text import printable
 
 
@@ -85,7 +86,7 @@ def train(
             experiment,
             folder.parent,
             folder.name,
-            command=f"vfl train {path}" + "".join(f" -s {text}" for text in settings or []),
+            command=command_of("train", str(path), settings=settings or [], device=device),
             resume=resume is not None,
             download=download,
             on_epoch=say_epoch,

@@ -14,6 +14,7 @@
           BadOptionError       V103
           WidthError           V104
           PrivateLayerError    V105
+          TakenNameError       V106
           ExposedCutError      V601
           PrivacyError         V603
         DataError              V200
@@ -170,6 +171,10 @@ class WidthError(SpecError, code="V104"):
 
 class PrivateLayerError(SpecError, code="V105"):
     """A module has a layer that cannot be computed on shares."""
+
+
+class TakenNameError(SpecError, code="V106"):
+    """A plug-in takes the name of another one."""
 
 
 class DataError(UserError, code="V200"):

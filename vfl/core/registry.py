@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import sys
 import traceback
 import typing
@@ -27,6 +28,7 @@ from vfl.core.errors import (
     BadOptionError,
     RenamedWarning,
     SpecError,
+    TakenNameError,
     UnknownNameError,
     UnknownOptionError,
     UserError,
@@ -86,7 +88,8 @@ def load_plugin(path: Path) -> None:
     """Run a file that registers members, as `--plugin` does.
 
     Raises:
-        UserError: there is no such file, a module of that name is loaded, or it does not run.
+        UserError: there is no such file, a module of that name is loaded, it does not run, or it
+            takes a name that another member has.
     """
     path, name = path.resolve(), path.stem
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -104,6 +107,9 @@ def load_plugin(path: Path) -> None:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+    except UserError:  # such as a name that is taken
+        del sys.modules[name]
+        raise
     except Exception as error:
         del sys.modules[name]
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -114,6 +120,17 @@ def load_plugin(path: Path) -> None:
     known = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
     if str(path) not in known:
         os.environ[PLUGINS] = os.pathsep.join([*known, str(path)])
+
+
+def command_of(*words: str, settings: Sequence[str] = (), device: str = "cpu") -> str:
+    """A command of vfl that a shell takes, with its settings, device and plug-ins.
+
+    >>> command_of("train", "my loans.toml", settings=["codec=topk:k=4"])
+    "vfl train 'my loans.toml' -s codec=topk:k=4"
+    """
+    given = [word for one in settings for word in ("-s", one)]
+    where = [] if device == "cpu" else ["--device", device]
+    return shlex.join(["vfl", *words, *given, *where, *plugin_words()])
 
 
 def plugin_words() -> list[str]:
@@ -156,10 +173,24 @@ class Registry(Generic[Member]):
         self.group = group
         self._members: dict[str, str | type[Member]] = dict(members)
         self._outside_read = False
+        self._claimed: dict[str, str] = {}
         self.own = frozenset(members)
 
     def register(self, name: str, member: type[Member]) -> None:
-        """Add a member in this process (tests, notebooks); packages use the entry point."""
+        """Add a member in this process (tests, notebooks); packages use the entry point.
+
+        The same class from its module loaded anew takes the place of the former.
+
+        Raises:
+            TakenNameError: another member has the name.
+        """
+        self._read_outside()
+        found = self._members.get(self.aliases.get(name, name), member)
+        if isinstance(found, str):  # a package may name a class where it is not written
+            module, _, attribute = found.partition(":")
+            found = getattr(sys.modules.get(module), attribute, found)
+        if name in self.aliases or _path_of(found) != _path_of(member):
+            raise self._taken(name, _path_of(found), _path_of(member))
         self._members[name] = member
 
     def registered_by(self, module: str) -> list[str]:
@@ -179,9 +210,12 @@ class Registry(Generic[Member]):
 
         Raises:
             UnknownNameError: with the nearest known name.
+            TakenNameError: an installed package takes the name for a member of its own.
         """
         self._read_outside()
         name = self.aliases.get(name, name)
+        if name in self._claimed:
+            raise self._taken(name, _path_of(self._members[name]), self._claimed[name])
         try:
             found = self._members[name]
         except KeyError:
@@ -294,7 +328,25 @@ class Registry(Generic[Member]):
             return
         self._outside_read = True
         for entry in entry_points(group=self.group):
-            self._members.setdefault(entry.name, entry.value)
+            name = self.aliases.get(entry.name, entry.name)
+            found = self._members.setdefault(name, entry.value)
+            if name != entry.name or _path_of(found) != entry.value:
+                self._claimed[name] = entry.value
+
+    def _taken(self, name: str, found: str, other: str) -> TakenNameError:
+        return TakenNameError(
+            f"two members want to be the {self.kind} '{name}'",
+            got=other,
+            want=f"a name that no other has: '{name}' is {found}",
+            fix="give the plug-in another name, or uninstall its package",
+        )
+
+
+def _path_of(member: object) -> str:
+    """Where a member stands, as its entry point would say it."""
+    if isinstance(member, str):
+        return member
+    return f"{getattr(member, '__module__', '')}:{getattr(member, '__qualname__', '')}"
 
 
 def _required(wanted: Any) -> Any:

@@ -26,6 +26,7 @@ from vfl.core.storage import read_json, stamp, write_bytes, write_json
 from vfl.datasets import PartyData
 from vfl.experiments.attack_runner import (
     AttackRunner,
+    codes_of,
     detected,
     measured_adversaries,
     start_adversary,
@@ -199,7 +200,7 @@ def attack_cell(
         scores = list(runner.run(jobs, ScoresFile(path)))
     else:
         scores = attack_victim(cell, folder, data, settings, device)
-    write_scores(path / OF_CELL, setting_text(settings), scores)
+    write_scores(path / OF_CELL, setting_text(settings), scores, codes_of(scores))
 
 
 def attack_victim(

@@ -367,19 +367,35 @@ class AttackRunner:
         return self._bottoms[kind, place]
 
     def _key(self, job: AttackJob) -> str:
-        made = (make_adversary if job.bottom == OUTCOME else attacks.make)(job.attack)
         about = {"attack": job.attack, "k": job.k, "draw": job.draw, "bottom": job.bottom}
-        about["code"] = code_of(*_modules(made), *_BEHIND, *self._beside(job, made))
+        about["code"] = code_of_job(job)
         return key_of(self._about | about)
 
-    def _beside(self, job: AttackJob, made: object) -> tuple[str, ...]:
-        """What else stands behind a score than an attack on the victim's labels does."""
-        if job.bottom not in (TRAINED, OUTCOME):
-            return _FREE
-        if job.bottom == OUTCOME or not isinstance(made, Attack):
-            return _BESIDES
-        scenario = scenario_of(made, job.attack, own_columns=True)
-        return () if scenario in (INFERENCE_TIME, TRAINING_TIME) else _BESIDES
+
+def code_of_job(job: AttackJob) -> str:
+    """A digest of the code that a score stands on.
+
+    Raises:
+        SpecError: the attack cannot be built.
+    """
+    made = (make_adversary if job.bottom == OUTCOME else attacks.make)(job.attack)
+    return code_of(*_modules(made), *_BEHIND, *_beside(job, made))
+
+
+def codes_of(scores: Iterable[ScoreRecord]) -> dict[str, str]:
+    """Digests of the code that scores stand on, by `AttackJob.code_key`."""
+    jobs = {one.job.code_key: one.job for one in scores}
+    return {key: code_of_job(job) for key, job in jobs.items()}
+
+
+def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
+    """What else stands behind a score than an attack on the victim's labels does."""
+    if job.bottom not in (TRAINED, OUTCOME):
+        return _FREE
+    if job.bottom == OUTCOME or not isinstance(made, Attack):
+        return _BESIDES
+    scenario = scenario_of(made, job.attack, own_columns=True)
+    return () if scenario in (INFERENCE_TIME, TRAINING_TIME) else _BESIDES
 
 
 def _modules(made: object) -> Iterator[str]:

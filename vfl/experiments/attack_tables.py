@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from vfl.config.grid import LabelMeasure
@@ -188,7 +188,16 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
 
     Of attacks on labels the measure that is asked for, of others every measure.
     """
-    head = ["attack", "k", "measure", "reaches", "from scratch", "best without the model", "guess"]
+    head = [
+        "attack",
+        "k",
+        "draws",
+        "measure",
+        "reaches",
+        "from scratch",
+        "best without the model",
+        "guess",
+    ]
     groups: dict[tuple[str, int, str], list[Record]] = {}
     measure = fitting_measure(rows, asked)
     chosen = in_measure(rows, measure)
@@ -200,15 +209,33 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
         [
             attack,
             str(k) if k else "",
+            str(len(own)),
             measure.replace("_", " "),
             shown([row.value for row in own], measure),
             shown([row.baselines["scratch"] for row in own if "scratch" in row.baselines], measure),
-            shown(_best(own), measure),
+            shown(best_without_model(own), measure),
             shown([row.guess for row in own if row.guess is not None], measure),
         ]
         for (attack, k, measure), own in groups.items()
     ]
     return Table(head, lines)
+
+
+def over_draws(rows: Iterable[Record]) -> list[list[Record]]:
+    """The rows of one attack on one victim by one measure together, which differ in their draw."""
+    groups: dict[tuple[str, str, int, str], list[Record]] = {}
+    for row in rows:
+        groups.setdefault((row.cell, row.attacker, row.k, row.measure), []).append(row)
+    return list(groups.values())
+
+
+def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
+    """Beside each row what tables say of it: the mean over its draws, and how many they are."""
+    found: dict[int, dict[str, Any]] = {}
+    for own in over_draws(rows):
+        mean = statistics.fmean(row.value for row in own)
+        found |= {id(row): {"mean": mean, "draws": len(own)} for row in own}
+    return [found[id(row)] for row in rows]
 
 
 def shown(values: Sequence[float], measure: str) -> str:
@@ -228,7 +255,7 @@ def sentences(rows: Sequence[Record]) -> dict[str, str]:
     return {row.attacker: row.threat for row in rows}
 
 
-def _best(rows: Sequence[Record]) -> list[float]:
+def best_without_model(rows: Sequence[Record]) -> list[float]:
     """The values of the baseline with the highest mean."""
     names = {name for row in rows for name in row.baselines}
     each = [[row.baselines[name] for row in rows if name in row.baselines] for name in names]

@@ -11,9 +11,8 @@ import hashlib
 import importlib.util
 import json
 import re
-import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -100,6 +99,10 @@ class GridFolder:
     def aside(self, cell: Cell) -> Path:
         """Where a cell's run folder lies while the same is trained anew in its place."""
         return self.path / "aside" / cell.name
+
+    def stale(self, cell: Cell) -> Path:
+        """Where runs of a cell lie whose rows or code are no more; see `staleness`."""
+        return self.path / "stale" / cell.name
 
     def write(
         self, experiment: Experiment, cells: Sequence[Cell], command: str, notes: Sequence[str] = ()
@@ -301,7 +304,6 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-@cache
 def code_of(*modules: str) -> str:
     """A digest of vfl's version, some modules' source, and what they import of plug-ins' code.
 
@@ -347,10 +349,15 @@ def _needed(modules: Iterable[str]) -> set[str]:
     return found
 
 
-def _imports(module: str) -> Iterator[str]:
+def _imports(module: str) -> Sequence[str]:
     """Modules of plug-ins, and of the same kind, that a module names in its imports."""
-    room = ".".join(module.split(".")[:2]) if module.startswith("vfl.") else ""
-    for node in ast.walk(ast.parse(_source(module))):
+    return _imported(module, _source(module))
+
+
+@cache
+def _imported(module: str, source: bytes) -> Sequence[str]:
+    room, found = ".".join(module.split(".")[:2]) if module.startswith("vfl.") else "", []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             name = "." * node.level + (node.module or "")
             asked = [importlib.util.resolve_name(name, module.rpartition(".")[0])]
@@ -358,7 +365,8 @@ def _imports(module: str) -> Iterator[str]:
             asked = [alias.name for alias in node.names]
         else:
             continue
-        yield from (one for one in asked if _belongs(one, room, module))
+        found += [one for one in asked if _belongs(one, room, module)]
+    return found
 
 
 def _belongs(name: str, room: str, module: str) -> bool:
@@ -373,9 +381,21 @@ def _belongs(name: str, room: str, module: str) -> bool:
     return beside and not {"site-packages", "dist-packages"} & set(there.parts if there else ())
 
 
+#: The source of modules that are loaded, each with what its last loading made.
+_LOADED: dict[str, tuple[object, bytes]] = {}
+
+
 def _source(module: str) -> bytes:
+    """Of a loaded module as it was when first asked for: what runs is not what was edited since."""
+    loaded = sys.modules.get(module)
+    loading = getattr(loaded, "__spec__", None) or loaded
+    if loading is not None and (known := _LOADED.get(module)) and known[0] is loading:
+        return known[1]
     file = _file(module)
-    return b"" if file is None else file.read_bytes()
+    source = b"" if file is None or not file.exists() else file.read_bytes()
+    if loading is not None:
+        _LOADED[module] = loading, source
+    return source
 
 
 def _file(module: str) -> Path | None:
@@ -388,35 +408,3 @@ def _file(module: str) -> Path | None:
             return None
         origin = None if spec is None else spec.origin
     return Path(origin) if origin is not None and origin.endswith(".py") else None
-
-
-_MADE_OF = "made_of"
-
-
-def discard_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
-    """Throw a cell's run folder away unless rows and plug-ins are those it came from.
-
-    What they are now is written beside the cells, for the next call to compare with. Where nothing
-    was written, as by older versions, nobody knows what it came from.
-
-    Args:
-        cell: what is going to be trained, or was.
-        folder: of its grid.
-        data: every party's rows.
-    """
-    if is_stale(cell, folder, data):
-        for run in (folder.cells_path / cell.name, folder.aside(cell)):
-            shutil.rmtree(run, ignore_errors=True)
-    write_json(folder.path / _MADE_OF / f"{cell.name}.json", _made_of(cell, data))
-
-
-def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
-    """Whether a cell's run came from other rows or plug-ins than there are, or nobody knows."""
-    path, now = folder.path / _MADE_OF / f"{cell.name}.json", _made_of(cell, data)
-    before = read_json(path) if path.exists() else {}
-    return {key: before.get(key) for key in now} != now
-
-
-def _made_of(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, str]:
-    against = [] if cell.adversary == HONEST else [cell.adversary]
-    return {"data": data_digest(data), "code": plug_ins_of(cell.experiment, against)}

@@ -233,8 +233,11 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
     worst = entries[0].worst
     attacks = len({row.attacker for row in rows if label_measure(row) == measure})
     value = _above(worst)
+    mine = [row for row in rows if (row.attacker, label_measure(row)) == (worst.attack, measure)]
+    draws = len({row.draw for row in mine if row.k in (0, worst.k)})
+    over = f", mean of {draws} draws" if draws > 1 else ""
     card = Card(
-        "Labels, points above no model", value, f"{worst.attack}; one victim decides nothing"
+        "Labels, points above no model", value, f"{worst.attack}{over}; one victim decides nothing"
     )
     short = f"the best attack on labels gains {_gained(worst, measure)}"
     return _Part(card, short, _attack_sentence("On this run", entries[0], measure, attacks))
@@ -275,6 +278,8 @@ def verdict_words(one: Standing) -> str:
 def _more_words(one: Standing) -> str:
     """What a margin of one point decides, and how many victims would."""
     if one.verdict in ("protected", "leaks") or one.judged.verdict == "easier":
+        return ""
+    if one.judged.verdict == "undecided" and one.judged.more is None:
         return ""
     if one.judged.verdict == "undecided":
         return f"; {one.judged.more} more victims would decide it, to a point"

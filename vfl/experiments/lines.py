@@ -66,7 +66,7 @@ class Line:
 
 
 def lines_of(folder: GridFolder, records: Iterable[Record]) -> list[Line]:
-    """The lines of a table, in the order of the cells."""
+    """The lines of a table, in the order of the cells; a run without records stands in none."""
     by_cell: dict[str, list[Record]] = {}
     for one in records:
         if one.evaluator != "attack":
@@ -81,7 +81,7 @@ def lines_of(folder: GridFolder, records: Iterable[Record]) -> list[Line]:
         figures: dict[Figure, dict[str, float]] = {}
         for cell in own:
             path, repeat = folder.cells_path / cell.name, cell.about["repeat"]
-            if not is_done(path):
+            if not is_done(path) or cell.name not in by_cell:
                 continue
             runs[repeat] = path
             for one in by_cell.get(cell.name, ()):

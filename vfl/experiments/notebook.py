@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vfl.config import Experiment, GridSettings, Locations, with_overrides
 from vfl.config.run_folder import RunFolder, new_run_name
 from vfl.config.toml import check, override
+from vfl.core.registry import command_of
 from vfl.core.storage import read_lines
 from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.attack_tables import summary_table
@@ -178,12 +178,14 @@ def train(
         VFLError: as `vfl train`.
     """
     made, locations, called = _read(experiment, settings)
+    name = name or new_run_name(made.name)
+    again = _command("train", called, settings, Path(runs) / name, device)
     with _bar("epochs", made.train.epochs, progress) as step, locations.located(Experiment):
         summary = trainer.train(
             made,
             Path(runs),
-            name or new_run_name(made.name),
-            command=_command("train", called, settings),
+            name,
+            command=again,
             download=download,
             device=device,
             on_epoch=lambda record: step(f"epoch {record['epoch']}"),
@@ -248,13 +250,14 @@ def _study(
             step(cell.cell.title + (" failed" if cell.failure else ""), cell.done, cell.total)
 
         path = Path(out) if out is not None else Path("runs") / made.name
-        return run_study(
-            study, path, _command(kind, called, overrides), None, jobs, device, ended, ray
-        )
+        command = _command(kind, called, overrides, path, device, "--out", str(path))
+        return run_study(study, path, command, None, jobs, device, ended, ray)
 
 
-def _read(experiment: AnyExperiment, overrides: Sequence[str]) -> tuple[Experiment, Locations, str]:
-    """The checked experiment, where its settings stand, and what it is called in a command."""
+def _read(
+    experiment: AnyExperiment, overrides: Sequence[str]
+) -> tuple[Experiment, Locations, str | None]:
+    """The checked experiment, where its settings stand, and its file if it has one."""
     if isinstance(experiment, str | Path):
         return *read_checked(Path(experiment), overrides), str(experiment)
     made = experiment
@@ -262,11 +265,16 @@ def _read(experiment: AnyExperiment, overrides: Sequence[str]) -> tuple[Experime
         made = check(dict(made), Experiment, where="the experiment")
     made = with_overrides(made, overrides)
     check_specs(made)
-    return made, Locations(), f"{made.name}.toml"
+    return made, Locations(), None
 
 
-def _command(name: str, called: str, overrides: Sequence[str]) -> str:
-    return shlex.join(["vfl", name, called, *(word for one in overrides for word in ("-s", one))])
+def _command(
+    name: str, called: str | None, overrides: Sequence[str], folder: Path, device: str, *more: str
+) -> str:
+    """How to repeat it: what has no file of its own is in that of its folder, settings included."""
+    if called is None:
+        return command_of(name, str(folder / "config.toml"), *more, device=device)
+    return command_of(name, called, *more, settings=overrides, device=device)
 
 
 @contextmanager

@@ -221,6 +221,7 @@ def _places(root: Path, cell: Cell) -> list[Path]:
     return [
         folder.cells_path / cell.name,
         folder.aside(cell),
+        folder.stale(cell),
         root / "made_of" / f"{cell.name}.json",
     ]
 

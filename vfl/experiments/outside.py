@@ -19,7 +19,7 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError, UserError
 from vfl.core.registry import load_plugin, parse
 from vfl.core.storage import stamp, write_json
-from vfl.experiments.cells import FOUND_OUT, GridFolder, grid_settings_of, is_stale
+from vfl.experiments.cells import FOUND_OUT, GridFolder, grid_settings_of
 from vfl.experiments.scores import (
     ATTACKERS,
     BASELINES,
@@ -33,6 +33,7 @@ from vfl.experiments.scores import (
     setting_text,
     write_scores,
 )
+from vfl.experiments.staleness import is_stale
 
 if TYPE_CHECKING:
     from vfl.datasets import PartyData
@@ -53,8 +54,8 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
         specs: of its attacks; each with its options as they stand unless they are given.
 
     Raises:
-        UserError: it does not run, has no attack, names nobody, or takes the name of an attack that
-            is there.
+        UserError: it does not run, has no attack, or names nobody.
+        TakenNameError: it takes the name of an attack that is there.
         SpecError: an attack cannot be built with these options.
     """
     from vfl.attacks import ATTACKS, make
@@ -62,10 +63,6 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
     load_plugin(file)
     module = sys.modules[file.stem]
     names = ATTACKS.registered_by(file.stem)
-    if taken := ATTACKS.own.intersection(names):
-        raise UserError(
-            f"{', '.join(sorted(taken))} is an attack of vfl", where=str(file), want="another name"
-        )
     asked = [parse(spec)[0] for spec in specs]
     if not names or not set(asked) <= set(names):
         raise UserError(

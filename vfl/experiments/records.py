@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vfl.config import GridSettings
 from vfl.config.run_folder import RunFolder
+from vfl.core.errors import UserError
 from vfl.core.storage import read_json, read_lines, write_text
 from vfl.core.text import csv_text
 from vfl.experiments.cells import (
@@ -35,12 +36,15 @@ from vfl.experiments.scores import (
     OF_RUN,
     TRAINED,
     Attacker,
+    AttackJob,
     ScoreRecord,
     baselines_of,
     read_attackers,
+    read_codes,
     read_scores,
     setting_text,
 )
+from vfl.experiments.staleness import CODE, UNKNOWN, stale_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +88,7 @@ class Record:
         author, date: of an attack from outside, see `vfl.experiments.outside`; else empty.
         report: how the attack came to its guess, see `vfl.attacks.Attack.last_report`; beside the
             headline of its measures only.
+        stale: why it is no figure of today's rows and code, see `staleness`; empty of one that is.
     """
 
     training: str
@@ -107,6 +112,7 @@ class Record:
     author: str = ""
     date: str = ""
     report: Mapping[str, Any] | None = None
+    stale: str = ""
 
     @property
     def no_model(self) -> float | None:
@@ -170,14 +176,24 @@ def records_of(path: Path) -> Iterator[Record]:
         yield from attacks_on_run(path)
         return
     folder = GridFolder(path)
+    stale = stale_cells(folder)
+    for one in _of_grid(folder):
+        yield replace(one, stale=stale.get(one.cell, ""))
+    if folder.kind == "attacks":
+        free = {cell.repeat: stale.get(cell.name, "") for cell in folder.cells()
+                if cell.victim == BASELINES}  # fmt: skip
+        for one in attacks_of(folder):
+            yield replace(one, stale=stale.get(one.cell) or free[one.repeat] or one.stale)
+
+
+def _of_grid(folder: GridFolder) -> Iterator[Record]:
+    """What is known of each training but of attacks."""
     asked = settings_of(folder.experiment()).accuracy if folder.kind == "codecs" else ()
     for cell in folder.cells():
         if cell.victim != BASELINES:
             own = folder.cells_path / cell.name
             yield from _measured(_about(cell, cell.name), own)
             yield from _bytes_to(_about(cell, cell.name), own, folder, asked)
-    if folder.kind == "attacks":
-        yield from attacks_of(folder)
 
 
 def frame_of(path: Path) -> pd.DataFrame:
@@ -322,18 +338,50 @@ def attacks_of(folder: GridFolder) -> list[Record]:
         return one.attack in asked and leak
 
     free: dict[int, list[ScoreRecord]] = {}
+    today = Today()
+    of_free: dict[int, dict[str, str]] = {}
     found: dict[str, list[Record]] = {spec: [] for spec in settings.victims}
     for cell in folder.cells():
         path, seed = folder.cells_path / cell.name, cell.experiment.seed
         scores = [] if failure_of(path) else read_scores(path / OF_CELL, setting)
+        changed = today.changed(read_codes(path / OF_CELL), scores)
         scores += read_scores(path / OF_OUTSIDE, setting) if scores else []
         if cell.victim == BASELINES:
-            free[seed] = scores
+            free[seed], of_free[seed] = scores, changed
         elif scores:
             mine = [one for one in scores if is_wanted(one)]
             about = _about(cell, cell.name)
-            found[cell.victim] += _attacks(about, mine, free[seed], settings.baselines)
+            changed |= of_free[seed]
+            found[cell.victim] += _attacks(about, mine, free[seed], settings.baselines, changed)
     return [_signed(one, attackers) for records in found.values() for one in records]
+
+
+class Today:
+    """The code that attacks have today."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def changed(self, before: Mapping[str, str], scores: Sequence[ScoreRecord]) -> dict[str, str]:
+        """Why some scores are of code that is no more, by `AttackJob.code_key`.
+
+        An attack from outside is that of the file whose digest stands beside it.
+        """
+        jobs = {one.job.code_key: one.job for one in scores}
+        found = {key: self._why(job, before.get(key)) for key, job in jobs.items()}
+        return {key: why for key, why in found.items() if why}
+
+    def _why(self, job: AttackJob, before: str | None) -> str:
+        from vfl.experiments.attack_runner import code_of_job  # it needs torch
+
+        if before is None:
+            return UNKNOWN
+        try:
+            if job.code_key not in self._known:
+                self._known[job.code_key] = code_of_job(job)
+        except UserError as error:
+            return f"its code cannot be loaded: {error.what}"
+        return "" if self._known[job.code_key] == before else CODE
 
 
 def _signed(one: Record, attackers: Mapping[str, Attacker]) -> Record:
@@ -367,6 +415,7 @@ def _attacks(
     scores: Sequence[ScoreRecord],
     free: Sequence[ScoreRecord],
     baselines: Sequence[str],
+    changed: Mapping[str, str] | None = None,
 ) -> Iterator[Record]:
     """The attacks on one victim, a record for each measure.
 
@@ -375,10 +424,13 @@ def _attacks(
         scores: on its bottom.
         free: without it, on the same leaked rows.
         baselines: names of those that count.
+        changed: why some are of code that is no more, by `AttackJob.code_key`.
     """
+    changed = changed or {}
     known = {(one.job, measure): value for one in free for measure, value, _ in one.measured}
     for one in scores:
         beside = {} if one.of_training else baselines_of(one.job, baselines)
+        whys = [changed.get(job.code_key, "") for job in (one.job, *beside.values())]
         for measure, value, guess in one.measured:
             own = {
                 name: known[job, measure] for name, job in beside.items() if (job, measure) in known
@@ -388,4 +440,5 @@ def _attacks(
                 measure=measure, value=value, guess=guess, seconds=one.seconds, baselines=own,
                 threat=one.threat, access=one.access,
                 report=one.report if measure == one.measure else None,
+                stale=next(filter(None, whys), ""),
             )  # fmt: skip

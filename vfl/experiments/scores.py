@@ -55,6 +55,11 @@ class AttackJob:
     draw: int
     bottom: str = TRAINED
 
+    @property
+    def code_key(self) -> str:
+        """The same of jobs that stand on the same code."""
+        return f"{self.bottom} {self.attack}"
+
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
@@ -285,16 +290,26 @@ def key_of(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 
-def write_scores(path: Path, setting: str, scores: Iterable[ScoreRecord]) -> None:
+def write_scores(
+    path: Path, setting: str, scores: Iterable[ScoreRecord], code: Mapping[str, str] | None = None
+) -> None:
     """Say which scores of a run are the wanted ones.
 
     Args:
         path: the file, `OF_RUN` or `OF_CELL` of the run's folder.
         setting: which rows played which part, in words of its own.
         scores: in order.
+        code: digests of what each stands on, by `AttackJob.code_key`.
     """
     listed = [asdict(one) for one in scores]
-    write_json(path, stamp() | {"setting": setting, "scores": listed})
+    about = {"setting": setting, "code": dict(code or {}), "scores": listed}
+    write_json(path, stamp() | about)
+
+
+def read_codes(path: Path) -> dict[str, str]:
+    """Digests of the code that the scores of a file stand on, by `AttackJob.code_key`."""
+    found = read_json(path).get("code", {}) if path.exists() else {}
+    return {str(key): str(digest) for key, digest in found.items()}
 
 
 def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:

@@ -219,6 +219,8 @@ _MISSED = 0.05
 #: Fewer victims can be alike by chance, in more than 5 % of runs, where half of all are not.
 _FEWEST = 5
 _MOST = 10_000
+#: Victims from which on their spread is worth a forecast.
+_SPREAD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,8 @@ class Judgement:
         low, high: ends of `steady_interval`.
         margin: the gain that counts as none.
         victims: how many were trained.
-        more: further victims that would decide, if they are as those seen; None if decided.
+        more: further victims that would decide, if they are as those seen; None if decided, or if
+            fewer than three say how much victims differ.
     """
 
     verdict: Judged
@@ -262,13 +265,19 @@ class Judgement:
     def words(self, no: str, yes: str, repeats: str) -> str:
         """The verdict in words of what was repeated.
 
-        >>> judge([0.0, 0.004]).words("as good", "worse", "seeds")
-        'undecided: 3 more seeds would decide (margin 1.0 points)'
+        >>> judge([0.0, 0.004, 0.002]).words("as good", "worse", "seeds")
+        'undecided: 2 more seeds would decide (margin 1.0 points)'
+        >>> judge([0.0]).words("as good", "worse", "seeds")
+        'undecided: one of the seeds says nothing of the others (margin 1.0 points)'
         """
         if self.verdict == "no easier":
             return f"{no} (margin {_points(self.margin)})"
         if self.verdict == "easier":
             return f"{yes} by {_points(self.gain)} ({_points(self.low)} or more)"
+        if self.more is None:
+            few = f"{self.victims} {repeats} say too little of how much they differ"
+            few = few if self.victims > 1 else f"one of the {repeats} says nothing of the others"
+            return f"undecided: {few} (margin {_points(self.margin)})"
         return f"undecided: {self.more} more {repeats} would decide (margin {_points(self.margin)})"
 
 
@@ -303,10 +312,9 @@ def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
     if count < _FEWEST and min(found) < least:
         verdict = "undecided"
     more = None
-    if verdict == "undecided":
-        likely = margin if count == 1 else spread
+    if verdict == "undecided" and count >= _SPREAD:
         later = range(max(count + 1, _FEWEST), _MOST)
-        decided = (n for n in later if _judged(mean, likely, n, margin) != "undecided")
+        decided = (n for n in later if _judged(mean, spread, n, margin) != "undecided")
         more = next(decided, _MOST) - count
     return Judgement(verdict, mean, low, high, margin, count, more)
 

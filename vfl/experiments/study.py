@@ -226,7 +226,10 @@ class Results:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each measure of each training; see `vfl.experiments.records.Record`."""
+        """A row for each measure of each training; see `vfl.experiments.records.Record`.
+
+        Where `stale` says something, the figure is of rows or code that are no more.
+        """
         return frame_of(self.path)
 
     @property
@@ -252,7 +255,8 @@ class Results:
         """
         from vfl.experiments.plots import plot_study
 
-        return plot_study(self.path, self.table)
+        table = self.table
+        return plot_study(self.path, table[table.stale == ""])
 
     def __repr__(self) -> str:
         return f"<results of {self.path}: {self.sentence}>"

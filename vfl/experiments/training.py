@@ -38,7 +38,7 @@ class DataCache:
 
     def of(self, experiment: Experiment) -> Mapping[str, PartyData]:
         """Every party's rows; see `vfl.training.run.load_data`."""
-        about = _about_rows(experiment)
+        about = about_rows(experiment)
         if about != self._about:
             self._data = {}  # let go of the old ones first
             self._data = load_data(experiment)
@@ -91,7 +91,7 @@ def recording(experiment: Experiment, trace: TraceSettings) -> Experiment:
     return experiment.model_copy(update={"trace": trace})
 
 
-def _about_rows(experiment: Experiment) -> str:
+def about_rows(experiment: Experiment) -> str:
     """All that `load_data` looks at, as text."""
     own = {"width", "bottom"}
     parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}

@@ -142,10 +142,13 @@ def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     Raises:
         RunFolderError: a file is damaged.
     """
+    from vfl.experiments.staleness import stale_cells
+
     folder, found = alone_folder(path), dict[str, dict[str, dict[str, Any]]]()
+    stale = stale_cells(folder) if is_grid(folder.path) else {}
     for cell in folder.cells() if is_grid(folder.path) else ():
         own = folder.cells_path / cell.name
-        if is_done(own):
+        if is_done(own) and cell.name not in stale:
             found.setdefault(cell.about["party"], {})[cell.repeat] = RunFolder(own).summary()
     return found
 
@@ -179,12 +182,12 @@ def run_value_cell(
         data: every party's rows.
         device: where networks run.
     """
-    from vfl.experiments.cells import discard_if_stale
+    from vfl.experiments.staleness import put_aside_if_stale
     from vfl.experiments.training import train_cell
 
     what, path = cell.about["what"], folder.cells_path / cell.name
     rows = data if len(cell.experiment.parties) > 1 or _is_split(cell) else gathered(cell, data)
-    discard_if_stale(cell, folder, rows)
+    put_aside_if_stale(cell, folder, rows)
     if BOOSTING in what:
         _boost(cell, folder, rows)
     else:

@@ -17,9 +17,10 @@ from vfl.core.errors import LostPeerError, VFLError
 from vfl.core.storage import write_json
 from vfl.datasets import PartyData
 from vfl.experiments.attack_grid import attack_cell
-from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder, discard_if_stale
+from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder
 from vfl.experiments.checks import require_test_rows
 from vfl.experiments.outside import OUTSIDE_FAILURE, attack_from_outside
+from vfl.experiments.staleness import put_aside_if_stale
 from vfl.experiments.training import DataCache, measure_cell, train_cell
 from vfl.experiments.value import run_value_cell
 from vfl.federation import processes
@@ -69,7 +70,7 @@ def run_cell(
         if folder.kind == "value":
             run_value_cell(cell, folder, data, device)
             return
-        discard_if_stale(cell, folder, data)
+        put_aside_if_stale(cell, folder, data)
         if folder.kind == "attacks":
             attack_cell(cell, folder, data, device)
         else:

@@ -74,6 +74,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         terms,
         resume=bool(config["resume"]),
         simulation=bool(config["party-files"]),
+        settings=overrides,
     )
 
 

@@ -28,6 +28,7 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
+from vfl.core.registry import command_of
 from vfl.core.storage import joint_digest, locked, write_json
 from vfl.datasets import PartyData, Split
 from vfl.datasets.table import Classes
@@ -114,6 +115,7 @@ def run_session(
     resume: bool = False,
     simulation: bool = False,
     front: Front | None = None,
+    settings: Sequence[str] = (),
 ) -> None:
     """One session at the label party, its run folder included.
 
@@ -125,6 +127,7 @@ def run_session(
         resume: whether the run's folder is there already.
         simulation: whether Flower simulates the nodes; see `Federation`.
         front: what has rows answered; a session that serves opens one without it.
+        settings: what was changed of the project's experiment, for the record.
 
     Raises:
         VFLError: told to every party that is still there, and left in the run folder.
@@ -136,10 +139,9 @@ def run_session(
     with locked(path):
         if resume:
             folder = RunFolder.reopen(path)
-        elif terms.mode == "train":
-            folder = RunFolder.create(path, experiment, "federated", "vfl train PROJECT")
-        elif terms.mode == "align":
-            folder = RunFolder.create(path, experiment, "federated", "vfl align PROJECT")
+        elif terms.mode in ("train", "align"):
+            command = command_of(terms.mode, "PROJECT", settings=settings)
+            folder = RunFolder.create(path, experiment, "federated", command)
         else:
             folder = RunFolder.open(path)
         try:

@@ -27,7 +27,7 @@ from vfl.config.experiment import (
 )
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, DisagreementError, TrainedRowsError, VFLError
-from vfl.core.storage import joint_digest, locked, weights_digest
+from vfl.core.storage import is_database, joint_digest, locked, weights_digest
 from vfl.datasets import (
     Encoder,
     Fold,
@@ -296,6 +296,19 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
     }
 
 
+def sources_read(experiment: Experiment) -> dict[str, str]:
+    """The tables that `load_data` reads, by party; one that all columns come from is everybody's.
+
+    A setting that parties' own tables take the place of is not among them.
+    """
+    tables = own_tables(experiment) if experiment.is_table else {}
+    found = {name: str(table.source) for name, table in tables.items()}
+    found = found or {"all parties": experiment.data.source}
+    return {  # the address of a database may hold a password
+        name: "a database" if is_database(source) else source for name, source in found.items()
+    }
+
+
 def _own_table(name: str, source: str) -> OwnTable:
     """A party's table as its own file describes it."""
     if not is_file_of_party(source):
@@ -457,6 +470,7 @@ def train(
         summary |= accounts_of(session)
         if doubted := [*found, *summary.get("warnings", ())]:
             summary["warnings"] = doubted
+        summary["sources"] = sources_read(experiment)
         several = session.whole_ledger() if isinstance(session, SeveralTasksSession) else None
         folder.finish(summary, several or session.ledger)
         return summary

@@ -150,6 +150,7 @@ def test_the_drawings_of_a_cut():
 
 def test_a_table_of_one_run():
     table = summary_table(ROWS[:4])
-    assert table.head[:3] == ["attack", "k", "measure"]
-    assert table.rows[0] == ["fine_tuning", "1", "accuracy", "80.5 %", "50.0 %", "55.0 %", "10.0 %"]
+    assert table.head[:4] == ["attack", "k", "draws", "measure"]
+    assert table.rows[0][:4] == ["fine_tuning", "1", "2", "accuracy"]
+    assert table.rows[0][4:] == ["80.5 %", "50.0 %", "55.0 %", "10.0 %"]
     assert shown([], "mse") == ""

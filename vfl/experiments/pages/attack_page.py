@@ -6,7 +6,8 @@ Drawings show accuracy against attacks, advantage by leaked labels, angles betwe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from vfl.experiments.attack_tables import (
     missing,
     others_table,
     outside_table,
+    over_draws,
     searches_table,
     sentences,
     standings_table,
@@ -201,15 +203,19 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
             yield map_drawing(f"t-SNE, {defense}", words, points)
 
 
-def strips(folder: GridFolder) -> Iterator[Strip]:
+def strips(folder: GridFolder, cells: Collection[str]) -> Iterator[Strip]:
     """One for each attack on pictures and victim of which pictures were drawn.
+
+    Args:
+        folder: of the grid.
+        cells: names of those that are shown.
 
     Raises:
         RunFolderError: a file of a cell is damaged.
     """
     for cell in folder.cells():
         path = folder.cells_path / cell.name
-        for one in read_scores(path / OF_CELL):
+        for one in read_scores(path / OF_CELL) if cell.name in cells else ():
             if (drawn := kept_pictures(path, one.key)) is None:
                 continue
             against = "" if cell.adversary in (HONEST, one.attack) else f" against {cell.adversary}"
@@ -249,9 +255,10 @@ def attack_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         sections.append(_searched(tables))
     if tables["others"]:
         sections.append(Section(title="Other goals", table=tables["others"]))
-    if drawn := drawings_of_cuts(folder):
+    cells = {one.cell for one in records}
+    if drawn := drawings_of_cuts(folder, cells):
         sections.append(Section(title="What the cut looks like", drawings=drawn))
-    if settings.draws_rows(experiment.is_table) and (found := list(strips(folder))):
+    if settings.draws_rows(experiment.is_table) and (found := list(strips(folder, cells))):
         sections.append(Section(title="Reconstructed pictures", strips=found, below=_OF_PICTURES))
     attackers = list(sentences(attacks).items())
     judge = entries[0].judged_by if entries else "accuracy"
@@ -370,12 +377,12 @@ def _board(
     return replace(board, rows=lines)
 
 
-def drawings_of_cuts(folder: GridFolder) -> list[Drawing]:
+def drawings_of_cuts(folder: GridFolder, cells: Collection[str]) -> list[Drawing]:
     """Angles and maps of each defense's first victim, as far as they were measured."""
     first, found = grid_settings_of(folder.experiment()).seeds[0], {}
     for cell in folder.cells():
         path = folder.cells_path / cell.name / PICTURES
-        if cell.experiment.seed == first and path.exists():
+        if cell.experiment.seed == first and cell.name in cells and path.exists():
             found[_victim(cell)] = read_json(path)
     return list(pictures(found))
 
@@ -399,10 +406,11 @@ def _victims(
         "worst attack",
         "reached",
     ]
-    worst: dict[str, Record] = {}
-    for one in labels:
-        if one.cell not in worst or one.value > worst[one.cell].value:
-            worst[one.cell] = one
+    worst: dict[str, tuple[str, float]] = {}
+    for draws in over_draws(labels):
+        first, reached = draws[0], statistics.fmean(one.value for one in draws)
+        if first.cell not in worst or reached > worst[first.cell][1]:
+            worst[first.cell] = f"{first.attacker}, k = {first.k}", reached
     figures: dict[str, dict[tuple[str, str], float]] = {}
     for one in records:
         if one.subject in (TEST, TRAINING):
@@ -419,8 +427,8 @@ def _victims(
                 percent_text(own.get((TEST, judge))),
                 bytes_text(own[TRAINING, "bytes"]),
                 seconds_text(own[TRAINING, "seconds"]),
-                "" if found is None else f"{found.subject}, k = {found.k}",
-                "" if found is None else percent_text(found.value),
+                "" if found is None else found[0],
+                "" if found is None else percent_text(found[1]),
             ]
         )
     return Table(head, lines)

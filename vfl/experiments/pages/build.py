@@ -18,8 +18,10 @@ from vfl.experiments.glance import Glance
 from vfl.experiments.pages.attack_page import attack_page
 from vfl.experiments.pages.comparison_page import comparison_page
 from vfl.experiments.pages.run_page import run_page
+from vfl.experiments.pages.sections import Content
+from vfl.experiments.pages.stale import beside_stale
 from vfl.experiments.pages.value_page import value_page
-from vfl.experiments.records import records_of, write_records
+from vfl.experiments.records import Record, records_of, write_records
 from vfl.experiments.tables import date_text
 
 #: The one script of a page, and what lets it run: nothing else does, and nothing is fetched.
@@ -76,8 +78,7 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     Raises:
         RunFolderError: there is no grid, or a file of it is damaged.
     """
-    records = list(records_of(folder.path))
-    page = _STUDIES[folder.kind][1](folder, records)
+    page, records = _page_of(folder)
     below = (f"{line}\n" for line in (*page.said, *page.notes))
     table = "\n".join([*(one.markdown() for one in page.tables), *below])
     whole = stamp() | dict(page.json)
@@ -130,13 +131,19 @@ _STUDIES = {
 }
 
 
+def _page_of(folder: GridFolder) -> tuple[Content, list[Record]]:
+    """What the page of a study says, of today's rows and code; and all records, stale ones too."""
+    records = list(records_of(folder.path))
+    page = _STUDIES[folder.kind][1](folder, [one for one in records if not one.stale])
+    return beside_stale(page, folder, records), records
+
+
 def _content(run_folder: Path) -> tuple[str, dict[str, Any]]:
     """The template of a page, and what it prints."""
     if not is_grid(run_folder):
         return "run.html", run_page(run_folder)
     folder = GridFolder(run_folder)
-    kind, maker = _STUDIES[folder.kind]
-    page = maker(folder, list(records_of(run_folder)))
+    (kind, _), (page, _) = _STUDIES[folder.kind], _page_of(folder)
     meta = (date_text(folder.head("created")), page.count, f"vfl {folder.head('vfl')}")
     return "study.html", {
         "kind": kind,

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from vfl.config.run_folder import RunFolder
@@ -19,7 +20,14 @@ from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Traffic
 from vfl.core.storage import read_bytes, read_json, read_lines
 from vfl.core.text import as_written
-from vfl.experiments.attack_tables import searches_table, sentences, summary_table
+from vfl.experiments.attack_tables import (
+    best_without_model,
+    over_draws,
+    searches_table,
+    sentences,
+    shown,
+    summary_table,
+)
 from vfl.experiments.glance import Card, of_run
 from vfl.experiments.leaderboard import fitting_measure, label_measure
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
@@ -453,6 +461,7 @@ def _who_held_what(run: Run) -> str:
 
 def _methods(run: Run, attacked: Sequence[Record]) -> list[tuple[str, str]]:
     return [
+        ("Rows read from", _sources(run)),
         ("Epochs", str(len(run.epochs) or NOT_MEASURED)),
         ("Steps per second", number_text(run.figure("steps_per_second"))),
         ("Codec", run.word("codec") or _NOT_RECORDED),
@@ -464,6 +473,15 @@ def _methods(run: Run, attacked: Sequence[Record]) -> list[tuple[str, str]]:
         ("Promises", _promises(run)),
         *([("Privacy audit", run.audit)] if run.audit else []),
     ]
+
+
+def _sources(run: Run) -> str:
+    """The tables that were read; a federation's parties name theirs to nobody."""
+    if run.head["mode"] in ("federated", "simulation"):
+        return "a table of each party's own, which stays with it"
+    found = run.summary.get("sources")
+    listed = found.items() if isinstance(found, dict) else ()
+    return "; ".join(f"{party}: {source}" for party, source in listed) or _NOT_RECORDED
 
 
 def _secure(run: Run) -> str:
@@ -495,12 +513,17 @@ def _privacy(attacked: Sequence[Record]) -> str:
     labels = [row for row in attacked if label_measure(row) == measure]
     if not labels:
         return "not measured in this run: no attack was scored"
-    worst = max(labels, key=lambda row: row.value)
-    leaked = f"{worst.k} leaked labels of each class" if worst.k else "no leaked label"
-    beside = f", {percent_text(worst.no_model)} without the model" if worst.baselines else ""
+    worst = max(over_draws(labels), key=lambda own: fmean(row.value for row in own))
+    attack, k, draws = worst[0].attacker, worst[0].k, len(worst)
+    leaked = f"{k} leaked labels of each class" if k else "no leaked label"
+    over = f" (mean of {draws} draws)" if draws > 1 else ""
+    free = best_without_model(worst)
+    beside = f", {shown(free, measure)} without the model" if free else ""
+    guess = shown([row.guess for row in worst if row.guess is not None], measure)
     return (
-        f"{worst.subject} infers labels with {MEASURES[measure]} {percent_text(worst.value)} from "
-        f"{leaked}; the guess has {percent_text(worst.guess)}{beside}"
+        f"{attack} infers labels with {MEASURES[measure]} "
+        f"{shown([row.value for row in worst], measure)}{over} from {leaked}; "
+        f"the guess has {guess}{beside}"
     )
 
 

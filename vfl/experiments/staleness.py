@@ -1,0 +1,121 @@
+"""Which cells hold figures of rows or code that are no more: marked in tables, never thrown away.
+
+What a cell was made of is written beside it: digests of its rows and of its plug-ins' code. Whoever
+trains has the rows, and puts what is stale aside. Whoever reads results compares code, and rows
+where another cell of the grid was trained on the same ones later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from vfl.core.errors import UserError
+from vfl.core.storage import read_json, stamp, write_json
+from vfl.experiments.cells import HONEST, Cell, GridFolder, data_digest, plug_ins_of, text_digest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfl.datasets import PartyData
+
+UNKNOWN = "nobody knows which rows and code it was made of"
+CODE, ROWS = "its code has changed since", "its rows have changed since"
+#: In a run that was put aside: why.
+NOTE = "stale.json"
+
+
+def put_aside_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
+    """Put a cell's run aside unless rows and plug-ins are those it came from.
+
+    What they are now is written beside the cells, for the next call to compare with.
+
+    Args:
+        cell: what is going to be trained, or was.
+        folder: of its grid.
+        data: every party's rows.
+    """
+    before, now = _record(cell, folder), _made_of(cell, data)
+    moment = datetime.now(UTC).isoformat(timespec="microseconds")
+    if why := _change(before, now):
+        for run in (folder.cells_path / cell.name, folder.aside(cell)):
+            if run.exists():
+                _put_aside(run, folder.stale(cell), {"why": why, "was": before, "now": now})
+    write_json(_record_path(cell, folder), now | {"checked": moment})
+
+
+def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
+    """Whether a cell's run came from other rows or plug-ins than there are, or nobody knows."""
+    return bool(_change(_record(cell, folder), _made_of(cell, data)))
+
+
+def stale_cells(folder: GridFolder) -> dict[str, str]:
+    """Why cells that hold something are not current, by name; no rows are read for it."""
+    held = [cell for cell in folder.cells() if (folder.cells_path / cell.name).exists()]
+    records = {cell.name: _record(cell, folder) for cell in held}
+    now, found = dict[str, dict[str, str]](), dict[str, str]()
+    latest: dict[str, Mapping[str, str]] = {}
+    rows = dict[str, str]()
+    for cell in held:
+        try:
+            now[cell.name], rows[cell.name] = {"code": _code_of(cell)}, _rows_of(cell)
+        except UserError as error:
+            found[cell.name] = f"its code cannot be loaded: {error.what}"
+            continue
+        own, newest = records[cell.name], latest.get(rows[cell.name], {})
+        if own.get("checked", "") >= newest.get("checked", ""):
+            latest[rows[cell.name]] = own
+    for name, today in now.items():
+        today["data"] = latest[rows[name]].get("data", "")
+        if why := _change(records[name], today):
+            found[name] = why
+    return found
+
+
+def put_aside(folder: GridFolder) -> list[Path]:
+    """Runs of the grid's cells that were put aside, each with its note."""
+    found = (folder.stale(cell).glob(f"*/{NOTE}") for cell in folder.cells())
+    return [note.parent for own in found for note in sorted(own)]
+
+
+def _change(before: Mapping[str, Any], now: Mapping[str, str]) -> str:
+    """What is different, in words; empty where nothing is."""
+    if not before:
+        return UNKNOWN
+    if before.get("code") != now["code"]:
+        return CODE
+    return "" if before.get("data") == now["data"] else ROWS
+
+
+def _put_aside(run: Path, into: Path, note: Mapping[str, Any]) -> None:
+    place = next(one for number in count(1) if not (one := into / str(number)).exists())
+    into.mkdir(parents=True, exist_ok=True)
+    run.rename(place)
+    write_json(place / NOTE, stamp() | dict(note))
+
+
+def _record_path(cell: Cell, folder: GridFolder) -> Path:
+    return folder.path / "made_of" / f"{cell.name}.json"
+
+
+def _record(cell: Cell, folder: GridFolder) -> dict[str, str]:
+    path = _record_path(cell, folder)
+    return read_json(path) if path.exists() else {}
+
+
+def _made_of(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, str]:
+    return {"data": data_digest(data), "code": _code_of(cell)}
+
+
+def _code_of(cell: Cell) -> str:
+    return plug_ins_of(cell.experiment, [] if cell.adversary == HONEST else [cell.adversary])
+
+
+def _rows_of(cell: Cell) -> str:
+    """Which rows a cell is about: the same of all cells that are trained on the same ones."""
+    from vfl.experiments.training import about_rows  # it needs torch
+
+    own = [cell.about.get(key, "") for key in ("what", "party")] if "what" in cell.about else []
+    return text_digest("|".join([about_rows(cell.experiment), *own]))
