@@ -27,13 +27,14 @@ class TestTpsl:
         logits = torch.randn(rows, classes, generator=generator(0, "logits")).requires_grad_()
         defense = make(f"tpsl:epsilon={epsilon}")
         plain = cross_entropy(logits, labels)
-        (plain + defense.loss({}, labels, logits, at or context())).backward()
+        assert defense.loss({}, labels, logits, at or context()) is None
+        plain.backward()
         exact = (logits.detach().softmax(1) - torch.eye(classes)[labels]) / rows
         return ((logits.grad - exact) * rows).double().numpy()
 
     def test_two_classes_get_noise_along_the_line_that_divides_them(self):
         noise = self.noise_in(2)
-        np.testing.assert_allclose(noise.sum(1), 0, atol=1e-3)
+        np.testing.assert_allclose(noise.sum(1), 0, atol=1e-6)
         assert kstest(2.0 * noise[:, 0], "laplace").pvalue > 0.01  # scale 1 / epsilon
 
     def test_more_classes_get_noise_in_each_logit(self):

@@ -47,7 +47,7 @@ class RowNoise:
         sigma: deviation (gaussian) or scale (laplace) of the noise, in units of `norm`; with
             norm=inf in the units of the row. 0 is none; else from 1e-6 to 1e6.
         law: "gaussian" or "laplace".
-        delta: of the Gaussian mechanism.
+        delta: of the Gaussian mechanism, from 1e-12 to 1.
 
     Raises:
         BadOptionError: an option out of range.
@@ -58,7 +58,7 @@ class RowNoise:
         require("norm", norm, wanted, norm == math.inf or _LEAST_NORM <= norm <= _MOST_NORM)
         wanted = f"0, or {_LEAST_SIGMA:g} to {_MOST_SIGMA:g}"
         require("sigma", sigma, wanted, sigma == 0 or _LEAST_SIGMA <= sigma <= _MOST_SIGMA)
-        require("delta", delta, "between 0 and 1", 0 < delta < 1)
+        require("delta", delta, f"{kernel.LEAST_DELTA:g} to 1", kernel.LEAST_DELTA <= delta < 1)
         require_choice("law", law, get_args(Law))
         self.norm = norm
         self.sigma = sigma

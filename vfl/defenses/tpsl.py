@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +21,10 @@ from vfl.defenses.base import (
     require_classes,
     require_equal_weights,
 )
-from vfl.privacy import PrivacyStatement
+from vfl.privacy import PrivacyStatement, kernel
 
+#: Of sensitivity and noise: probabilities in float32 add up to 1 within less.
+_ROUNDING = 2.0**-20
 #: With less, the noise is larger than what float32 adds a gradient to.
 _LEAST_EPSILON = 1e-6
 
@@ -34,13 +35,12 @@ class TranscriptPrivacy(Defense):
     The label enters a row's gradient through its one-hot code alone. With two classes the gradients
     of both labels differ by (1, -1), and noise of scale 1 / epsilon along that direction is enough;
     with more, each logit gets noise of scale 2 / epsilon. What follows, every message to every
-    party and the top's own weights, only processes the noisy gradient (arXiv 2203.02073).
+    party and the top's own weights, only processes the noisy gradient (arXiv 2203.02073). It lies
+    on a grid, and is exactly along that direction with two classes, so that its low bits tell
+    nothing (Mironov 2012).
 
     Args:
         epsilon: of one label in one epoch.
-
-    >>> logit_noise(np.array([[1.0]]), epsilon=2.0).tolist()
-    [[0.5, -0.5]]
 
     Raises:
         BadOptionError: an option out of range.
@@ -65,28 +65,32 @@ class TranscriptPrivacy(Defense):
 
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         assert context.secret is not None, "losses are for training only"
+        if not logits.requires_grad:
+            return None
         rows, classes = logits.shape
         # Bound to the logits: were a step repeated with other cuts, after a restart, equal noise on
         # both would show the difference of the exact gradients.
         purpose = "tpsl", context.step, repr(self.epsilon), fingerprint(logits)
-        draws = context.secret.laplace((rows, 1 if classes == 2 else classes), *purpose)
-        noise = torch.from_numpy(logit_noise(draws, self.epsilon)).to(logits)
-        # The gradient of this term is the noise: the mean loss's is (p - onehot) / rows.
-        return (noise * logits).sum() / max(1, rows)
+        columns = 1 if classes == 2 else classes
+        draws = torch.from_numpy(context.secret.laplace((rows, columns), *purpose))
+        logits.register_hook(  # type: ignore[no-untyped-call]
+            lambda grad: self._noised(grad, draws)
+        )
+        return None
+
+    def _noised(self, grad: Tensor, draws: Tensor) -> Tensor:
+        """The gradient of the mean loss, (p - onehot) / rows, with noise.
+
+        Rounding towards 0 keeps the change of a label within 1 a logit: p and p - 1 have two signs.
+        """
+        rows, columns = draws.shape
+        of_rows = grad[:, :columns].double() * rows
+        norm = (1.0 if columns == 1 else 2.0) * (1 + _ROUNDING)
+        noisy = kernel.release_rows(of_rows, norm, norm / self.epsilon, "laplace", draws)
+        noisy = (noisy / max(1, rows)).to(grad)
+        return torch.cat([noisy, -noisy], 1) if columns == 1 else noisy
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = "everybody, in one epoch; it adds up over epochs, and every training draws anew"
         one = PrivacyStatement("labels", against, self.epsilon, 0.0, "label", "epoch")
         return (replace(one, relation="replace", accountant="Laplace mechanism"),)
-
-
-def logit_noise(draws: np.ndarray, epsilon: float) -> np.ndarray:
-    """Noise for logits from Laplace draws of scale 1; axes (rows, classes).
-
-    Args:
-        draws: axes (rows, classes), or (rows, 1) for two classes.
-        epsilon: of one row.
-    """
-    if draws.shape[1] == 1:
-        return np.concatenate([draws, -draws], axis=1) / epsilon
-    return draws * (2 / epsilon)

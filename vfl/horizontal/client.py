@@ -274,8 +274,9 @@ def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
         return update
     total = torch.cat([one.double() for one in update.layers.values()])
     law = kernel.NoisySum(update.moved, update.deviation, len(total))
-    # Rounding to the grid moves the changes too, and gets its part of the noise.
-    law = replace(law, deviation=update.deviation * (1 + law.step * law.count**0.5 / law.norm))
+    # Rounding to the grid moves the changes too, and gets its part of the noise; the step of more
+    # noise is at most twice this one.
+    law = replace(law, deviation=update.deviation * (1 + 2 * law.step * law.count**0.5 / law.norm))
     noisy = kernel.release([law], total, secret, "horizontal noise", round_number)
     parts = torch.split(noisy, [len(one) for one in update.layers.values()])
     return Update(_as_sent(dict(zip(update.layers, parts, strict=True))), update.within)

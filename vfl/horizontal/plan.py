@@ -19,6 +19,7 @@ from vfl.privacy.accountants import (
     gaussian_epsilon,
     noise_for,
 )
+from vfl.privacy.statement import ALIKE
 
 #: Noise of the counts that a quantile needs, over that of what is clipped, in sensitivities.
 _COUNTS_NOISE = 2.0
@@ -184,6 +185,7 @@ def _statement(
         accountant=accountant,
         assumes=(
             "a person has one record at one client",
+            *((ALIKE,) if settings.noise == "steps" else ()),
             *(("means and deviations of columns were public",) if settings.classes else ()),
             *assumes,
         ),

@@ -435,8 +435,9 @@ def started(
     if start.judge_noise:
         rows = private.rows(judged)
         scores = _scores(member, terms, models, rows.inputs, rows.truth)
-        # One row changes every score by 1 at most.
+        # One row changes every score by 1 at most, and by a unit for each division.
         deviation = start.judge_noise * math.sqrt(len(models))
+        deviation *= 1 + (terms.classes + 2) * 2.0**-member.bits
         scores = scores.plus(noise_share(member, scores.shape, deviation, secret, scores.bits))
     else:
         values: Sequence[Tensor | None] = [None] * 2
@@ -474,7 +475,7 @@ def _scores(
     (opened,) = member.open(SharedTensor(errors, member.bits))
     squares = member.divide(member.multiply(opened, opened), member.bits)
     sums = squares.share.reshape(-1, len(models), terms.classes).sum((0, 2))
-    scaled = SharedTensor(sums * round(2.0**member.bits / terms.classes), 2 * member.bits)
+    scaled = SharedTensor(sums * math.floor(2.0**member.bits / terms.classes), 2 * member.bits)
     return member.divide(scaled, member.bits)
 
 

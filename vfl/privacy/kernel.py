@@ -28,6 +28,8 @@ Law = Literal["gaussian", "laplace"]
 #: Bounds of a norm: its grid and its noise are then ordinary float32 numbers.
 LEAST_NORM, MOST_NORM = 2.0**-60, 2.0**60
 _NO_NORM = 2.0**-80
+#: A smaller delta is less than what draws of 75 bits lack at the ends of a law.
+LEAST_DELTA = 1e-12
 #: Bounds of a noise multiplier; less hides nothing, and more leaves the range of float64 sums.
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e9
 #: A bound is lowered by this share: float64 sums of clipped rows round by less.
@@ -36,8 +38,8 @@ _ROUNDING = 2.0**-40
 _STEPS_A_DEVIATION, _STEPS_A_NORM = 24, 12
 #: More grid steps than this in a deviation would show the rounding of float64 draws.
 _MOST_STEPS = 36
-#: The largest draw of each law, in deviations or scales, from 53 random bits.
-_LONGEST: dict[Law, float] = {"gaussian": 8.6, "laplace": 36.8}
+#: The largest draw of each law, in deviations or scales, from 75 random bits.
+_LONGEST: dict[Law, float] = {"gaussian": 10.3, "laplace": 52.7}
 
 
 def require_norm(name: str, norm: float) -> None:
@@ -210,11 +212,16 @@ class _InPlaceOf(torch.autograd.Function):
 def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
     """Standard normal draws from a stream of a secret; float64, axes (count,).
 
-    Both of each pair of Box and Muller (1958), from 53 random bits each.
+    Both of each pair of Box and Muller (1958), from 53 random bits each. 22 spare bits fill the
+    gaps of the tail; see `vfl.core.seeds.log_unit`.
     """
     half = (count + 1) // 2
     words = torch.frombuffer(bytearray(secret.stream(16 * half, *purpose)), dtype=torch.int64)
-    unit = (words & ((1 << 53) - 1)).double().mul_(2.0**-53)
-    radius = torch.log1p(-unit[:half]).mul_(-2).sqrt_()
-    angle = unit[half:].mul_(2 * math.pi)
+    unit = (words & ((1 << 53) - 1)).double()
+    above = unit[:half].neg_().add_(2.0**53)
+    rare = (above < 2.0**40).nonzero()[:, 0]  # elsewhere 53 bits are finer than any grid
+    upper, lower = ((words[at] >> 53 & 2047).double() for at in (rare, half + rare))
+    above[rare] -= (2048 * upper + lower + 0.5) * 2.0**-22
+    radius = above.mul_(2.0**-53).log_().mul_(-2).sqrt_()
+    angle = unit[half:].mul_(2.0**-53 * 2 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin_()])[:count]

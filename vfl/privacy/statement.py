@@ -17,6 +17,9 @@ Adversary = Literal["partner", "outsider with the model", "outsider with predict
 #: What one epsilon is about.
 Span = Literal["exchange", "epoch", "training"]
 
+#: What clipping rows of one batch takes for granted where a row more makes a batch longer.
+ALIKE = "float32 rounds a row's gradient alike in every batch"
+
 UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary, Span))
 
 

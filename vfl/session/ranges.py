@@ -35,14 +35,14 @@ USUAL: Mapping[str, Range] = {
     "tasks.weight": (1e-6, 1000),
     "dp.noise": (1e-3, 1e6),
     "dp.epsilon": (1e-3, 1e4),
-    "dp.delta": (1e-30, 0.01),
+    "dp.delta": (1e-12, 0.01),
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
     "horizontal.rounds": (1, 10_000),
     "horizontal.learning_rate": (0, 10),
     "horizontal.clip_norm": (1e-4, 1e4),
     "horizontal.epsilon": (1e-3, 1e4),
-    "horizontal.delta": (1e-30, 0.01),
+    "horizontal.delta": (1e-12, 0.01),
 }
 #: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.
 NAMED: Mapping[str, str] = {

@@ -38,17 +38,17 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: The gradient of each row's loss at the output, axes (rows, width).
+#: The gradient of each row's loss at the output, both of axes (rows, width).
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out.shape[1:].numel()),
-    "cross_entropy": lambda out, truth: out.softmax(1) - _one_hot(truth, out.shape[1]),
+    "cross_entropy": lambda out, truth: out.softmax(1) - _one_hot(truth, *out.shape),
     "bce": lambda out, truth: out.sigmoid() - truth.reshape(out.shape),
 }
 
 
-def _one_hot(truth: Tensor, width: int) -> Tensor:
+def _one_hot(truth: Tensor, rows: int, width: int) -> Tensor:
     """A 1 at each row's class; none for a class that is not there, of which no error may tell."""
-    return (truth.reshape(-1, 1) == torch.arange(width)).float()
+    return (truth.reshape(rows, 1) == torch.arange(width)).float()
 
 
 def described(module: nn.Module) -> list[Any]:
@@ -216,13 +216,19 @@ class Plan:
         return output.flatten(1) if output.dim() > 1 else output[:, None]
 
     def _clipped_sum(self, batch: Tensor, truth: Tensor) -> Tensor:
-        with self.clipper.recording() as calls:
-            output = self.model(batch)
-        flat = output if output.dim() > 1 else output[:, None]
-        grad = _LOSSES[self.loss](flat.detach(), truth).to(flat)
+        """Row by row: in a batch float32 products of a row round by where it stands.
+
+        Whoever chose the weights may make such a rounding decide every row's gradient.
+        """
         bounds = torch.tensor([self.law.bound], dtype=torch.float64)
-        sums, _ = self.clipper.sums(flat, grad, self.weights, calls, bounds)
-        return torch.cat([each.reshape(-1) for each in sums])
+        total = torch.zeros(self.law.count, dtype=torch.float64)
+        for row, one in zip(torch.split(batch, 1), torch.split(truth, 1), strict=True):
+            with self.clipper.recording() as calls:
+                output = self._rows_out(row.clone())
+            grad = _LOSSES[self.loss](output.detach(), one).to(output)
+            sums, _ = self.clipper.sums(output, grad, self.weights, calls, bounds)
+            total += torch.cat([each.reshape(-1) for each in sums])
+        return total
 
 
 def sanitised_gradients(worker: Worker, request: Mapping[str, Any]) -> list[Tensor]:
