@@ -66,6 +66,7 @@ def test_classes_and_folds_are_shown(path):
 
 @pytest.mark.parametrize("setting", ["data.folds=10", "data.split=stratified"])
 def test_a_project_has_no_strata(path, setting):
+    path.write_text(TEXT.replace("rows = 300\n", ""))  # refused before
     with pytest.raises(
         ConfigError, match=r"(?s)feature parties have none.*" + setting.split("=")[0]
     ):

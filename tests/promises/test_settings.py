@@ -107,7 +107,6 @@ CASES = [
     ("data.id_type", "number", "digits"),
     ("data.id", "key", "digits"),
     ("data.id_rules", "zeros", "table"),
-    ("data.id_rules", "zeros", "tables"),
     ("data.alignment", "nowhere", "table"),
     ("data.alignment", "nowhere", "tables"),
     ("data.missing_rows", "token", "tables"),

@@ -15,7 +15,7 @@ import torch
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import MissingPackageError, RunFolderError, SpecError
+from vfl.core.errors import MissingPackageError, RunFolderError, SpecError, TrainedRowsError
 from vfl.session import PartyFolder
 from vfl.training import evaluate, predict
 from vfl.training import export as room
@@ -179,7 +179,7 @@ def test_the_half_of_another_run_is_refused(tmp_path):
     shutil.copytree(other / "parties" / "clinic", folder / "parties" / "clinic")
     with pytest.raises(RunFolderError, match="not the weights the training ended with"):
         export_half(folder, "clinic", "torch", None)
-    with pytest.raises(RunFolderError, match="not the weights the training ended with"):
+    with pytest.raises(TrainedRowsError, match="not known which rows"):  # of a card of other rows
         evaluate(RunFolder(folder))
     shutil.copy(other / "parties" / "shop" / "card.json", folder / "parties" / "shop")
     with pytest.raises(RunFolderError, match="card is of other weights"):

