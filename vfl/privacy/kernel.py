@@ -69,8 +69,8 @@ def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
     >>> [f"{norm:.3g}" for norm in norms_of(torch.tensor([[3e-30, 4e-30], [3e30, 4e30]]))]
     ['5e-30', '5e+30']
     """
-    values = rows.flatten(1).double()
-    norms: Tensor = torch.linalg.vector_norm(values, 1 if law == "laplace" else 2, 1)
+    order, values = 1 if law == "laplace" else 2, rows.flatten(1)
+    norms: Tensor = torch.linalg.vector_norm(values, order, 1, dtype=torch.float64)
     return norms
 
 

@@ -9,7 +9,9 @@ sums are of the very same numbers, in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -20,6 +22,8 @@ from vfl.privacy.kernel import norms_of, scaled
 
 #: Numbers of a block of rows whose gradients stay in the processor's cache.
 _BLOCK_NUMBERS = 1 << 16
+#: Numbers of all rows' gradients of a layer that are kept for the sum.
+_MOST_KEPT = 1 << 22
 #: What reading and converting one number of a row's gradient takes, in multiplications.
 _OPERATIONS = 32
 #: Float64 products of positions may cancel; a norm is never taken for less than this share of
@@ -82,7 +86,7 @@ class Outer:
     """
 
     def __init__(self, inputs: Tensor, grad: Tensor, weight: bool, bias: bool) -> None:
-        self._inputs, self._grad = inputs.double(), grad.double()
+        self._inputs, self._grad = inputs, grad
         self._weight, self._bias = weight, bias
 
     def squares(self) -> Tensor:
@@ -94,10 +98,11 @@ class Outer:
         return squares.addcmul(of_grad, of_grad) if self._bias else squares
 
     def weighted(self, factors: Tensor) -> list[Tensor]:
-        inputs, grad, by = self._inputs, self._grad, factors[:, None]
+        inputs, by = _float64("inputs", self._inputs), factors[:, None]
+        grad = _float64("gradients", self._grad)
         if bool((factors == 0).any()):  # 0 times infinity is 0 here
-            inputs, grad = (one.masked_fill(by == 0, 0.0) for one in (inputs, grad))
-        grad = grad * by
+            inputs, grad = (one.masked_fill_(by == 0, 0.0) for one in (inputs, grad))
+        grad *= by
         found = [grad.T @ inputs] if self._weight else []
         return [*found, grad.sum(0)] if self._bias else found
 
@@ -105,29 +110,43 @@ class Outer:
 class Positions:
     """y = W x + b at many positions of a row: the gradient of W is the sum of outer products.
 
-    Gradients of rows are computed block by block, twice, or never where products of positions take
-    fewer operations (Li et al. 2022, section 4.1).
+    Gradients of rows are computed block by block, and once more for the sum where they are too many
+    to keep; or never where products of positions take fewer operations (Li et al. 2022, section
+    4.1).
 
     Args:
-        inputs, grad: axes (rows, positions, inputs) and (rows, positions, outputs).
+        layer: whose gradients these are.
+        inputs: gives those of some rows, axes (rows, positions, inputs).
+        grad: axes (rows, positions, outputs).
+        width: how many inputs.
         weight, bias: whether they are trained.
     """
 
-    def __init__(self, inputs: Tensor, grad: Tensor, weight: bool, bias: bool) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        inputs: Callable[[slice], Tensor],
+        grad: Tensor,
+        width: int,
+        weight: bool,
+        bias: bool,
+    ) -> None:
         self._inputs, self._grad = inputs, grad
         self._weight, self._bias = weight, bias
-        positions, width, outputs = inputs.shape[1], inputs.shape[2], grad.shape[2]
-        self._numbers = width * outputs
-        of_rows = self._numbers * (2 * positions + _OPERATIONS)
+        positions, outputs = grad.shape[1:]
+        self._shape, numbers = (outputs, width), outputs * width
+        of_rows = numbers * (2 * positions + _OPERATIONS)
         # Of float64, in copies of their own.
-        self._by_products = of_rows > 6 * positions * (
-            positions * (width + outputs) + self._numbers
-        )
+        of_products = 6 * positions * (positions * (width + outputs) + numbers)
+        self._by_products = of_rows > of_products
+        self._kept: Tensor | None = None
+        if weight and not self._by_products and len(grad) * numbers <= _MOST_KEPT:
+            self._kept = _scratch(f"gradients {id(layer)}", (len(grad), numbers), grad)
 
     def squares(self) -> Tensor:
         squares = self._grad.new_zeros(len(self._grad), dtype=torch.float64)
         if self._weight and self._by_products:
-            inputs, grad = self._inputs.double(), self._grad.double()
+            inputs, grad = self._inputs(slice(None)).double(), self._grad.double()
             squares += ((inputs @ inputs.mT) * (grad @ grad.mT)).sum((1, 2)).clamp_min(0)
             parts = (inputs.norm(dim=2) * grad.norm(dim=2)).sum(1)
             squares += (_CANCELLED * parts).square()
@@ -138,21 +157,59 @@ class Positions:
     def weighted(self, factors: Tensor) -> list[Tensor]:
         found = []
         if self._weight and self._by_products:
-            inputs = self._inputs.double().masked_fill(factors[:, None, None] == 0, 0.0)
+            inputs = self._inputs(slice(None)).double()
+            inputs = inputs.masked_fill(factors[:, None, None] == 0, 0.0)
             found.append(scaled(self._grad, factors).flatten(0, 1).T @ inputs.flatten(0, 1))
         elif self._weight:
-            shape = self._grad.shape[2], self._inputs.shape[2]
-            found.append(_sum_of_blocks(self._gradients(), factors).reshape(shape))
+            sums = _sum_of_blocks(self._gradients(again=True), factors)
+            found.append(sums.reshape(self._shape))
         return [*found, _sum_of_blocks([self._of_bias()], factors)] if self._bias else found
 
-    def _gradients(self) -> Iterator[Tensor]:
-        """Of W, by blocks of rows, axes (rows, outputs * inputs)."""
-        rows = max(1, _BLOCK_NUMBERS // self._numbers)
-        for at in range(0, len(self._grad), rows):
-            yield (self._grad[at : at + rows].mT @ self._inputs[at : at + rows]).flatten(1)
+    def _gradients(self, *, again: bool = False) -> Iterator[Tensor]:
+        """Of W, by blocks of rows, float64, axes (rows, outputs * inputs); each until the next."""
+        rows = max(1, _BLOCK_NUMBERS // math.prod(self._shape))
+        for start in range(0, len(self._grad), rows):
+            at = slice(start, start + rows)
+            grad = self._grad[at].mT
+            if self._kept is None:
+                block = _scratch("products", (len(grad), *self._shape), grad)
+            else:
+                block = self._kept[at].view(-1, *self._shape)
+            if self._kept is None or not again:
+                torch.bmm(grad, self._inputs(at), out=block)
+            yield _float64("block", block.flatten(1))
 
     def _of_bias(self) -> Tensor:
-        return self._grad.double().sum(1)
+        return self._grad.sum(1, dtype=torch.float64)
+
+
+_KEPT = threading.local()
+
+
+def _scratch(
+    name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Memory of this thread that is used again: fresh pages would cost more than the arithmetic.
+
+    Args:
+        name: of the use; what an earlier call gave for it is overwritten.
+        shape: of the tensor.
+        like: gives the device, and the type without `dtype`.
+        dtype: of the tensor.
+    """
+    key, count = (name, dtype or like.dtype, like.device), math.prod(shape)
+    if not hasattr(_KEPT, "memory"):
+        _KEPT.memory = {}
+    kept: Tensor | None = _KEPT.memory.get(key)
+    if kept is None or kept.numel() < count:
+        kept = torch.empty(count, dtype=dtype or like.dtype, device=like.device)
+        _KEPT.memory[key] = kept
+    return kept[:count].view(*shape)
+
+
+def _float64(name: str, values: Tensor) -> Tensor:
+    """A copy in float64 in the scratch memory of that name."""
+    return _scratch(name, values.shape, values, torch.float64).copy_(values)
 
 
 class Lookups:
@@ -193,18 +250,12 @@ def _trained(module: nn.Module, name: str) -> bool:
     return weight is not None and weight.requires_grad
 
 
-def _of_positions(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    """Of a linear map; inputs and gradients have axes (rows, positions, width)."""
-    weight, bias = _trained(module, "weight"), _trained(module, "bias")
-    if inputs.shape[1] == 1:
-        return Outer(inputs[:, 0], grad[:, 0], weight, bias)
-    return Positions(inputs, grad, weight, bias)
-
-
 def _linear(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
+    trained = _trained(module, "weight"), _trained(module, "bias")
     if inputs.dim() == 2:
-        inputs, grad = inputs[:, None], grad[:, None]
-    return _of_positions(module, inputs.flatten(1, -2), grad.flatten(1, -2))
+        return Outer(inputs, grad, *trained)
+    flat = inputs.flatten(1, -2)
+    return Positions(module, flat.__getitem__, grad.flatten(1, -2), flat.shape[2], *trained)
 
 
 def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
@@ -222,18 +273,17 @@ def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradie
         before = after = [0] * (2 - len(module.padding)) + list(module.padding)
     if inputs.dim() == 3:
         inputs, grad = inputs[:, :, None], grad[:, :, None]
-    of_output = grad.shape[2:]
-    inputs = F.pad(inputs, (before[1], after[1], before[0], after[0])).contiguous()
-    rows, channels, *_ = inputs.shape
-    of_row, of_channel, of_height, of_width = inputs.stride()
-    # One copy for all rows, where `F.unfold` takes one a row.
-    patches = inputs.as_strided(
-        (rows, channels, *kernel, *of_output),
-        (of_row, of_channel, dilation[0] * of_height, dilation[1] * of_width,
-         stride[0] * of_height, stride[1] * of_width),
-    ).reshape(rows, channels * kernel[0] * kernel[1], -1)  # fmt: skip
-    found = _of_positions(module, patches.mT, grad.flatten(2).mT)
-    return _Reshaped(found, module.weight.shape) if _trained(module, "weight") else found
+    padding = tuple(before)
+    if before != after:
+        inputs, padding = F.pad(inputs, (before[1], after[1], before[0], after[0])), (0, 0)
+
+    def patches(at: slice) -> Tensor:
+        return F.unfold(inputs[at], kernel, dilation, padding, stride).mT
+
+    trained = _trained(module, "weight"), _trained(module, "bias")
+    width = inputs.shape[1] * kernel[0] * kernel[1]
+    found = Positions(module, patches, grad.flatten(2).mT, width, *trained)
+    return _Reshaped(found, module.weight.shape) if trained[0] else found
 
 
 class _Reshaped:
