@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -141,7 +142,18 @@ class Positions:
         self._by_products = of_rows > of_products
         self._kept: Tensor | None = None
         if weight and not self._by_products and len(grad) * numbers <= _MOST_KEPT:
-            self._kept = _scratch(f"gradients {id(layer)}", (len(grad), numbers), grad)
+            count, kept = len(grad) * numbers, _GRADIENTS.get(layer)
+            if (
+                kept is None
+                or kept.numel() < count
+                or (kept.dtype, kept.device)
+                != (
+                    grad.dtype,
+                    grad.device,
+                )
+            ):
+                kept = _GRADIENTS[layer] = grad.new_empty(count)
+            self._kept = kept[:count].view(len(grad), numbers)
 
     def squares(self) -> Tensor:
         squares = self._grad.new_zeros(len(self._grad), dtype=torch.float64)
@@ -184,6 +196,8 @@ class Positions:
 
 
 _KEPT = threading.local()
+#: Memory for the gradients of a layer's rows, while the layer is there.
+_GRADIENTS: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def _scratch(
