@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vfl.core.products import products
+
 PACKAGE = Path(__file__).parents[1] / "vfl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -16,9 +18,9 @@ FLOORS = {
     1: "config compression datasets models privacy transport",
     2: "defenses horizontal session",
     3: "attacks clients mpc server",
-    4: "federation tensors training",
+    4: "federation training",
     5: "estimators experiments serving",
-    6: "cli testing __init__ __main__",
+    6: "cli tensors testing __init__ __main__",
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 
@@ -26,6 +28,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 BESIDE = {
     ("attacks", "mpc"): "some attacks look at sums under masks, and at permuted orders",
     ("horizontal", "session"): "a client reads its own table as a session does",
+    ("tensors", "cli"): "commands of a product print as all others do; it enters by its table",
     ("session", "defenses"): "a round runs the hooks of a defense",
     ("training", "federation"): "a federated run happens on a deployment",
     ("__main__", "cli"): "python -m vfl is the command line",
@@ -119,8 +122,19 @@ def test_rooms_that_never_meet(room, forbidden):
     assert not below & forbidden
 
 
-def test_nothing_imports_the_command_line():
-    assert {room for room, imported, _ in ROOM_IMPORTS if imported == "cli"} <= {"__main__"}
+def test_no_other_room_imports_a_product():
+    into = [
+        f"{room}/{file} imports {imported}"
+        for room, imported, file in ROOM_IMPORTS
+        if imported in products()
+    ]
+    assert into == []
+
+
+def test_only_commands_of_products_import_the_command_line():
+    above = {(room, file) for room, imported, file in ROOM_IMPORTS if imported == "cli"}
+    assert {room for room, _ in above} <= {"__main__", *products()}
+    assert {file for _, file in above} <= {"__main__.py", "command.py"}
 
 
 def loaded_by(*modules):

@@ -34,6 +34,7 @@ from vfl.core.errors import (
     UserError,
     nearest,
 )
+from vfl.core.products import members_of
 
 Member = TypeVar("Member")
 #: A week: no wait is meant to be longer, and a socket refuses numbers that are far larger.
@@ -139,8 +140,14 @@ def plugin_words() -> list[str]:
     return [word for file in files for word in ("--plugin", file)]
 
 
+def named(path: str) -> Any:
+    """The object that a path "module:name" names; its module is imported now."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Registry(Generic[Member]):
-    """The members of one family.
+    """The members of one family: the kernel's, those of products and those from outside.
 
     Args:
         kind: the family's word, as messages say it ("codec").
@@ -171,10 +178,10 @@ class Registry(Generic[Member]):
         self._option_aliases = dict(option_aliases or {})
         self.contract = contract
         self.group = group
-        self._members: dict[str, str | type[Member]] = dict(members)
+        self._members: dict[str, str | type[Member]] = {**members, **members_of(group)}
         self._outside_read = False
         self._claimed: dict[str, str] = {}
-        self.own = frozenset(members)
+        self.own = frozenset(self._members)
 
     def register(self, name: str, member: type[Member]) -> None:
         """Add a member in this process (tests, notebooks); packages use the entry point.
@@ -225,9 +232,7 @@ class Registry(Generic[Member]):
                 fix=nearest(name, self.names()),
             ) from None
         if isinstance(found, str):
-            module, _, attribute = found.partition(":")
-            found = getattr(importlib.import_module(module), attribute)
-            self._members[name] = found
+            found = self._members[name] = named(found)
         if not issubclass(found, self.contract):
             raise SpecError(
                 f"{self.kind} '{name}' does not derive from {self.contract.__name__}",

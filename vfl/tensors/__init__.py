@@ -10,15 +10,17 @@ methods. Workers live in this process: see docs/tensors.md for what that protect
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
+from vfl.core import lazy_names
 
-from vfl.tensors.base import ChainTensor
-from vfl.tensors.fixed import BITS, FixedPrecisionTensor, fix_precision
-from vfl.tensors.private import PrivateTraining, pate
-from vfl.tensors.remote import Pool, Ticket, serve
-from vfl.tensors.workers import PointerTensor, Worker, find, get, on_parameters, send, virtual
+if TYPE_CHECKING:
+    from vfl.tensors.base import ChainTensor
+    from vfl.tensors.fixed import FixedPrecisionTensor, fix_precision
+    from vfl.tensors.methods import hook, share, unhook
+    from vfl.tensors.private import PrivateTraining, pate
+    from vfl.tensors.remote import Pool, Ticket, serve
+    from vfl.tensors.workers import PointerTensor, Worker, find, get, send, virtual
 
 __all__ = [
     "ChainTensor",
@@ -40,39 +42,24 @@ __all__ = [
     "virtual",
 ]
 
-_METHODS: dict[type, dict[str, Any]] = {}
+_HOMES = {
+    "ChainTensor": "vfl.tensors.base",
+    "FixedPrecisionTensor": "vfl.tensors.fixed",
+    "PointerTensor": "vfl.tensors.workers",
+    "Pool": "vfl.tensors.remote",
+    "PrivateTraining": "vfl.tensors.private",
+    "Ticket": "vfl.tensors.remote",
+    "Worker": "vfl.tensors.workers",
+    "find": "vfl.tensors.workers",
+    "fix_precision": "vfl.tensors.fixed",
+    "get": "vfl.tensors.workers",
+    "hook": "vfl.tensors.methods",
+    "pate": "vfl.tensors.private",
+    "send": "vfl.tensors.workers",
+    "serve": "vfl.tensors.remote",
+    "share": "vfl.tensors.methods",
+    "unhook": "vfl.tensors.methods",
+    "virtual": "vfl.tensors.workers",
+}
 
-
-def share(
-    module: torch.nn.Module, *holders: Any, dealer: Any, bits: int = BITS, mac: bool = False
-) -> torch.nn.Module:
-    """A module whose parameters are shares from now on; the module itself.
-
-    Args:
-        module: of layers that shared tensors support.
-        holders: 2 to 8 workers.
-        dealer: another worker.
-        bits: after the point.
-        mac: whether shares carry MACs, so that a holder that lies is found.
-    """
-    return on_parameters(
-        module, lambda each: fix_precision(each, bits).share(*holders, dealer=dealer, mac=mac)
-    )
-
-
-def hook() -> None:
-    """Give torch's tensors and modules `send`, `fix_precision`, `share` and `get`."""
-    if not _METHODS:
-        _METHODS[torch.Tensor] = {"send": send, "fix_precision": fix_precision}
-        _METHODS[torch.nn.Module] = {"send": send, "share": share, "get": get}
-        for where, methods in _METHODS.items():
-            for name, method in methods.items():
-                setattr(where, name, method)
-
-
-def unhook() -> None:
-    """Take back what `hook` gave."""
-    for where, methods in _METHODS.items():
-        for name in methods:
-            delattr(where, name)
-    _METHODS.clear()
+__getattr__ = lazy_names(__name__, _HOMES)

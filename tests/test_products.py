@@ -1,0 +1,82 @@
+"""Each product can be taken away: the rest of vfl does not notice."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vfl
+from vfl.core.products import products
+from vfl.core.registry import named
+
+PACKAGE = Path(vfl.__file__).parent
+PRODUCTS = sorted(products())
+TESTS = Path(__file__).parent
+#: Tests of the kernel that take seconds and enter many of its rooms.
+QUICK = ["core", "config", "test_exports.py"]
+
+
+@pytest.fixture(params=[*PRODUCTS, "all"])
+def house(request, tmp_path):
+    """A copy of the package without one product, or without all of them, and their names."""
+    gone = PRODUCTS if request.param == "all" else [request.param]
+    away = shutil.ignore_patterns("__pycache__")
+    copy = shutil.copytree(PACKAGE, tmp_path / "vfl", ignore=away)
+    for product in gone:
+        shutil.rmtree(copy / product)
+    return tmp_path, gone
+
+
+def run(house, *command):
+    """What a command prints that finds the copy before this checkout."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=house,
+        env=os.environ | {"PYTHONPATH": str(house)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_a_product_adds_exists(product):
+    tables = [*products()[product].commands.values(), *products()[product].members.values()]
+    assert all(callable(named(path)) for table in tables for path in table.values())
+
+
+def test_the_commands_of_a_product_go_with_it(house):
+    folder, gone = house
+    listed = run(folder, "-m", "vfl", "--help")
+    assert "train" in listed
+    for product in gone:
+        for commands in products()[product].commands.values():
+            assert not [name for name in commands if f"│ {name} " in listed]
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, vfl
+for module in pkgutil.walk_packages(vfl.__path__, "vfl."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(vfl.__file__)
+"""
+
+
+def test_every_other_module_still_imports(house):
+    folder, _ = house
+    assert str(folder) in run(folder, "-c", IMPORT_ALL)
+
+
+@pytest.mark.slow
+def test_the_demo_and_the_quick_tests_run_without_it(house):
+    folder, _ = house
+    assert "test" in run(folder, "-m", "vfl", "demo", "--in-process")
+    tests = [str(TESTS / one) for one in QUICK]
+    run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests)

@@ -1,0 +1,163 @@
+"""Every command of vfl, and what runs one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl.cli import (
+    align,
+    federation,
+    horizontal,
+    llm,
+    privacy,
+    project,
+    reference,
+    serving,
+    status,
+    study,
+    training,
+)
+from vfl.cli.output import progress_line
+from vfl.core.errors import ConfigError, VFLError, file_mistake, redacted_output, redacted_traceback
+from vfl.core.products import products
+from vfl.core.registry import PLUGINS, load_plugin, named
+from vfl.core.version import VERSION
+
+app = typer.Typer(
+    rich_markup_mode="markdown",
+    name="vfl",
+    help="Train one network on columns that belong to different organisations.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # its tracebacks show local variables, so rows of data
+)
+
+#: Every command of the kernel by its place in `vfl --help`; those of products join them.
+_PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Start": {
+        "demo": project.demo,
+        "init": project.init,
+        "check": project.check,
+        "doctor": project.doctor,
+    },
+    "Train and predict": {
+        "align": align.align,
+        "train": training.train,
+        "evaluate": training.evaluate,
+        "predict": training.predict,
+        "serve": serving.serve,
+        "export": training.export,
+        "status": status.status,
+        "report": training.report,
+        "runs": status.runs,
+        "llm": llm.llm,
+    },
+    "Compare and attack": {
+        "compare": study.compare,
+        "value": study.value,
+        "grid": study.grid,
+        "attack": study.attack,
+        "compress": study.compress,
+        "privacy": privacy.privacy,
+        "horizontal": horizontal.horizontal,
+    },
+    "Run a party": {
+        "up": federation.up,
+        "sessions": federation.sessions,
+        "renew": federation.renew,
+    },
+    "Look up": {"list": reference.listing, "explain": reference.explain},
+}
+for _product in products().values():
+    for _panel, _paths in _product.commands.items():
+        _PANELS[_panel] |= {_name: named(_path) for _name, _path in _paths.items()}
+for _panel, _commands in _PANELS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(_name, rich_help_panel=_panel)(_command)
+app.command("grid-worker", hidden=True)(study.worker)
+app.command("party-worker", hidden=True)(federation.worker)
+app.command("party-rank", hidden=True)(federation.rank)
+for _former in (federation.superlink, federation.supernode):
+    app.command(_former.__name__, hidden=True)(_former)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"vfl {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version of vfl."
+        ),
+    ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="Load codecs, defenses, attacks or models of your own; anywhere in a command.",
+        ),
+    ] = None,
+) -> None:
+    """Options of vfl itself; `main` takes plug-ins off the command before it is read."""
+
+
+def _load_plugins() -> None:
+    """Load the files that the command or the process that started this one names."""
+    rest: list[str] = []
+    files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
+    words = iter(sys.argv[1:])
+    for word in words:
+        option, equals, file = word.partition("=")
+        if option != "--plugin":
+            rest.append(word)
+        elif path := file if equals else next(words, ""):
+            files.append(path)
+        else:
+            raise ConfigError("--plugin needs a file", want="--plugin FILE.py")
+    sys.argv[1:] = rest
+    for path in files:
+        load_plugin(Path(path))
+
+
+def main() -> None:
+    """Run a command.
+
+    Exit codes: 0 done, 1 a bug of ours, 2 the user's files or arguments, 3 another party or the
+    network, 130 interrupted, 143 terminated.
+    """
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        with redacted_output():
+            try:
+                _load_plugins()
+                app(prog_name="vfl")
+            finally:
+                progress_line.end()
+    except VFLError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception as bug:
+        if mistake := file_mistake(bug):
+            print(mistake, file=sys.stderr)
+            sys.exit(mistake.exit_code)
+        print(redacted_traceback(bug), file=sys.stderr)
+        sys.exit(1)
+
+
+def _end(number: int, frame: object) -> None:
+    """End as after Ctrl-C, so that a command takes along the processes it started."""
+    sys.exit(128 + number)

@@ -1,0 +1,7 @@
+"""What `vfl.tensors` adds to the kernel."""
+
+from __future__ import annotations
+
+from vfl.core.products import Product
+
+PRODUCT = Product(commands={"Run a party": {"worker": "vfl.tensors.command:worker"}})
