@@ -26,7 +26,7 @@ from vfl.core.errors import (
     VFLError,
 )
 from vfl.core.storage import read_json
-from vfl.datasets.alignment import openmined, ristretto
+from vfl.datasets.alignment import ristretto
 from vfl.datasets.alignment.positions import Alignment, last_version
 from vfl.datasets.on_disk import DiskBytes, OnDisk
 from vfl.session import Terms
@@ -306,23 +306,10 @@ def test_alignments_of_a_day_are_counted_before_they_begin(make):
         federation.run("align")
 
 
-@pytest.mark.parametrize(
-    ("protocol", "why"),
-    [("server_aided", "needs a helper"), ("spu:kind=ecdh", "opens sockets of its own")],
-)
-def test_what_only_one_process_can_play_is_refused(make, protocol, why):
+def test_what_only_one_process_can_play_is_refused(make):
     federation, _ = make()
-    with pytest.raises(ConfigError, match=why):
-        federation.run("align", protocol=protocol)
-
-
-@pytest.mark.skipif(not openmined.available(), reason="openmined-psi is not installed")
-def test_two_parties_by_openmined_within_the_messages_of_the_session(make):
-    federation, common = make(parties=("bank",))
-    run = federation.run("align", protocol="openmined:pad=800")
-    assert set(federation.order("bank")) == set(federation.order("label")) == common
-    assert federation.order("bank") == federation.order("label")
-    assert read_json(run / "alignment.json")["bytes"]["bank"] > 100 * 2 * 800
+    with pytest.raises(ConfigError, match="needs a helper"):
+        federation.run("align", protocol="server_aided")
 
 
 def test_a_message_of_a_training_is_no_alignment(make):

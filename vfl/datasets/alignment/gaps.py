@@ -31,7 +31,6 @@ from vfl.datasets.alignment.protocols import (
     Protocol,
     Receive,
     Send,
-    WholeProtocol,
 )
 
 #: What becomes of rows that some feature party lacks.
@@ -68,13 +67,12 @@ def role_of(
     """The role of a party with ids, until it knows the rows of the session.
 
     Raises:
-        BadOptionError: the protocol has a helper, who would see which sets are alike, or plays
-            all parties at once.
+        BadOptionError: the protocol has a helper, who would see which sets are alike.
         ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
     """
     if rows == "intersection":
         return Found((yield from protocol.role(own, parties, label_party)))
-    if protocol.helper or isinstance(protocol, WholeProtocol):
+    if protocol.helper:
         raise BadOptionError(
             "rows that some party lacks are found two by two, without a helper",
             where="align.protocol",

@@ -348,28 +348,13 @@ class EcdhPsi(Protocol):
             yield _as_points(ristretto.random_points(count))
 
 
-class WholeProtocol(Protocol):
-    """One of another system, which plays all parties at once and on this machine alone."""
-
-    refused = "plays all parties in one process"
-
-    def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
-        raise NotImplementedError
-
-    @abstractmethod
-    def find(self, owns: Sequence[Own]) -> dict[str, np.ndarray]:
-        """Int64 positions of each party's rows in the common order, by party."""
-
-
 _ROOM = "vfl.datasets.alignment"
 PROTOCOLS = Registry(
     "alignment",
     Protocol,  # type: ignore[type-abstract]
     {
         "ecdh": f"{_ROOM}.protocols:EcdhPsi",
-        "openmined": f"{_ROOM}.openmined:OpenminedPsi",
         "server_aided": f"{_ROOM}.protocols:ServerAided",
-        "spu": f"{_ROOM}.spu:Spu",
     },
     "vfl.alignments",
 )
@@ -407,8 +392,7 @@ def play(
         observe: told sender, receiver and payload of every message.
 
     Returns:
-        int64 positions of each party's rows in the common order, by party; and what was sent, which
-        is not counted of another system that plays all parties.
+        int64 positions of each party's rows in the common order, by party; and what was sent.
 
     Raises:
         ConsentError: a party accepts none so small; the first that says so is heard.
@@ -416,17 +400,6 @@ def play(
         SpecError: no such protocol.
     """
     parties, protocol = [own.party for own in owns], PROTOCOLS.make(spec)
-    if isinstance(protocol, WholeProtocol):
-        sizes = {own.party: len(own.ids) + protocol.dummies(own) for own in owns}
-        for own in owns:
-            for other in parties:
-                if other != own.party:
-                    own.admit(other, sizes[other])
-        rows = protocol.find(owns)
-        for own in owns:
-            if len(rows[own.party]) < own.bounds.min_common:
-                raise too_few_common(own, len(rows[own.party]))
-        return rows, Traffic({}, {})
     roles = {own.party: PROTOCOLS.make(spec).role(own, parties, label_party) for own in owns}
     if protocol.helper:
         roles[HELPER] = PROTOCOLS.make(spec).helping(parties, label_party)

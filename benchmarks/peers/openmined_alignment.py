@@ -1,4 +1,7 @@
-"""openmined-psi as a way to find the common rows of two parties.
+"""openmined-psi as a way to find the common rows of two parties, for who wants another's code.
+
+    pip install openmined-psi==2.0.6
+    vfl align --plugin benchmarks/peers/openmined_alignment.py -s align.protocol=openmined ...
 
 Diffie-Hellman on NIST P-256 with a client, who learns, and a server, who does not (Angelou et al.
 2020). Here both learn, the label party last: the other one is the client first, accepts what it
@@ -18,6 +21,7 @@ import numpy as np
 from vfl.core.errors import ConfigError, MissingPackageError, ProtocolError
 from vfl.datasets.alignment.protocols import (
     NO,
+    PROTOCOLS,
     YES,
     Message,
     Own,
@@ -120,15 +124,6 @@ class OpenminedPsi(Protocol):
         return Receive(other, _HEAD_BYTES + self.id_bytes * own.bounds.max_ids)
 
 
-def available() -> bool:
-    """Whether openmined-psi is installed."""
-    try:
-        _library()
-    except MissingPackageError:
-        return False
-    return True
-
-
 def _library() -> Any:
     try:
         return import_module("private_set_intersection.python")
@@ -156,3 +151,6 @@ def _say(own: Own, other: str, common: int) -> Generator[Send, Message, None]:
     yield Send(other, YES if accepted else NO)
     if not accepted:
         raise too_few_common(own, common)
+
+
+PROTOCOLS.register("openmined", OpenminedPsi)
