@@ -24,13 +24,13 @@ with warnings.catch_warnings():  # importing typer uses what newer clicks deprec
     from vfl.cli import app
     from vfl.cli.reference import _registries as registries
 from vfl.config import Experiment, PartyFile
-from vfl.config.horizontal import HorizontalSettings
 from vfl.config.llm_file import LlmFile
 from vfl.core.errors import codes, page_of, title_of
 from vfl.core.frame import Kind
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.session.handshake import Introduction, PartyReport, SessionMessage
-from vfl.session.ranges import NAMED, default_ranges
+from vfl.session.ranges import default_ranges, limiting_settings
 from vfl.session.terms import Terms
 
 #: Files of settings: the title of each, its model, and what it is.
@@ -144,7 +144,9 @@ def settings_page() -> str:
     lines += ["## Ranges of terms", "", RANGES, "", "| number | usual range |", "| --- | --- |"]
     for name, (least, most) in default_ranges().items():
         lines.append(f"| `{name}` | {least:g} to {most:g} |")
-    lines += [f"| `{name}` | `{setting}` of [consent] |" for name, setting in NAMED.items()]
+    lines += [
+        f"| `{name}` | `{setting}` of [consent] |" for name, setting in limiting_settings().items()
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -16,19 +16,19 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     0: "core",
     1: "config compression datasets models privacy transport",
-    2: "defenses horizontal session",
+    2: "defenses session",
     3: "attacks clients mpc server",
     4: "federation training",
     5: "estimators experiments serving",
-    6: "cli tensors testing __init__ __main__",
+    6: "cli horizontal tensors testing __init__ __main__",
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 
 #: Imports on one floor, with the reason.
 BESIDE = {
     ("attacks", "mpc"): "some attacks look at sums under masks, and at permuted orders",
-    ("horizontal", "session"): "a client reads its own table as a session does",
-    ("tensors", "cli"): "commands of a product print as all others do; it enters by its table",
+    ("horizontal", "cli"): "commands of a product print as all others do; it enters by its table",
+    ("tensors", "cli"): "likewise",
     ("session", "defenses"): "a round runs the hooks of a defense",
     ("training", "federation"): "a federated run happens on a deployment",
     ("__main__", "cli"): "python -m vfl is the command line",

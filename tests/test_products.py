@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -45,10 +47,21 @@ def run(house, *command):
     return done.stdout
 
 
+def paths_in(table):
+    """Every path of a product's table, and of the tables in it."""
+    if isinstance(table, str):
+        return [table] if ":" in table else []
+    inside = table.values() if isinstance(table, Mapping) else table
+    return [path for one in inside for path in paths_in(one)]
+
+
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_what_a_product_adds_exists(product):
-    tables = [*products()[product].commands.values(), *products()[product].members.values()]
-    assert all(callable(named(path)) for table in tables for path in table.values())
+    paths = paths_in(asdict(products()[product]))
+    assert paths
+    for path in paths:
+        assert path.startswith(f"vfl.{product}."), "of its own room"
+        assert callable(named(path))
 
 
 def test_the_commands_of_a_product_go_with_it(house):

@@ -8,12 +8,12 @@ from dealt_project import free_ports
 from sklearn.datasets import load_digits
 
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.config.horizontal import HorizontalSettings
 from vfl.core.errors import PeerError
 from vfl.core.storage import read_json, write_bytes
 from vfl.federation import deployment
 from vfl.federation.project import write_project
-from vfl.training.horizontal import train_project
+from vfl.horizontal.settings import HorizontalSettings
+from vfl.horizontal.study import train_project
 
 pytestmark = pytest.mark.net
 NORTH, SOUTH, WEST, OFFICE = "north", "south", "west", "office"

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from vfl.config import PartyFile, read_party_file, to_toml
-from vfl.config.horizontal import HorizontalSettings, HorizontalStudy
 from vfl.core.errors import PeerFailedError, ProtocolError, UserError
 from vfl.core.seeds import Secret
 from vfl.horizontal import Averager, NoisePlan, plan_noise, simulate
 from vfl.horizontal.client import build_model
+from vfl.horizontal.settings import HorizontalSettings, HorizontalStudy
 from vfl.horizontal.simulation import Evaluator, shared_rows
-from vfl.training.horizontal import simulate_on_ray
+from vfl.horizontal.study import simulate_on_ray
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -29,7 +29,6 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
     from flwr.clientapp import ClientApp
     from flwr.supercore.task_identity import TaskIdentity
 
-    from vfl.clients.horizontal import add_rounds
     from vfl.horizontal.flower import (
         HorizontalStrategy,
         NoiseMod,
@@ -37,6 +36,7 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
         layers_in,
         simulated_client_app,
     )
+    from vfl.horizontal.party import add_rounds
 
 SMALL = {
     "source": "digits",

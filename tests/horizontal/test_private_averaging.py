@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vfl.config.horizontal import HorizontalSettings, HorizontalStudy, read_horizontal
 from vfl.core.errors import ConfigError, PeerFailedError, PrivacyError
 from vfl.core.seeds import Secret
 from vfl.horizontal import (
@@ -30,9 +29,10 @@ from vfl.horizontal import (
 )
 from vfl.horizontal.client import build_model, flat, followed, layers_of
 from vfl.horizontal.plan import classic_multiplier, update_sensitivity
+from vfl.horizontal.settings import HorizontalSettings, HorizontalStudy, read_horizontal
+from vfl.horizontal.study import train_study
 from vfl.privacy.accountants import GaussianSteps, epsilon_of, gaussian_epsilon
 from vfl.privacy.dpsgd import RowClipper
-from vfl.training.horizontal import train_study
 
 SMALL = {
     "source": "digits",

@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from vfl.compression import StepContext
-from vfl.config.horizontal import HorizontalSettings
 from vfl.core.seeds import Secret
 from vfl.defenses import LabelKind, label_dp, make
 from vfl.horizontal import Averager, ClientState, ClientTrainer, Update, add_noise, plan_noise
 from vfl.horizontal.client import build_model, flat, layers_of
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.mpc.many_parties import LocalMembers
 from vfl.mpc.secure_dpsgd import (
     LocalStart,

@@ -8,7 +8,6 @@ from pydantic import Field
 from vfl.compression import CODECS
 from vfl.config import Consent, Experiment, TrainSettings
 from vfl.config.experiment import MiddleSettings
-from vfl.config.horizontal import HorizontalSettings
 from vfl.config.llm_file import LlmTerms
 from vfl.config.toml import Settings, check
 from vfl.core.errors import BadOptionError, ConfigError, ConsentError, SpecError
@@ -24,14 +23,14 @@ from vfl.session.consent import (
 )
 from vfl.session.ranges import (
     FAMILIES,
-    NAMED,
     USUAL,
     default_ranges,
+    limiting_settings,
     numbers_of,
-    out_of_horizontal_range,
     out_of_range,
     ranges_of,
     schema_ranges,
+    schemas_of_products,
 )
 from vfl.session.terms import AlignTerms, DPTerms, TaskTerms
 from vfl.testing import CodecContract, DefenseContract
@@ -44,7 +43,6 @@ BEYOND = ("1e300", "inf", "nan", "-1", "-1e300", str(2**63))
 #: Options whose largest value is a word for no bound.
 UNBOUNDED = {"clipped_noise:norm=inf", "gradient_noise:norm=inf"}
 NEEDED = {"randtopk:alpha": "k=2", "gru4rec:embedding": "items=5", "gru4rec:dropout": "items=5"}
-HORIZONTAL = HorizontalSettings(epsilon=1.0, classes=("a", "b"), rows=9)
 
 
 @pytest.fixture
@@ -59,20 +57,22 @@ def full(terms):
 
 
 def numbers():
-    return {**default_ranges(), **dict.fromkeys(NAMED)}
+    return {**default_ranges(), **dict.fromkeys(limiting_settings())}
 
 
 def test_every_number_of_the_terms_has_a_range_or_a_setting_of_its_own(full):
     schemas = [schema_ranges(Terms), schema_ranges(AlignTerms)]
-    schemas.append(schema_ranges(HorizontalSettings, "horizontal"))
+    usual = dict(USUAL)
+    for prefix, schema in schemas_of_products().items():
+        schemas.append(schema_ranges(schema, prefix))
+        usual |= {f"{prefix}.{name}": ends for name, ends in schema.usual_ranges.items()}
     assert set().union(*schemas) == set(numbers())
     assert {name for name, _ in numbers_of(full)} == set(schemas[0])
-    assert {name for name, _ in numbers_of(HORIZONTAL, "horizontal")} == set(schemas[2])
-    assert set(NAMED.values()) <= set(Consent.model_fields)
-    assert USUAL.keys() <= default_ranges().keys()
+    assert set(limiting_settings().values()) <= set(Consent.model_fields)
+    assert usual.keys() <= default_ranges().keys()
     for schema in schemas:
-        for name in schema.keys() & USUAL.keys():
-            assert schema[name][0] <= USUAL[name][0] < USUAL[name][1] <= schema[name][1], name
+        for name in schema.keys() & usual.keys():
+            assert schema[name][0] <= usual[name][0] < usual[name][1] <= schema[name][1], name
     assert all(math.isfinite(end) for ends in default_ranges().values() for end in ends)
 
 
@@ -96,17 +96,17 @@ def test_every_number_that_a_peer_says_is_bounded(schema):
     assert schema_ranges(schema)
 
 
-@pytest.mark.parametrize("name", sorted(default_ranges()))
+OF_TERMS = [
+    name for name in default_ranges() if name.partition(".")[0] not in schemas_of_products()
+]
+
+
+@pytest.mark.parametrize("name", OF_TERMS)
 def test_a_party_narrows_every_number(name, full):
-    horizontal = name.startswith("horizontal.")
-    content = HORIZONTAL if horizontal else full
-    (value, *_) = (
-        number for each, number in numbers_of(content, "horizontal" * horizontal) if each == name
-    )
-    beyond = out_of_horizontal_range if horizontal else out_of_range
+    (value, *_) = (number for each, number in numbers_of(full) if each == name)
 
     def asked(least, most):
-        return list(beyond(content, Consent(ranges={name: (least, most)})))
+        return list(out_of_range(full, Consent(ranges={name: (least, most)})))
 
     assert asked(value, value) == []
     for ends in ((value + 1, value + 2), (value - 2, value - 1)):
@@ -178,16 +178,11 @@ def test_a_party_narrows_the_options_of_plug_ins(terms, asked, name, least, refu
     assert [text.split()[0] for text, _ in found] == [name] * refused
 
 
-def test_padding_has_a_range_and_so_has_a_horizontal_model():
+def test_padding_has_a_range():
     content = {"parties": {"bank": {}}, "align": {"protocol": "ecdh:pad=5000"}}
     terms = AlignTerms.asked(Experiment.model_validate(content), "run")
     narrow = Consent(ranges={"alignment.ecdh.pad": (0, 4000)})
     assert [asked for asked, _ in out_of_range(terms, narrow)] == ["alignment.ecdh.pad 5000"]
-    deep = HORIZONTAL.model_copy(update={"model": "mlp:dropout=0.5"})
-    narrow = Consent(ranges={"bottom.mlp.dropout": (0, 0.1)})
-    assert [asked for asked, _ in out_of_horizontal_range(deep, narrow)] == [
-        "bottom.mlp.dropout 0.5"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import typer
 from vfl.cli import (
     align,
     federation,
-    horizontal,
     llm,
     privacy,
     project,
@@ -65,7 +64,6 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "attack": study.attack,
         "compress": study.compress,
         "privacy": privacy.privacy,
-        "horizontal": horizontal.horizontal,
     },
     "Run a party": {
         "up": federation.up,

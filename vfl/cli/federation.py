@@ -16,6 +16,8 @@ import typer
 from vfl.cli.output import Json, OwnFile, emit, say
 from vfl.core.errors import LostPeerError, PeerError, RenamedWarning
 from vfl.core.ledger import size
+from vfl.core.products import products
+from vfl.core.registry import named
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
@@ -180,9 +182,9 @@ def sessions(
     party = read_party_file(party_file)
     ledger = own_ledger(party)
     if restored:
-        from vfl.clients.horizontal import end_trainings
-
-        end_trainings(party)
+        for product in products().values():
+            for path in product.restored:
+                named(path)(party)
         ledger.restored()
     entries, lost = ledger.entries(), ledger.witness.read().lost_epsilon
     if json:

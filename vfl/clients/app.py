@@ -11,7 +11,6 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from vfl.clients.horizontal import add_rounds
 from vfl.clients.session import take_part
 from vfl.config import PartyFile, read_party_file
 from vfl.core.errors import (
@@ -21,6 +20,8 @@ from vfl.core.errors import (
     redacted_output,
     redacted_traceback,
 )
+from vfl.core.products import products
+from vfl.core.registry import named
 from vfl.core.text import printable
 from vfl.session import SessionMessage, for_others, unexpected
 
@@ -40,7 +41,9 @@ def client_app() -> ClientApp:
             answer = play(message.content, context)
         return Message(RecordDict({"session": answer}), reply_to=message)
 
-    add_rounds(app, lambda context: _own_file(context, None))
+    for product in products().values():
+        for path in product.client_apps:
+            named(path)(app, lambda context: _own_file(context, None))
     return app
 
 

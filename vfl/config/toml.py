@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -38,7 +38,16 @@ def todays_name(key: str) -> str:
 
 
 class Settings(BaseModel):
-    """A frozen table of settings; unknown keys are mistakes."""
+    """A frozen table of settings; unknown keys are mistakes.
+
+    Attributes:
+        usual_ranges: of what somebody else chooses: number -> the range that a party accepts unless
+            its own file says otherwise, where that is less than the schema allows.
+        limited_by: number -> the setting of [consent] that bounds it instead.
+    """
+
+    usual_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    limited_by: ClassVar[Mapping[str, str]] = {}
 
     # Input is hidden: a message from Flower holds a token, and an error's text may be logged.
     model_config = ConfigDict(

@@ -2,18 +2,32 @@
 
 The kernel imports no product. A product is a folder of `vfl` with a file `product.py`, which holds
 one `PRODUCT`: what it adds to the kernel, as paths that are imported when they are used. Without
-the folder the kernel lacks these commands, modes and members, and nothing else.
+the folder the kernel lacks what these tables name, and nothing else.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A kind of session that a product adds.
+
+    Attributes:
+        plays: path of what the label party's app calls with Flower's grid, the experiment, the
+            party's own file, the changed settings and the run's name.
+        outcome: the file of the run's folder that says that a session has ended well.
+    """
+
+    plays: str
+    outcome: str
 
 
 @dataclass(frozen=True)
@@ -23,10 +37,21 @@ class Product:
     Attributes:
         commands: panel of `vfl --help` -> command -> path of its function or its Typer.
         members: entry-point group of a family ("vfl.attacks") -> name -> path of its class.
+        modes: name of a kind of session, which a party consents to by `modes` -> what it is.
+        client_apps: paths of functions that let a party's ClientApp answer more messages; each
+            takes the app, and what gives the party's own file in a context.
+        terms: first part of the names in `[consent.ranges]` -> path of the schema of settings whose
+            numbers these are.
+        restored: paths of functions that take the file of a party whose store was put back from a
+            copy, and end what may not go on.
     """
 
     commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    client_apps: Sequence[str] = ()
+    terms: Mapping[str, str] = field(default_factory=dict)
+    restored: Sequence[str] = ()
 
 
 @cache
@@ -40,3 +65,8 @@ def members_of(group: str) -> dict[str, str]:
     """The members that products add to the family of an entry-point group."""
     found = [product.members.get(group, {}) for product in products().values()]
     return {name: path for members in found for name, path in members.items()}
+
+
+def modes() -> dict[str, Mode]:
+    """The kinds of sessions that products add."""
+    return {name: mode for one in products().values() for name, mode in one.modes.items()}

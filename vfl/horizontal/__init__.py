@@ -1,16 +1,22 @@
 """Horizontal federated averaging with differential privacy: clients hold rows, not columns.
 
-`plan` says how much noise a budget needs and what that promises, `client` trains on a client's
-rows, `average` joins what clients send, `flower` carries both as a Flower ServerApp and ClientApp,
-and `simulation` plays everybody in one process.
+`settings` is the file of `vfl horizontal`. `plan` says how much noise a budget needs and what that
+promises, `client` trains on a client's rows, `average` joins what clients send, `flower` carries
+both as a Flower ServerApp and ClientApp, and `simulation` plays everybody in one process. `party`
+and `server` are the ends of a project's parties, `study` and `command` what a user starts.
 """
 
 from __future__ import annotations
 
-from vfl.horizontal.average import Averager
-from vfl.horizontal.client import ClientState, ClientTrainer, Update, add_noise
-from vfl.horizontal.plan import NoisePlan, most_rounds, participants, plan_noise
-from vfl.horizontal.simulation import Outcome, simulate
+from typing import TYPE_CHECKING
+
+from vfl.core import lazy_names
+
+if TYPE_CHECKING:
+    from vfl.horizontal.average import Averager
+    from vfl.horizontal.client import ClientState, ClientTrainer, Update, add_noise
+    from vfl.horizontal.plan import NoisePlan, most_rounds, participants, plan_noise
+    from vfl.horizontal.simulation import Outcome, simulate
 
 __all__ = [
     "Averager",
@@ -25,3 +31,19 @@ __all__ = [
     "plan_noise",
     "simulate",
 ]
+
+_HOMES = {
+    "Averager": "vfl.horizontal.average",
+    "ClientState": "vfl.horizontal.client",
+    "ClientTrainer": "vfl.horizontal.client",
+    "NoisePlan": "vfl.horizontal.plan",
+    "Outcome": "vfl.horizontal.simulation",
+    "Update": "vfl.horizontal.client",
+    "add_noise": "vfl.horizontal.client",
+    "most_rounds": "vfl.horizontal.plan",
+    "participants": "vfl.horizontal.plan",
+    "plan_noise": "vfl.horizontal.plan",
+    "simulate": "vfl.horizontal.simulation",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from vfl.config.horizontal import HorizontalSettings
 from vfl.core.errors import PeerFailedError
 from vfl.core.seeds import Secret
 from vfl.horizontal.client import Update, flat, followed, layers_of
 from vfl.horizontal.plan import NoisePlan, participants
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.privacy import kernel
 
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.config.horizontal import HorizontalSettings
 from vfl.core import seeds
 from vfl.core.seeds import Secret
 from vfl.horizontal.plan import NoisePlan, update_sensitivity
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.models import Shape, make_bottom
 from vfl.privacy import kernel
 from vfl.privacy.dpsgd import Call, RowClipper

@@ -17,13 +17,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from vfl.config.horizontal import HorizontalSettings
 from vfl.config.toml import check
 from vfl.core.errors import LostPeerError, MissingPartyError, PeerFailedError, ProtocolError
 from vfl.core.seeds import Secret
 from vfl.core.text import printable
 from vfl.horizontal.average import Averager
 from vfl.horizontal.client import ClientState, ClientTrainer, Update, add_noise
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import Evaluator, secret_of_client, shared_rows, simulated_client
 
 #: The message of one round, as Flower names it: train.horizontal.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from vfl.config.horizontal import HorizontalSettings
 from vfl.core import seeds
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.privacy import PrivacyStatement
 from vfl.privacy.accountants import (
     ANALYTIC,

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vfl.config import PartyFile
-from vfl.config.horizontal import HorizontalSettings
 from vfl.core import seeds
 from vfl.core.errors import DataError, TooFewRowsError
 from vfl.core.seeds import Secret
@@ -29,6 +28,7 @@ from vfl.horizontal.client import (
     load,
 )
 from vfl.horizontal.plan import plan_noise
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.privacy import PrivacyStatement
 from vfl.session.party_folder import require_numbers, table_format
 

@@ -22,7 +22,8 @@ from vfl.core.errors import (
     redacted_output,
     redacted_traceback,
 )
-from vfl.server.horizontal import run_horizontal
+from vfl.core.products import modes
+from vfl.core.registry import named
 from vfl.server.session import run_session
 from vfl.session import Terms
 from vfl.session.party_folder import own_terms
@@ -56,9 +57,9 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
     overrides = json.loads(str(config["overrides"]))
     party = read_party_file(_own_file(str(config["label-file"])))
     mode, run = str(config["mode"]), str(config["run"])
-    if mode == "horizontal":
+    if added := modes().get(mode):
         experiment = read_experiment(folder / "experiment.toml")
-        run_horizontal(grid, experiment, party, overrides, run)
+        named(added.plays)(grid, experiment, party, overrides, run)
         return
     experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):

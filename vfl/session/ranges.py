@@ -14,10 +14,10 @@ from typing import Any
 
 from vfl.compression import CODECS
 from vfl.config import Consent
-from vfl.config.horizontal import HorizontalSettings
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError, SpecError, nearest
-from vfl.core.registry import Registry, parts
+from vfl.core.products import products
+from vfl.core.registry import Registry, named, parts
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
@@ -38,18 +38,12 @@ USUAL: Mapping[str, Range] = {
     "dp.delta": (1e-12, 0.01),
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
-    "horizontal.rounds": (1, 10_000),
-    "horizontal.learning_rate": (0, 10),
-    "horizontal.clip_norm": (1e-4, 1e4),
-    "horizontal.epsilon": (1e-3, 1e4),
-    "horizontal.delta": (1e-12, 0.01),
 }
 #: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.
 NAMED: Mapping[str, str] = {
     "train.epochs": "max_epochs",
     "train.batch_size": "max_batch_size",
     "parties.width": "max_width",
-    "horizontal.batch_size": "max_batch_size",
 }
 #: What a training alone uses, and an alignment has by default.
 _OF_TRAINING = ("train.", "dp.")
@@ -98,11 +92,34 @@ def _bounds(
 
 
 @cache
+def schemas_of_products() -> dict[str, type[Settings]]:
+    """The schemas of what products ask for, by the first part of the names of their numbers."""
+    paths = [each for product in products().values() for each in product.terms.items()]
+    return {prefix: named(path) for prefix, path in paths}
+
+
+@cache
+def limiting_settings() -> dict[str, str]:
+    """Every number that a setting of [consent] bounds by name, those of products included."""
+    added = {
+        f"{prefix}.{name}": setting
+        for prefix, schema in schemas_of_products().items()
+        for name, setting in schema.limited_by.items()
+    }
+    return {**NAMED, **added}
+
+
+@cache
 def default_ranges() -> dict[str, Range]:
     """The range of every number of the terms of any session, where a party's file sets none."""
-    found = schema_ranges(Terms) | schema_ranges(AlignTerms)
-    found |= schema_ranges(HorizontalSettings, "horizontal")
-    return {name: USUAL.get(name, found[name]) for name in sorted(found.keys() - NAMED.keys())}
+    found, usual = schema_ranges(Terms) | schema_ranges(AlignTerms), dict(USUAL)
+    for prefix, schema in schemas_of_products().items():
+        found |= schema_ranges(schema, prefix)
+        usual |= {f"{prefix}.{name}": ends for name, ends in schema.usual_ranges.items()}
+    return {
+        name: usual.get(name, found[name])
+        for name in sorted(found.keys() - limiting_settings().keys())
+    }
 
 
 def ranges_of(consent: Consent) -> dict[str, Range]:
@@ -113,8 +130,8 @@ def ranges_of(consent: Consent) -> dict[str, Range]:
     """
     known = default_ranges()
     for name in consent.ranges:
-        if name in NAMED:
-            raise _no_range(name, f"'{NAMED[name]}' of [consent], which bounds it")
+        if name in limiting_settings():
+            raise _no_range(name, f"'{limiting_settings()[name]}' of [consent], which bounds it")
         if name not in known and name not in (options := _options(name)):
             raise _no_range(name, nearest(name, [*known, *options]))
     return known | consent.ranges
@@ -132,17 +149,22 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     yield from _beyond([*found, *_numbers_of_specs(terms, consent)], consent)
 
 
-def out_of_horizontal_range(
-    settings: HorizontalSettings, consent: Consent
+def out_of_products_range(
+    settings: Settings, prefix: str, consent: Consent, specs: Mapping[str, Iterable[str]]
 ) -> Iterator[tuple[str, str]]:
-    """The same of a horizontal training.
+    """The same of what a product asks for.
+
+    Args:
+        settings: of a schema in the product's table `terms`.
+        prefix: its name there.
+        consent: of the party's own file.
+        specs: family of plug-ins -> specs that the settings name.
 
     Raises:
         ConfigError: see `ranges_of`.
         SpecError: see `out_of_range`.
     """
-    model = _options_in({"bottom": [settings.model]}, consent)
-    yield from _beyond([*numbers_of(settings, "horizontal"), *model], consent)
+    yield from _beyond([*numbers_of(settings, prefix), *_options_in(specs, consent)], consent)
 
 
 def numbers_of(content: object, name: str = "") -> Iterator[tuple[str, float]]:
@@ -160,7 +182,7 @@ def numbers_of(content: object, name: str = "") -> Iterator[tuple[str, float]]:
 def _beyond(numbers: Iterable[tuple[str, float]], consent: Consent) -> Iterator[tuple[str, str]]:
     ranges = ranges_of(consent)
     for name, value in dict.fromkeys(numbers):
-        if name not in NAMED:
+        if name not in limiting_settings():
             least, most = ranges[name]
             if not least <= value <= most:
                 yield f"{name} {value}", f"{name} from {least:g} to {most:g}"

@@ -14,6 +14,7 @@ from typing import Any
 from vfl.config import read_party_file
 from vfl.config.run_folder import PROGRESS, next_evaluation
 from vfl.core.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
+from vfl.core.products import modes
 from vfl.core.storage import locked, read_json, write_text
 from vfl.core.text import printable, printable_lines
 from vfl.federation import deployment
@@ -25,12 +26,12 @@ _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
 #: The line of a traceback that names what was raised.
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
+#: What is there once a session has ended well; products add modes.
 OUTCOMES = {
     "train": "summary.json",
     "predict": "predictions.csv",
     "serve": "served.json",
     "align": "alignment.json",
-    "horizontal": "horizontal.json",
 }
 
 
@@ -62,7 +63,7 @@ def run_session(
 
     Args:
         folder: the label party's.
-        mode: train, evaluate, predict, serve, align or horizontal.
+        mode: train, evaluate, predict, serve, align, or one that a product adds.
         run: name of the run.
         overrides: changes to the experiment, as ``key=value``.
         on_epoch: called with each epoch's record as it comes.
@@ -78,7 +79,8 @@ def run_session(
         VFLError: what ended the session, in the words of the party that failed.
     """
     path = read_party_file(folder.party_file).run_path(run)
-    outcome = next_evaluation(path) if mode == "evaluate" else path / OUTCOMES[mode]
+    outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
+    outcome = next_evaluation(path) if mode == "evaluate" else path / outcomes[mode]
     failure = path / "failure.json"
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
@@ -89,11 +91,8 @@ def run_session(
     followed: list[_FollowedFile | _FollowedProgress] = [
         _FollowedFile(path / "notes.txt", on_note),
         _FollowedProgress(path / PROGRESS, on_progress),
+        _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(_record(line, path))),
     ]
-    if mode in ("train", "horizontal"):
-        followed.append(
-            _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(_record(line, path)))
-        )
     if not federation:
         deployment.wait_for_superlink(folder, on_note)
     run_id = deployment.submit(folder, mode, run, overrides, extra, federation)

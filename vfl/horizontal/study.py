@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vfl.config.horizontal import HorizontalSettings, HorizontalStudy
 from vfl.config.run_folder import new_run_name
 from vfl.core.errors import ConfigError, MissingPackageError, UserError
 from vfl.core.seeds import Secret
@@ -24,6 +23,7 @@ from vfl.federation.programs import QUIET
 from vfl.federation.project import LabelFolder
 from vfl.horizontal import Averager, Outcome, plan_noise, simulate
 from vfl.horizontal.client import build_model
+from vfl.horizontal.settings import HorizontalSettings, HorizontalStudy
 from vfl.horizontal.simulation import Evaluator, Tested, shared_rows
 from vfl.training import federated
 
@@ -62,7 +62,7 @@ def train_study(
     """Every training of a study; those whose file is in the folder already are not done again.
 
     Args:
-        study: of `vfl.config.horizontal`.
+        study: of `vfl.horizontal.settings`.
         folder: one file a training, named by a digest of its settings.
         engine: who plays the clients; both end in the same weights.
         say: told one line about each.
@@ -162,7 +162,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
         if upstream.TELEMETRY.load().FLWR_TELEMETRY_ENABLED != "0":
             raise UserError(
                 "Flower was loaded with its telemetry on",
-                fix="import vfl.training.horizontal before flwr, or set FLWR_TELEMETRY_ENABLED=0",
+                fix="import vfl.horizontal.study before flwr, or set FLWR_TELEMETRY_ENABLED=0",
             )
         logging.getLogger("flwr").setLevel(logging.ERROR)
         data = shared_rows(settings)

@@ -14,7 +14,7 @@ from vfl.cli.output import Json, Set, emit, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfl.training.horizontal import Trained
+    from vfl.horizontal.study import Trained
 
 
 def horizontal(
@@ -43,8 +43,8 @@ def horizontal(
     The same command goes on where an earlier one stopped, and trains only what is new. Settings are
     changed as in -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
     """
-    from vfl.config.horizontal import read_horizontal
     from vfl.core.seeds import use_one_thread
+    from vfl.horizontal.settings import read_horizontal
 
     use_one_thread()
     study = read_horizontal(path, settings or [])
@@ -56,7 +56,7 @@ def horizontal(
         hand_over(project)
         _on_the_federation(study.horizontal, project, json)
         return
-    from vfl.training.horizontal import train_study
+    from vfl.horizontal.study import train_study
 
     folder = out or Path("runs") / study.horizontal.name
     say(f"{len(trainings)} trainings in {folder}")
@@ -83,7 +83,7 @@ def _list(trainings: Sequence[tuple[str, Any]]) -> None:
 def _on_the_federation(settings: Any, project: Path, json: bool) -> None:
     from vfl.core.storage import read_json
     from vfl.federation.project import LabelFolder
-    from vfl.training.horizontal import train_project
+    from vfl.horizontal.study import train_project
 
     folder = train_project(settings, LabelFolder.find(project), say)
     record = read_json(folder / "horizontal.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -46,6 +46,15 @@ class HorizontalSettings(Settings):
         layers: share of the layers that a client uploads, those it changed most (Layer-Based FL).
         test_every: rounds between two tests.
     """
+
+    usual_ranges: ClassVar = {
+        "rounds": (1, 10_000),
+        "learning_rate": (0, 10),
+        "clip_norm": (1e-4, 1e4),
+        "epsilon": (1e-3, 1e4),
+        "delta": (1e-12, 0.01),
+    }
+    limited_by: ClassVar = {"batch_size": "max_batch_size"}
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = (
         "horizontal"

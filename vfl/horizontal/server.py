@@ -9,7 +9,6 @@ from contextlib import suppress
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
-from vfl.config.horizontal import HorizontalSettings
 from vfl.config.run_folder import RunFolder
 from vfl.config.toml import check, override
 from vfl.core.errors import (
@@ -32,6 +31,7 @@ from vfl.core.storage import (
 from vfl.horizontal import Averager, plan_noise
 from vfl.horizontal.client import build_model
 from vfl.horizontal.flower import HorizontalStrategy
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import Evaluator, own_rows
 from vfl.server.federation import nodes_by_name
 from vfl.session import unexpected

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from vfl.config import PartyFile
 from vfl.config.experiment import MAX_STEPS
-from vfl.config.horizontal import HorizontalSettings
 from vfl.core.errors import (
     ConsentError,
     DisagreementError,
@@ -28,10 +27,11 @@ from vfl.core.storage import Seal, locked, private_folder, read_sealed_json, wri
 from vfl.horizontal import ClientTrainer, NoisePlan, most_rounds, plan_noise
 from vfl.horizontal.client import build_model, flat, layers_of
 from vfl.horizontal.flower import ACTION, NoiseMod, Terms, answer
+from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import own_rows
 from vfl.session import for_others, unexpected
 from vfl.session.party_folder import own_ledger
-from vfl.session.ranges import out_of_horizontal_range
+from vfl.session.ranges import out_of_products_range
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ROUNDING = 1e-9
@@ -91,7 +91,8 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
         refused.append(("mode horizontal", f"one of {', '.join(consent.modes)}"))
     if settings.classes is None:
         refused.append(("no classes", "the classes by name, in [horizontal]"))
-    refused += out_of_horizontal_range(settings, consent)
+    specs = {"bottom": [settings.model]}
+    refused += out_of_products_range(settings, "horizontal", consent, specs)
     if settings.batch_size > consent.max_batch_size:
         refused.append((f"batch_size {settings.batch_size}", f"<= {consent.max_batch_size}"))
     _refuse(terms, refused)  # before anything is counted with these numbers
