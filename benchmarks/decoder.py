@@ -33,13 +33,13 @@ from benchmarks.emulation.base import Egress
 from vfl.config.toml import Settings
 from vfl.core.frame import HEADER_BYTES, Frame, Link
 from vfl.core.seeds import generator, use_one_thread
+from vfl.llm.float_sharing import SCALE
+from vfl.llm.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
+from vfl.llm.two_party import Form, Growing, LocalRoles, Role, Shared
 from vfl.models.decoder import Cache, Decoder, DecoderShape
 from vfl.mpc.channel import Traffic
-from vfl.mpc.float_sharing import SCALE
-from vfl.mpc.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import P0, P1
-from vfl.mpc.two_party import Form, Growing, LocalRoles, Role, Shared
 
 #: Of Table 6.2: what a token looks at, and the heads of a layer by its width.
 _CONTEXT, _HEADS = 32, {768: 12, 4096: 32}
@@ -70,7 +70,7 @@ class DecoderRow(Settings):
     Attributes:
         what: such as "gelu 100000".
         mode: "thesis", "fast", "fast" with values between layers below 2^6; see
-            `Form.integer_bits`; or "thesis" on floats, see `vfl.mpc.float_sharing`.
+            `Form.integer_bits`; or "thesis" on floats, see `vfl.llm.float_sharing`.
         online_mib: payload between P0 and P1.
         messages: likewise, one after the other.
         offline_mib: all that all parties sent ahead, headers included.
@@ -212,7 +212,7 @@ def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
     """A next token of ChatGLM-6B's shape at a context of 32: what the measured layer takes, by 28.
 
     The embedding by one-hot, the last norm, the head and the index are counted: bytes by the
-    model of `tests/mpc/test_private_decoder.py`, seconds by products of whole numbers.
+    model of `tests/llm/test_private_decoder.py`, seconds by products of whole numbers.
     """
     width = max(_HEADS)
     above = form.integer_bits + 2

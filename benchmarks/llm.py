@@ -36,18 +36,18 @@ from benchmarks.emulation import Network, Wan, open_network
 from benchmarks.mpc import Run, RunningSystem, System, peers, take_turns
 from benchmarks.mpc_party import DecoderStep, Ready, Task
 from benchmarks.worker import BenchmarkWorker, Parent
-from vfl.config.llm_file import LlmLimits, LlmParty, read_llm_file
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError, DataError
 from vfl.core.seeds import generator, use_one_thread
+from vfl.llm.file import LlmLimits, LlmParty, read_llm_file
+from vfl.llm.parties import PARTIES, ROLES, User
+from vfl.llm.pretrained import load_pretrained, save_decoder
+from vfl.llm.private_decoder import PrivateDecoder, linear_layers
+from vfl.llm.project import free_addresses, start_standing, write_llm_project
+from vfl.llm.text import read_tokenizer
+from vfl.llm.two_party import Form
 from vfl.models.decoder import Cache, Decoder, DecoderShape, Rotation
-from vfl.models.pretrained import load_pretrained, save_decoder
-from vfl.mpc.private_decoder import PrivateDecoder, linear_layers
 from vfl.mpc.rules import NAMES, Mode
-from vfl.mpc.two_party import Form
-from vfl.serving.llm import PARTIES, ROLES, User
-from vfl.serving.llm_project import free_addresses, start_standing, write_llm_project
-from vfl.serving.llm_text import read_tokenizer
 
 _MB = 1e6
 
@@ -136,7 +136,7 @@ class Answer(Settings):
         tokens: of the answer.
         seconds: from the call to the first token, then from token to token.
         error: the largest of a score, against plain torch on the same tokens.
-        phases: of `vfl.serving.llm.Reply`.
+        phases: of `vfl.llm.parties.Reply`.
     """
 
     tokens: list[int]

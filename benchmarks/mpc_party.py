@@ -80,7 +80,7 @@ class DecoderStep(Settings):
     """What a decoder computes: the last token's scores, and which is the largest.
 
     All of it is public. It has rotary positions, RMSNorm and gated SiLU; the weights are those of
-    `vfl.mpc.private_decoder.linear_layers`, so norms are folded into what stands behind them.
+    `vfl.llm.private_decoder.linear_layers`, so norms are folded into what stands behind them.
 
     Attributes:
         layers, heads: how many.

@@ -24,11 +24,11 @@ with warnings.catch_warnings():  # importing typer uses what newer clicks deprec
     from vfl.cli import app
     from vfl.cli.reference import _registries as registries
 from vfl.config import Experiment, PartyFile
-from vfl.config.llm_file import LlmFile
 from vfl.core.errors import codes, page_of, title_of
 from vfl.core.frame import Kind
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
 from vfl.horizontal.settings import HorizontalSettings
+from vfl.llm.file import LlmFile
 from vfl.session.handshake import Introduction, PartyReport, SessionMessage
 from vfl.session.ranges import default_ranges, limiting_settings
 from vfl.session.terms import Terms
@@ -57,8 +57,8 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.training.split": ("SplitModule",),
     "vfl.session.trace": ("read", "Recording"),
     "vfl.mpc": ("private",),
-    "vfl.mpc.private_decoder": ("PrivateDecoder",),
-    "vfl.models.pretrained": ("load_pretrained", "load_tokenizer"),
+    "vfl.llm.private_decoder": ("PrivateDecoder",),
+    "vfl.llm.pretrained": ("load_pretrained", "load_tokenizer"),
     "vfl.compression.base": ("Codec",),
     "vfl.defenses.base": ("Defense",),
     "vfl.attacks.base": ("Attack",),

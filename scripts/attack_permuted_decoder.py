@@ -2,7 +2,7 @@
 
     python scripts/attack_permuted_decoder.py
 
-Orders and rounding are those of `vfl.mpc.two_party`, drawn here; tests/attacks/permuted holds that
+Orders and rounding are those of `vfl.llm.two_party`, drawn here; tests/attacks/permuted holds that
 what P1 sees for real is this. The decoder is random: 32 numbers a token, 4,000 tokens, one block.
 """
 
@@ -15,18 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vfl.attacks.permuted_decoder import (
+from vfl.core.seeds import generator, scoped
+from vfl.llm.attack import (
     Asker,
     averaged_openings,
     layer_from_questions,
     permuted_rows,
     words_from_multisets,
 )
-from vfl.core.seeds import generator, scoped
+from vfl.llm.two_party import Form
 from vfl.models.decoder import Cache, Decoder, DecoderShape
 from vfl.models.language import Front
 from vfl.mpc.rules import P0, P1
-from vfl.mpc.two_party import Form
 
 WIDTH, WORDS, BITS, TEXTS, LENGTH = 32, 4000, 30, 5, 12
 with warnings.catch_warnings(action="ignore"):  # here it is broken

@@ -2,12 +2,21 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.cli import main
 
 torch.set_num_threads(1)
 # The same examples in every run, on machines of any speed, and no folder of examples left behind.
@@ -31,3 +40,33 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip(f"there is no folder of data sets at {root}; VFL_DATA names it")
     return root
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def vfl(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Callable[..., Done]]:
+    """Runs the command line in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own there
+    signals = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: object) -> Done:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["vfl", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, signals)

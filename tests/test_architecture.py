@@ -20,7 +20,7 @@ FLOORS = {
     3: "attacks clients mpc server",
     4: "federation training",
     5: "estimators experiments serving",
-    6: "cli horizontal tensors testing __init__ __main__",
+    6: "cli horizontal llm tensors testing __init__ __main__",
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 
@@ -28,6 +28,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 BESIDE = {
     ("attacks", "mpc"): "some attacks look at sums under masks, and at permuted orders",
     ("horizontal", "cli"): "commands of a product print as all others do; it enters by its table",
+    ("llm", "cli"): "likewise",
     ("tensors", "cli"): "likewise",
     ("session", "defenses"): "a round runs the hooks of a defense",
     ("training", "federation"): "a federated run happens on a deployment",

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.decoder import _six_billion, bench_decoder, format_decoder
 from benchmarks.emulation import Wan
-from vfl.mpc.two_party import Form
+from vfl.llm.two_party import Form
 
 
 @pytest.fixture(scope="module")

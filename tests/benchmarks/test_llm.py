@@ -88,7 +88,7 @@ def test_next_tokens_beside_the_model_in_float64(monkeypatch):
     assert plain.error < 1e-5 < fast.deviation < fast.error < 0.02
     assert fast.margins == []
     assert len(format_next_tokens([plain, thesis, fast]).splitlines()) == 5
-    monkeypatch.setattr("vfl.mpc.private_decoder._SCORE_SEEN", 1)
+    monkeypatch.setattr("vfl.llm.private_decoder._SCORE_SEEN", 1)
     _, _, coarse = bench_next_tokens(model, 4 * prompts)  # so many that one is another for certain
     assert coarse.same < coarse.of
     assert len(coarse.margins) == coarse.of - coarse.same

@@ -1,46 +1,10 @@
-import signal
-import sys
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from vfl.cli import main
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def vfl(monkeypatch, capsys, tmp_path):
-    """Runs the command line in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own there
-    signals = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments):
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["vfl", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        return Done(code, *capsys.readouterr())
-
-    yield run
-    signal.signal(signal.SIGTERM, signals)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from vfl.mpc.secure.shared_layer import (
 from vfl.mpc.shares import SharedTensor, Truncation, blank
 from vfl.mpc.stream import PadStream
 from vfl.mpc.trio import LocalParties, Trio
-from vfl.mpc.two_party import Form, LocalRoles
 from vfl.session.secure import SECURE
 from vfl.testing import HolderContract, Protocol
 
@@ -132,34 +131,6 @@ def three(mode):
     )
 
 
-# Two parties, and a dealer who is gone when they begin.
-
-WEIGHT = draw(4, 20, seed=4, scale=0.3)
-ASKED = draw(8, 4, seed=5)
-
-
-def prediction(party, note):
-    own = (WEIGHT,) if party.role == 0 else ()
-    constant = party.constant("layer", tuple(WEIGHT.shape), 16, *own)
-
-    def program(role):
-        values = ASKED if role.role == 1 else None
-        product = role.multiply(role.question(ASKED.shape, values, 14, 40, "values"), constant)
-        return role.show_all(role.apply(product, torch.relu, 14, 40, "relu", "elements"), "y")
-
-    material = party.prepare(program)
-    return None if party.role == 2 else party.answer(program, material)
-
-
-def two(mode):
-    return Protocol(
-        lambda timeout_s: LocalRoles(Form(mode), {}, timeout_s),
-        prediction,
-        (ASKED @ WEIGHT).relu(),
-        tolerance=0.05,
-    )
-
-
 # Rows in common.
 
 IDS = [b"id %d" % each for each in range(40)], [b"id %d" % each for each in range(20, 60)]
@@ -256,7 +227,6 @@ PROTOCOLS = {
     "many: apply": many(applied, (MANY * MANY).relu(), 2, helper="permuted"),
     "many: apply of three": many(applied, (MANY * MANY).relu(), 3, helper="permuted"),
     **{mode: three(mode) for mode in MODES},
-    **{f"two: {mode}": two(mode) for mode in MODES},
     "intersection": Protocol(
         lambda timeout_s: Trio(Rules("fast"), timeout_s=timeout_s),
         common,

@@ -12,7 +12,7 @@ from stand_in_flower import Flower
 
 from vfl.core.errors import VFLError
 from vfl.core.frame import Kind
-from vfl.serving import llm
+from vfl.llm import parties as llm
 from vfl.session.party_folder import own_ledger, own_terms
 
 ROWS = 120

@@ -14,7 +14,6 @@ import typer
 from vfl.cli import (
     align,
     federation,
-    llm,
     privacy,
     project,
     reference,
@@ -55,7 +54,6 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "status": status.status,
         "report": training.report,
         "runs": status.runs,
-        "llm": llm.llm,
     },
     "Compare and attack": {
         "compare": study.compare,

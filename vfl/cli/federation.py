@@ -16,7 +16,7 @@ import typer
 from vfl.cli.output import Json, OwnFile, emit, say
 from vfl.core.errors import LostPeerError, PeerError, RenamedWarning
 from vfl.core.ledger import size
-from vfl.core.products import products
+from vfl.core.products import listening_in, products
 from vfl.core.registry import named
 
 if TYPE_CHECKING:
@@ -227,7 +227,6 @@ def renew(
     docs/security.md has the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
-    from vfl.config.llm_file import LLM_FILE
     from vfl.federation.project import LabelFolder
     from vfl.transport import renew_node_key, renew_server, replace_authority
 
@@ -248,11 +247,9 @@ def renew(
         return
     if identity:
         raise typer.BadParameter("only a feature party has one", param_hint="--identity")
-    stands = "vfl up"
-    if (path / LLM_FILE).exists():
-        certificates, stands = path / "certificates", "vfl llm serve or deal"
-    else:
-        certificates = LabelFolder.find(path).certificates
+    stands = listening_in(path)
+    certificates = path / "certificates" if stands else LabelFolder.find(path).certificates
+    stands = stands or "vfl up"
     if authority:
         replace_authority(certificates)
         say(f"{certificates / 'ca.pem'} trusts a new authority and the old one")

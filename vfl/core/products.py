@@ -44,6 +44,8 @@ class Product:
             numbers these are.
         restored: paths of functions that take the file of a party whose store was put back from a
             copy, and end what may not go on.
+        listeners: file in the folder of a party that listens -> the commands that do. `vfl renew`
+            renews the certificate of such a folder.
     """
 
     commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class Product:
     client_apps: Sequence[str] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
     restored: Sequence[str] = ()
+    listeners: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -70,3 +73,9 @@ def members_of(group: str) -> dict[str, str]:
 def modes() -> dict[str, Mode]:
     """The kinds of sessions that products add."""
     return {name: mode for one in products().values() for name, mode in one.modes.items()}
+
+
+def listening_in(folder: Path) -> str:
+    """The commands of a product that listen with this folder of a party; "" for none."""
+    found = [product.listeners.items() for product in products().values()]
+    return next((say for files in found for file, say in files if (folder / file).exists()), "")

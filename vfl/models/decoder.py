@@ -2,7 +2,7 @@
 
 A decoder has the parts of GPT-2 (learned positions, LayerNorm, GELU) and of LLaMA (rotary
 positions, RMSNorm, gated SiLU, grouped-query attention), chosen one by one; a classifier is BERT's
-encoder. `vfl.mpc.private` takes both, `vfl.models.pretrained` reads weights of others.
+encoder. `vfl.mpc.private` takes both, `vfl.llm.pretrained` reads weights of others.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Arithmetic on shares: ring elements, one-time pads, protocols over links they are handed.
 
 Chapter 5 of the thesis of split learning (2025), corrected: two parties hold shares, a third deals
-randomness and evaluates functions on permuted values. Chapter 6 (`two_party`, `private_decoder`): a
-third deals ahead only, and a model answers a text that its owner does not see. No sockets live here
-and no models; `private` and ``secure = "permuted"`` are the doors of the users. docs/mpc.md says
-who learns what.
+randomness and evaluates functions on permuted values. Chapter 6, where a third deals ahead only, is
+`vfl.llm`'s. No sockets live here and no models; `private` and ``secure = "permuted"`` are the doors
+of the users. docs/mpc.md says who learns what.
 """
 
 from vfl.mpc.network import Layer, Network
 from vfl.mpc.party import Party
-from vfl.mpc.private_decoder import PrivateDecoder
 from vfl.mpc.private_module import PrivateModule, private
 from vfl.mpc.rules import Rules
 from vfl.mpc.stream import PadStream
@@ -20,7 +18,6 @@ __all__ = [
     "Network",
     "PadStream",
     "Party",
-    "PrivateDecoder",
     "PrivateModule",
     "Rules",
     "Trio",

@@ -9,24 +9,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeGuard, TypeVar, overload
+from typing import Any, TypeGuard, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from vfl.core.errors import BadOptionError, DataError, PrivateLayerError, WidthError
-from vfl.core.registry import require, require_choice, require_range, require_seconds
+from vfl.core.products import members_of
+from vfl.core.registry import named, require, require_choice, require_range, require_seconds
 from vfl.core.seeds import permutation
-from vfl.models.decoder import Decoder, Encoder
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.network import Layer, Loss, Network, share_targets
 from vfl.mpc.party import Party
-from vfl.mpc.private_decoder import PrivateDecoder, PrivateEncoder
 from vfl.mpc.rules import P0, P1, Mode, Rules
 from vfl.mpc.shares import SharedTensor
 from vfl.mpc.trio import Trio
-from vfl.mpc.two_party import Form
 
 _Result = TypeVar("_Result")
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -64,31 +62,24 @@ _INSTEAD: Mapping[str, str] = {
 
 
 @overload
-def private(  # type: ignore[overload-overlap]  # a decoder is a module too
-    module: Decoder,
+def private(
+    module: nn.Sequential,
     mode: Mode = "fast",
     *,
+    rules: Rules | None = None,
     timeout_s: float = 30.0,
-    folder: Path | None = None,
-    form: Form | None = None,
-) -> PrivateDecoder: ...
-
-
-@overload
-def private(  # type: ignore[overload-overlap]
-    module: Encoder,
-    mode: Mode = "fast",
-    *,
-    timeout_s: float = 30.0,
-    folder: Path | None = None,
-    form: Form | None = None,
-) -> PrivateEncoder: ...
+) -> PrivateModule: ...
 
 
 @overload
 def private(
-    module: nn.Module, mode: Mode = "fast", *, rules: Rules | None = None, timeout_s: float = 30.0
-) -> PrivateModule: ...
+    module: nn.Module,
+    mode: Mode = "fast",
+    *,
+    timeout_s: float = 30.0,
+    folder: Path | None = None,
+    form: Any = None,
+) -> Any: ...
 
 
 def private(
@@ -98,15 +89,15 @@ def private(
     rules: Rules | None = None,
     timeout_s: float = 30.0,
     folder: Path | None = None,
-    form: Form | None = None,
-) -> PrivateModule | PrivateDecoder | PrivateEncoder:
+    form: Any = None,
+) -> Any:
     """The module computed by three parties, of which none has both its inputs and its weights.
 
     P1 owns the weights (and the targets of a training), P0 the inputs and outputs, P2 helps. All
-    are semi-honest and do not collude; P2 sees the values before every function, permuted. Of a
-    `vfl.models.decoder.Decoder` or `Encoder` the roles are those of chapter 6: see
-    `PrivateTransformer`, where P0 owns the weights, P1 the text and sees permuted values, and P2
-    works ahead only.
+    are semi-honest and do not collude; P2 sees the values before every function, permuted. Modules
+    of other kinds are computed by products: of a `vfl.models.decoder.Decoder` or `Encoder` the
+    roles are those of chapter 6 (`vfl.llm.private_decoder`), where P0 owns the weights, P1 the text
+    and sees permuted values, and P2 works ahead only.
 
     Args:
         module: a `Decoder` or `Encoder`, or an `nn.Sequential` of `nn.Linear`, element-wise
@@ -129,10 +120,11 @@ def private(
     True
     """
     require_seconds("timeout_s", timeout_s)
-    if isinstance(module, Decoder | Encoder):
-        require("rules", rules, "none for a transformer, which has a form", rules is None)
-        kind = PrivateDecoder if isinstance(module, Decoder) else PrivateEncoder
-        return kind(module, form or Form(mode), timeout_s, folder)  # type: ignore[arg-type]
+    for path in members_of("vfl.mpc.private").values():
+        member = named(path)
+        if isinstance(module, member.computes):
+            require("rules", rules, "none for a transformer, which has a form", rules is None)
+            return member(module, form or mode, timeout_s, folder)
     require("folder", folder, "none: only a transformer is dealt for ahead", folder is None)
     require("form", form, "none: only a transformer has one", form is None)
     return PrivateModule(module, rules or Rules(mode), timeout_s)

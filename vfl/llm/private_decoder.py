@@ -4,7 +4,7 @@ What the asker (P1) sees of every layer is permuted, and known attacks on permut
 docs/mpc.md. It may also solve a layer by asking often; nothing here counts questions.
 
 P0 owns the weights, P1 the text, P2 deals before the question; the protocols are those of
-`vfl.mpc.two_party`. Norms and functions are P1's work on permuted values, so a norm's weights go
+`vfl.llm.two_party`. Norms and functions are P1's work on permuted values, so a norm's weights go
 into the linear layer behind it and stay P0's. All know the architecture and how long a text is.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ from vfl.core.errors import DataError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 from vfl.core.storage import Seal, weights_digest
+from vfl.llm.material import MaterialStore
+from vfl.llm.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
 from vfl.models.decoder import (
     APPROXIMATIONS,
     Decoder,
@@ -38,10 +40,8 @@ from vfl.models.decoder import (
     half_turn,
 )
 from vfl.mpc.channel import Leak, Traffic
-from vfl.mpc.material import MaterialStore
 from vfl.mpc.ring import batched
-from vfl.mpc.rules import NAMES, P0, P1, P2
-from vfl.mpc.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
+from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 
 _Model = TypeVar("_Model", Decoder, Encoder)
 _Result = TypeVar("_Result")
@@ -490,18 +490,26 @@ class PrivateTransformer(Generic[_Model]):
 
     Args:
         model: P0's.
-        form: mode and widths of messages.
+        form: mode and widths of messages; the name of a mode for its usual ones.
         timeout_s: how long a party waits for another.
         folder: of the parties' material; without it a temporary one. What was dealt in it and not
             used can be used by a later session of the same model and form, and nothing twice.
 
     Attributes:
+        computes: the kind of module.
         parties: the session of the three.
     """
 
+    computes: ClassVar[type[nn.Module]]
+
     def __init__(
-        self, model: _Model, form: Form, timeout_s: float = 30.0, folder: Path | None = None
+        self,
+        model: _Model,
+        form: Form | Mode,
+        timeout_s: float = 30.0,
+        folder: Path | None = None,
     ) -> None:
+        form = Form(form) if isinstance(form, str) else form
         self._shape: DecoderShape = model.shape
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="vfl-mpc-")
         root = folder or Path(self._temporary.name)  # type: ignore[union-attr]
@@ -585,6 +593,8 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
     ...     hidden.generate([7, 3, 9], 2) == model.generate([7, 3, 9], 2)
     True
     """
+
+    computes = Decoder
 
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
         """The offline phase: material for questions of that length and that many next tokens.
@@ -714,6 +724,8 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
     >>> bool((logits - model(torch.tensor([[7, 3, 9]]))).abs().max() < 0.01)
     True
     """
+
+    computes = Encoder
 
     def deal(self, tokens: int, questions: int = 1) -> None:
         """The offline phase: material for texts of that length.

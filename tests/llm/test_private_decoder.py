@@ -8,11 +8,11 @@ from model_folders import MODELS, write_model
 
 from vfl.core.errors import BadOptionError, DataError, ReusedPadError
 from vfl.core.frame import HEADER_BYTES
+from vfl.llm.pretrained import load_pretrained
+from vfl.llm.private_decoder import Sampling, softmax
+from vfl.llm.two_party import Form, packed_bytes
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
-from vfl.models.pretrained import load_pretrained
 from vfl.mpc import private
-from vfl.mpc.private_decoder import Sampling, softmax
-from vfl.mpc.two_party import Form, packed_bytes
 
 MODES = ["fast", "thesis"]
 GPT = {}

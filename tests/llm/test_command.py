@@ -13,10 +13,10 @@ import typer
 from llm_parties import small_model
 from model_folders import write_model
 
-from vfl.cli.llm import _pick, _questions
-from vfl.config.llm_file import read_llm_file
-from vfl.models.pretrained import load_pretrained, save_decoder
-from vfl.serving.llm_text import BytePairs, read_tokenizer
+from vfl.llm.command import _pick, _questions
+from vfl.llm.file import read_llm_file
+from vfl.llm.pretrained import load_pretrained, save_decoder
+from vfl.llm.text import BytePairs, read_tokenizer
 
 TRAIN = Path(__file__).parents[2] / "examples" / "llm" / "train_decoder.py"
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vfl.attacks.permuted_decoder import (
+from vfl.core.seeds import generator, scoped
+from vfl.llm.attack import (
     Asker,
     averaged_openings,
     layer_from_questions,
     permuted_rows,
     words_from_multisets,
 )
-from vfl.core.seeds import generator, scoped
+from vfl.llm.two_party import Form
 from vfl.models.decoder import Decoder, DecoderShape
 from vfl.models.language import Front
-from vfl.mpc.two_party import Form
 
 WORDS, WIDTH = 60, 32
 

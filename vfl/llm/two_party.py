@@ -88,9 +88,9 @@ class Form:
             its product in fast mode, two messages less; the dealer then sends them once more,
             permuted. 0 never does.
         retrieval: how P1 learns the index of the score it picked: "sets", see `Role.choose`, or
-            "bfv", which hides less: see `vfl.mpc.bfv`.
+            "bfv", which hides less: see `vfl.llm.bfv`.
         sharing: "ring", or "insecure_float" of thesis mode, which hides values of who asks again
-            no longer; for measurements, with a warning: see `vfl.mpc.float_sharing`.
+            no longer; for measurements, with a warning: see `vfl.llm.float_sharing`.
     """
 
     mode: Mode = "fast"
@@ -733,11 +733,11 @@ class Role(Peer):
         where: str,
         number: int,
     ) -> list[int]:
-        """The index by homomorphic encryption; see `vfl.mpc.bfv`."""
+        """The index by homomorphic encryption; see `vfl.llm.bfv`."""
         rows, count = scores.share.shape
         if self.role == P2:
             return [0] * rows
-        from vfl.mpc import bfv
+        from vfl.llm import bfv
 
         if self.offline:
             bfv.package()  # known to be there before a question is asked
@@ -920,7 +920,7 @@ class LocalRoles(LocalParties[Role]):
     def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:
         kind = Role
         if form.sharing == INSECURE_FLOAT:
-            from vfl.mpc.float_sharing import FloatRole as kind
+            from vfl.llm.float_sharing import FloatRole as kind
         super().__init__(lambda role, links: kind(role, links, form), timeout_s)
         self.agree(terms)
 

@@ -12,7 +12,7 @@ from llm_parties import LlmParties, small_model
 from real_deployment import Command
 
 from benchmarks.emulation import Wan
-from vfl.config.llm_file import LLM_FILE
+from vfl.llm.product import LLM_FILE
 
 pytestmark = pytest.mark.net
 QUESTION, TOKENS = "a film", 12

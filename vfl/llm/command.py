@@ -19,10 +19,10 @@ from vfl.core.errors import ConfigError, VFLError
 from vfl.core.ledger import size
 
 if TYPE_CHECKING:
-    from vfl.config.llm_file import LlmFile
-    from vfl.mpc.private_decoder import Pick
-    from vfl.serving.llm import Reply, User
-    from vfl.serving.llm_text import Streamed
+    from vfl.llm.file import LlmFile
+    from vfl.llm.parties import Reply, User
+    from vfl.llm.private_decoder import Pick
+    from vfl.llm.text import Streamed
 
 llm = typer.Typer(
     help="Ask a language model whose owner sees no text, and keeps its weights.",
@@ -76,10 +76,10 @@ def init(
     Each has its llm.toml with the terms, an identity key, and what it needs to know of the others.
     The limits are what the owner consents to. Move each folder to its party's machine.
     """
-    from vfl.config.llm_file import LlmLimits
     from vfl.config.toml import check
-    from vfl.models.pretrained import load_pretrained
-    from vfl.serving.llm_project import write_llm_project
+    from vfl.llm.file import LlmLimits
+    from vfl.llm.pretrained import load_pretrained
+    from vfl.llm.project import write_llm_project
 
     limits = check(
         {
@@ -110,8 +110,8 @@ def init(
 def serve(folder: Folder) -> None:
     """Answer as the model owner until interrupted."""
     from vfl.core.seeds import use_one_thread
-    from vfl.models.pretrained import load_pretrained
-    from vfl.serving.llm import Owner
+    from vfl.llm.parties import Owner
+    from vfl.llm.pretrained import load_pretrained
 
     use_one_thread()
     file = _file(folder, "owner")
@@ -134,7 +134,7 @@ def deal(
     length can be asked later without the dealer. A classifier answers no tokens.
     """
     from vfl.core.seeds import use_one_thread
-    from vfl.serving.llm import Dealer
+    from vfl.llm.parties import Dealer
 
     use_one_thread()
     file = _file(folder, "dealer", "user")
@@ -226,18 +226,18 @@ def demo(
     in minutes. Plain torch answers the same question beside it, and a table says what crossed the
     wire.
     """
-    from vfl.config.llm_file import LlmLimits, read_llm_file
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
-    from vfl.models.pretrained import load_pretrained
-    from vfl.serving.llm_project import (
+    from vfl.llm.file import LlmLimits, read_llm_file
+    from vfl.llm.pretrained import load_pretrained
+    from vfl.llm.project import (
         demo_model,
         free_addresses,
         plain_answer,
         start_standing,
         write_llm_project,
     )
-    from vfl.serving.llm_text import read_tokenizer
+    from vfl.llm.text import read_tokenizer
 
     use_one_thread()
     model = demo_model(model)
@@ -277,8 +277,8 @@ def demo(
 
 
 def _file(folder: Path, *parties: str) -> LlmFile:
-    from vfl.config.llm_file import read_llm_file
     from vfl.core.errors import UserError
+    from vfl.llm.file import read_llm_file
 
     file = read_llm_file(folder)
     if file.party not in parties:
@@ -309,7 +309,7 @@ def _answered(user: User, max_tokens: int) -> int:
 
 def _user(held: ExitStack, file: LlmFile) -> User:
     from vfl.core.storage import locked
-    from vfl.serving.llm import User
+    from vfl.llm.parties import User
 
     user = User(file, say)
     held.enter_context(locked(user.folder))
@@ -323,7 +323,7 @@ def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pic
         ConfigError: options of drawing where the best token is taken.
         BadOptionError: a number that is out of range.
     """
-    from vfl.mpc.private_decoder import Sampling, greedy
+    from vfl.llm.private_decoder import Sampling, greedy
 
     if temperature:
         return Sampling(temperature, top_k, top_p, secrets.randbits(31) if seed is None else seed)
@@ -369,7 +369,7 @@ def _asked(
     user: User, questions: list[str], max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
 ) -> list[_Answer]:
     """Ask, those of one length side by side; a single answer is printed as it comes."""
-    from vfl.serving.llm_text import Streamed, read_tokenizer
+    from vfl.llm.text import Streamed, read_tokenizer
 
     tokenizer = read_tokenizer(user.file.beside(user.file.tokenizer))
     prompts = [tokenizer.encode(question) for question in questions]

@@ -1,6 +1,6 @@
 """A transformer asked over a network: its owner, a user and a dealer as processes of their own.
 
-The protocols are those of `vfl.mpc.two_party`. The owner (P0) and the dealer (P2) stand and listen,
+The protocols are those of `vfl.llm.two_party`. The owner (P0) and the dealer (P2) stand and listen,
 the user (P1) calls; in the offline phase each pair has a stream, in the online phase the owner and
 the user alone. Every stream is TLS 1.3 with a token of its pair; before anything is shared, all
 have signed fresh keys of this session with the identity keys they pinned of each other.
@@ -25,7 +25,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationError
 from torch import Tensor
 
-from vfl.config.llm_file import LlmFile, LlmParty, LlmTerms
 from vfl.config.toml import Settings
 from vfl.core.errors import (
     AuthenticationError,
@@ -54,12 +53,13 @@ from vfl.core.storage import (
     write_sealed_json,
 )
 from vfl.core.version import VERSION
+from vfl.llm.file import LlmFile, LlmParty, LlmTerms
+from vfl.llm.material import MaterialStore
+from vfl.llm.private_decoder import Pick, PrivateLayers, greedy, layer_shapes
+from vfl.llm.two_party import Constant, Form, Growing, Role
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
-from vfl.mpc.material import MaterialStore
-from vfl.mpc.private_decoder import Pick, PrivateLayers, greedy, layer_shapes
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
-from vfl.mpc.two_party import Constant, Form, Growing, Role
 from vfl.session.identity import Identity, read_pins
 from vfl.session.witness import Witness
 from vfl.transport import (

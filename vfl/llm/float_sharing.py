@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vfl.llm.two_party import Constant, Role, Sent, Shared, Wanted
 from vfl.mpc.ring import require_integer_bits
 from vfl.mpc.stream import PadStream
-from vfl.mpc.two_party import Constant, Role, Sent, Shared, Wanted
 
 #: The L of the thesis' example.
 SCALE = 100.0

@@ -11,8 +11,6 @@ from llm_parties import LlmParties, small_model
 from model_folders import write_model
 
 from benchmarks.emulation import Wan
-from vfl.cli import llm as command
-from vfl.config.llm_file import read_llm_file
 from vfl.core.errors import (
     AuthenticationError,
     ConfigError,
@@ -27,13 +25,15 @@ from vfl.core.errors import (
     RunFolderError,
 )
 from vfl.core.frame import HEADER_BYTES
-from vfl.models.pretrained import load_pretrained, save_decoder
+from vfl.llm import command
+from vfl.llm import parties as llm
+from vfl.llm.file import read_llm_file
+from vfl.llm.pretrained import load_pretrained, save_decoder
+from vfl.llm.private_decoder import greedy
+from vfl.llm.text import BytePairs, Streamed, read_tokenizer
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
-from vfl.mpc.private_decoder import greedy
 from vfl.mpc.ring import encode
-from vfl.serving import llm
-from vfl.serving.llm_text import BytePairs, Streamed, read_tokenizer
 from vfl.session.identity import Identity
 
 PROMPT = [7, 3, 9, 41]
@@ -410,7 +410,8 @@ def encodings(values):
     exact = np.asarray(values, dtype=np.float64)
     yield from (exact.tobytes(), exact.astype(np.float32).tobytes())
     for bits in range(8, 33):  # whatever scale a layer has
-        yield np.rint(exact * 2.0**bits).astype("<i8").tobytes()
+        whole = np.rint(exact * 2.0**bits).astype("<i8")
+        yield from (whole.tobytes(), whole.astype("<i4").tobytes())
 
 
 def test_text_and_weights_are_on_no_wire_in_no_other_folder_and_in_no_log(parties, monkeypatch):

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints
 
 from vfl.config.toml import Settings, read_toml, with_port
 from vfl.core.errors import ConfigError
+from vfl.llm.product import LLM_FILE
 
-LLM_FILE = "llm.toml"
 LlmParty = Literal["owner", "user", "dealer"]
 Address = Annotated[
     str,
@@ -51,7 +51,7 @@ class LlmTerms(Settings):
             classifier.
         labels: names of a classifier's classes.
         end_tokens: that end an answer.
-        mode, shown_bytes, first_bytes, integer_bits: see `vfl.mpc.two_party.Form`.
+        mode, shown_bytes, first_bytes, integer_bits: see `vfl.llm.two_party.Form`.
         limits: what the model owner consents to.
     """
 

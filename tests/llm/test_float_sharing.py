@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vfl.config.llm_file import LlmTerms
 from vfl.config.toml import check
 from vfl.core.errors import BadOptionError, ConfigError, InsecureWarning
 from vfl.core.frame import HEADER_BYTES
+from vfl.llm.file import LlmTerms
+from vfl.llm.float_sharing import SCALE, normal
+from vfl.llm.two_party import Form, LocalRoles
 from vfl.models.decoder import Decoder, DecoderShape
 from vfl.mpc import private
-from vfl.mpc.float_sharing import SCALE, normal
 from vfl.mpc.stream import PadStream
-from vfl.mpc.two_party import Form, LocalRoles
 
 FLOATS = "ignore:float sharing is insecure"
 LAYOUTS = [

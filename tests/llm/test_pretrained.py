@@ -9,15 +9,15 @@ from model_folders import MODELS, write_model
 from safetensors.torch import save_file
 
 from vfl.core.errors import DataError, MissingDataError, MissingPackageError
-from vfl.models.decoder import Decoder, DecoderShape, Encoder
-from vfl.models.pretrained import (
+from vfl.llm.pretrained import (
     load_pretrained,
     load_tokenizer,
     names_of,
     require_tokenizer,
     save_decoder,
 )
-from vfl.serving.llm_text import read_tokenizer
+from vfl.llm.text import read_tokenizer
+from vfl.models.decoder import Decoder, DecoderShape, Encoder
 
 TOKENS = [5, 17, 3, 60, 89, 0, 41, 8]
 SEGMENTS = [0, 0, 0, 1, 1, 1, 1, 1]

@@ -3,8 +3,10 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from vfl.config.llm_file import Address
 from vfl.config.party_file import Node
+from vfl.llm.file import Address, LlmTerms
+from vfl.llm.parties import Talk
+from vfl.session.ranges import schema_ranges
 
 
 @pytest.mark.parametrize("port", ["65536", "99999"])
@@ -18,3 +20,8 @@ def test_a_port_that_no_machine_has_is_refused(port):
 def test_the_last_port_and_no_address_are_fine():
     assert TypeAdapter(Address).validate_python("[::1]:65535")
     assert Node(ranks_at="").ranks_at == ""
+
+
+@pytest.mark.parametrize("schema", [Talk, LlmTerms])
+def test_every_number_that_a_peer_says_is_bounded(schema):
+    assert schema_ranges(schema)

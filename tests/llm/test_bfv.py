@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from vfl.core.errors import ProtocolError
+from vfl.llm.two_party import Form
 from vfl.models.decoder import Decoder, DecoderShape
 from vfl.mpc import private
-from vfl.mpc.two_party import Form
 
 pytest.importorskip("tenseal", reason="the extra he is not installed")
 from vfl.mpc import bfv

@@ -4,7 +4,7 @@
 >>> found.tolist()  # each question's outputs in an order of their own
 [[5.0, 1.0], [2.0, 6.0]]
 
-Pure functions of what P1 of `vfl.mpc.two_party` sees and of what is granted; `Asker` asks for real
+Pure functions of what P1 of `vfl.llm.two_party` sees and of what is granted; `Asker` asks for real
 and keeps it.
 """
 
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from vfl.attacks.permuted import on_grid
+from vfl.llm.private_decoder import PrivateDecoder
+from vfl.llm.two_party import Form
 from vfl.models.decoder import Cache, Decoder
 from vfl.models.language import Front
-from vfl.mpc.private_decoder import PrivateDecoder
 from vfl.mpc.rules import P1
-from vfl.mpc.two_party import Form
 
 Seen = dict[str, Tensor]
 
@@ -120,7 +120,7 @@ def layer_from_questions(
 def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
     """The mean of all that is opened to a party under masks while one question is asked again.
 
-    Of float sharing (`vfl.mpc.float_sharing`) it tends to the values themselves, each in its own
+    Of float sharing (`vfl.llm.float_sharing`) it tends to the values themselves, each in its own
     place, whatever was permuted elsewhere: the error is L / sqrt(times) times their root mean
     square, sqrt(2) as much where both parties' masks lie over one (thesis 6.4.2, eq 6-13 with the
     factor E x^2 that it leaves out). Of ring sharing it tends to nothing.

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from vfl.core.errors import ReusedPadError, RingRangeError, RunFolderError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.storage import Seal
-from vfl.mpc.material import MaterialStore
-from vfl.mpc.private_decoder import gated_silu, mixture, scores_of, softmax
-from vfl.mpc.two_party import (
+from vfl.llm.material import MaterialStore
+from vfl.llm.private_decoder import gated_silu, mixture, scores_of, softmax
+from vfl.llm.two_party import (
     Form,
     Growing,
     LocalRoles,

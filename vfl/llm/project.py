@@ -21,14 +21,15 @@ from typing import Any
 
 import torch
 
-from vfl.config.llm_file import LLM_FILE, LlmFile, LlmLimits, LlmParty, LlmTerms
 from vfl.config.toml import to_toml
 from vfl.core.errors import MissingDataError, RunFolderError
 from vfl.core.storage import private_folder, write_text
 from vfl.federation.processes import Service
+from vfl.llm.file import LlmFile, LlmLimits, LlmParty, LlmTerms
+from vfl.llm.parties import CALLERS, PARTIES
+from vfl.llm.pretrained import TOKENIZER, names_of, require_tokenizer
+from vfl.llm.product import LLM_FILE
 from vfl.models.decoder import Decoder, DecoderShape, Encoder
-from vfl.models.pretrained import TOKENIZER, names_of, require_tokenizer
-from vfl.serving.llm import CALLERS, PARTIES
 from vfl.session.identity import Identity
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
@@ -55,7 +56,7 @@ def write_llm_project(
         dealer: likewise.
         limits: what the owner consents to.
         mode: "fast" or "thesis".
-        integer_bits: of values between layers; see `vfl.mpc.two_party.Form`.
+        integer_bits: of values between layers; see `vfl.llm.two_party.Form`.
 
     Raises:
         RunFolderError: the folder holds something already.
