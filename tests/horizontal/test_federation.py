@@ -98,5 +98,5 @@ def test_three_branches_train_one_network_with_noise_of_their_own(office):
 
 
 def test_a_branch_that_gives_no_more_epsilon_ends_the_training(office):
-    with pytest.raises(PeerError, match="gives no more epsilon"):
+    with pytest.raises(PeerError, match="does not consent to spend more"):
         train_project(settings(epsilon=15.0), office)

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from horizontal_party import CLASSES, SMALL, one_round, refusal, write_party
 
-from vfl.config import PartyFile, read_party_file, to_toml
+from vfl.config import PartyFile, to_toml
 from vfl.core.errors import PeerFailedError, ProtocolError, UserError
 from vfl.core.seeds import Secret
 from vfl.horizontal import Averager, NoisePlan, plan_noise, simulate
@@ -27,7 +28,6 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
     warnings.simplefilter("ignore", DeprecationWarning)
     from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
-    from flwr.supercore.task_identity import TaskIdentity
 
     from vfl.horizontal.flower import (
         HorizontalStrategy,
@@ -38,17 +38,7 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
     )
     from vfl.horizontal.party import add_rounds
 
-SMALL = {
-    "source": "digits",
-    "model": "mlp:hidden=8",
-    "clients": 6,
-    "sampled": 3,
-    "rounds": 3,
-    "local_steps": 2,
-    "batch_size": 16,
-    "test_every": 1,
-    "epsilon": 8.0,
-}
+pytestmark = pytest.mark.usefixtures("within_a_run")
 KINDS = {
     "adp_fl": {},
     "steps": {"noise": "steps", "clip": "quantile", "sensitivity": "rigorous"},
@@ -56,14 +46,6 @@ KINDS = {
     "server": {"noise": "server", "clip": "quantile", "sensitivity": "rigorous"},
     "layers": {"layers": 0.5},
 }
-CLASSES = tuple(map(str, range(10)))
-
-
-@pytest.fixture(autouse=True)
-def within_a_run(monkeypatch):
-    """Messages of Flower name the run whose process makes them."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 @dataclass
@@ -155,46 +137,6 @@ def test_a_flower_with_telemetry_on_plays_nobody(monkeypatch):
 # --- a party of its own -------------------------------------------------------------------------
 
 
-def write_party(folder, consent="", rows=60):
-    draw = np.random.default_rng(0)
-    table = pd.DataFrame(draw.normal(size=(rows, 4)), columns=list("abcd"))
-    table["digit"] = draw.permutation(np.arange(rows) % 10)
-    table["id"] = [f"r{row}" for row in range(rows)]
-    table.to_csv(folder / "rows.csv", index=False)
-    (folder / "party.toml").write_text(
-        'party = "north"\n[data]\nsource = "rows.csv"\nid = "id"\nlabel = "digit"\n'
-        f'[consent]\nmodes = ["horizontal"]\n{consent}'
-    )
-    return read_party_file(folder / "party.toml")
-
-
-@pytest.fixture
-def asked():
-    more = {"clients": 1, "sampled": 1, "classes": CLASSES, "clip": "fixed"}
-    return HorizontalSettings(**SMALL | more)
-
-
-def one_round(party, asked, number=1, run="run"):
-    app = ClientApp()
-    add_rounds(app, lambda context: party)
-    model = build_model(asked, (4,), 10)
-    averager = Averager(asked, NoisePlan(), model, Secret.fresh())
-    strategy = HorizontalStrategy(
-        averager, Evaluator(asked, averager, model, None, None), run, [100]
-    )
-    arrays = arrays_of(averager.layers)
-    (message,) = strategy.configure_train(number, arrays, ConfigRecord(), None)
-    reply = app(message, Context(1, 100, {}, RecordDict(), {}))
-    return strategy, reply
-
-
-def refusal(party, asked, **more):
-    strategy, reply = one_round(party, asked, **more)
-    with pytest.raises(PeerFailedError) as told:
-        strategy.aggregate_train(1, [reply])
-    return str(told.value)
-
-
 def test_a_party_trains_on_its_own_rows_and_counts_its_rounds(tmp_path, asked):
     party = write_party(tmp_path)
     for number in (1, 2, 3):
@@ -216,7 +158,7 @@ def test_no_two_answers_of_a_party_have_the_same_noise(tmp_path, asked):
 @pytest.mark.parametrize(
     ("consent", "changed", "told"),
     [
-        ("max_epsilon = 1", {}, "gives no more epsilon"),
+        ("max_epsilon = 1", {}, "does not consent to spend more"),
         ("max_epsilon = 1", {"noise": "none", "epsilon": None}, "no epsilon of a record"),
         ("max_batch_size = 8", {}, "batch_size 16"),
         ("", {"learning_rate": 11.0}, "horizontal.learning_rate 11.0"),

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from vfl import tensors
-from vfl.core.errors import ConsentError, UserError
+from vfl.core.errors import ConsentError, RunFolderError, UserError
 from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of
+from vfl.tensors.budgets import MOST_KINDS, BudgetLedger
 from vfl.tensors.keys import seal
 from vfl.tensors.private import Budget, Plan, built, described
 from vfl.tensors.wire import packed
@@ -175,6 +176,78 @@ def test_a_budget_counts_steps_of_several_kinds():
     with pytest.raises(ConsentError):
         take(1.0, 10**6)
     assert epsilon_by(budget.spent, 1e-5, "rdp") <= 2.0
+
+
+def kept_worker(folder, epsilon, tag="x"):
+    worker = tensors.Worker("alice", ledger=BudgetLedger(folder, "alice"))
+    x = worker.load(ROWS, tag=tag)
+    worker.grant(tag, epsilon=epsilon)
+    return worker, x
+
+
+def train_on(worker, x, steps, noise=4.0):
+    """Steps on hidden rows, with labels that everybody has."""
+    y = tensors.send(LABELS, worker)
+    training = tensors.PrivateTraining(network(), [x], [y], noise=noise, batch_size=20)
+    for done in range(steps):
+        try:
+            training.step()
+        except ConsentError:
+            return done
+    return steps
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_worker_that_starts_again_has_what_was_left(tmp_path, killed):
+    whole = train_on(*kept_worker(tmp_path / "whole", 1.0), 10_000)
+    assert 70 < whole < 10_000
+    first = kept_worker(tmp_path / "kept", 1.0)
+    assert train_on(*first, 3) == 3
+    if not killed:
+        first[0].stop()
+    again = kept_worker(tmp_path / "kept", 1.0)
+    left = train_on(*again, 10_000)
+    assert left == whole - 3 if not killed else whole - 3 - 64 <= left < whole - 3
+    assert train_on(*kept_worker(tmp_path / "kept", 1.0), 1, noise=50.0) <= 1
+    third, x = kept_worker(tmp_path / "kept", 1.0)
+    assert train_on(third, x, 1) == 0
+    assert epsilon_by(third.budgets[x.number].spent, 1e-5, "rdp") <= 1.0
+    other = kept_worker(tmp_path / "kept", 1.0, tag="z")
+    assert train_on(*other, 1) == 1  # another table
+    larger = kept_worker(tmp_path / "kept", 1.1)
+    assert 0 < train_on(*larger, 10_000) < whole  # its owner grants more
+
+
+def test_two_workers_do_not_spend_one_budget(tmp_path):
+    with (
+        BudgetLedger(tmp_path, "alice").alone(),
+        pytest.raises(RunFolderError, match="another process"),
+        BudgetLedger(tmp_path, "alice").alone(),
+    ):
+        pass
+
+
+def test_a_budget_of_a_table_whose_name_is_no_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match="another name"):
+        kept_worker(tmp_path, 1.0, tag="../x")
+
+
+def test_a_damaged_budget_is_no_new_one(tmp_path):
+    worker, x = kept_worker(tmp_path, 1.0)
+    train_on(worker, x, 1)
+    path = tmp_path / "x.json"
+    path.write_text(path.read_text().replace('"steps": 6', '"steps": 1'))
+    with pytest.raises(RunFolderError):
+        kept_worker(tmp_path, 1.0)
+
+
+def test_a_leader_that_changes_the_noise_at_every_step_is_refused_some_day():
+    budget = Budget(10.0, 1e-5)
+    for kind in range(MOST_KINDS):
+        budget.take(50.0 + kind, 0.1, "alice")
+    with pytest.raises(ConsentError, match="no more kinds"):
+        budget.take(2.0, 0.1, "alice")
+    budget.take(50.0 + MOST_KINDS - 1, 0.1, "alice")
 
 
 def test_networks_that_a_worker_makes():

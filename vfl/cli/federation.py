@@ -16,8 +16,7 @@ import typer
 from vfl.cli.output import Json, OwnFile, emit, say
 from vfl.core.errors import LostPeerError, PeerError, RenamedWarning
 from vfl.core.ledger import size
-from vfl.core.products import listening_in, products
-from vfl.core.registry import named
+from vfl.core.products import listening_in
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
@@ -182,9 +181,6 @@ def sessions(
     party = read_party_file(party_file)
     ledger = own_ledger(party)
     if restored:
-        for product in products().values():
-            for path in product.restored:
-                named(path)(party)
         ledger.restored()
     entries, lost = ledger.entries(), ledger.witness.read().lost_epsilon
     if json:
@@ -198,8 +194,12 @@ def sessions(
             print(f"  {mode:<9} {spent.sessions} begun, {spent.rows} rows, {sent}")
         print(f"  epsilon   {_epsilon(entry)}")
         print(f"  from {entry.first} to {entry.last}")
-    if entries:
-        print(_total(entries, party.consent.max_epsilon, lost))
+    others = [(each, one.kind) for one in ledger.others for each in one.entries()]
+    for each, kind in others:
+        print(f"{each.run}  {kind}, epsilon {each.spent_epsilon or 0:.4g}")
+    if entries or others:
+        more = sum(each.spent_epsilon or 0.0 for each, _ in others)
+        print(_total(entries, more, party.consent.max_epsilon, lost))
     else:
         print("no session yet")
 
@@ -332,13 +332,14 @@ def _epsilon(entry: Entry) -> str:
     return f"{text}; and {queries} times as queries, without any" if queries else text
 
 
-def _total(entries: Sequence[Entry], most: float | None, lost: float) -> str:
+def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
     """What all names spent together, and what a store that was put back may have forgotten."""
     from vfl.session.ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]
     text = "all names: epsilon "
     text += f"at most {total_epsilon(stated):.4g}" if stated else "-"
+    text += f" and {others:.4g} of other kinds" if others else ""
     text += f" and {lost:.4g} that a copy may have forgotten" if lost else ""
     text += "" if most is None else f" of {most:g} allowed"
     if delta := sum(entry.stated_passes * (entry.delta or 0.0) for entry in stated):

@@ -42,8 +42,9 @@ class Product:
             takes the app, and what gives the party's own file in a context.
         terms: first part of the names in `[consent.ranges]` -> path of the schema of settings whose
             numbers these are.
-        restored: paths of functions that take the file of a party whose store was put back from a
-            copy, and end what may not go on.
+        ledgers: paths of functions that take a party's own file and give what it has spent, as
+            `vfl.session.spending` keeps it; one limit bounds all of it, and `vfl sessions
+            --restored` ends what was under way.
         listeners: file in the folder of a party that listens -> the commands that do. `vfl renew`
             renews the certificate of such a folder.
     """
@@ -53,7 +54,7 @@ class Product:
     modes: Mapping[str, Mode] = field(default_factory=dict)
     client_apps: Sequence[str] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
-    restored: Sequence[str] = ()
+    ledgers: Sequence[str] = ()
     listeners: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -14,7 +12,6 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from vfl.config import PartyFile
-from vfl.config.experiment import MAX_STEPS
 from vfl.core.errors import (
     ConsentError,
     DisagreementError,
@@ -23,10 +20,10 @@ from vfl.core.errors import (
     redacted_traceback,
 )
 from vfl.core.seeds import Secret
-from vfl.core.storage import Seal, locked, private_folder, read_sealed_json, write_sealed_json
 from vfl.horizontal import ClientTrainer, NoisePlan, most_rounds, plan_noise
 from vfl.horizontal.client import build_model, flat, layers_of
 from vfl.horizontal.flower import ACTION, NoiseMod, Terms, answer
+from vfl.horizontal.ledger import Rounds, rounds_of
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import own_rows
 from vfl.session import for_others, unexpected
@@ -34,8 +31,6 @@ from vfl.session.party_folder import own_ledger
 from vfl.session.ranges import out_of_products_range
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_ROUNDING = 1e-9
-_PATIENCE_S = 10.0
 
 
 def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None:
@@ -150,68 +145,12 @@ def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
     settings = terms.settings
     if not _NAME.fullmatch(terms.run):
         raise DisagreementError("this is no name of a run", want=_NAME.pattern)
-    folder = _rounds_folder(party)
-    private_folder(folder)
-    witness = own_ledger(party).witness
-    witness.require(terms.known, "the server")
-    with locked(folder, _PATIENCE_S):
-        path, digest = folder / f"{terms.run}.json", _digest(settings)
-        seal = _seal(party.party, terms.run)
-        new: dict[str, Any] = {"settings": digest, "rounds": 0, "epsilon": _counted(plan)}
-        known = read_sealed_json(path, seal) if path.exists() else new
-        if known["settings"] != digest:
-            raise DisagreementError(
-                "this name of a run is bound to other settings",
-                where=str(path),
-                fix="another name",
-            )
-        most = settings.rounds if settings.noise == "server" else most_rounds(settings)
-        if known["rounds"] >= most:
-            raise ConsentError(
-                "the rounds of this training are spent",
-                got=f"round {known['rounds'] + 1} of this client",
-                want=f"{most} rounds at most, by settings.seed",
-                fix="another training, under another name",
-            )
-        if party.consent.max_epsilon is not None and path not in (
-            known_paths := sorted(folder.glob("*.json"))
-        ):
-            spent = sum(_epsilon_at(one, party.party) for one in known_paths)
-            spent += witness.read().lost_epsilon
-            planned = _counted(plan) or 0.0
-            if spent + planned > party.consent.max_epsilon * (1 + _ROUNDING):
-                raise ConsentError(
-                    "this party gives no more epsilon",
-                    got=f"epsilon {spent:.4g} under all names, and {planned:.4g} planned",
-                    want=f"epsilon <= {party.consent.max_epsilon:g} in all",
-                    fix="more noise, or a larger max_epsilon in the party's own file",
-                )
-        write_sealed_json(path, known | {"rounds": known["rounds"] + 1}, seal)
-    return witness.announce()
-
-
-def end_trainings(party: PartyFile) -> None:
-    """Give up every horizontal training that has begun: the store was put back from a copy."""
-    folder = _rounds_folder(party)
-    if not folder.exists():
-        return
-    with locked(folder, _PATIENCE_S):
-        for path in folder.glob("*.json"):
-            seal = _seal(party.party, path.stem)
-            write_sealed_json(path, read_sealed_json(path, seal) | {"rounds": MAX_STEPS}, seal)
-
-
-def _rounds_folder(party: PartyFile) -> Path:
-    return party.store_path / "sessions" / "horizontal"
-
-
-def _seal(party: str, run: str) -> Seal:
-    return Seal("rounds of a horizontal training", party, run)
-
-
-def _epsilon_at(path: Path, party: str) -> float:
-    """What a name may spend in all; that it began is enough."""
-    return float(read_sealed_json(path, _seal(party, path.stem))["epsilon"] or 0.0)
+    ledger = own_ledger(party)
+    ledger.witness.require(terms.known, "the server")
+    most = settings.rounds if settings.noise == "server" else most_rounds(settings)
+    new = Rounds(run=terms.run, settings=_digest(settings), epsilon=_counted(plan))
+    rounds_of(party).take(new, most, ledger.require_epsilon)
+    return ledger.witness.announce()
 
 
 def _digest(settings: HorizontalSettings) -> str:

@@ -9,5 +9,5 @@ PRODUCT = Product(
     modes={"horizontal": Mode("vfl.horizontal.server:run_horizontal", "horizontal.json")},
     client_apps=("vfl.horizontal.party:add_rounds",),
     terms={"horizontal": "vfl.horizontal.settings:HorizontalSettings"},
-    restored=("vfl.horizontal.party:end_trainings",),
+    ledgers=("vfl.horizontal.ledger:rounds_of",),
 )

@@ -24,27 +24,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from vfl import compression, defenses
 from vfl.config.party_file import STORE
 from vfl.config.toml import Settings
-from vfl.core.errors import ConsentError, DisagreementError, RunFolderError
+from vfl.core.errors import ConsentError, DisagreementError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
-from vfl.core.storage import (
-    Seal,
-    close_to_others,
-    damaged,
-    locked,
-    read_sealed_json,
-    write_sealed_json,
-)
+from vfl.core.storage import close_to_others, locked
 from vfl.session import secure
 from vfl.session.journal import Journal
 from vfl.session.schedule import Exchange
+from vfl.session.spending import Spending
 from vfl.session.terms import Mode, Terms, differing
-from vfl.session.witness import Standing, Witness
+from vfl.session.witness import Standing
 
 _NONCE_BYTES = 32
 _ROUNDING = 1e-9
@@ -200,25 +194,28 @@ class Meter:
             self.counted = epoch
 
 
-class SessionLedger:
-    """One party's ledger of sessions; any number of processes may use it at once.
+class SessionLedger(Spending[Entry]):
+    """One party's ledger of sessions.
 
     Args:
-        folder: where it lies, a file a name; not in the runs' own folders, so that a name stays
-            bound when a run is deleted.
+        folder: see `Spending`.
         party: whose it is.
         max_epsilon: the most of one row's inputs that all names together may spend where the party
             sends cuts; None sets no limit.
-
-    Attributes:
-        witness: the count by which peers notice that the store went back, and theirs.
+        others: what products keep in the same store, under the same limit.
     """
 
-    def __init__(self, folder: Path, party: str, max_epsilon: float | None = None) -> None:
-        self.folder = folder
-        self.party = party
-        self.max_epsilon = max_epsilon
-        self.witness = Witness(folder, party)
+    kind, form = "session", Entry
+
+    def __init__(
+        self,
+        folder: Path,
+        party: str,
+        max_epsilon: float | None = None,
+        others: Sequence[Spending[Any]] = (),
+    ) -> None:
+        super().__init__(folder, party)
+        self.max_epsilon, self.others = max_epsilon, others
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
         """Bind the name of a session to its terms, or find that it is bound to the same.
@@ -341,10 +338,22 @@ class SessionLedger:
             return
         asks = terms.mode != "train" or terms.validation + terms.test > 0
         stated = None if entry.training_only and asks else entry.epsilon
-        spent = total_epsilon(self.entries()) + self.witness.read().lost_epsilon
-        planned = math.inf if stated is None else stated * passes
+        self.require_epsilon(math.inf if stated is None else stated * passes)
+
+    def require_epsilon(self, planned: float) -> None:
+        """Refuse to spend more than `max_epsilon`, of all that the store has spent.
+
+        Args:
+            planned: of one row's inputs; infinite where no epsilon is stated.
+
+        Raises:
+            ConsentError: it is too much.
+        """
+        if self.max_epsilon is None:
+            return
+        spent = self.spent_epsilon()
         if spent + planned > self.max_epsilon * (1 + _ROUNDING):
-            more = "without an epsilon" if stated is None else f"{planned:.4g} planned"
+            more = "without an epsilon" if math.isinf(planned) else f"{planned:.4g} planned"
             raise ConsentError(
                 f"party '{self.party}' does not consent to spend more of its rows' privacy",
                 where="ledger of sessions",
@@ -384,11 +393,10 @@ class SessionLedger:
         and the count that peers compare moves beyond what they can have seen.
         """
         with locked(self.folder, math.inf):
-            entries = self.entries()
-            for entry in entries:
-                if entry.state == "open":
-                    self._write(entry.model_copy(update={"state": "lost"}))
-            known = total_epsilon(entries) + self.witness.read().lost_epsilon
+            self.give_up()
+            for other in self.others:
+                other.give_up()
+            known = self.spent_epsilon()
             most = known if self.max_epsilon is None else self.max_epsilon
             self.witness.restored(max(0.0, most - known))
 
@@ -398,8 +406,18 @@ class SessionLedger:
         Raises:
             RunFolderError: an entry is damaged.
         """
-        names = sorted(path.stem for path in self.folder.glob("*.json"))
-        return sorted((self._found(name) for name in names), key=lambda entry: entry.last)
+        return sorted(super().entries(), key=lambda entry: entry.last)
+
+    def spent_epsilon(self) -> float:
+        """What the store has spent of one row's privacy: sessions, products, and what is lost."""
+        others = sum(other.spent_epsilon() for other in self.others)
+        return super().spent_epsilon() + others + self.witness.read().lost_epsilon
+
+    def give_up(self) -> None:
+        """See `Spending.give_up`."""
+        for entry in self.entries():
+            if entry.state == "open":
+                self._write(entry.model_copy(update={"state": "lost"}))
 
     def _check(self, entry: Entry, terms: Terms, start: int | None) -> None:
         if not hmac.compare_digest(entry.terms, binding_of(terms)):
@@ -429,34 +447,6 @@ class SessionLedger:
                 want="a resume from a checkpoint, or an evaluation or prediction",
                 fix="train under another name",
             )
-
-    def _found(self, run: str) -> Entry:
-        entry = self._read(run)
-        if entry is None:
-            raise RunFolderError(
-                "an entry of the ledger of sessions is missing", where=str(self._path(run))
-            )
-        return entry
-
-    def _read(self, run: str) -> Entry | None:
-        path = self._path(run)
-        if not path.exists():
-            return None
-        record = read_sealed_json(path, self._seal(run))
-        try:
-            return Entry.model_validate(record["entry"])
-        except (KeyError, ValidationError):
-            raise damaged(path) from None
-
-    def _write(self, entry: Entry) -> None:
-        record = {"entry": entry.model_dump(mode="json")}
-        write_sealed_json(self._path(entry.run), record, self._seal(entry.run))
-
-    def _seal(self, run: str) -> Seal:
-        return Seal("session", self.party, run)
-
-    def _path(self, run: str) -> Path:
-        return self.folder / f"{run}.json"
 
     def _journal(self, run: str) -> Path:
         return self.folder / f"{run}.sent"

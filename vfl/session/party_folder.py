@@ -18,6 +18,8 @@ from torch import Tensor
 from vfl import defenses
 from vfl.config import Experiment, OwnData, PartyFile, memory_bytes
 from vfl.core.errors import DataError, RunFolderError, TrainedRowsError
+from vfl.core.products import products
+from vfl.core.registry import named
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
     Seal,
@@ -539,7 +541,10 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
 
 def own_ledger(party: PartyFile) -> SessionLedger:
     """The sessions this party has taken part in."""
-    return SessionLedger(party.store_path / "sessions", party.party, party.consent.max_epsilon)
+    paths = [path for product in products().values() for path in product.ledgers]
+    others = [named(path)(party) for path in paths]
+    folder, most = party.store_path / "sessions", party.consent.max_epsilon
+    return SessionLedger(folder, party.party, most, others)
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:

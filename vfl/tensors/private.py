@@ -25,6 +25,7 @@ from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of, steps
 from vfl.privacy.dpsgd import RowClipper
 from vfl.privacy.premise import prove
 from vfl.tensors.base import axes
+from vfl.tensors.budgets import MOST_KINDS
 from vfl.tensors.workers import Held, PointerTensor, Ref, Votes, Worker
 
 #: Layers of a network that a worker makes from its description, and what each is made from.
@@ -38,6 +39,8 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
+#: Steps that a budget puts on a disk at once; a worker that is killed loses them.
+_RESERVE = 64
 #: The gradient of each row's loss at the output, both of axes (rows, width).
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out.shape[1:].numel()),
@@ -102,13 +105,16 @@ class Budget:
         epsilon, delta: differential privacy of one of its rows, of everything together.
         spent: the steps that were taken.
         version: torch's count of changes to the table when it was granted.
+        keep: told what may be spent before it is; it puts that on a disk.
     """
 
     epsilon: float
     delta: float
     spent: list[GaussianSteps] = field(default_factory=list)
     version: int = 0
-    _left: int = 0
+    keep: Callable[[Sequence[GaussianSteps]], None] = lambda spent: None
+    _left: int | None = None
+    _reserved: int = 0
 
     def take(self, noise: float, rate: float, where: str, steps: int = 1) -> None:
         """Count steps before they are made: all, or none.
@@ -118,8 +124,17 @@ class Budget:
         """
         last = self.spent[-1] if self.spent else None
         if last is None or (last.noise, last.sampling_rate) != (noise, rate):
+            if len(self.spent) == MOST_KINDS:
+                raise ConsentError(
+                    "this table counts no more kinds of steps",
+                    where=where,
+                    got=f"{MOST_KINDS} pairs of noise and rate",
+                    fix="train with the noise and the batch size of before",
+                )
             self.spent.append(GaussianSteps(noise, 0, rate))
-            self._left = self._affordable()
+            self._left, self._reserved = None, 0
+        if self._left is None:
+            self._left = self._affordable() - self.spent[-1].steps
         if self._left < steps:
             raise ConsentError(
                 "the privacy that its owner grants is spent",
@@ -130,6 +145,14 @@ class Budget:
             )
         self._left -= steps
         self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + steps)
+        if self.spent[-1].steps > self._reserved:  # a write for each step would double its time
+            self._reserved = self.spent[-1].steps + min(_RESERVE, self._left)
+            self.keep([*self.spent[:-1], replace(self.spent[-1], steps=self._reserved)])
+
+    def settle(self) -> None:
+        """Give back what was reserved and not taken."""
+        if self._reserved:
+            self.keep(self.spent)
 
     def _affordable(self) -> int:
         """Steps of the last kind that the rest is enough for."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ from vfl.tensors.base import IN_PLACE, OPERATIONS, VIEWS, ChainTensor, axes
 from vfl.tensors.foreseen import UNFIT, Form, foreseen, lost
 from vfl.tensors.keys import WorkerKeys, seal
 from vfl.tensors.wire import packed, unpacked
+
+if TYPE_CHECKING:
+    from vfl.tensors.budgets import BudgetLedger
 
 #: Who asks, in this process.
 ME = "me"
@@ -94,6 +98,7 @@ class Worker:
     Args:
         name: by which messages and rules call it.
         keys: of its own, and what it knows of others; None makes some and knows nothing.
+        ledger: where its budgets outlive it; without one they end with this process.
 
     Attributes:
         keys: what others seal for it with.
@@ -105,8 +110,10 @@ class Worker:
 
     remote = False
 
-    def __init__(self, name: str, keys: WorkerKeys | None = None) -> None:
-        self.name, self.keys = name, keys or WorkerKeys(name)
+    def __init__(
+        self, name: str, keys: WorkerKeys | None = None, ledger: BudgetLedger | None = None
+    ) -> None:
+        self.name, self.keys, self._ledger = name, keys or WorkerKeys(name), ledger
         self.sessions: dict[Any, Any] = {}
         self.members: dict[str, Any] = {}
         self.budgets: dict[int, Any] = {}
@@ -158,13 +165,17 @@ class Worker:
 
         Args:
             tag: of the rows, or of their labels; a training needs leave of both.
-            epsilon: what all trainings together may spend of it.
+            epsilon: what all trainings together may spend of it, with what a ledger has of before.
             delta: of that.
         """
         from vfl.tensors.private import Budget
 
         number, _ = self.find(tag)
-        self.budgets[number] = Budget(epsilon, delta, version=self._tensor(number)._version)
+        budget = Budget(epsilon, delta, version=self._tensor(number)._version)
+        if self._ledger is not None:
+            budget.spent = self._ledger.spent(tag)
+            budget.keep = partial(self._ledger.keep, tag)
+        self.budgets[number] = budget
 
     def teach(
         self,
@@ -190,6 +201,9 @@ class Worker:
 
     def stop(self) -> None:
         """End, and hold nothing; what is asked later raises LostPeerError."""
+        if not self._stopped:
+            for budget in self.budgets.values():
+                budget.settle()
         self._stopped = True
         self._held.clear()
         self.members.clear()

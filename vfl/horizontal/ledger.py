@@ -1,0 +1,88 @@
+"""What a party keeps of the horizontal trainings it takes part in: settings, rounds and epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vfl.config import PartyFile
+from vfl.config.experiment import MAX_STEPS
+from vfl.config.toml import Settings
+from vfl.core.errors import ConsentError, DisagreementError
+from vfl.session.spending import Spending
+
+
+class Rounds(Settings):
+    """One name of a horizontal training, at one party.
+
+    Attributes:
+        run: the name.
+        settings: digest of what it is bound to.
+        rounds: that this party took part in.
+        epsilon: what it may spend in all; that it began is enough. None where none is stated.
+    """
+
+    run: str
+    settings: str
+    rounds: int = 0
+    epsilon: float | None = None
+
+    @property
+    def spent_epsilon(self) -> float | None:
+        """See `Spending.spent_epsilon`."""
+        return self.epsilon
+
+
+class RoundLedger(Spending[Rounds]):
+    """The horizontal trainings of a party, beside its sessions and under the same limit."""
+
+    kind, form = "rounds of a horizontal training", Rounds
+
+    def take(self, new: Rounds, most: int, allow: Callable[[float], None]) -> None:
+        """Count one more round of a training, on the disk.
+
+        Args:
+            new: the entry of a training that has not begun.
+            most: rounds that it has for one client.
+            allow: asked for the epsilon of a name that is not known yet; raises if it is too much.
+
+        Raises:
+            DisagreementError: the name is bound to other settings.
+            ConsentError: the rounds are spent, or what `allow` raises.
+        """
+        with self.locked():
+            known = self._read(new.run)
+            if known is None:
+                allow(new.epsilon or 0.0)
+                known = new
+            if known.settings != new.settings:
+                raise DisagreementError(
+                    "this name of a run is bound to other settings",
+                    where=str(self._path(new.run)),
+                    fix="another name",
+                )
+            if known.rounds >= most:
+                raise ConsentError(
+                    "the rounds of this training are spent",
+                    got=f"round {known.rounds + 1} of this client",
+                    want=f"{most} rounds at most, by settings.seed",
+                    fix="another training, under another name",
+                )
+            self._write(known.model_copy(update={"rounds": known.rounds + 1}))
+
+    def give_up(self) -> None:
+        """See `Spending.give_up`."""
+        for entry in self.entries():
+            self._write(entry.model_copy(update={"rounds": MAX_STEPS}))
+
+    def _content(self, record: Mapping[str, Any]) -> Any:
+        return {name: record[name] for name in Rounds.model_fields}
+
+    def _record(self, entry: Rounds) -> dict[str, Any]:
+        return entry.model_dump(mode="json", exclude={"run"})
+
+
+def rounds_of(party: PartyFile) -> RoundLedger:
+    """The horizontal trainings of a party."""
+    store = party.store_path / "sessions"
+    return RoundLedger(store / "horizontal", party.party, store)

@@ -1,0 +1,88 @@
+"""What trainings with noise have spent of a worker's tables, on its disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pydantic import Field
+
+from vfl.config.toml import Settings
+from vfl.core.errors import UserError
+from vfl.core.storage import locked, private_folder
+from vfl.privacy.accountants import GaussianSteps
+from vfl.session.spending import Spending
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+#: Kinds of steps, by noise and rate, that a budget counts apart.
+MOST_KINDS = 32
+
+
+class Steps(Settings):
+    """Steps of one kind; see `GaussianSteps`."""
+
+    noise: float = Field(gt=0, le=1e6)
+    steps: int = Field(gt=0, le=1 << 40)
+    sampling_rate: float = Field(gt=0, le=1)
+
+
+class Table(Settings):
+    """A table of a worker.
+
+    Attributes:
+        run: the name by which a leader finds it.
+        spent: the steps that were taken, or may have been before the worker was killed.
+    """
+
+    run: str
+    spent: tuple[Steps, ...] = Field(default=(), max_length=MOST_KINDS)
+
+    @property
+    def spent_epsilon(self) -> float | None:
+        """None: steps of several kinds do not add up; a `Budget` accounts for them together."""
+        return None
+
+
+class BudgetLedger(Spending[Table]):
+    """The budgets of one worker's tables, which outlive its process.
+
+    A table is known by its name: under the same name a changed file has the same budget.
+    """
+
+    kind, form = "privacy of a worker's tables", Table
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only process that spends from these budgets.
+
+        Raises:
+            RunFolderError: another worker does.
+        """
+        with locked(self.folder):
+            private_folder(self.folder)
+            yield
+
+    def spent(self, name: str) -> list[GaussianSteps]:
+        """The steps that were taken of a table.
+
+        Raises:
+            UserError: the name cannot be that of a file.
+            RunFolderError: its file is damaged.
+        """
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                "a table whose budget is kept needs another name", got=name, want=_NAME.pattern
+            )
+        kept = self._read(name)
+        taken = () if kept is None else kept.spent
+        return [GaussianSteps(one.noise, one.steps, one.sampling_rate) for one in taken]
+
+    def keep(self, name: str, spent: Sequence[GaussianSteps]) -> None:
+        """Put steps on the disk."""
+        kinds = [
+            Steps(noise=one.noise, steps=one.steps, sampling_rate=one.sampling_rate)
+            for one in spent
+            if one.steps
+        ]
+        self._write(Table(run=name, spent=tuple(kinds)))
