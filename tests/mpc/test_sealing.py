@@ -75,7 +75,7 @@ def test_each_direction_pair_and_attempt_has_a_key_of_its_own():
 
 
 def test_a_key_seals_no_more_than_its_nonces(monkeypatch):
-    monkeypatch.setattr(sealing, "_MESSAGES", 2)
+    monkeypatch.setattr("vfl.transport.pairs._MESSAGES", 2)
     there, _ = ends()
     there.seal(b"", ABOUT)
     there.seal(b"", ABOUT)

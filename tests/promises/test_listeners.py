@@ -183,6 +183,22 @@ def test_silent_connections_shut_no_listener(program, ask, silent, tmp_path, des
             raise BrokenPromiseError(f"{opened} silent connections shut it for who is known")
 
 
+def test_a_source_makes_so_many_connections_a_second(tmp_path):
+    """Whoever connects again and again is not served each time; a client with a token is."""
+    with served(SERVE, tmp_path) as (port, token):
+        begun, answered = time.monotonic(), 0
+        for _ in range(1500):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 2) as made:
+                made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                answered += made.recv(4) == b"HTTP"
+        lasted_s = time.monotonic() - begun
+        assert gets_in(ask_serve, port, token)
+        clients = sum(ask_serve(port, token) for _ in range(600))
+    if answered > 400 + 200 * (lasted_s + 1):
+        raise BrokenPromiseError(f"{answered} of 1500 connections were served in {lasted_s:.1f} s")
+    assert clients == 600
+
+
 def test_a_connection_that_sends_no_whole_head_is_ended(tmp_path):
     """A connection has seconds for its first byte and for a whole head."""
     begun, still = {"silent": b"", "half a head": b"GET /health HTTP/1.1\r\nx-"}, []

@@ -481,12 +481,16 @@ def test_a_message_that_grows_too_long_is_refused(tmp_path, monkeypatch):
 def test_a_message_in_a_file_is_sealed_like_one_in_memory(tmp_path, size):
     content, nonce = b"x" * size, bytes(12)
     seal = _Seal(bytes(32))
-    whole = seal.seal(nonce, content, b"about")
-    sealed = seal.seal(nonce, in_file(content, tmp_path), b"about")
+    whole = seal.encrypt(nonce, content, b"about")
+    sealed = seal.encrypt(nonce, in_file(content, tmp_path), b"about")
     assert bytes(sealed) == whole
-    assert bytes(seal.open(nonce, sealed, b"about")) == seal.open(nonce, whole, b"about") == content
+    assert (
+        bytes(seal.decrypt(nonce, sealed, b"about"))
+        == seal.decrypt(nonce, whole, b"about")
+        == content
+    )
     changed = in_file(whole[:-1] + bytes([whole[-1] ^ 1]), tmp_path)
     with pytest.raises(InvalidTag):
-        seal.open(nonce, changed, b"about")
+        seal.decrypt(nonce, changed, b"about")
     with pytest.raises(InvalidTag):
-        seal.open(nonce, in_file(whole[:8], tmp_path), b"about")
+        seal.decrypt(nonce, in_file(whole[:8], tmp_path), b"about")

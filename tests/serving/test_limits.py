@@ -5,6 +5,7 @@ import json
 import secrets
 import time
 from collections import Counter
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -17,6 +18,7 @@ from served import CONTENT, Client, Serving, predicted, settings
 from vfl.config import Experiment, ServeSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError, VFLError
+from vfl.core.storage import Seal
 from vfl.serving.front import LeadSettings, scores, tokens_in
 from vfl.serving.local import serve
 from vfl.serving.service import RowBudget
@@ -124,6 +126,8 @@ def test_without_a_token_no_large_body_is_read(local):
 
 # Rows of a day
 
+SEAL = Seal("served rows", "bank", "run")
+
 
 class Day:
     def __init__(self):
@@ -139,7 +143,7 @@ def day():
 
 
 def test_a_token_has_so_many_rows_a_day(tmp_path, day):
-    budget = RowBudget(1000, tmp_path / "rows", day)
+    budget = RowBudget(1000, tmp_path / "rows", SEAL, day)
     assert [budget.take("a", 400) for _ in range(4)] == [True, True, False, False]
     assert budget.take("a", 200)
     assert budget.take("b", 1000)
@@ -152,31 +156,41 @@ def test_a_token_has_so_many_rows_a_day(tmp_path, day):
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 60))
 def test_a_kill_gives_no_row_back(tmp_path_factory, asked, killed_at):
     path, day = tmp_path_factory.mktemp("rows") / "rows", Day()
-    budget, answered = RowBudget(500, path, day), 0
+    budget, answered = RowBudget(500, path, SEAL, day), 0
     for number, rows in enumerate(asked):
         if number == killed_at:
-            budget = RowBudget(500, path, day)
+            budget = RowBudget(500, path, SEAL, day)
         answered += rows * budget.take("a", rows)
     assert answered <= 500
 
 
 def test_a_service_that_ends_in_good_order_counts_exactly(tmp_path, day):
-    budget = RowBudget(1000, tmp_path / "rows", day)
+    budget = RowBudget(1000, tmp_path / "rows", SEAL, day)
     budget.take("a", 7)
     budget.take("a", 5)
     budget.give_back("a", 5)
     budget.close()
-    again = RowBudget(1000, tmp_path / "rows", day)
+    again = RowBudget(1000, tmp_path / "rows", SEAL, day)
     assert again.take("a", 993)
     assert not again.take("a", 1)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"day": "x", "rows": {"a": "7"}}', "nonsense"])
+@pytest.mark.parametrize("content", ["[]", "{}", '{"day": 20000, "rows": {"a": 7}}', "nonsense"])
 def test_a_count_that_cannot_be_read_opens_nothing(tmp_path, content):
     path = tmp_path / "rows"
     path.write_text(content)
-    with pytest.raises(RunFolderError):
-        RowBudget(10, path)
+    with pytest.raises(RunFolderError, match="remove the file"):
+        RowBudget(10, path, SEAL)
+
+
+def test_a_count_that_was_edited_or_is_of_another_service_opens_nothing(tmp_path, day):
+    path = tmp_path / "rows"
+    RowBudget(1000, path, SEAL, day).take("a", 7)
+    with pytest.raises(RunFolderError, match="belongs to something else"):
+        RowBudget(1000, path, replace(SEAL, run="other"), day)
+    path.write_text(path.read_text().replace(": 17", ": 0"))
+    with pytest.raises(RunFolderError, match="not as it was written"):
+        RowBudget(1000, path, SEAL, day)
 
 
 def test_the_budget_holds_over_http_and_a_restart(local, trained_run):

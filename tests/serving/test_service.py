@@ -5,6 +5,7 @@ import shutil
 import ssl
 import threading
 import time
+import typing
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from played_session import run_session
+from prometheus_client.parser import text_string_to_metric_families
 from served import (
     CONTENT,
     PARTIES,
@@ -31,12 +33,13 @@ from served import (
     start,
 )
 
+from vfl.cli.serving import serve as serve_command
 from vfl.clients.serving import ServedParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import VFLError
+from vfl.core.errors import UserError, VFLError
 from vfl.datasets.encode import TableEncoder
-from vfl.serving.front import LeadSettings, Rows, settings_file, switch
+from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of, switch
 from vfl.serving.local import serve
 from vfl.session import Terms
 from vfl.session.party_folder import own_ledger
@@ -108,12 +111,13 @@ def test_requests_at_the_same_time_share_batches_and_keep_their_answers(local, t
     for thread in threads:
         thread.join()
     assert wrong == []
-    figures = dict(
-        line.rsplit(" ", 1) for line in client.ask("/metrics")[1].splitlines() if line[0] != "#"
-    )
-    assert int(figures["vfl_rows_total"]) == 40
-    assert int(figures["vfl_batches_total"]) < 40
-    assert figures['vfl_party_up{party="bank"}'] == "1"
+    families = text_string_to_metric_families(client.ask("/metrics")[1])
+    figures = {each.name: each.value for family in families for each in family.samples}
+    assert figures["vfl_rows_total"] == 40
+    assert figures["vfl_batches_total"] < 40
+    assert figures["vfl_party_up"] == 1
+    assert figures["vfl_request_seconds_count"] == 40
+    assert 0 < figures["vfl_request_seconds_sum"] < 40 * 20
 
 
 def test_contributions_add_up_to_what_the_row_moved(local, trained_run):
@@ -133,7 +137,7 @@ def test_a_cache_asks_nobody_twice(local, trained_run):
     client, each = local(cache_rows=10), next(iter(predicted(trained_run)))
     answers = [client.predict(each)[1]["predictions"] for _ in range(3)]
     assert answers[0] == answers[1] == answers[2]
-    assert "vfl_asked_rows_total 1\n" in client.ask("/metrics")[1]
+    assert "vfl_asked_rows_total 1.0\n" in client.ask("/metrics")[1]
 
 
 def wait_for_version(client, version):
@@ -315,6 +319,55 @@ def test_streams_answer_as_predicted(session, changes):
         assert (spent.sessions, spent.rows, spent.passes) == (1, 93, 2)
 
 
+SERVE_TABLE = """[serve]
+port = 0
+token = "clients.token"
+probability_decimals = 1
+max_rows_per_day = 5
+timeout_s = 3.0
+trusted_proxy = ["127.0.0.1"]
+"""
+
+
+def test_the_leading_party_serves_as_its_own_file_says_and_options_come_first(session):
+    session.play("train")
+    consent(session, "lender", SERVE_TABLE)
+    file = session.folder / "lender" / "clients.token"
+    file.write_text("x" * 40 + "\n" + "y" * 40 + "\n")
+    file.chmod(0o600)
+    for options, decimals, status in (({}, 1, 429), ({"max_rows_per_day": "off"}, 1, 200)):
+        settings_file(session.run, LeadSettings(**options))
+        serving = Serving(session.run, lambda: session.play("serve"), token=file)
+        try:
+            serving.client.wait_ready()
+            _, told = serving.client.predict("Zq8id005")
+            for share in told["predictions"][0]["probabilities"]:
+                assert share == round(share, decimals)
+            assert serving.client.predict(*(f"Zq8id00{n}" for n in range(5)))[0] == status
+        finally:
+            serving.stop()
+
+
+def options_of(command):
+    """The options of a command, by the names of its parameters."""
+    found = typing.get_type_hints(command, include_extras=True)
+    return {name: kind.__metadata__[0] for name, kind in found.items() if name != "return"}
+
+
+def test_options_of_serve_show_the_defaults_of_the_settings():
+    shown = {name: one.show_default for name, one in options_of(serve_command).items()}
+    for name, default in shown.items():
+        if isinstance(default, str):
+            assert default == str(LeadSettings.model_fields[name].default)
+    assert set(LeadSettings.model_fields) <= {*shown, "max_body_bytes"}
+
+
+@pytest.mark.parametrize("given", [{"certificate": "a.pem"}, {"client_ca": "ca.pem"}])
+def test_half_of_what_tls_needs_is_refused(given):
+    with pytest.raises(UserError, match=r"belong together|need a certificate"):
+        settings_of(None, given)
+
+
 def test_a_party_that_does_not_serve_refuses_the_session(session):
     session.play("train")
     path = session.folder / "shop" / "party.toml"
@@ -420,7 +473,7 @@ def test_a_party_that_dies_is_named_until_it_is_back(session, monkeypatch):
                     assert same(told["predictions"][0], expected["Zq8id007"])
                 else:
                     assert (status, told["party"]) == (503, "shop")
-        assert "vfl_sessions_lost_total 2\n" in client.ask("/metrics")[1]
+        assert "vfl_sessions_lost_total 2.0\n" in client.ask("/metrics")[1]
     finally:
         serving.stop()
 
@@ -479,13 +532,14 @@ def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(session, tmp_pat
     try:
         serving.client.wait_ready()
         assert serving.client.predict(*frame.id)[0] == 200
-        metrics = serving.client.ask("/metrics")[1].splitlines()
+        metrics = serving.client.ask("/metrics")[1]
     finally:
         serving.stop()
-    served = [line for line in metrics if line.startswith('vfl_served_rows_total{column="score"')]
-    assert sum(int(line.split()[-1]) for line in served) == ROWS
-    (index,) = [line for line in metrics if line.startswith("vfl_population_stability_index{")]
-    assert index.startswith('vfl_population_stability_index{column="score"} ')
+    families = {each.name: each.samples for each in text_string_to_metric_families(metrics)}
+    served = [each for each in families["vfl_served_rows"] if each.labels["column"] == "score"]
+    assert sum(each.value for each in served) == ROWS
+    (index,) = families["vfl_population_stability_index"]
+    assert index.labels == {"column": "score"}
     kept = {
         name: tmp_path / name / "store/runs" / session.run.name / "parties" / name
         for name in (*PARTIES, "lender")

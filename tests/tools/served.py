@@ -66,7 +66,7 @@ def client_of(folder, timeout_s=30.0):
 class Serving:
     """A session that serves, in a thread; `stop` ends it and raises what ended it otherwise."""
 
-    def __init__(self, folder, play, context=None):
+    def __init__(self, folder, play, context=None, token=None):
         self.folder, self.problem, self._play = folder, None, play
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -78,8 +78,8 @@ class Serving:
         if self.problem:
             raise self.problem
         address = json.loads(state.read_text())["address"]
-        token = (folder / "serve.token").read_text().strip()
-        self.client = Client(address, token, context)
+        shown = (token or folder / "serve.token").read_text().split()[0]
+        self.client = Client(address, shown, context)
 
     def _run(self):
         try:

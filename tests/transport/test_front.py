@@ -170,6 +170,33 @@ def test_connections_of_a_named_proxy_are_no_strangers(held):
     assert ended == []
 
 
+def test_a_source_makes_so_many_connections_a_second(held, clock):
+    limits = FrontLimits(connections_per_second=10, connections_burst=5)
+    front, ended = Front(limits, trusted=["10.0.0.8"], clock=clock), Ended()
+
+    def entered(address, times):
+        made = [ended.enter(front, address, number) for number in range(times)]
+        for visitor in filter(None, made):
+            visitor.leave()
+        return sum(visitor is not None for visitor in made)
+
+    assert entered("10.0.0.1", 50) == 5
+    assert entered("10.0.0.2", 1) == 1  # no other source pays for it
+    assert entered("10.0.0.8", 10) == 10  # whoever stands behind a proxy is counted by requests
+    clock.now += 0.35
+    assert entered("10.0.0.1", 50) == 3
+
+
+def test_connections_that_show_a_credential_are_not_counted(held, clock):
+    front = Front(FrontLimits(connections_per_second=10, connections_burst=2), clock=clock)
+    for _ in range(50):
+        visitor = front.enter("10.0.0.1", lambda: None)
+        visitor.welcome()
+        visitor.welcome()
+        visitor.leave()
+    assert [front.enter("10.0.0.1", lambda: None) is None for _ in range(3)] == [0, 0, 1]
+
+
 @pytest.mark.parametrize("limit", [16, 256, 1024, 4096, 1 << 20])
 def test_the_budget_leaves_descriptors_to_the_rest(monkeypatch, limit):
     monkeypatch.setattr("resource.getrlimit", lambda which: (limit, limit))

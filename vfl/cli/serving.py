@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,28 +14,39 @@ from vfl.cli.output import Run, say
 _END_S = 30.0
 
 
+def _option(what: str, default: str | None = None) -> Any:
+    """An option in place of a setting of `[serve]`; `default` is that of the setting."""
+    return typer.Option(help=what, show_default=False if default is None else default)
+
+
 def serve(
     run: Run,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    host: Annotated[str | None, _option("Address to listen on.", "127.0.0.1")] = None,
+    port: Annotated[int | None, _option("Port to listen on; 0 takes a free one.", "8080")] = None,
     token: Annotated[
-        Path | None, typer.Option(help="File with the clients' token; RUN/serve.token without it.")
+        Path | None,
+        _option("File with the clients' token; RUN/serve.token without it."),
     ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="Certificate for TLS, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    certificate: Annotated[Path | None, _option("Certificate for TLS, PEM.")] = None,
+    key: Annotated[Path | None, _option("Its private key, PEM.")] = None,
     client_ca: Annotated[
-        Path | None, typer.Option(help="Authority that signed every client's certificate, PEM.")
+        Path | None,
+        _option("Authority that signed every client's certificate, PEM."),
     ] = None,
-    wait_ms: Annotated[float, typer.Option(help="How long a batch waits for more requests.")] = 0.0,
-    timeout_s: Annotated[float, typer.Option(help="Most time for one request.")] = 5.0,
-    max_ids: Annotated[int, typer.Option(help="Most rows of one request.")] = 256,
-    max_requests_per_second: Annotated[float, typer.Option(help="Of one token.")] = 10_000.0,
+    wait_ms: Annotated[
+        float | None, _option("How long a batch waits for more requests.", "0.0")
+    ] = None,
+    timeout_s: Annotated[float | None, _option("Most time for one request.", "5.0")] = None,
+    max_ids: Annotated[int | None, _option("Most rows of one request.", "256")] = None,
+    max_requests_per_second: Annotated[float | None, _option("Of one token.", "10000.0")] = None,
     max_rows_per_day: Annotated[
-        str, typer.Option(help="Of one token, in a day of UTC; off is no limit.")
-    ] = "100000",
+        str | None,
+        _option("Of one token, in a day of UTC; off is no limit.", "100000"),
+    ] = None,
     probability_decimals: Annotated[
-        str, typer.Option(help="To which probabilities are rounded; off tells them whole.")
-    ] = "3",
+        str | None,
+        _option("To which probabilities are rounded; off tells them whole.", "3"),
+    ] = None,
     trusted_proxy: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,15 +54,16 @@ def serve(
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Tell what each party contributed, if asked.")
-    ] = False,
+        bool | None,
+        _option("Tell what each party contributed, if asked.", "False"),
+    ] = None,
     switch: Annotated[
         Path | None,
         typer.Option(
             metavar="OTHER", help="Have the service that began with RUN go on with this run."
         ),
     ] = None,
-    cache_rows: Annotated[int, typer.Option(help="Answers kept in memory; 0 keeps none.")] = 0,
+    cache_rows: Annotated[int | None, _option("Answers kept in memory; 0 keeps none.", "0")] = None,
     tasks: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,57 +78,49 @@ def serve(
     RUN is the folder that `vfl train` printed. On a federation the feature parties answer from
     their own SuperNodes, for the rows of the file that each names in its own `data.predict`; in
     process, for the test rows of the experiment. `--switch OTHER` has a service that runs already
-    go on with another run; with RUN itself it goes back. A party of `--task` listens at the address
+    go on with another run; with RUN itself it goes back. What no option says, `[serve]` of the
+    label party's own file says. A party of `--task` listens at the address
     in the `[serve]` of its own file; in process its task is served in place of the first one's.
     """
     from vfl.config.run_folder import RunFolder
-    from vfl.config.toml import check
     from vfl.serving import front
-    from vfl.serving.front import LeadSettings, settings_file
 
     if switch is not None:
         front.switch(RunFolder.open(run).path, RunFolder.open(switch).path)
         return
-    if (certificate is None) is not (key is None):
-        raise typer.BadParameter("--certificate and --key belong together")
-    if client_ca is not None and certificate is None:
-        raise typer.BadParameter("clients' certificates need --certificate and --key")
-
-    def path(given: Path | None) -> str | None:
-        return None if given is None else str(given.resolve())
-
-    settings = check(
-        {
-            "host": host,
-            "port": port,
-            "token": path(token),
-            "certificate": path(certificate),
-            "key": path(key),
-            "client_ca": path(client_ca),
-            "wait_ms": wait_ms,
-            "timeout_s": timeout_s,
-            "max_ids": max_ids,
-            "max_requests_per_second": max_requests_per_second,
-            "max_rows_per_day": max_rows_per_day,
-            "probability_decimals": probability_decimals,
-            "trusted_proxy": trusted_proxy or (),
-            "explain": explain,
-            "cache_rows": cache_rows,
-            "tasks": tuple(tasks or ()),
-        },
-        LeadSettings,
-        "the options",
-    )
+    files = {"token": token, "certificate": certificate, "key": key, "client_ca": client_ca}
+    options: dict[str, Any] = {
+        each: None if path is None else str(path.resolve()) for each, path in files.items()
+    }
+    options |= {
+        "host": host,
+        "port": port,
+        "wait_ms": wait_ms,
+        "timeout_s": timeout_s,
+        "max_ids": max_ids,
+        "max_requests_per_second": max_requests_per_second,
+        "max_rows_per_day": max_rows_per_day,
+        "probability_decimals": probability_decimals,
+        "trusted_proxy": trusted_proxy or None,
+        "explain": explain,
+        "cache_rows": cache_rows,
+        "tasks": tasks or None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     folder = RunFolder.open(run)
     if folder.mode == "federated":
-        settings_file(folder.path, settings)
+        from vfl.config import read_party_file
+        from vfl.training import federated
+
+        label = read_party_file(federated.label_folder_of(folder.path).party_file)
+        front.settings_file(folder.path, front.settings_of(label, given))
         _on_the_federation(folder.path)
         return
     from vfl.core.seeds import use_one_thread
     from vfl.serving.local import serve as serve_here
 
     use_one_thread()
-    serve_here(folder.path, settings, lambda begun: say(begun.welcome))
+    serve_here(folder.path, front.settings_of(None, given), lambda begun: say(begun.welcome))
 
 
 def _on_the_federation(run: Path) -> None:

@@ -291,7 +291,7 @@ class PartyFile(Settings):
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
         device: where its models run, such as "cuda".
         trace: what this party records of its own side of a training; nobody else is told.
-        serve: how a further label party's own service listens; the defaults where it is not said.
+        serve: how a label party's own service listens, where no option of `vfl serve` says it.
     """
 
     party: PartyName

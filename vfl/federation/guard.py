@@ -24,10 +24,9 @@ import hmac
 import math
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -35,11 +34,17 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from vfl.federation.upstream import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
-from vfl.transport.front import welcome, whole_number
+from vfl.transport.front import welcome
+from vfl.transport.http import (
+    LargeBodyError,
+    Receive,
+    Scope,
+    Send,
+    announces_at_most,
+    read_body,
+    replayed,
+)
 
-Scope = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: Whether a SuperNode with this public key (PEM) is registered.
 IsRegistered = Callable[[bytes], Awaitable[bool]]
@@ -193,15 +198,14 @@ class Guard:
             # Not 401: a SuperNode takes that for an order to end without a word.
             return await _refuse(send, 403)
         welcome(scope)
-        if not _announces_at_most(scope, self._limit_bytes):
+        if not announces_at_most(scope, self._limit_bytes):
             return await _refuse(send, 413)
         if self._reading[caller] >= self._bodies_at_once:
             return await _refuse(send, 429)
         self._reading[caller] += 1
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await self._body(receive)
-        except _TooLargeError:
+            body = await read_body(receive, self._limit_bytes, BODY_TIMEOUT_S)
+        except LargeBodyError:
             return await _refuse(send, 413)
         except TimeoutError:
             return await _refuse(send, 408)
@@ -214,7 +218,7 @@ class Guard:
         path, bell = scope["path"], self._bell
         if bell and path in _ASKING and not await bell.wait((caller, path), receive):
             return None  # whoever hung up must be handed no work
-        await self._application(scope, _replayed(body, receive), send)
+        await self._application(scope, replayed(body, receive), send)
         if bell and path in _BRINGING:
             bell.ring()
         return None
@@ -223,23 +227,6 @@ class Guard:
         # The raw path, too: a path that needed decoding is none of ours, whatever it decodes to.
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
         return plain and scope["path"] in self._routes and scope["method"] == "POST"
-
-    async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None when the caller hangs up before its end."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            if len(body) > self._limit_bytes:
-                raise _TooLargeError
-            if not message.get("more_body", False):
-                return bytes(body)
-
-
-class _TooLargeError(Exception):
-    """A body went beyond its limit."""
 
 
 def network_guard(
@@ -318,24 +305,8 @@ def _header(scope: Scope, name: str) -> bytes:
     return bytes(values[0]) if len(values) == 1 else b""
 
 
-def _announces_at_most(scope: Scope, most: int) -> bool:
-    """Whether a request announces a length within a limit, or none, as in chunks."""
-    announced = [value for key, value in scope["headers"] if key == b"content-length"]
-    return all(whole_number(each, most) is not None for each in announced)
-
-
 async def _refuse(send: Send, status: int) -> None:
     """Answer without a word, and let the connection end: its body was not read."""
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that was read, then what comes after it."""
-    pending = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Mapping[str, Any]:
-        return pending.pop() if pending else await receive()
-
-    return receive_again

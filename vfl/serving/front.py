@@ -11,10 +11,10 @@ import socket
 import ssl
 import stat
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,28 +22,39 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import Field
 from torch import Tensor
 
 from vfl.config import PartyFile, ServeSettings
+from vfl.config.toml import check
 from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
-from vfl.core.storage import read_json, write_json, write_text
+from vfl.core.storage import Seal, read_json, write_json, write_text
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.datasets.table import Classes
 from vfl.server.serving import ServingParty
 from vfl.serving.service import RowBudget, Service, Unavailable
 from vfl.session.drift import Drift
-from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome, whole_number
+from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome
 from vfl.transport.stream import listen, require_loopback
 
 try:
     import uvicorn
     from fastapi import FastAPI, Request
-    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from fastapi.responses import HTMLResponse, JSONResponse, Response
     from pydantic import BaseModel, ConfigDict, ValidationError
 
-    from vfl.transport.http import HttpServer, Receive, Scope, Send
+    from vfl.transport.http import (
+        HttpServer,
+        LargeBodyError,
+        Receive,
+        Scope,
+        Send,
+        announces_at_most,
+        read_body,
+        replayed,
+    )
 except ImportError as absence:  # they come with Flower today
     raise MissingPackageError(
         "serving needs packages that are not here",
@@ -57,11 +68,12 @@ Predict = Callable[[bytes, str], Awaitable[Response]]
 _TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE, ROWS_FILE = (
     "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next", "serve-rows.json",
 )  # fmt: skip
+#: Settings that name a file; in a party's own file its path is relative to that.
+_FILES = frozenset({"token", "certificate", "key", "client_ca"})
 #: Paths that tell nothing of anybody's data, and need no token.
 _OPEN = ("/", "/health", "/ready")
 #: What a source may ask without a token: health checks, the page, a few wrong tokens.
 _STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
-_START_S = 10.0
 PREDICT = "/predict"
 
 
@@ -162,45 +174,32 @@ class Guard:
         if token is None:
             most = min(most, self._front.limits.head_bytes)
         refusal = self._refusal(scope, headers, token, most)
-        body, deadline = b"", time.monotonic() + self._settings.timeout_s
-        while refusal is None:
+        body: bytes | None = b""
+        if refusal is None:
             try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    message = await receive()
+                body = await read_body(receive, most, self._settings.timeout_s)
+            except LargeBodyError:
+                refusal = _refused("the body is too large", 413, "size")
             except TimeoutError:
                 refusal = _refused("the body did not come in time", 408, "slow")
-                break
-            if message["type"] != "http.request":
-                return
-            body += message.get("body", b"")
-            if len(body) > most:
-                refusal = _refused("the body is too large", 413, "size")
-            elif not message.get("more_body", False):
-                break
+        if body is None:
+            return
         if refusal is not None:
-            self._service.figures.add("responses_total", f'status="{refusal.status_code}"')
+            self._service.figures.add("responses", status=str(refusal.status_code))
             await refusal(scope, receive, send)
             return
         if scope["path"] == PREDICT and scope["method"] == "POST":
             answer = await self._predict(body, token or "")
-            self._service.figures.add("responses_total", f'status="{answer.status_code}"')
+            self._service.figures.add("responses", status=str(answer.status_code))
             await answer(scope, receive, send)
             return
-        given = False
-
-        async def whole() -> MutableMapping[str, Any]:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
 
         async def counted(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                self._service.figures.add("responses_total", f'status="{message["status"]}"')
+                self._service.figures.add("responses", status=str(message["status"]))
             await send(message)
 
-        await self._app(scope, whole, counted)
+        await self._app(scope, replayed(body, receive), counted)
 
     def _refusal(
         self, scope: Scope, headers: dict[bytes, bytes], token: str | None, most: int
@@ -218,8 +217,7 @@ class Guard:
             if not self._rate.allow(token):
                 what = "too many requests of this token"
                 return _refused(what, 429, "rate", retry_after_s=1)
-        length = headers.get(b"content-length", b"0")
-        if whole_number(length, most) is None:
+        if not announces_at_most(scope, most):
             return _refused("the body is too large", 413, "size")
         return None
 
@@ -292,25 +290,74 @@ class Model:
         version: name of the run.
         rows: which can be asked for.
         classes: what outputs stand for; None for a regression.
+        parties: all of them: whose cuts may be missing, and whose contributions may be told.
         decimals: of probabilities; None is all.
     """
 
     version: str
     rows: Rows
     classes: Classes | None
+    parties: tuple[str, ...] = ()
     decimals: int | None = None
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
         """See `Served.as_json`."""
         return [_json(row) for row in scores(outputs, self.classes, self.decimals)]
 
+    @cached_property
+    def head(self) -> str:
+        """How every answer begins."""
+        return f'{{"version":{json.dumps(self.version)},"predictions":['
+
+    def answer_bytes(self, rows: int, explain: bool) -> int:
+        """Most bytes of an answer about so many rows; spaces fill every answer up to it.
+
+        TLS hides what an answer says and shows how long it is: the name of the class, digits of
+        its probability.
+        """
+        fixed, explained, each = self._most_bytes
+        return fixed + rows * each + (explained if explain else 0)
+
+    @cached_property
+    def _most_bytes(self) -> tuple[int, int, int]:
+        """Of what every answer has, of contributions, and of a row."""
+        numbers = [_LONGEST_NUMBER] * (1 if self.classes is None else len(self.classes))
+        whole = {"version": self.version, "predictions": [], "milliseconds": _LONGEST_NUMBER}
+        row: dict[str, Any] = {"prediction": _LONGEST_NUMBER, "missing": self.parties}
+        if self.classes is not None:
+            row |= {"prediction": max(self.classes, key=_json_bytes), "probabilities": numbers}
+        fixed = _json_bytes(whole | {"contributions": {}})
+        shared = _json_bytes(dict.fromkeys(self.parties, numbers)) - _json_bytes({})
+        return fixed, shared, _json_bytes(row) + 1
+
+
+#: No number takes more letters.
+_LONGEST_NUMBER = -sys.float_info.max
+#: Of an answer's rows; it refuses a number that is none.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 
 def _json(content: Mapping[str, Any]) -> str | None:
     """As JSON; None where that has a number that is none."""
     try:
-        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _ENCODER.encode(content)
     except ValueError:
         return None
+
+
+def _json_bytes(content: Any) -> int:
+    """Bytes of JSON with spaces behind its signs."""
+    return len(json.dumps(content, ensure_ascii=False).encode())
+
+
+class _Predictions(Response):
+    """An answer with rows, made without what `Response` does for any content."""
+
+    _JSON = (b"content-type", b"application/json")
+
+    def __init__(self, body: bytes) -> None:
+        self.status_code, self.body, self.background = 200, body, None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), self._JSON]
 
 
 def application(
@@ -359,10 +406,10 @@ def application(
         body |= {"without": service.absent} if service.absent else {}
         return JSONResponse(body, 200 if missing is None else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> PlainTextResponse:
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
         """Counts for Prometheus."""
-        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/model")
     async def model() -> JSONResponse:
@@ -390,10 +437,6 @@ def application(
         return await answer(await request.body(), "")  # a guard in front knows the token
 
     return app, answer
-
-
-#: No number takes more letters.
-_LONGEST_NUMBER = -sys.float_info.max
 
 
 async def _predicted(
@@ -434,45 +477,16 @@ async def _predicted(
     except Unavailable:
         budget.give_back(token, len(found))
         raise
-    more: dict[str, Any] = {"milliseconds": round(1000 * (time.perf_counter() - started), 3)}
+    more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
     if result.contributions:
         shares = {
             name: _rounded(value.tolist(), now.decimals)
             for name, value in result.contributions.items()
         }
-        more["contributions"] = shares
+        more += f',"contributions":{json.dumps(shares)}'
     # Rows are JSON already: those of a batch are written once, whoever asked for them.
-    head = f'{{"version":{json.dumps(now.version)},"predictions":[{",".join(result.rows)}],'
-    body = (head + json.dumps(more)[1:]).encode()
-    parties = [*service.parties, service.owner]
-    size = _answer_bytes(now, parties, len(asked.ids), asked.explain)
-    return Response(body.ljust(size), media_type="application/json")
-
-
-def _answer_bytes(model: Model, parties: Sequence[str], rows: int, explain: bool) -> int:
-    """Most bytes of an answer to a request like this; spaces fill every answer up to it.
-
-    TLS hides what an answer says and shows how long it is: the name of the class, digits of its
-    probability.
-
-    Args:
-        model: what answers.
-        parties: whose cuts may be missing, and whose contributions may be told.
-        rows: how many were asked for.
-        explain: whether contributions are told.
-    """
-    numbers = [_LONGEST_NUMBER] * (1 if model.classes is None else len(model.classes))
-    shared = dict.fromkeys(parties, numbers) if explain else {}
-    whole = {"version": model.version, "predictions": [], "milliseconds": _LONGEST_NUMBER}
-    row: dict[str, Any] = {"prediction": _LONGEST_NUMBER, "missing": parties}
-    if model.classes is not None:
-        row |= {"prediction": max(model.classes, key=_json_bytes), "probabilities": numbers}
-    return _json_bytes(whole | {"contributions": shared}) + rows * (_json_bytes(row) + 1)
-
-
-def _json_bytes(content: Any) -> int:
-    """Bytes of JSON with spaces behind its signs."""
-    return len(json.dumps(content, ensure_ascii=False).encode())
+    answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
+    return _Predictions(answered.ljust(now.answer_bytes(len(asked.ids), asked.explain)))
 
 
 #: What `Unavailable` says to a program.
@@ -563,7 +577,8 @@ class HttpFront:
         token_file = Path(settings.token or folder / _TOKEN_FILE)
         tokens = tokens_in(token_file)
         self._decimals = _limit(settings.probability_decimals)
-        self._budget = RowBudget(_limit(settings.max_rows_per_day), folder / ROWS_FILE)
+        seal = Seal("served rows", owner, folder.name)
+        self._budget = RowBudget(_limit(settings.max_rows_per_day), folder / ROWS_FILE, seal)
         app, predict = application(self.service, settings, self._budget)
         front = Front(_STRANGERS, settings.trusted_proxy)
         config = uvicorn.Config(
@@ -587,11 +602,7 @@ class HttpFront:
         listening = _listening(settings)
         self.port = int(listening.getsockname()[1])
         self._server = _Server(config, self.service, front)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([listening],), name="vfl-http", daemon=True
-        )
-        self._thread.start()
-        self._wait_started()
+        self._server.start(listening, "vfl-http")
         scheme = "http" if settings.certificate is None else "https"
         self.address = f"{scheme}://{settings.host}:{self.port}"
         self.welcome = f"listens at {self.address}; clients show the token in {token_file}"
@@ -606,7 +617,10 @@ class HttpFront:
         drift: Drift,
     ) -> None:
         """What the next session serves; see `Model`."""
-        self.service.show(Model(version, Rows(data), classes, self._decimals), parties, drift)
+        names = (*parties, self.service.owner)
+        self.service.show(
+            Model(version, Rows(data), classes, names, self._decimals), parties, drift
+        )
 
     def following(self) -> Path | None:
         """The folder of the run to go on with, told once; None ends the service."""
@@ -632,17 +646,9 @@ class HttpFront:
     def close(self) -> None:
         """Stop listening; closing twice is harmless."""
         self.service.stop()
-        self._server.should_exit = True
-        self._thread.join(_START_S)
+        self._server.stop()
         self._budget.close()
         self._state.unlink(missing_ok=True)
-
-    def _wait_started(self) -> None:
-        deadline = time.monotonic() + _START_S
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise UserError("the HTTP server did not start", where=f"port {self.port}")
-            time.sleep(0.01)
 
 
 def _listening(settings: ServeSettings) -> socket.socket:
@@ -657,14 +663,22 @@ def _listening(settings: ServeSettings) -> socket.socket:
 
 
 def open_front(party: PartyFile, run: str) -> HttpFront:
-    """The service of the label party's own run, as its folder's settings say.
+    """The service of the label party's own run, as its file and what `vfl serve` left there say.
 
     Raises:
         RunFolderError: what `vfl serve` wrote there cannot be read.
-        UserError: see `HttpFront`.
+        UserError: see `settings_of` and `HttpFront`.
     """
     folder = party.run_path(run)
-    return HttpFront(party.party, read_settings(folder), folder)
+    path, options = folder / SETTINGS_FILE, dict[str, Any]()
+    if path.exists():
+        try:
+            options = LeadSettings.model_validate(read_json(path)).model_dump(exclude_unset=True)
+        except ValueError:
+            raise RunFolderError(
+                "settings of the service cannot be read", where=str(path)
+            ) from None
+    return HttpFront(party.party, settings_of(party, options), folder)
 
 
 def open_own_front(party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
@@ -676,26 +690,34 @@ def open_own_front(party: PartyFile, folder: Path, ended: Callable[[], bool]) ->
         ended: asked now and then whether the session has ended.
 
     Raises:
-        UserError: see `HttpFront`.
+        UserError: see `settings_of` and `HttpFront`.
     """
-    files = ("token", "certificate", "key", "client_ca")
-    said = party.serve or ServeSettings()
-    named = {each: value for each in files if (value := getattr(said, each)) is not None}
-    settings = said.model_copy(
-        update={each: str(party.beside(value)) for each, value in named.items()}
-    )
-    return HttpFront(party.party, settings, folder, ended)
+    return HttpFront(party.party, settings_of(party, {}), folder, ended)
 
 
-def read_settings(folder: Path) -> LeadSettings:
-    """The settings that `settings_file` left; the defaults without any."""
-    path = folder / SETTINGS_FILE
-    if not path.exists():
-        return LeadSettings()
-    try:
-        return LeadSettings.model_validate(read_json(path))
-    except ValueError:
-        raise RunFolderError("settings of the service cannot be read", where=str(path)) from None
+def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSettings:
+    """How a label party serves: as `[serve]` of its own file says, unless an option says otherwise.
+
+    Args:
+        party: its file; None where one process plays every party.
+        options: of `vfl serve`, those that were given.
+
+    Raises:
+        ConfigError: a value out of its range.
+        UserError: a certificate without its key, or clients' certificates without TLS.
+    """
+    said = dict[str, Any]()
+    if party is not None and party.serve is not None:
+        said = party.serve.model_dump(exclude_unset=True)
+        for each in _FILES & said.keys():
+            if said[each] is not None:
+                said[each] = str(party.beside(said[each]))
+    settings = check(said | dict(options), LeadSettings, "the options of vfl serve, or [serve]")
+    if (settings.certificate is None) is not (settings.key is None):
+        raise UserError("certificate and key of the service belong together")
+    if settings.client_ca is not None and settings.certificate is None:
+        raise UserError("clients' certificates need a certificate and key of the service")
+    return settings
 
 
 def switch(folder: Path, to: Path) -> None:
@@ -714,5 +736,5 @@ def switch(folder: Path, to: Path) -> None:
 
 
 def settings_file(folder: Path, settings: ServeSettings) -> None:
-    """Leave settings where the process that serves finds them."""
-    write_json(folder / SETTINGS_FILE, json.loads(settings.model_dump_json()))
+    """Leave settings that were given where the process that serves finds them."""
+    write_json(folder / SETTINGS_FILE, json.loads(settings.model_dump_json(exclude_unset=True)))

@@ -11,16 +11,24 @@ import asyncio
 import json
 import os
 import time
+from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from torch import Tensor
 
 from vfl.core.errors import (
@@ -30,7 +38,7 @@ from vfl.core.errors import (
     StorageError,
     VFLError,
 )
-from vfl.core.storage import read_json, write_json
+from vfl.core.storage import Seal, read_sealed_json, write_sealed_json
 from vfl.server.serving import Answer, RefusedRequest, ServingParty
 from vfl.session.drift import Drift
 from vfl.session.schedule import QUERY_ROWS
@@ -47,6 +55,19 @@ _NOTHING: Mapping[str, Tensor] = {}
 #: Upper ends of the latency histogram, in seconds.
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
+#: What is counted.
+_HELP = {
+    "asked_rows": "rows that parties were asked for",
+    "batches": "batches that were answered",
+    "cached_rows": "rows that were answered from the cache",
+    "missing_cuts": "answers for which a learned vector stood in place of a party's cut",
+    "refusals": "requests that a party refused",
+    "responses": "responses by HTTP status",
+    "rows": "rows that were answered",
+    "sessions_lost": "sessions that were lost and begun again",
+    "timeouts": "requests that took too long",
+}
+
 
 class RowBudget:
     """Rows that each token may still ask for today, a day of UTC.
@@ -57,30 +78,29 @@ class RowBudget:
     Args:
         most: rows of a token in a day; None is no limit.
         path: file of the counts, which a later process goes on from.
+        seal: what that file is, and whose.
         now: seconds of UTC since 1970.
 
     Raises:
-        RunFolderError: the file cannot be read.
+        RunFolderError: the file is not as it was written, or another service's.
     """
 
     def __init__(
         self,
         most: int | None,
         path: Path,
+        seal: Seal,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._most, self._path, self._now = most, path, now
+        self._most, self._path, self._seal, self._now = most, path, seal, now
         self._day, self._asked = 0, Counter[str]()
         if most is not None and path.exists():
             try:
-                found = read_json(path)
-                self._day, self._asked = int(found["day"]), Counter(_counts(found["rows"]))
-            except (KeyError, TypeError, ValueError):
-                raise RunFolderError(
-                    "the count of rows that clients asked for cannot be read",
-                    where=str(path),
-                    fix="remove the file to give every token its whole budget again",
-                ) from None
+                found = read_sealed_json(path, seal)
+            except RunFolderError as problem:
+                problem.fix = "remove the file to give every token its whole budget again"
+                raise
+            self._day, self._asked = found["day"], Counter(found["rows"])
         self._noted = Counter(self._asked)
 
     def take(self, token: str, rows: int) -> bool:
@@ -117,13 +137,8 @@ class RowBudget:
     def _note(self, counts: Mapping[str, int]) -> None:
         """Write the counts; on a full disk they go on in memory, and answers do too."""
         with suppress(StorageError):
-            write_json(self._path, {"day": self._day, "rows": dict(counts)})
-
-
-def _counts(found: Mapping[str, int]) -> Mapping[str, int]:
-    if any(type(rows) is not int or rows < 0 for rows in found.values()):
-        raise ValueError
-    return found
+            record = {"day": self._day, "rows": dict(counts)}
+            write_sealed_json(self._path, record, self._seal)
 
 
 class Unavailable(Exception):
@@ -164,37 +179,38 @@ class Result:
 
 
 class Figures:
-    """Counts for `/metrics`; names of parties, never an id or a value."""
+    """Counts for `/metrics`; names of parties, never an id or a value.
+
+    A request only adds to numbers; what Prometheus wants is made when it asks.
+    """
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.buckets = [0] * (len(_BUCKETS) + 1)
-        self.seconds = 0.0
+        self._counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+        self._buckets = [0] * (len(_BUCKETS) + 1)
+        self._seconds = 0.0
 
-    def add(self, name: str, labels: str = "", by: int = 1) -> None:
+    def add(self, name: str, by: int = 1, **labels: str) -> None:
         """Count something."""
-        self.counts[name, labels] += by
+        self._counts[name, tuple(labels.items())] += by
 
     def took(self, seconds: float) -> None:
         """Count a request that was answered."""
-        self.seconds += seconds
-        at = next((i for i, most in enumerate(_BUCKETS) if seconds <= most), len(_BUCKETS))
-        self.buckets[at] += 1
+        self._seconds += seconds
+        self._buckets[bisect_left(_BUCKETS, seconds)] += 1
 
-    def lines(self) -> Iterator[str]:
-        """Prometheus' text format, version 0.0.4."""
-        for name in sorted({name for name, _ in self.counts}):
-            yield f"# TYPE vfl_{name} counter"
-            for (each, labels), count in sorted(self.counts.items()):
-                if each == name:
-                    yield f"vfl_{name}{{{labels}}} {count}" if labels else f"vfl_{name} {count}"
-        yield "# TYPE vfl_request_seconds histogram"
-        total = 0
-        for most, count in zip((*map(str, _BUCKETS), "+Inf"), self.buckets, strict=True):
-            total += count
-            yield f'vfl_request_seconds_bucket{{le="{most}"}} {total}'
-        yield f"vfl_request_seconds_sum {self.seconds:.6f}"
-        yield f"vfl_request_seconds_count {total}"
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        families = dict[str, CounterMetricFamily]()
+        for (name, labels), count in sorted(self._counts.items()):
+            keys, values = [key for key, _ in labels], [value for _, value in labels]
+            if name not in families:
+                families[name] = CounterMetricFamily(f"vfl_{name}", _HELP[name], labels=keys)
+            families[name].add_metric(values, count)
+        yield from families.values()
+        ends = (*map(str, _BUCKETS), "+Inf")
+        counts = list(zip(ends, accumulate(self._buckets), strict=True))
+        about = "of requests that were answered"
+        yield HistogramMetricFamily("vfl_request_seconds", about, counts, self._seconds)
 
 
 class Served(Protocol):
@@ -299,7 +315,7 @@ class Service:
             timer.cancel()
         if isinstance(result, Unavailable):
             raise result
-        self.figures.add("rows_total", by=len(rows))
+        self.figures.add("rows", len(rows))
         self.figures.took(time.monotonic() - started)
         return result
 
@@ -318,7 +334,7 @@ class Service:
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
         if self._stops() or refused or not (self.was_ready or isinstance(error, _ABSENT)):
             return False
-        self.figures.add("sessions_lost_total")
+        self.figures.add("sessions_lost")
         time.sleep(_PAUSE_S)
         return True
 
@@ -326,16 +342,30 @@ class Service:
         """Have `play` return."""
         self._closed = True
 
-    def metrics(self) -> str:
-        """The text of `/metrics`."""
+    def collect(self) -> Iterator[Metric]:
+        """What is counted and how things stand; see `prometheus_client.registry.Collector`."""
         missing = {*(self.missing or "").split(", "), *self.absent}
-        gauges = ["# TYPE vfl_party_up gauge"]
-        gauges += [
-            f'vfl_party_up{{party="{party}"}} {int(party not in missing)}' for party in self.parties
-        ]
+        up = GaugeMetricFamily("vfl_party_up", "whether a party answers", labels=["party"])
+        for party in self.parties:
+            up.add_metric([party], party not in missing)
+        yield up
         waiting = len(self._waiting)
-        gauges += ["# TYPE vfl_waiting_requests gauge", f"vfl_waiting_requests {waiting}"]
-        return "\n".join([*gauges, *self.figures.lines(), *self._drift.metrics(), ""])
+        yield GaugeMetricFamily("vfl_waiting_requests", "that wait for a batch", waiting)
+        yield from self.figures.collect()
+        index = GaugeMetricFamily(
+            "vfl_population_stability_index",
+            "of served rows beside training rows",
+            labels=["column"],
+        )
+        rows = CounterMetricFamily(
+            "vfl_served_rows", "by bin of the training", labels=["column", "bin"]
+        )
+        for column, about in self._drift.summary().items():
+            index.add_metric([column], about["population_stability_index"])
+            for number, count in enumerate(about["rows"]):
+                if count:
+                    rows.add_metric([column, str(number)], count)
+        yield from (index, rows)
 
     @property
     def absent(self) -> list[str]:
@@ -354,7 +384,7 @@ class Service:
 
     def _late(self, future: asyncio.Future[Result | Unavailable]) -> None:
         if not future.done():
-            self.figures.add("timeouts_total")
+            self.figures.add("timeouts")
             future.set_result(Unavailable(self._slowest(), "it did not answer in time"))
 
     def _stops(self) -> bool:
@@ -526,7 +556,7 @@ class Service:
             self._waiting.extendleft(reversed(requests))
             return
         busy, name = refusal.reason is Refused.BUSY, refusal.reason.name.lower()
-        self.figures.add("refusals_total", f'party="{refusal.party}",reason="{name}"')
+        self.figures.add("refusals", party=refusal.party, reason=name)
         why = "it takes no more rows now" if busy else "it does not consent to this request"
         for request in requests:
             _settle(request, Unavailable(refusal.party, why, 429 if busy else 403))
@@ -534,8 +564,8 @@ class Service:
     def _answered(
         self, serving: ServingParty, batch: _Batch, answer: Answer, inputs: Tensor | None
     ) -> None:
-        self.figures.add("batches_total")
-        self.figures.add("asked_rows_total", by=len(batch.rows))
+        self.figures.add("batches")
+        self.figures.add("asked_rows", len(batch.rows))
         if inputs is None:
             self._drift.add(serving.label.data.inputs, answer.outputs, batch.rows)
         else:
@@ -544,7 +574,7 @@ class Service:
         if answer.missing is not None:
             rows = [_marked(*pair) for pair in zip(rows, answer.missing, strict=True)]
             for party in (party for row in answer.missing for party in row):
-                self.figures.add("missing_cuts_total", f'party="{party}"')
+                self.figures.add("missing_cuts", party=party)
         fresh = dict(zip(batch.rows.tolist(), rows, strict=True))
         # A party that is back is asked again.
         if inputs is None and self._cache_rows and not serving.absent:
@@ -573,7 +603,7 @@ class Service:
         for row in found:
             self._cache.move_to_end(row)
         if found:
-            self.figures.add("cached_rows_total", by=len(found))
+            self.figures.add("cached_rows", len(found))
         return found
 
 

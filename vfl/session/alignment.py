@@ -37,8 +37,8 @@ from vfl.datasets.on_disk import DiskBytes, OnDisk, scratch
 from vfl.datasets.table import spaced
 from vfl.session.consent import PIECE_LIMIT_BYTES
 from vfl.session.party_folder import table_format
-from vfl.session.relay import OFFER_BYTES
 from vfl.session.terms import AlignTerms
+from vfl.transport.pairs import OFFER_BYTES
 
 _PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2

@@ -53,12 +53,12 @@ from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ledger import Spent
 from vfl.session.private import PrivacyPlan
 from vfl.session.ranges import out_of_range
-from vfl.session.relay import OFFER_BYTES, SEAL_BYTES
 from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
 from vfl.session.secure import Layers
 from vfl.session.terms import Terms
 from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
+from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
 
 #: What the label party answers a query with, of which at most one byte an epoch says something.
 _ANSWER_BYTES = 1
@@ -615,7 +615,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
         return forward, back
 
     def sealed(name: str) -> tuple[dict[Kind, int], dict[Kind, int]]:
-        forward, back = cuts(compression.make(terms.codec), terms.parties[name].width, SEAL_BYTES)
+        forward, back = cuts(compression.make(terms.codec), terms.parties[name].width, TAG_BYTES)
         return forward | {Kind.PROTOCOL: OFFER_BYTES}, back | {Kind.PROTOCOL: OFFER_BYTES}
 
     def beside(forward: Mapping[Kind, int], back: Mapping[Kind, int]) -> LinkLimits:

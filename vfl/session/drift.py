@@ -6,7 +6,7 @@ are names of its columns, numbers of bins and counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -212,21 +212,6 @@ class Drift:
                     found[name] = {"population_stability_index": index, "rows": counts}
         return found
 
-    def metrics(self) -> Iterator[str]:
-        """Lines of Prometheus' text format."""
-        found = self.summary()
-        if found:
-            yield "# TYPE vfl_population_stability_index gauge"
-            for name, about in found.items():
-                index = about["population_stability_index"]
-                yield f'vfl_population_stability_index{{column="{_label(name)}"}} {index:.6f}'
-            yield "# TYPE vfl_served_rows_total counter"
-            for name, about in found.items():
-                for number, rows in enumerate(about["rows"]):
-                    if rows:
-                        where = f'column="{_label(name)}",bin="{number}"'
-                        yield f"vfl_served_rows_total{{{where}}} {rows}"
-
 
 def scores_of(answers: Tensor, classifies: bool) -> Tensor:
     """One score a row, axes (rows, 1).
@@ -249,8 +234,3 @@ def _names(data: PartyData) -> list[str]:
         found += [one.name] if one.width == 1 else [f"{one.name} {n}" for n in range(one.width)]
     # A network in one place has the columns of several encoders.
     return found if len(found) == width else [f"input {number}" for number in range(width)]
-
-
-def _label(name: str) -> str:
-    """A name inside the quotes of a label."""
-    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")

@@ -23,7 +23,6 @@ from vfl.config import PartyFile
 from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import write_bytes
 
-SIGNATURE_BYTES = 64
 #: What to do without a key, and without a pin.
 MAKE_IDENTITY = (
     "vfl renew party.toml --identity makes one; give its public part to the other parties"

@@ -27,8 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from vfl.config import PartyFile, read_party_file
@@ -52,6 +50,7 @@ from vfl.session.rank_processes import FurtherRanks, Order, RankProcesses, ended
 from vfl.session.ranks import Ranks, lost
 from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, Timeouts
 from vfl.transport.certificates import Authority, ServerCertificate
+from vfl.transport.pairs import derived
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CERTIFICATE_DAYS = 30
@@ -119,8 +118,7 @@ class RanksKey:
         return self._derived(f"token of rank {rank}", 32).hex()
 
     def _derived(self, purpose: str, size: int) -> bytes:
-        info = f"vfl ranks 1|{self.party}|{purpose}".encode()
-        return HKDF(hashes.SHA256(), size, salt=None, info=info).derive(self.secret)
+        return derived(self.secret, f"vfl ranks 1|{self.party}|{purpose}".encode(), size)
 
 
 class StreamGroup:

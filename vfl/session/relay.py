@@ -14,31 +14,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from vfl.config import PartyFile
 from vfl.core.errors import AuthenticationError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets.alignment.protocols import Message, Send
 from vfl.datasets.on_disk import DiskBytes
-from vfl.session.identity import SIGNATURE_BYTES, Identity, read_pins
+from vfl.session.identity import Identity, read_pins
 from vfl.session.terms import Terms
 from vfl.session.witness import Standing
 from vfl.transport.link import ObservedPoll, PolledLink, TransportLink
+from vfl.transport.pairs import (
+    OFFER_BYTES,
+    TAG_BYTES,
+    Agreeing,
+    Direction,
+    NotAgreedError,
+    derived,
+    opened_offer,
+)
 
-_PUBLIC_BYTES = 32
-_COUNT_BYTES = 8
-_TOLD_BYTES = _PUBLIC_BYTES + _COUNT_BYTES
-#: Of a key that is offered, the count of its party's store, and the signature of both.
-OFFER_BYTES = _TOLD_BYTES + SIGNATURE_BYTES
-#: What sealing adds to a payload.
-SEAL_BYTES = 16
 _BLOCK_BYTES = 1 << 20  # of a file that is sealed
 
 
@@ -74,17 +73,15 @@ class PairSeals:
         self.others = [name for name in named if name != self._me]
         facts = [session, terms.digest(), *terms.peers, terms.label_party]
         self._binding = hashlib.sha256(json.dumps(facts).encode()).digest()
-        self._private = X25519PrivateKey.generate()
-        self._sealing, self._opening = dict[str, _Seal](), dict[str, _Seal]()
-        self._counts, self._waiting = Counter[str](), dict[str, list[Message]]()
+        self._own, self._waiting = Agreeing(), dict[str, list[Message]]()
+        self._sealing = dict[str, Direction[Message, Message]]()
+        self._opening = dict[str, Direction[Message, Message]]()
         self._offer = b""
         if self.others:
             self._pins = read_pins(party.beside(party.identity.peers), self.others)
-            public = self._private.public_key().public_bytes_raw()
             identity = Identity.kept_at(party.beside(party.identity.key))
             count = 0 if standing is None else standing.announce().count
-            told = public + count.to_bytes(_COUNT_BYTES)
-            self._offer = told + identity.sign(self._signed(self._me, told))
+            self._offer = self._own.offer(identity, self._signed(self._me), count)
 
     def offers(self) -> list[Send]:
         """The first message to every other feature party."""
@@ -102,8 +99,7 @@ class PairSeals:
         if sent.to not in self._sealing:
             self._waiting.setdefault(sent.to, []).append(sent.payload)
             return []
-        sealed = self._sealing[sent.to].seal(self._nonce(f"to {sent.to}"), sent.payload, about)
-        return [Send(sent.to, sealed)]
+        return [Send(sent.to, self._sealing[sent.to].seal(sent.payload, about))]
 
     def open(
         self, sender: str, payload: Message, about: bytes = b""
@@ -120,36 +116,28 @@ class PairSeals:
             held = self._waiting.pop(sender, [])
             return None, [one for each in held for one in self.seal(Send(sender, each))]
         try:
-            nonce = self._nonce(f"from {sender}")
-            return self._opening[sender].open(nonce, payload, about), []
+            return self._opening[sender].open(payload, about), []
         except InvalidTag:
             raise _not_of(sender) from None
 
     def _agree(self, sender: str, offer: bytes) -> None:
-        told, signature = offer[:_TOLD_BYTES], offer[_TOLD_BYTES:]
-        if not self._pins[sender].has_signed(self._signed(sender, told), signature):
-            raise _not_of(sender)
-        if self._standing is not None:
-            self._standing.admit_count(sender, int.from_bytes(told[_PUBLIC_BYTES:]))
         try:
-            public = X25519PublicKey.from_public_bytes(told[:_PUBLIC_BYTES])
-            shared = self._private.exchange(public)
-        except ValueError:
+            public, count = opened_offer(offer, self._pins[sender], self._signed(sender))
+            if self._standing is not None:
+                self._standing.admit_count(sender, count)
+            shared = self._own.shared(public)
+        except NotAgreedError:
             raise _not_of(sender) from None
         for ciphers, one, two, offers in (
             (self._sealing, self._me, sender, self._offer + offer),
             (self._opening, sender, self._me, offer + self._offer),
         ):
             info = b"vfl sealed pair 1" + json.dumps([one, two]).encode() + offers
-            key = HKDF(hashes.SHA256(), 32, salt=self._binding, info=info).derive(shared)
-            ciphers[sender] = _Seal(key)
+            key = derived(shared, info, salt=self._binding)
+            ciphers[sender] = Direction(_Seal(key), first=1)
 
-    def _signed(self, party: str, told: bytes) -> bytes:
-        return b"vfl sealed offer 2" + self._binding + party.encode() + b"\0" + told
-
-    def _nonce(self, way: str) -> bytes:
-        self._counts[way] += 1
-        return self._counts[way].to_bytes(12, "big")
+    def _signed(self, party: str) -> bytes:
+        return b"vfl sealed offer 2" + self._binding + party.encode() + b"\0"
 
 
 class _Seal:
@@ -158,18 +146,18 @@ class _Seal:
     def __init__(self, key: bytes) -> None:
         self._key, self._whole = AES(key), AESGCM(key)
 
-    def seal(self, nonce: bytes, payload: Message, about: bytes) -> Message:
+    def encrypt(self, nonce: bytes, payload: Message, about: bytes | None) -> Message:
         if isinstance(payload, bytes):
             return self._whole.encrypt(nonce, payload, about)
         encryptor, found = Cipher(self._key, GCM(nonce)).encryptor(), DiskBytes(payload.place)
-        encryptor.authenticate_additional_data(about)
+        encryptor.authenticate_additional_data(about or b"")
         for start in range(0, len(payload), _BLOCK_BYTES):
             found.write(encryptor.update(payload[start : start + _BLOCK_BYTES]))
         encryptor.finalize()
         found.write(encryptor.tag)
         return found
 
-    def open(self, nonce: bytes, payload: Message, about: bytes) -> Message:
+    def decrypt(self, nonce: bytes, payload: Message, about: bytes | None) -> Message:
         """The content, once all of it is known to be the sender's.
 
         Raises:
@@ -177,11 +165,11 @@ class _Seal:
         """
         if isinstance(payload, bytes):
             return self._whole.decrypt(nonce, payload, about)
-        if (size := len(payload) - SEAL_BYTES) < 0:
+        if (size := len(payload) - TAG_BYTES) < 0:
             raise InvalidTag
         decryptor = Cipher(self._key, GCM(nonce, payload[size:])).decryptor()
         found = DiskBytes(payload.place)
-        decryptor.authenticate_additional_data(about)
+        decryptor.authenticate_additional_data(about or b"")
         for start in range(0, size, _BLOCK_BYTES):
             found.write(decryptor.update(payload[start : min(start + _BLOCK_BYTES, size)]))
         decryptor.finalize()

@@ -159,15 +159,7 @@ class Pages:
         listening = listen("127.0.0.1", 0)
         self._port = listening.getsockname()[1]
         self._server = HttpServer(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([listening],), name="vfl-pages", daemon=True
-        )
-        self._thread.start()
-        deadline = time.monotonic() + 20
-        while not self._server.started:
-            if time.monotonic() > deadline or not self._thread.is_alive():
-                raise LostPeerError("the server of the pages did not start")
-            time.sleep(_TICK_S)
+        self._server.start(listening, "vfl-pages")
 
     def add(self, name: str) -> tuple[str, PageLink]:
         """A page's address, and its link."""
@@ -191,5 +183,4 @@ class Pages:
 
     def close(self) -> None:
         """End the server, and with it the pages' connections."""
-        self._server.should_exit = True
-        self._thread.join(10)
+        self._server.stop()

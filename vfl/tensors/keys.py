@@ -14,15 +14,18 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from vfl.core.errors import AuthenticationError, UserError
 from vfl.core.storage import write_bytes
+from vfl.transport.pairs import (
+    NONCE_BYTES,
+    PUBLIC_BYTES,
+    SIGNATURE_BYTES,
+    Agreeing,
+    NotAgreedError,
+)
 
-_KEY, _NONCE, _SIGNATURE = 32, 12, 64
 _FINGERPRINT_DIGITS, _GROUP = 32, 4
 
 
@@ -47,7 +50,7 @@ class WorkerKeys:
     ) -> None:
         self._name, self._signing = name, signing
         self._known = {other: _digits(text, other) for other, text in (known or {}).items()}
-        self._key = X25519PrivateKey.generate()
+        self._key = Agreeing()
         self._opened: set[bytes] = set()
 
     @property
@@ -58,7 +61,7 @@ class WorkerKeys:
     @property
     def public(self) -> bytes:
         """X25519, 32 bytes; then, if there is a key that stays, it and its signature, 96 bytes."""
-        own = self._key.public_key().public_bytes_raw()
+        own = self._key.public
         if self._signing is None:
             return own
         signed = self._signing.sign(_statement(self._name, own))
@@ -92,9 +95,8 @@ class WorkerKeys:
 
     def agreed(self, key: bytes, about: str) -> bytes:
         """A key that this worker and the one of a public key have in common, for one purpose."""
-        own, other = self._key.public_key().public_bytes_raw(), key[:_KEY]
-        shared = self._key.exchange(X25519PublicKey.from_public_bytes(other))
-        return _derived(shared, min(own, other), max(own, other), about)
+        own, other = self._key.public, key[:PUBLIC_BYTES]
+        return self._key.key(other, _info(min(own, other), max(own, other), about))
 
     def unseal(self, parcel: bytes) -> bytes:
         """The content of `seal`, once.
@@ -102,14 +104,17 @@ class WorkerKeys:
         Raises:
             AuthenticationError: it is for somebody else, was changed, or was here before.
         """
-        once, nonce, rest = parcel[:_KEY], parcel[_KEY : _KEY + _NONCE], parcel[_KEY + _NONCE :]
+        once, nonce, rest = (
+            parcel[:PUBLIC_BYTES],
+            parcel[PUBLIC_BYTES : PUBLIC_BYTES + NONCE_BYTES],
+            parcel[PUBLIC_BYTES + NONCE_BYTES :],
+        )
         if once in self._opened:
             raise AuthenticationError("this came from another worker before", where=self._name)
         try:
-            shared = self._key.exchange(X25519PublicKey.from_public_bytes(once))
-            cipher = AESGCM(_derived(shared, once, self._key.public_key().public_bytes_raw()))
+            cipher = AESGCM(self._key.key(once, _info(once, self._key.public)))
             content = cipher.decrypt(nonce, rest, None)
-        except (InvalidTag, ValueError):
+        except (InvalidTag, NotAgreedError, ValueError):
             raise AuthenticationError(
                 "what came from another worker cannot be opened", where=self._name
             ) from None
@@ -129,14 +134,14 @@ class WorkerKeys:
         )
 
     def _is_of(self, name: str, key: bytes) -> bool:
-        own, other = key[:_KEY], key[_KEY:]
+        own, other = key[:PUBLIC_BYTES], key[PUBLIC_BYTES:]
         if name == self._name:
-            return own == self._key.public_key().public_bytes_raw()
-        if name not in self._known or len(other) != _KEY + _SIGNATURE:
+            return own == self._key.public
+        if name not in self._known or len(other) != PUBLIC_BYTES + SIGNATURE_BYTES:
             return False
-        signer = Ed25519PublicKey.from_public_bytes(other[:_KEY])
+        signer = Ed25519PublicKey.from_public_bytes(other[:PUBLIC_BYTES])
         try:
-            signer.verify(other[_KEY:], _statement(name, own))
+            signer.verify(other[PUBLIC_BYTES:], _statement(name, own))
         except InvalidSignature:
             return False
         return _digits(_fingerprint(signer), name) == self._known[name]
@@ -144,11 +149,9 @@ class WorkerKeys:
 
 def seal(key: bytes, content: bytes) -> bytes:
     """Bytes that only the worker of a public key can read; each time under a new key."""
-    once = X25519PrivateKey.generate()
-    public, nonce = once.public_key().public_bytes_raw(), secrets.token_bytes(_NONCE)
-    shared = once.exchange(X25519PublicKey.from_public_bytes(key[:_KEY]))
-    cipher = AESGCM(_derived(shared, public, key[:_KEY]))
-    return public + nonce + cipher.encrypt(nonce, content, None)
+    once, nonce = Agreeing(), secrets.token_bytes(NONCE_BYTES)
+    cipher = AESGCM(once.key(key[:PUBLIC_BYTES], _info(once.public, key[:PUBLIC_BYTES])))
+    return once.public + nonce + cipher.encrypt(nonce, content, None)
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:
@@ -173,9 +176,9 @@ def _statement(name: str, key: bytes) -> bytes:
     return b"vfl.tensors key of " + name.encode() + b"\0" + key
 
 
-def _derived(shared: bytes, once: bytes, key: bytes, about: str = "seal") -> bytes:
-    info = b"vfl.tensors " + about.encode() + once + key
-    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(shared)
+def _info(once: bytes, key: bytes, about: str = "seal") -> bytes:
+    """What a key is bound to."""
+    return b"vfl.tensors " + about.encode() + once + key
 
 
 def _fingerprint(key: Ed25519PublicKey) -> str:

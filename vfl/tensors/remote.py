@@ -49,8 +49,10 @@ from vfl.transport import (
     receive_any,
     session_certificate,
 )
+from vfl.transport.pairs import Direction
 
 _WINDOW = 64
+_ROLE_BYTES = 4  # how a nonce begins
 #: How long a worker may compute, and how long a leader may be silent.
 _STEP_S, _IDLE_S = 600.0, 7 * 24 * 3600.0
 
@@ -478,31 +480,28 @@ class _Sealed:
     """A link to another worker of a computation, through the leader, who cannot read it."""
 
     def __init__(self, end: _WorkerEnd, session: str, role: int, other: int, key: bytes) -> None:
-        self._end, self._session, self._role, self._other = end, session, role, other
-        self._cipher, self._sent, self._received = AESGCM(key), 0, 0
+        self._end, self._session, self._other = end, session, other
+        cipher = AESGCM(key)
+        self._sealing, self._opening = (
+            Direction(cipher, way.to_bytes(_ROLE_BYTES)) for way in (role, other)
+        )
 
     def send(self, frame: Frame) -> None:
         """See `vfl.core.frame.Link`."""
-        sealed = self._cipher.encrypt(_nonce(self._role, self._sent), to_bytes(frame), None)
-        self._sent += 1
+        sealed = self._sealing.seal(to_bytes(frame))
         self._end.send({"relay": self._session, "to": self._other, "frame": sealed})
 
     def receive(self) -> Frame:
         """See `vfl.core.frame.Link`."""
         sealed = self._end.relayed(self._session, self._other)
         try:
-            raw = self._cipher.decrypt(_nonce(self._other, self._received), sealed, None)
+            raw = self._opening.open(sealed)
         except InvalidTag:
             raise AuthenticationError("a message of another worker was changed") from None
-        self._received += 1
         return from_bytes(raw)
 
     def close(self) -> None:
         """See `vfl.core.frame.Link`."""
-
-
-def _nonce(role: int, number: int) -> bytes:
-    return role.to_bytes(4, "big") + number.to_bytes(8, "big")
 
 
 def _error_of(record: object, name: str) -> VFLError:

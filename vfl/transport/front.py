@@ -8,6 +8,8 @@ keep nobody out:
 - all listeners of a process share a budget of descriptors, below the limit of the process (`ulimit
   -n`). Where it is spent, a stranger makes room, or else a known connection that waits for nothing;
 - a stranger has so long for a whole head, its first byte included, and so many bytes;
+- a source may make so many connections a second, each of which costs a handshake; one that shows a
+  credential is not counted;
 - a source has a token bucket for what comes without a credential. Debt is bounded: whoever shares
   an address with somebody who failed a thousand times waits a second at most once that has stopped.
 
@@ -43,6 +45,8 @@ class FrontLimits:
         head_s: from the connection to the end of its first head, TLS included; of a later head
             from its first byte.
         head_bytes: of a head; TLS has limits of its own.
+        connections_per_second: new ones of a source.
+        connections_burst: most of those that a quiet source saves up.
         per_second: what a source may do without a credential, a second.
         burst: most of that which a quiet source saves up.
         failure_cost: what a wrong credential takes besides.
@@ -53,6 +57,8 @@ class FrontLimits:
     strangers: int = 256
     head_s: float = 5.0
     head_bytes: int = 16 * 1024
+    connections_per_second: float = 200.0
+    connections_burst: float = 400.0
     per_second: float = 200.0
     burst: float = 200.0
     failure_cost: float = 3.0
@@ -147,6 +153,7 @@ class Visitor:
         """It has shown a credential: from now on it makes room for no stranger."""
         if not self.known:
             self.known = True
+            self.front.uncount(self.source)
             _HELD.welcome(self)
 
     def leave(self) -> None:
@@ -177,16 +184,28 @@ class Front:
         self._strangers = RateLimiter(
             limits.per_second, limits.burst, limits.longest_wait_s, limits.sources, clock
         )
+        self._connections = RateLimiter(
+            limits.connections_per_second,
+            limits.connections_burst,
+            keys=limits.sources,
+            clock=clock,
+        )
 
     def trusts(self, address: str) -> bool:
         """Whether a proxy has this address."""
         return bool(self._trusted) and source_of(address) in self._trusted
 
     def enter(self, address: str, end: Callable[[], None]) -> Visitor | None:
-        """A connection has come; None if there is no room for it, even at a stranger's cost."""
+        """A connection has come; None if its source makes too many, or there is no room for it."""
         visitor = Visitor(self, source_of(address), end)
-        visitor.known = self.trusts(address)
+        visitor.known = visitor.source in self._trusted
+        if not visitor.known and not self._connections.allow(visitor.source):
+            return None
         return visitor if _HELD.enter(visitor) else None
+
+    def uncount(self, source: str) -> None:
+        """A connection of this source was no stranger's."""
+        self._connections.charge(source, -1)
 
     def allow(self, address: str) -> bool:
         """Whether a source may do one more thing without a credential; takes its token."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -16,7 +18,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from vfl.transport.front import CONNECTION, Front, Visitor
+from vfl.core.errors import UserError
+from vfl.transport.front import CONNECTION, Front, Visitor, whole_number
 from vfl.transport.stream import listen
 
 Scope = MutableMapping[str, Any]
@@ -27,6 +30,52 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _AT_ONCE, _REST_S = 64, 0.05
 #: How long the end of TLS may take.
 _CLOSE_S = 2.0
+_START_S, _TICK_S = 10.0, 0.01
+
+
+class LargeBodyError(Exception):
+    """A body went beyond its limit."""
+
+
+async def read_body(receive: Receive, most: int, patience_s: float) -> bytes | None:
+    """The whole body of a request; None when its caller hangs up before the end.
+
+    Args:
+        receive: of the request.
+        most: bytes.
+        patience_s: for all of it.
+
+    Raises:
+        LargeBodyError: it is larger.
+        TimeoutError: it did not come in time.
+    """
+    body = bytearray()
+    async with asyncio.timeout(patience_s):
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            if len(body) > most:
+                raise LargeBodyError
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+def announces_at_most(scope: Scope, most: int) -> bool:
+    """Whether a request announces a length within a limit, or none, as in chunks."""
+    announced = [value for key, value in scope["headers"] if key == b"content-length"]
+    return all(whole_number(each, most) is not None for each in announced)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Gives a body that was read, then what comes after it."""
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> MutableMapping[str, Any]:
+        return pending.pop() if pending else await receive()
+
+    return receive_again
 
 
 class Connection:
@@ -173,6 +222,27 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Any:
         """See `uvicorn.Server`."""
         return super().capture_signals() if self._signals else nullcontext()
+
+    def start(self, listening: socket.socket, name: str) -> None:
+        """Serve in a thread of this name; returns once it does.
+
+        Raises:
+            UserError: it does not within ten seconds.
+        """
+        self._thread = threading.Thread(
+            target=self.run, args=([listening],), name=name, daemon=True
+        )
+        self._thread.start()
+        deadline = time.monotonic() + _START_S
+        while not self.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise UserError("an HTTP server did not start", where=name)
+            time.sleep(_TICK_S)
+
+    def stop(self) -> None:
+        """End what `start` began; stopping twice is harmless."""
+        self.should_exit = True
+        self._thread.join(_START_S)
 
     def protocol(self, connection: Connection) -> asyncio.Protocol:
         """What speaks HTTP on a connection."""

@@ -43,20 +43,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from vfl.core.errors import AuthenticationError, ProtocolError, ReusedPadError
+from vfl.core.errors import AuthenticationError, ProtocolError
 from vfl.core.frame import Payload
 from vfl.mpc.channel import split_payload
-from vfl.mpc.stream import KEY_BYTES
-from vfl.session.identity import SIGNATURE_BYTES, Identity, Pin
+from vfl.session.identity import Identity, Pin
+from vfl.transport.pairs import (
+    OFFER_BYTES,
+    TAG_BYTES,
+    Agreeing,
+    Direction,
+    NotAgreedError,
+    derived,
+    opened_offer,
+)
 
-PUBLIC_BYTES, _COUNT_BYTES = 32, 8
-_TOLD_BYTES = PUBLIC_BYTES + _COUNT_BYTES
-OFFER_BYTES = _TOLD_BYTES + SIGNATURE_BYTES
+__all__ = ["OFFER_BYTES", "TAG_BYTES", "Agreement", "Binding", "Sealing", "pair_key"]
 _OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 
@@ -106,10 +109,9 @@ class Agreement:
         self._party = party
         self._pins, self._admit = pins, admit
         self.binding = binding
-        self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
-        public = self._private.public_key().public_bytes_raw()
-        told = public + count.to_bytes(_COUNT_BYTES)
-        self.offer = told + identity.sign(_signed(binding, party, told))
+        own = Agreeing()
+        self._own: Agreeing | None = own
+        self.offer = own.offer(identity, _signed(binding, party), count)
 
     def keys(self, offers: Payload) -> dict[str, bytes]:
         """The key of each pair this party is in, by the other's name; can be asked for once.
@@ -123,8 +125,8 @@ class Agreement:
             RolledBackError: the store of another party was put back from a copy.
             ProtocolError: asked a second time.
         """
-        private, self._private = self._private, None
-        if private is None:
+        own, self._own = self._own, None
+        if own is None:
             raise ProtocolError("offers came twice", fix="begin a new attempt")
         keys = {}
         parties, what = self.binding.parties, "the offers of keys have the wrong length"
@@ -134,21 +136,17 @@ class Agreement:
                 if offer != self.offer:
                     raise _not_signed(party)
                 continue
-            told, signature = offer[:_TOLD_BYTES], offer[_TOLD_BYTES:]
-            if not self._pins[party].has_signed(_signed(self.binding, party, told), signature):
-                raise _not_signed(party)
-            self._admit(party, int.from_bytes(told[PUBLIC_BYTES:]))
-            keys[party] = self._key(private, party, told[:PUBLIC_BYTES])
+            try:
+                pin, about = self._pins[party], _signed(self.binding, party)
+                public, count = opened_offer(offer, pin, about)
+                self._admit(party, count)
+                shared = own.shared(public)
+            except NotAgreedError:
+                raise _not_signed(party) from None
+            offered = {self._party: own.public, party: public}
+            ordered = {name: offered[name] for name in parties if name in offered}
+            keys[party] = pair_key(shared, self.binding, ordered)
         return keys
-
-    def _key(self, private: X25519PrivateKey, party: str, public: bytes) -> bytes:
-        try:
-            shared = private.exchange(X25519PublicKey.from_public_bytes(public))
-        except ValueError:  # a point of small order, which gives zeros
-            raise _not_signed(party) from None
-        offered = {self._party: self.offer[:PUBLIC_BYTES], party: public}
-        ordered = [name for name in self.binding.parties if name in offered]
-        return pair_key(shared, self.binding, {name: offered[name] for name in ordered})
 
     def __repr__(self) -> str:
         return "Agreement(...)"
@@ -165,11 +163,11 @@ def pair_key(shared: bytes, binding: Binding, offered: Mapping[str, bytes]) -> b
     info = [_PAIR, binding.digest()]
     for party, public in offered.items():
         info += [bytes([len(party)]), party.encode(), public]
-    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"".join(info)).derive(shared)
+    return derived(shared, b"".join(info))
 
 
-def _signed(binding: Binding, party: str, told: bytes) -> bytes:
-    return b"".join([_OFFER, binding.digest(), bytes([len(party)]), party.encode(), told])
+def _signed(binding: Binding, party: str) -> bytes:
+    return b"".join([_OFFER, binding.digest(), bytes([len(party)]), party.encode()])
 
 
 def _not_signed(party: str) -> AuthenticationError:
@@ -183,9 +181,6 @@ def _not_signed(party: str) -> AuthenticationError:
     )
 
 
-TAG_BYTES = 16
-_KEY_BYTES, _NONCE_BYTES = 32, 12
-_MESSAGES = 2**32
 _RELAYED = b"vfl relayed message 1"
 
 
@@ -204,9 +199,8 @@ class Sealing:
     def __init__(self, pair: bytes, sender: str, receiver: str) -> None:
         names = [bytes([len(name)]) + name.encode() for name in (sender, receiver)]
         info = _RELAYED + b"".join(names)
-        self._cipher = AESGCM(HKDF(hashes.SHA256(), _KEY_BYTES, salt=None, info=info).derive(pair))
+        self._way: Direction[Payload, bytes] = Direction(AESGCM(derived(pair, info)))
         self._sender = sender
-        self._count = 0
 
     def seal(self, message: Payload, about: str) -> bytes:
         """The message, unreadable, and `TAG_BYTES` longer.
@@ -218,7 +212,7 @@ class Sealing:
         Raises:
             ReusedPadError: this key has sealed all the messages it is good for.
         """
-        return self._cipher.encrypt(self._nonce(), message, about.encode())
+        return self._way.seal(message, about.encode())
 
     def open(self, sealed: Payload, about: str) -> bytes:
         """What was sealed; the next message is the only one that opens.
@@ -227,7 +221,7 @@ class Sealing:
             AuthenticationError: it is not the sender's next message, or is about something else.
         """
         try:
-            return self._cipher.decrypt(self._nonce(), sealed, about.encode())
+            return self._way.open(sealed, about.encode())
         except InvalidTag:
             raise AuthenticationError(
                 f"a relayed message is not what party '{self._sender}' sealed for this place",
@@ -236,17 +230,6 @@ class Sealing:
                 want="its next message, unchanged",
                 fix="somebody in between changes, repeats or drops what parties send each other",
             ) from None
-
-    def _nonce(self) -> bytes:
-        if self._count >= _MESSAGES:
-            raise ReusedPadError(
-                "a key has sealed as many messages as it may",
-                got=f"{_MESSAGES} messages",
-                fix="begin a new attempt, with new keys",
-            )
-        nonce = self._count.to_bytes(_NONCE_BYTES, "big")
-        self._count += 1
-        return nonce
 
     def __repr__(self) -> str:
         return "Sealing(...)"
