@@ -49,7 +49,7 @@ from vfl.config import Experiment, ServeSettings, read_party_file
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import use_one_thread
-from vfl.datasets import load_own
+from vfl.datasets import Dealing, OwnTable, load_own
 from vfl.serving.front import Asked, LeadSettings, scores, settings_file
 from vfl.session.identity import Identity
 from vfl.session.schedule import ROW_BYTES
@@ -238,7 +238,7 @@ def play_monolith(folder: Path) -> None:
     """All columns, all models and FastAPI in one process; the same answer, a pass a request."""
     use_one_thread()
     data = {
-        name: load_own(name, folder / name / "data.csv", "id", ("*",), None, "", 0)
+        name: load_own(name, OwnTable(folder / name / "data.csv", "id", ("*",)), None, Dealing(0))
         for name in PARTIES
     }
     bottoms = {name: models.make_bottom("mlp:hidden=64").build((COLUMNS,), 16) for name in PARTIES}

@@ -382,5 +382,5 @@ def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(tab
     plain = {name: PartySettings() for name in ("bank", "shop")}
     with pytest.raises(ConfigError, match="names no party's table"):
         check_project(settings.model_copy(update={"parties": plain}))
-    with pytest.raises(ValueError, match="another party's name"):
+    with pytest.raises(ValueError, match=r"'bank' of ..tasks.. has columns"):
         Terms.model_validate(terms.model_dump(mode="json") | {"tasks": {"bank": {"weight": 1.0}}})

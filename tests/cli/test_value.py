@@ -157,14 +157,16 @@ def test_the_network_in_one_place_is_the_one_that_is_split(file, tmp_path, merge
 
 def test_boosting_has_a_number_in_bins_as_one_column(tmp_path):
     """Trees ask which of two rows has more of it, so the order is all that must stay."""
-    from vfl.datasets import TableFormat, load_own
+    from vfl.datasets import Dealing, OwnTable, TableFormat, load_own
     from vfl.experiments.value import for_trees
 
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"x": rng.normal(size=200), "y": rng.random(200), "t": ["a", "b"] * 100})
     table.loc[::9, "y"] = np.nan
-    own = ("bank", table, None, ["*"], None, "classification", 0)
-    plain, binned = load_own(*own), load_own(*own, form=TableFormat(bins=8))
+    plain, binned = (
+        load_own("bank", OwnTable(table, form=TableFormat(bins=bins)), None, Dealing(0))
+        for bins in (0, 8)
+    )
     assert binned.inputs.shape[1] > plain.inputs.shape[1] == 5
     assert for_trees(plain) is plain.inputs
     found, train = for_trees(binned)[plain.split.train], plain.inputs[plain.split.train]

@@ -8,7 +8,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from vfl.core.errors import DataError
-from vfl.datasets.describe import _auc, describe, sniff, tells_label
+from vfl.datasets.describe import _auc, describe, tells_label
+from vfl.datasets.sniff import sniff
 
 ROWS = 1000
 

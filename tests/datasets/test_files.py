@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.datasets import TableFormat, files, load_own, read_table
+from vfl.datasets import Dealing, Label, OwnTable, TableFormat, files, load_own, read_table
 from vfl.datasets.files import Spill, column_names
 from vfl.datasets.on_disk import OnDisk
 from vfl.datasets.table import LargeTable, kind_of, row_blocks
@@ -120,7 +120,7 @@ def test_a_large_table_gives_a_party_what_the_whole_frame_gives(large, monkeypat
     assert isinstance(whole, pd.DataFrame)
 
     def own(source):
-        return load_own("bank", source, "id", ["*"], "paid", "classification", seed=0)
+        return load_own("bank", OwnTable(source, "id", ["*"]), Label("bank", "paid"), Dealing(0))
 
     want = own(whole)
     monkeypatch.setattr(files, "BLOCK_ROWS", 8)
@@ -249,7 +249,9 @@ def test_a_parquet_file_in_an_object_store(frame_in_store):
     table = read_table(source)
     for name in frame.columns:
         pd.testing.assert_series_equal(table[name], frame[name], check_dtype=False)
-    data, same = (load_own("bank", one, "id", ["x"], None, "", seed=0) for one in (source, frame))
+    data, same = (
+        load_own("bank", OwnTable(one, "id", ["x"]), None, Dealing(0)) for one in (source, frame)
+    )
     assert torch.equal(data.inputs, same.inputs)
     assert data.ids_digest == same.ids_digest
 
@@ -308,9 +310,8 @@ def test_the_parquet_files_of_a_folder_are_one_table(tmp_path, scheme):
     pd.testing.assert_frame_equal(blocks, frame[["x", "id"]])
     place = OnDisk(tmp_path / "store", 1 << 20)
     form = TableFormat(id_type="number")
-    about = ("id", ["x"], None, "", 0)
-    data = load_own("bank", folder, *about, form=form, place=place)
-    same = load_own("bank", frame, *about, form=form)
+    data = load_own("bank", OwnTable(folder, "id", ["x"], form), None, Dealing(0), place=place)
+    same = load_own("bank", OwnTable(frame, "id", ["x"], form), None, Dealing(0))
     assert data.ids_digest == same.ids_digest
     torch.testing.assert_close(data.inputs[:], same.inputs)
 

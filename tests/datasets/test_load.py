@@ -24,6 +24,9 @@ from vfl.core.errors import (
     UnknownNameError,
 )
 from vfl.datasets import (
+    Dealing,
+    Label,
+    OwnTable,
     load_bundled,
     load_for_prediction,
     load_own,
@@ -31,7 +34,7 @@ from vfl.datasets import (
     load_table,
     read_encoder,
 )
-from vfl.datasets.load import OwnTable, partition_columns
+from vfl.datasets.load import partition_columns
 
 
 def customers(rows: int = 60) -> pd.DataFrame:
@@ -60,7 +63,10 @@ def load_two(frame, **changes):
         "task": "classification",
         "seed": 0,
     }
-    return load_table(frame, **(options | changes))
+    asked = options | changes
+    table = OwnTable(frame, asked["id_column"])
+    label = Label(asked["label_party"], asked["label"], asked["task"])
+    return load_table(table, asked["party_columns"], [label], Dealing(asked["seed"]))
 
 
 def test_digits_halves_at_two_parties_and_labels_at_a_third():
@@ -145,7 +151,7 @@ def test_one_table_dealt_to_two_parties():
 
 
 def test_a_label_party_without_columns_and_rows_without_ids():
-    data = load_two(customers(), id_column=None, label_party="lender")
+    data = load_two(customers(), id_column="", label_party="lender")
     assert list(data) == ["bank", "shop", "lender"]
     assert data["lender"].inputs is None
     assert data["lender"].ids is None
@@ -196,7 +202,7 @@ def test_one_table_a_party_joined_by_ids(tmp_path):
     )
     frame[["customer", "basket", "paid"]].iloc[5:].to_parquet(tmp_path / "shop.parquet")
     sources = {"bank": tmp_path / "bank.csv", "shop": tmp_path / "shop.parquet"}
-    apart = load_parties(own(sources), TWO, "shop", "paid", "classification", seed=0)
+    apart = load_parties(own(sources), TWO, [Label("shop", "paid")], Dealing(0))
     joint = load_two(frame.iloc[5:])
     for party in ("bank", "shop"):
         torch.testing.assert_close(apart[party].inputs, joint[party].inputs)
@@ -207,10 +213,10 @@ def test_one_table_a_party_joined_by_ids(tmp_path):
 def test_tables_a_party_lacks_or_leaves_unused():
     frame = customers()
     with pytest.raises(MissingDataError, match="party 'shop' has no table"):
-        load_parties(own({"bank": frame}), TWO, "bank", "paid", "classification", 0)
+        load_parties(own({"bank": frame}), TWO, [Label("bank", "paid")], Dealing(0))
     tables = own(dict.fromkeys(["bank", "shop", "post"], frame))
     with pytest.raises(DataError, match="party 'post' has no columns"):
-        load_parties(tables, TWO, "shop", "paid", "classification", 0)
+        load_parties(tables, TWO, [Label("shop", "paid")], Dealing(0))
 
 
 def test_a_digest_belongs_to_one_session_and_follows_its_formula():
@@ -243,9 +249,9 @@ def tables() -> dict[str, pd.DataFrame]:
 
 def test_each_party_alone_loads_what_the_joint_form_gives_it(tables):
     named, columns = own(tables, "id"), {"bank": ["*"]}
-    joint = load_parties(named, columns, "shop", "paid", "classification", seed=4)
-    bank = load_own("bank", tables["bank"], "id", ["*"], None, "classification", seed=4)
-    shop = load_own("shop", tables["shop"], "id", None, "paid", "classification", seed=4)
+    joint = load_parties(named, columns, [Label("shop", "paid")], Dealing(4))
+    bank = load_own("bank", OwnTable(tables["bank"], "id", ["*"]), None, Dealing(4))
+    shop = load_own("shop", OwnTable(tables["shop"], "id", ()), Label("shop", "paid"), Dealing(4))
     assert torch.equal(bank.inputs, joint["bank"].inputs)
     assert torch.equal(shop.labels, joint["shop"].labels)
     assert shop.inputs is None
@@ -258,10 +264,10 @@ def test_each_party_alone_loads_what_the_joint_form_gives_it(tables):
 
 
 def test_tables_of_other_rows_have_another_digest(tables):
-    whole = load_own("bank", tables["bank"], "id", ["age"], None, "classification", seed=0)
-    fewer = load_own("bank", tables["bank"].iloc[1:], "id", ["age"], None, "classification", seed=0)
+    whole = load_own("bank", OwnTable(tables["bank"], "id", ["age"]), None, Dealing(0))
+    fewer = load_own("bank", OwnTable(tables["bank"].iloc[1:], "id", ["age"]), None, Dealing(0))
     other = tables["bank"].replace({"id": {"c007": "c777"}})
-    changed = load_own("bank", other, "id", ["age"], None, "classification", seed=0)
+    changed = load_own("bank", OwnTable(other, "id", ["age"]), None, Dealing(0))
     assert len({party.row_digest("s") for party in (whole, fewer, changed)}) == 3
 
 
@@ -270,7 +276,7 @@ def test_pixel_columns_become_pictures_of_the_party(tmp_path):
     pixels = pd.DataFrame(data["left"].inputs.numpy()).add_prefix("pixel_")
     path = tmp_path / "left.csv"
     pixels.assign(id=range(1797)).to_csv(path, index=False)
-    own = load_own("left", path, None, ["pixel_*"], None, "classification", seed=0, shape=[1, 8, 4])
+    own = load_own("left", OwnTable(path, "", ["pixel_*"], shape=[1, 8, 4]), None, Dealing(0))
     pictures = load_bundled("digits", ["left", "right"], seed=0, label_party="top")["left"].inputs
     training = pictures[own.split.train]
     want = (pictures - training.mean()) / training.std(correction=0)
@@ -279,7 +285,7 @@ def test_pixel_columns_become_pictures_of_the_party(tmp_path):
 
 
 def test_prediction_uses_the_encoder_of_the_training(tables, tmp_path):
-    bank = load_own("bank", tables["bank"], "id", ["age", "city"], None, "classification", seed=0)
+    bank = load_own("bank", OwnTable(tables["bank"], "id", ["age", "city"]), None, Dealing(0))
     stored = read_encoder(bank.encoder.to_json())
     few = tables["bank"].iloc[[8, 3]].assign(city=["Ulm", "Jena"])
     new = load_for_prediction("bank", few, "id", stored)
@@ -297,15 +303,15 @@ def test_prediction_uses_the_encoder_of_the_training(tables, tmp_path):
 
 def test_prediction_of_a_party_without_inputs_and_of_one_that_lacks_a_column(tables):
     assert load_for_prediction("shop", tables["shop"], "id", None).inputs is None
-    bank = load_own("bank", tables["bank"], "id", ["age"], None, "classification", seed=0)
+    bank = load_own("bank", OwnTable(tables["bank"], "id", ["age"]), None, Dealing(0))
     with pytest.raises(MissingColumnError, match="age"):
         load_for_prediction("bank", tables["shop"], "id", bank.encoder)
 
 
 def test_both_kinds_of_encoder_are_read_again(tables):
     frame = pd.DataFrame(np.random.default_rng(0).random((30, 4)), columns=list("wxyz"))
-    flat = load_own("a", frame, None, ["*"], None, "classification", seed=0).encoder
-    pictures = load_own("a", frame, None, ["*"], None, "classification", 0, shape=(1, 2, 2)).encoder
+    flat = load_own("a", OwnTable(frame, "", ["*"]), None, Dealing(0)).encoder
+    pictures = load_own("a", OwnTable(frame, "", ["*"], shape=(1, 2, 2)), None, Dealing(0)).encoder
     for encoder in (flat, pictures):
         again = read_encoder(encoder.to_json())
         assert again == encoder
@@ -314,11 +320,13 @@ def test_both_kinds_of_encoder_are_read_again(tables):
 
 def test_what_a_party_may_not_ask(tables):
     with pytest.raises(DataError, match="neither columns nor a label"):
-        load_own("bank", tables["bank"], "id", None, None, "classification", seed=0)
+        load_own("bank", OwnTable(tables["bank"], "id", ()), None, Dealing(0))
     with pytest.raises(LabelLeakError):
-        load_own("shop", tables["shop"], "id", ["paid"], "paid", "classification", seed=0)
+        load_own(
+            "shop", OwnTable(tables["shop"], "id", ["paid"]), Label("shop", "paid"), Dealing(0)
+        )
     with pytest.raises(MissingColumnError, match="the label of 'shop'"):
-        load_own("shop", tables["shop"], "id", None, "payed", "classification", seed=0)
+        load_own("shop", OwnTable(tables["shop"], "id", ()), Label("shop", "payed"), Dealing(0))
 
 
 @given(parties=st.integers(1, 64), extra=st.integers(0, 40))

@@ -10,6 +10,9 @@ import pytest
 
 from vfl.core.errors import VFLError
 from vfl.datasets import (
+    Dealing,
+    Label,
+    OwnTable,
     TableEncoder,
     TableFormat,
     align,
@@ -61,10 +64,13 @@ CASES = {
     "wide lines": lambda path: read_table(csv(path, f"a\n{SECRET},{NUMBER}\n")),
     "open quote": lambda path: read_table(csv(path, f'a,b\n1,2\n"{SECRET},{NUMBER}\n')),
     "own file": lambda path: load_own(
-        "bank", csv(path, f"id,x\n{SECRET},1\n{SECRET},2\n"), "id", ["x"], None, "classification", 0
+        "bank",
+        OwnTable(csv(path, f"id,x\n{SECRET},1\n{SECRET},2\n"), "id", ["x"]),
+        None,
+        Dealing(0),
     ),
     "few rows": lambda _: load_table(
-        frame(SECRET), "id", "x", {"bank": ["*"]}, "bank", "classification", 0
+        OwnTable(frame(SECRET), "id"), {"bank": ["*"]}, [Label("bank", "x")], Dealing(0)
     ),
     "stored encoder": lambda _: read_encoder(f'{{"encoder": "{SECRET}"}}'),
 }
@@ -90,7 +96,9 @@ def test_no_cell_in_a_repr(tmp_path):
             "z": [f"{SECRET}a", f"{SECRET}b"] * 20,
         }
     )
-    data = load_own("bank", rows, "id", ["x", "y"], "z", "classification", 0, form=TableFormat())
+    data = load_own(
+        "bank", OwnTable(rows, "id", ["x", "y"], form=TableFormat()), Label("bank", "z"), Dealing(0)
+    )
     assert data.ids[0].startswith(SECRET)
     for thing in (data, data.encoder, data.split, align({"a": rows}, "id")):
         assert "Zq8" not in repr(thing)

@@ -8,7 +8,7 @@ import pytest
 
 from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import database_beside
-from vfl.datasets import TableFormat, load_own
+from vfl.datasets import Dealing, OwnTable, TableFormat, load_own
 from vfl.datasets.describe import describe
 from vfl.datasets.files import Spill, column_names, read_table
 from vfl.datasets.sql import query_blocks
@@ -74,7 +74,7 @@ def test_a_party_describes_and_loads_it(database):
     kinds = {one.name: one.kind for one in report.columns}
     assert kinds == {"id": "id", "x": "number", "town": "category", "day": "date"}
     data = load_own(
-        "bank", database, report.id, report.features, None, "", seed=0, form=report.form
+        "bank", OwnTable(database, report.id, report.features, form=report.form), None, Dealing(0)
     )
     assert data.inputs.shape == (ROWS, 1 + 3 + 5)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vfl.core.errors import DataError, MisalignedError, TooFewRowsError
-from vfl.datasets import TableFormat, load_own, load_table
+from vfl.datasets import Dealing, Label, OwnTable, TableFormat, load_own, load_table
 from vfl.datasets.alignment.gaps import Found
 from vfl.datasets.alignment.ids import OwnIds
 from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest
@@ -84,9 +84,10 @@ def own(source, place=None, ids="text", label="paid", task="classification", **m
     form = more.pop("form", None) or TableFormat(
         id_type="number" if ids == "number" else "text", dates={"since": "%Y-%m-%d"}
     )
-    return load_own(
-        "bank", source, ids, COLUMNS, label, task, seed=5, form=form, place=place, **more
-    )
+    dealing = Dealing(5, block_rows=more.pop("block_rows", 0))
+    table = OwnTable(source, ids or "", COLUMNS, form=form)
+    learned = label and Label("bank", label, task)
+    return load_own("bank", table, learned, dealing, place=place, **more)
 
 
 def same(left, right, tolerance=2e-6):
@@ -135,8 +136,8 @@ def test_prediction_with_the_encoder_of_the_training(frame, place):
 def test_one_table_for_all_parties(frame, place):
     def load(where):
         return load_table(
-            frame, "text", "paid", {"bank": COLUMNS[:3], "shop": COLUMNS[3:]}, "label",
-            "classification", seed=2, place=where,
+            OwnTable(frame, "text"), {"bank": COLUMNS[:3], "shop": COLUMNS[3:]},
+            [Label("label", "paid")], Dealing(2), place=where,
         )  # fmt: skip
 
     for left, right in zip(load(None).values(), load(place).values(), strict=True):
@@ -181,7 +182,7 @@ def test_bad_ids_are_counted_not_shown(frame, place, spoil):
 
 def test_too_many_categories_end_before_they_fill_memory(frame, place):
     with pytest.raises(DataError, match="column 'text' has too many categories") as error:
-        load_own("bank", frame, "number", ["text"], None, "", seed=0, place=place)
+        load_own("bank", OwnTable(frame, "number", ["text"]), None, Dealing(0), place=place)
     assert "c0" not in str(error.value)
 
 

@@ -1,14 +1,13 @@
 """Every setting of an experiment, set to another value: it changes the result, or is refused."""
 
 import json
-import typing
 from itertools import count
 
 import numpy as np
 import pandas as pd
 import pytest
 from promise import BrokenPromiseError
-from pydantic import BaseModel
+from settings_listed import settings_of
 
 from vfl.config import Experiment, read_experiment
 from vfl.core.errors import VFLError
@@ -80,7 +79,9 @@ epochs = 2
 batch_size = 16
 learning_rate = 0.01
 """
-BASES = {"table": TABLE, "tables": TABLES, "digits": DIGITS}
+#: A set that has validation rows and test rows of its own.
+PAIRS = DIGITS.replace('"digits"', '"digit_pairs"').replace("validation = 0.2\n", "")
+BASES = {"table": TABLE, "tables": TABLES, "digits": DIGITS, "pairs": PAIRS}
 MIDDLE = ("middle.party=hub", "middle.width=4", "middle.model=mlp:hidden=8")
 TASK = ("tasks=[{party='clinic', column='z', top='mlp:hidden=8'}]",)
 DP = ("dp.noise=1.0", "train.optimizer=sgd")
@@ -112,6 +113,8 @@ CASES = [
     ("data.missing_rows", "token", "tables"),
     ("data.validation", "0.3", "table"),
     ("data.test", "0.3", "table"),
+    ("data.test", "0.3", "pairs"),
+    ("data.validation", "0.3", "pairs"),
     ("data.bins", "4", "table"),
     ("data.bins", "4", "digits"),
     ("data.split", "stratified", "table"),
@@ -220,23 +223,6 @@ ELSEWHERE = {
     "train.compile": "the same numbers by compiled code, after minutes: tests/session/test_compute",
     "dp.accountant": "'pld' needs a package that a plain installation lacks: tests/privacy",
 }
-
-
-def settings_of(model, prefix=""):
-    """Every setting's path; of parties and tasks without their names."""
-    for name, field in model.model_fields.items():
-        inner = next(models_in(field.annotation), None)
-        if inner is None:
-            yield prefix + name
-        else:
-            yield from settings_of(inner, f"{prefix}{name}.")
-
-
-def models_in(annotation):
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in typing.get_args(annotation):
-        yield from models_in(inner)
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ def test_a_bottom_that_shrinks_below_its_noise():
     [
         ("train.learning_rate", {"train": {"learning_rate": 1e6}}),
         ("train.weight_decay", {"train": {"weight_decay": 1000.0}}),
+        ("train.decay_of_a_step", {"train": {"learning_rate": 10.0, "weight_decay": 0.1}}),
         ("train.momentum", {"train": {"momentum": math.nextafter(1.0, 0.0)}}),
         ("dp.clip", {"dp": {"noise": 1.0, "clip": 1e-30}}),
         ("dp.clips", {"dp": {"noise": 1.0, "clips": {"bank": 1e-30}}}),

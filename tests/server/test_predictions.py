@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vfl.core.text import as_written
-from vfl.datasets import load_own
+from vfl.datasets import Dealing, Label, OwnTable, load_own
 from vfl.server.summary import prediction_table, write_predictions
 
 ROWS = 40
@@ -16,7 +16,12 @@ ROWS = 40
 
 def party(folder, ids, labels, task="classification"):
     pd.DataFrame({"id": ids, "paid": labels}).to_csv(folder / "data.csv", index=False)
-    return load_own("lender", folder / "data.csv", "id", (), "paid", task, 0, 0.1, 0.5)
+    return load_own(
+        "lender",
+        OwnTable(folder / "data.csv", "id", ()),
+        Label("lender", "paid", task),
+        Dealing(0, 0.1, 0.5),
+    )
 
 
 def written(folder, data, outputs):

@@ -8,7 +8,7 @@ from sealed import reseal_json, reseal_weights
 from vfl.core import storage
 from vfl.core.errors import RunFolderError
 from vfl.core.storage import read_json, weights_digest
-from vfl.datasets import load_table
+from vfl.datasets import Dealing, Label, OwnTable, load_table
 from vfl.session import PartyFolder
 
 WEIGHTS = {"bottom.weight": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(4)}
@@ -26,7 +26,7 @@ def tables():
         }
     )
     columns = {"bank": ["income", "town"]}
-    return load_table(frame, "id", "repaid", columns, "lender", "classification", seed=0)
+    return load_table(OwnTable(frame, "id"), columns, [Label("lender", "repaid")], Dealing(0))
 
 
 @pytest.fixture

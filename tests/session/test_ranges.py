@@ -20,6 +20,7 @@ from vfl.session.consent import (
     check_tasks_consent,
 )
 from vfl.session.ranges import (
+    DERIVED,
     FAMILIES,
     USUAL,
     default_ranges,
@@ -64,7 +65,7 @@ def test_every_number_of_the_terms_has_a_range_or_a_setting_of_its_own(full):
     for prefix, schema in schemas_of_products().items():
         schemas.append(schema_ranges(schema, prefix))
         usual |= {f"{prefix}.{name}": ends for name, ends in schema.usual_ranges.items()}
-    assert set().union(*schemas) == set(numbers())
+    assert set().union(*schemas, DERIVED) == set(numbers())
     assert {name for name, _ in numbers_of(full)} == set(schemas[0])
     assert set(limiting_settings().values()) <= set(Consent.model_fields)
     assert usual.keys() <= default_ranges().keys()
@@ -101,7 +102,7 @@ OF_TERMS = [
 
 @pytest.mark.parametrize("name", OF_TERMS)
 def test_a_party_narrows_every_number(name, full):
-    (value, *_) = (number for each, number in numbers_of(full) if each == name)
+    value = DERIVED[name][1](full) if name in DERIVED else dict(numbers_of(full))[name]
 
     def asked(least, most):
         return list(out_of_range(full, Consent(ranges={name: (least, most)})))
@@ -127,6 +128,16 @@ def test_what_a_file_that_says_nothing_accepts(terms, data, change, named):
         check_consent(asked, "bank", Consent(), data["bank"].split)
     assert caught.value.got.split() == [named, f"{change[named.partition('.')[2]]}"]
     wider = Consent(ranges={named: (0, 1000)})
+    check_consent(asked, "bank", wider, data["bank"].split)
+
+
+def test_no_step_takes_much_off_every_weight(terms, data):
+    """A learning rate and a weight decay that are each accepted leave no weight together."""
+    asked = terms.model_copy(update={"train": TrainSettings(learning_rate=10.0, weight_decay=0.1)})
+    with pytest.raises(ConsentError) as caught:
+        check_consent(asked, "bank", Consent(), data["bank"].split)
+    assert caught.value.want == "train.decay_of_a_step from 0 to 0.01"
+    wider = Consent(ranges={"train.decay_of_a_step": (0, 1)})
     check_consent(asked, "bank", wider, data["bank"].split)
 
 

@@ -56,7 +56,7 @@ def align(
         _on_the_federation(path, settings or [], preview or hidden is not None, json)
         return
     from vfl.config import read_experiment
-    from vfl.config.experiment import UNNAMED_ALIGNMENT
+    from vfl.config.validate import UNNAMED_ALIGNMENT
     from vfl.datasets.alignment.ids import PREVIEW
     from vfl.training import alignment
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,10 @@ from vfl.cli.output import Json, Set, emit, say, say_epoch, show_training
 from vfl.core.ledger import size
 
 _MOST_NOTES = 4  # of a table, on the screen
-#: Rows that some party lacks stay; they are found by an alignment.
-_GAPS = {"alignment": "alignment", "missing_rows": "token"}
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
+    from vfl.federation.project import Table
 
 
 def demo(
@@ -130,19 +128,11 @@ def init(
     at; trial.toml trains with all of them in one process. With --from TABLE alone, a party.toml is
     written beside that table.
     """
-    from vfl.config import Experiment, PartyFile
-    from vfl.config.toml import check
     from vfl.core.errors import ConfigError
-    from vfl.federation.project import write_project, write_trial
+    from vfl.federation.project import Project
 
-    twice = sorted({name for name in party or () if (party or []).count(name) > 1})
-    if twice:
-        raise ConfigError(
-            f"party '{twice[0]}' is named twice",
-            where="--party",
-            want="one name a party",
-            fix="leave one of them out, or give the other party a name of its own",
-        )
+    parties = party or []
+    _check_parties(parties)
     if secure not in ("beaver", "pea") or (secure == "pea" and not (dealer and not tables)):
         raise ConfigError(
             "that mode needs a dealer, and party files that you complete by hand",
@@ -150,104 +140,57 @@ def init(
             got=secure,
             want="beaver, or pea with --dealer and without --from",
         )
-    columns = {label_party: label} | {name: own for name, own in map(_task_of, tasks or ())}
-    further = [name for name in columns if name != label_party]
+    further = dict(map(_task_of, tasks or ()))
+    labels = {label_party: label} | further
     given = (tables or [], ids or [], queries or [])
-    found = _described(*given, columns, label_party, project=folder is not None)
+    found = _described(*given, labels, label_party, project=folder is not None)
     if folder is None:
         _write_party_file(found, label, party or dealer or middle or tasks)
         return
-    others = [name for name in found if name not in (*columns, *(party or []))]
-    party = [*(party or []), *others]
-    if not party:
+    parties += [name for name in found if name not in (*labels, *parties)]
+    if not parties:
         raise ConfigError(
             "a project needs a feature party", fix="--party NAME, or --from NAME=TABLE for another"
         )
-    own_columns = [label_party] if label_party in found and found[label_party].features else []
-    superlink, stream_port, api_port = f"{host}:8000", 8001, 9094
-    experiment = check(
-        {
-            "name": folder.resolve().name,
-            **(
-                _shared(party, dealer)
-                if dealer and secure == "beaver"
-                else _rows_of_each([label_party, *party], dealer)
-                if dealer
-                else {"parties": {name: {} for name in [*party, *own_columns]}}
-            ),
-            "data": _alignment_of(found)
-            | (_GAPS if gaps else {})
-            | ({"validation": 0} if secure == "pea" else {}),
-            "label": {"party": label_party}
-            | _task(found.get(label_party))
-            | ({"top": "linear"} if middle or secure == "pea" else {}),
-            **({"middle": {"party": middle}} if middle else {}),
-            **({"tasks": [{"party": n} | _task(found.get(n)) for n in further]} if tasks else {}),
-            "federation": {
-                "superlink": superlink,
-                "stream_host": host,
-                "stream_port": stream_port,
-            },
-        },
-        Experiment,
-        where="the arguments",
-    )
-    table = {"source": "data.csv", "id": "id"}
-    has = table | ({"columns": ["*"], "label": label or "label"} if secure == "pea" else {})
-    own: dict[str, dict[str, Any]] = {name: {"data": has} for name in party}
-    own |= {dealer: {"role": "dealer"}} if dealer else {}
-    own |= {middle: {"role": "middle"}} if middle else {}
-    own |= {name: {"data": table | {"label": columns[name] or "label"}} for name in further}
-    for position, settings in enumerate(own.values()):
-        settings["node"] = {"superlink": superlink, "api_port": api_port + position}
-    own[label_party] = {"data": has | {"label": label or "label"}}
-    for name, one in found.items():
-        own[name]["data"] = one.data
-    usual = PartyFile.model_fields["consent"].default
-    for position, name in enumerate(further if serve else ()):  # beside the first one's 8080
-        own[name]["serve"] = {"port": 8081 + position}
-    for settings in own.values():
-        if serve:
-            settings["consent"] = {"modes": [*usual.modes, "serve"]}
-        if gaps:
-            allowed = [*usual.missing_rows, "token"]
-            settings["consent"] = settings.get("consent", {}) | {"missing_rows": allowed}
-        takes = {"middle": [middle]} if middle else {"label_parties": further} if tasks else {}
-        if takes and "role" not in settings and "label" not in settings["data"]:
-            settings["consent"] = settings.get("consent", {}) | takes
-    files = {
-        name: check({"party": name, **settings}, PartyFile, where="the arguments")
-        for name, settings in own.items()
-    }
-    write_project(folder, experiment, files, host, {name: one.lines for name, one in found.items()})
+    project = Project(folder.resolve().name, label_party, label, host)
+    for name in parties:
+        project.add_feature_party(name)
+    if dealer and secure == "pea":
+        project.divide_rows(dealer)
+    elif dealer:
+        project.share_first_layers(dealer)
+    elif label_party in found and found[label_party].features:
+        project.give_columns_to_label_party()
+    if middle:
+        project.add_middle(middle)
+    if tasks:
+        further.pop(label_party, None)
+        project.add_label_parties(further)
+    if found:
+        project.add_tables(found)
+    if serve:
+        project.consent_to_serving()
+    if gaps:
+        project.keep_gaps()
+    trial = project.write(folder)
     for name, one in found.items():
         _say_notes(name, one)
-    if label and {*experiment.parties, *columns} <= set(found):
-        say(f"vfl train {write_trial(folder, experiment, columns)} trains in one process")
+    if trial:
+        say(f"vfl train {trial} trains in one process")
     say(f"wrote {folder}; {folder / 'README.md'} has each party's command")
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A table that was looked at, as a party file tells it.
+def _check_parties(names: list[str]) -> None:
+    from vfl.core.errors import ConfigError
 
-    Attributes:
-        source: as it was given.
-        data: settings of [data].
-        features: names of the columns that become inputs.
-        lines: the table of columns.
-        notes: those of its lines that ask for a look.
-        task: what the label is for.
-        whole_ids: whether every id is a whole number.
-    """
-
-    source: str
-    data: dict[str, Any]
-    features: list[str]
-    lines: list[str]
-    notes: list[str]
-    task: str | None
-    whole_ids: bool
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"party '{twice[0]}' is named twice",
+            where="--party",
+            want="one name a party",
+            fix="leave one of them out, or give the other party a name of its own",
+        )
 
 
 def _described(
@@ -257,7 +200,7 @@ def _described(
     labels: dict[str, str],
     label_party: str,
     project: bool,
-) -> dict[str, _Found]:
+) -> dict[str, Table]:
     """The tables by party, looked at; one without a party is called as its file.
 
     Args:
@@ -271,6 +214,7 @@ def _described(
     from vfl.core.errors import ConfigError
     from vfl.core.storage import database_beside, is_database
     from vfl.datasets.describe import describe, tells_label
+    from vfl.federation.project import Table
 
     label, sources = labels[label_party], dict(_named(text, "") for text in tables)
     if len(sources) < len(tables) or ("" in sources and len(tables) > 1):
@@ -318,7 +262,7 @@ def _described(
         if name in labels and name != label_party:  # it has a task and no column that is learned
             data, features = {key: own for key, own in data.items() if key != "columns"}, []
         about = report.task, report.whole_ids
-        found[name] = _Found(source, data, features, lines, notes, *about)
+        found[name] = Table(source, data, features, lines, notes, *about)
     return found
 
 
@@ -340,19 +284,7 @@ def _party_of(source: str) -> str:
     return stem[:32] if stem[:1].isalpha() else "party"
 
 
-def _task(found: _Found | None) -> dict[str, str]:
-    return {} if found is None or found.task is None else {"task": found.task}
-
-
-def _alignment_of(found: dict[str, _Found]) -> dict[str, str]:
-    """How rows of tables that were looked at are found together: `vfl align` comes first."""
-    if not found:
-        return {}
-    numbers = all(one.whole_ids for one in found.values())
-    return {"alignment": "alignment"} | ({"id_rules": "decimal+zeros"} if numbers else {})
-
-
-def _say_notes(name: str, found: _Found) -> None:
+def _say_notes(name: str, found: Table) -> None:
     say(f"{name}: {len(found.features)} columns of {found.source} become inputs")
     for line in found.notes[:_MOST_NOTES]:
         say(f"  {line}")
@@ -360,7 +292,7 @@ def _say_notes(name: str, found: _Found) -> None:
         say(f"  and {more} more, at the head of its party.toml")
 
 
-def _write_party_file(found: dict[str, _Found], label: str, others: object) -> None:
+def _write_party_file(found: dict[str, Table], label: str, others: object) -> None:
     """A party's own file beside its one table."""
     from vfl.config import PartyFile
     from vfl.config.toml import check
@@ -479,26 +411,6 @@ def doctor(
         print(f"{failed} of {len(checks)} checks failed" if failed else "nothing is wrong")
     if failed:
         raise typer.Exit(2)
-
-
-def _shared(parties: list[str], dealer: str) -> dict[str, Any]:
-    """Settings of an experiment in which a third party deals; see docs/secure_layer.md."""
-    return {
-        "merge": "sum",
-        "secure": f"beaver:dealer={dealer}",
-        "parties": {name: {"bottom": "mlp:hidden=none"} for name in parties},
-        "train": {"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1},
-    }
-
-
-def _rows_of_each(parties: list[str], dealer: str) -> dict[str, Any]:
-    """Settings of an experiment on rows of each party; see docs/secure_dpsgd.md."""
-    return {
-        "secure": f"pea:dealer={dealer}",
-        "parties": {name: {"bottom": "identity"} for name in parties},
-        "train": {"optimizer": "sgd", "momentum": 0, "learning_rate": 1.0},
-        "dp": {"epsilon": 1.0, "delta": 1e-5},
-    }
 
 
 def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experiment | None, str]:

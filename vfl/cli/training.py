@@ -243,7 +243,8 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
         say(warning)
     experiment = label.experiment(settings, spec_mistakes)
     if not resume:
-        check_public(experiment, label.locations(settings))
+        party = read_party_file(label.party_file)
+        check_public(experiment, label.locations(settings), party)
     name = resume.resolve().name if resume else new_run_name(experiment.name)
     say(f"{'resuming' if resume else 'submitting'} run {name}")
     try:

@@ -11,13 +11,11 @@ from vfl.config.experiment import (
     PartySettings,
     TraceSettings,
     TrainSettings,
-    check_one_process,
-    check_project,
     memory_bytes,
     read_experiment,
     with_overrides,
 )
-from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings, ValueSettings
+from vfl.config.grid import PACKS, CompareSettings, GridSettings, ValueSettings
 from vfl.config.party_file import (
     Consent,
     OwnData,
@@ -27,6 +25,7 @@ from vfl.config.party_file import (
     read_party_file,
 )
 from vfl.config.toml import Locations, to_toml
+from vfl.config.validate import WANTED, check_one_process, check_project
 
 __all__ = [
     "PACKS",

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
+from vfl.config import validate
 from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
-from vfl.core.errors import ConfigError
+from vfl.config.validate import ALIGNMENT_NAME
 
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
-ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 AlignmentName = Annotated[str, StringConstraints(pattern=ALIGNMENT_NAME)]
-#: What an alignment is called that the experiment has not named.
-UNNAMED_ALIGNMENT = "alignment"
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: A plug-in by name, with options; every party is sent it.
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
@@ -27,56 +25,12 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 _LEAST_MEMORY = 64 * 2**20
-#: The settings of [data] that a project's experiment has; tables are in each party's own file.
-OF_A_PROJECT = {"validation", "test", "id_rules", "alignment", "missing_rows"}
 #: Numbers of a frame's step, an unsigned 32-bit field.
 MAX_STEPS = 2**32
 
 
-def check_task_terms(
-    names: Collection[str], secure: str, train: TrainSettings, *, middle: bool
-) -> None:
-    """Refuse what does not go with several label parties.
-
-    Args:
-        names: of those beside the one that leads.
-        secure: the secure mode.
-        train: how it is trained.
-        middle: whether there is a party in the middle.
-
-    Raises:
-        ValueError: with the reason.
-    """
-    if not names:
-        return
-    if secure != "none":
-        raise ValueError(f"secure = '{secure}' has one label party, and [[tasks]] have more")
-    if middle:
-        raise ValueError("[middle] stands before one label party, and [[tasks]] have more")
-    if train.patience > 0 or train.keep == "best":
-        raise ValueError(
-            "train.patience and train.keep = 'best' judge the validation loss of one task, and no "
-            "label party tells another of its own; leave them out beside [[tasks]]"
-        )
-
-
 #: What becomes of rows that some feature party lacks.
 MissingRows = Literal["intersection", "token"]
-
-
-def token_mistake(
-    secure: str, dp: object, middle: object, tasks: Collection[Any] | None
-) -> str | None:
-    """Why rows that some party lacks cannot stay beside these settings; None where they can."""
-    if secure != "none":
-        return f"under secure = '{secure}' the label party never has a cut to replace"
-    if dp is not None:
-        return "[dp] does not count what a vector for missing cuts learns of a row"
-    if tasks:
-        return "several label parties ([[tasks]]) have rows of their own each"
-    if middle is not None:
-        return "a party in the middle ([middle]) has no vector for a cut that is missing"
-    return None
 
 
 def memory_bytes(text: str) -> int:
@@ -142,6 +96,8 @@ class DataSettings(Settings):
             padding and the unknown word included.
     """
 
+    held_to: ClassVar = (validate.of_data,)
+
     source: str = "digits"
     id: str | None = None
     separator: str = ","
@@ -165,15 +121,6 @@ class DataSettings(Settings):
     classes: int | None = Field(default=None, ge=2)
     length: int | None = Field(default=None, ge=1, le=65536)
     vocabulary: int | None = Field(default=None, ge=3, lt=2**24)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DataSettings:
-        if self.fold > (self.folds or 1):
-            have = f"data.folds is {self.folds}" if self.folds else "data.folds is not set"
-            raise ValueError(f"fold = {self.fold}, and {have}")
-        if self.folds and self.split == "shuffled":
-            raise ValueError("folds have as many rows of each class; leave split = 'shuffled' out")
-        return self
 
 
 class PartySettings(Settings):
@@ -210,20 +157,14 @@ class LabelSettings(Settings):
         hits: also tell how often the label is among the so many largest outputs; 0 does not.
     """
 
+    held_to: ClassVar = (validate.of_label,)
+
     party: PartyName = "label"
     column: str | None = None
     task: Literal["classification", "regression"] = "classification"
     top: str = "mlp:hidden=64"
     class_weight: Literal["none", "balanced"] = "none"
     hits: int = Field(default=0, ge=0, le=1_000_000)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> LabelSettings:
-        if self.task == "regression" and self.hits:
-            raise ValueError("hits is for classification; a regression has no classes")
-        if self.task == "regression" and self.class_weight != "none":
-            raise ValueError("class_weight is for classification; a regression has no classes")
-        return self
 
 
 class TaskSettings(LabelSettings):
@@ -253,25 +194,6 @@ class MiddleSettings(Settings):
     model: Spec = "mlp:hidden=64,last=relu"
     codec: Spec = "none"
 
-    def check(self, label_party: str, parties: Collection[str], secure: str) -> None:
-        """Refuse a session that it cannot stand in the middle of.
-
-        Raises:
-            ValueError: with the reason.
-        """
-        if self.party == label_party or self.party in parties:
-            raise ValueError(f"middle.party = '{self.party}' is another party's name as well")
-        if label_party in parties:
-            raise ValueError(
-                f"the label party '{label_party}' has columns, and with [middle] it computes the "
-                "head alone; give the columns to a feature party of their own"
-            )
-        if secure != "none":
-            raise ValueError(
-                f"secure = '{secure}' hides cuts from the label party, and with [middle] it gets "
-                "none of them"
-            )
-
 
 class TrainSettings(Settings):
     """How long and how fast; the same at every party.
@@ -294,6 +216,8 @@ class TrainSettings(Settings):
         block_rows, window_blocks: training rows of a block, and blocks of a window.
     """
 
+    held_to: ClassVar = (validate.of_train,)
+
     epochs: int = Field(default=10, ge=1, le=100_000)
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -314,15 +238,6 @@ class TrainSettings(Settings):
     def split_rows(self) -> int:
         """Rows that are dealt to the parts of the split at a time; 0 deals all at once."""
         return 0 if self.shuffle == "full" else self.block_rows
-
-    @model_validator(mode="after")
-    def _compiled_or_stashed(self) -> TrainSettings:
-        if self.compile and self.in_flight > 1:
-            raise ValueError(
-                "train.compile needs train.in_flight = 1: with several cuts in flight a forward "
-                "pass runs on copies of the weights, which compiled code does not take"
-            )
-        return self
 
     @property
     def optimizer_copies(self) -> int:
@@ -355,6 +270,8 @@ class DPSettings(Settings):
             that has branches; every half then clips the mean gradient of each branch's rows.
     """
 
+    held_to: ClassVar = (validate.of_dp,)
+
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
     noise: float | None = Field(default=None, gt=0, le=1e6)
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -367,52 +284,6 @@ class DPSettings(Settings):
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["rdp", "pld"] = "rdp"
     unit: Literal["record", "client"] = "record"
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DPSettings:
-        if self.epsilon is None and self.noise is None:
-            raise ValueError("dp needs an epsilon to keep, a noise, or both")
-        return self
-
-
-def dp_mistake(
-    dp: DPSettings | None,
-    secure: str,
-    train: TrainSettings,
-    middle: MiddleSettings | None,
-    tasks: Collection[Any] | None,
-) -> str | None:
-    """Why settings that are right by themselves do not go with [dp]; None where they do."""
-    if dp is None:
-        return None
-    if secure.partition(":")[0] not in ("none", "sum", "pea"):
-        why = "no party has a half whose gradients it could clip"
-        return f"[dp] needs secure = 'none', 'sum' or 'pea': {why}"
-    if middle is not None or tasks:
-        return "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
-    if train.precision != "float32":
-        return "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
-    if train.compile:
-        return "[dp] needs train.compile = false: it looks at every layer's gradients by row"
-    if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):
-        return "a training that ends with dp.epsilon needs train.patience = 0 and keep = 'last'"
-    if train.shuffle != "full":
-        return "[dp] draws batches in its own way (dp.sampling): leave train.shuffle out"
-    return None
-
-
-def branches_mistake(dp: DPSettings | None, branches: Mapping[str, int]) -> str | None:
-    """Why so many branches, by party, do not go with [dp]; None where they do."""
-    several = [party for party, count in branches.items() if count > 1]
-    if dp is None:
-        return "branches train a bottom with noise, so they need [dp]" if several else None
-    if dp.unit == "client" and len(several) != 1:
-        return f"dp.unit = 'client' is about the branches of one party, and {len(several)} have any"
-    if dp.unit == "client" and dp.sampling != "poisson":
-        return "dp.unit = 'client' draws each branch by itself: dp.sampling = 'poisson'"
-    if several and dp.quantile is not None:
-        return "dp.quantile counts rows at one place, and branches have theirs apart"
-    return None
 
 
 class TraceSettings(Settings):
@@ -495,6 +366,8 @@ class Experiment(Settings):
         tasks: further label parties, each with a task and a top of its own; None without.
     """
 
+    held_to: ClassVar = (validate.of_agreed, validate.of_experiment)
+
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     seed: int = Field(default=0, ge=0, lt=2**31)
     codec: Spec = "none"
@@ -531,6 +404,16 @@ class Experiment(Settings):
         return self.data.validation
 
     @property
+    def test(self) -> float:
+        """Share of rows that a training ends with."""
+        return self.data.test
+
+    @property
+    def missing_rows(self) -> MissingRows:
+        """What becomes of rows that some feature party lacks."""
+        return self.data.missing_rows
+
+    @property
     def has_own_tables(self) -> bool:
         """Whether one process plays parties whose tables it names."""
         return any(party.source for party in self.parties.values())
@@ -540,80 +423,6 @@ class Experiment(Settings):
         """Whether rows come from files rather than from a bundled data set."""
         has_files = any(party.source for party in self.parties.values())
         return has_files or Path(self.data.source).suffix != ""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Experiment:
-        if not self.feature_parties:
-            raise ValueError("no feature party: every party in 'parties' is the label party")
-        widths = {party.width for party in self.parties.values()}
-        if self.merge == "sum" and len(widths) > 1:
-            raise ValueError(f"merge = 'sum' needs equal widths, got {sorted(widths)}")
-        if self.data.validation + self.data.test >= 1:
-            raise ValueError("data.validation + data.test leave no rows to train on")
-        if self.data.missing_rows == "token" and (why := self._wants_every_row()):
-            raise ValueError(f"data.missing_rows = 'token' does not go here: {why}")
-        if self.data.split == "stratified" and self.label.task == "regression":
-            raise ValueError(
-                "data.split = 'stratified' is for classes, and these labels are numbers"
-            )
-        by_name = ("side", "classes", "length", "vocabulary")
-        given = [name for name in by_name if getattr(self.data, name) is not None]
-        if given and self.is_table:
-            raise ValueError(f"data.{given[0]} is for data sets by name, and this is a table")
-        judged = self.train.patience > 0 or self.train.keep == "best"
-        if judged and self.data.validation == 0:
-            raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")
-        if mistake := dp_mistake(self.dp, self.secure, self.train, self.middle, self.tasks):
-            raise ValueError(mistake)
-        branches = {name: party.branches for name, party in self.parties.items()}
-        if mistake := branches_mistake(self.dp, branches):
-            raise ValueError(mistake)
-        unknown = sorted(set(self.dp.clips if self.dp else ()) - {*self.parties, self.label.party})
-        if unknown:
-            raise ValueError(f"dp.clips names no party of the experiment: {unknown[0]}")
-        beyond = [epoch for epoch in self.trace.epochs if epoch > self.train.epochs]
-        if beyond:
-            raise ValueError(f"trace.epochs has {beyond[0]}, and train.epochs {self.train.epochs}")
-        if self.tasks:
-            self._check_tasks(self.tasks)
-        if self.middle is not None:
-            self.middle.check(self.label.party, self.parties, self.secure)
-            if self.trace.enabled:
-                raise ValueError("[trace] replays links to a label party, and [middle] has others")
-            for name in ("compare", "grid", "value"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"[{name}] trains networks without a party in the middle")
-        return self
-
-    def _wants_every_row(self) -> str | None:
-        """Why rows that some party lacks cannot stay."""
-        if not self.has_own_tables and self.data.alignment is None:
-            return (
-                "only parties with tables of their own, [parties.NAME] with a source, lack rows; "
-                "those of a federation find them by an alignment, data.alignment = 'NAME'"
-            )
-        if self.trace.enabled:
-            return "a trace ([trace]) and what reads it take every party to have every row"
-        return token_mistake(self.secure, self.dp, self.middle, self.tasks)
-
-    def _check_tasks(self, tasks: Sequence[TaskSettings]) -> None:
-        """Refuse what does not go with several label parties, with the reason."""
-        names = [self.label.party, *(task.party for task in tasks)]
-        if len(set(names)) < len(names):
-            raise ValueError("two label parties of [label] and [[tasks]] have one name")
-        for task in tasks:
-            if task.party in self.parties:
-                raise ValueError(
-                    f"'{task.party}' of [[tasks]] has columns; give them to a feature party"
-                )
-            if task.column is None and self.is_table:
-                raise ValueError(f"'{task.party}' of [[tasks]] needs the column that it learns")
-        check_task_terms(names[1:], self.secure, self.train, middle=self.middle is not None)
-        for name in ("compare", "grid", "value"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"[{name}] trains networks with one label party")
-        if self.trace.enabled:
-            raise ValueError("[trace] replays links to one label party, and [[tasks]] have others")
 
     def task_of(self, party: str) -> LabelSettings:
         """What a label party learns."""
@@ -625,35 +434,7 @@ class Experiment(Settings):
         Raises:
             ConfigError: with what has no place for it.
         """
-        if self.tasks:
-            raise ConfigError(
-                f"{what} has no place for several label parties",
-                got=f"[[tasks]] of {', '.join(task.party for task in self.tasks)}",
-                want="one label party",
-                fix="leave [[tasks]] out; vfl train, evaluate, predict, serve and report take them",
-            )
-        if self.middle is not None:
-            raise ConfigError(
-                f"{what} has no place for a party in the middle",
-                got=f"[middle] with party = '{self.middle.party}'",
-                want="bottoms at the feature parties and the whole top at the label party",
-                fix="leave [middle] out; vfl train, evaluate, predict, serve and report take it",
-            )
-
-
-def require_complete_rows(experiment: Experiment, what: str) -> None:
-    """Refuse an experiment whose parties lack rows.
-
-    Raises:
-        ConfigError: `what` needs every party's cut of every row.
-    """
-    if experiment.data.missing_rows != "intersection":
-        raise ConfigError(
-            f"{what} needs every party's cut of every row",
-            where="data.missing_rows",
-            got=experiment.data.missing_rows,
-            want="intersection",
-        )
+        validate.refuse(validate.of_one_label_party(self, what))
 
 
 def read_experiment(
@@ -680,189 +461,6 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
 def is_file_of_party(source: str) -> bool:
     """Whether a party's source is its own file, which describes its table."""
     return source.endswith(".toml")
-
-
-def check_one_process(experiment: Experiment) -> None:
-    """Refuse an experiment that does not say where one process that plays everybody finds rows.
-
-    Raises:
-        ConfigError: a table without the names of its columns, or columns or bins of what is none.
-    """
-    data = experiment.data
-    if data.bins and not experiment.is_table:
-        raise ConfigError(
-            "'data.bins' is for tables",
-            got=f"the data set '{data.source}'",
-            fix="leave 'bins' out, or name a CSV or Parquet file as 'data.source'",
-        )
-    if experiment.tasks and not experiment.is_table:
-        raise ConfigError(
-            "several label parties need a table with a column for each",
-            where="data.source",
-            got=f"the bundled set '{data.source}', which has one label",
-            fix="name a CSV or Parquet file as 'data.source'",
-        )
-    naming = [name for name, party in experiment.parties.items() if party.columns]
-    if naming and not experiment.is_table:
-        raise ConfigError(
-            f"'parties.{naming[0]}.columns' is for tables",
-            got=f"the bundled set '{data.source}', which parties share evenly in order",
-            fix="leave 'columns' out, or name a CSV or Parquet file as 'data.source'",
-        )
-    if experiment.is_table and experiment.label.column is None:
-        raise ConfigError(
-            "a table needs 'label.column', the column that is learned",
-            fix='[label] with column = "NAME"',
-        )
-    tables = [party.source for party in experiment.parties.values() if party.source]
-    if data.memory is not None and (tables or not experiment.is_table):
-        raise ConfigError(
-            "'data.memory' is for one table whose columns parties share",
-            where="data.memory",
-            got="tables of several parties" if tables else f"the data set '{data.source}'",
-            fix="leave it out; in a federation each party's own file may set it",
-        )
-    if data.id is None and any(not is_file_of_party(source) for source in tables):
-        raise ConfigError(
-            "parties with files of their own need 'data.id', the column they share",
-            fix='[data] with id = "NAME"',
-        )
-
-
-#: What a table is written like; where parties have files of their own, those say it.
-_OF_TABLES = ("id", "separator", "encoding", "decimal", "dates", "missing", "id_type")
-
-
-def refuse_idle_settings(experiment: Experiment) -> None:
-    """Refuse settings that change nothing beside the others, in a process that plays everybody.
-
-    Raises:
-        ConfigError: with each of them, and why.
-    """
-    data, default = experiment.data, DataSettings()
-    files = [party.source for party in experiment.parties.values() if party.source]
-    described = any(is_file_of_party(source) for source in [*files, data.source])
-    found = []
-    if described or not experiment.is_table:
-        whose = "a party's own file says it" if described else "it is for tables"
-        given = [name for name in _OF_TABLES if getattr(data, name) != getattr(default, name)]
-        found += [(f"data.{name}", whose) for name in given]
-    if data.id_rules != default.id_rules and not files:  # `vfl align` follows it
-        found.append(("data.id_rules", "only parties with a source each are aligned"))
-    if data.alignment is not None and not files:
-        found.append(("data.alignment", "only parties with a source each are aligned"))
-    for name, party in experiment.parties.items():
-        if party.shape is not None and (described or not files):
-            found.append((f"parties.{name}.shape", "it is for parties with a CSV file each"))
-    if experiment.label.column is not None and not experiment.is_table:
-        found.append(("label.column", "a data set by name has one label"))
-    for task in experiment.tasks or ():
-        if task.source is not None and not files:
-            found.append((f"tasks.source of '{task.party}'", "all columns are of one table"))
-    _refuse_idle(found + _idle_in_training(experiment))
-
-
-def _idle_in_training(experiment: Experiment) -> list[tuple[str, str]]:
-    train, default = experiment.train, TrainSettings()
-    found = []
-    if train.momentum != default.momentum and train.optimizer != "sgd":
-        found.append(("train.momentum", f"train.optimizer = '{train.optimizer}' has none"))
-    for name in ("block_rows", "window_blocks"):
-        if getattr(train, name) != getattr(default, name) and train.shuffle != "blocks":
-            found.append((f"train.{name}", "train.shuffle = 'full' has no blocks"))
-    if experiment.trace.epochs and not experiment.trace.phases:
-        found.append(("trace.epochs", "trace.phases names no frames to keep"))
-    return found
-
-
-def _refuse_idle(found: Sequence[tuple[str, str]]) -> None:
-    if found:
-        raise ConfigError(
-            "settings would change nothing here",
-            where=found[0][0],
-            got="; ".join(f"{name}: {why}" for name, why in found),
-            want="settings that each have an effect",
-            fix="leave them out",
-        )
-
-
-def check_project(experiment: Experiment) -> None:
-    """Refuse an experiment of a project that says what its parties keep to themselves.
-
-    Raises:
-        ConfigError: it names a party's table, strata or a trace, which a session on Flower does not
-            look at.
-    """
-    found = [
-        f"parties.{name}.{setting}"
-        for name, party in experiment.parties.items()
-        for setting in ("columns", "source", "shape")
-        if getattr(party, setting) is not None
-    ]
-    found += [
-        f"tasks.{setting} of '{task.party}'"
-        for task in experiment.tasks or ()
-        for setting in ("column", "source")
-        if getattr(task, setting) is not None
-    ]
-    if found:
-        raise ConfigError(
-            "a project's experiment.toml names no party's table",
-            got=", ".join(found),
-            fix="put them in [data] of that party's own party.toml",
-        )
-    check_bins_of_parties(experiment)
-    default = DataSettings()
-    elsewhere = [
-        name
-        for name in DataSettings.model_fields
-        if name not in {*OF_A_PROJECT, "folds", "fold", "split"}
-        and getattr(experiment.data, name) != getattr(default, name)
-    ]
-    if elsewhere:
-        raise ConfigError(
-            "no session on Flower looks at this setting: each party reads a table of its own",
-            where=f"data.{elsewhere[0]}",
-            got=", ".join(f"data.{name}" for name in elsewhere),
-            want=", ".join(sorted(OF_A_PROJECT)),
-            fix="leave it out, or put it in [data] of a party's own party.toml if that has it",
-        )
-    _refuse_idle(_idle_in_training(experiment))
-    named = experiment.data.alignment
-    if named is not None and not re.fullmatch(ALIGNMENT_NAME, named):
-        raise ConfigError(
-            "a project's alignment has a name, and no folder",
-            where="data.alignment",
-            got=named,
-            fix=f'alignment = "{UNNAMED_ALIGNMENT}"',
-        )
-    if experiment.data.folds or experiment.data.split == "stratified":
-        raise ConfigError(
-            "strata are made where all labels are, and a project's feature parties have none",
-            got="data.folds" if experiment.data.folds else "data.split",
-            fix="leave it out; data.test is the share of test rows",
-        )
-    if experiment.trace != TraceSettings():
-        raise ConfigError(
-            "a project's experiment.toml switches on nobody's trace",
-            got="[trace]",
-            fix="put it in the party.toml of the party that wants to record its own side",
-        )
-
-
-def check_bins_of_parties(experiment: Experiment) -> None:
-    """Refuse bins for parties whose own files say how their tables are read.
-
-    Raises:
-        ConfigError: `data.bins` is set.
-    """
-    if experiment.data.bins:
-        raise ConfigError(
-            "each party's own file says what its numbers become",
-            where="data.bins",
-            got=str(experiment.data.bins),
-            fix="put 'bins' in [data] of that party's own party.toml",
-        )
 
 
 def _located(experiment: Experiment, folder: Path) -> Experiment:

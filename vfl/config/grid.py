@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
+from vfl.config import validate
 from vfl.config.toml import Settings, several
-
-#: Stands in a spec for the whole number that is looked for.
-WANTED = "?"
+from vfl.config.validate import WANTED
 
 _SEEDS = (0, 1, 2)
 
@@ -104,6 +103,8 @@ class CompareSettings(Settings):
         variants: lists of overrides; every codec is trained under each.
     """
 
+    held_to: ClassVar = (validate.of_compare,)
+
     codecs: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
     seeds: Annotated[tuple[Seed, ...] | None, BeforeValidator(several)] = None
     folds: int | None = Field(default=None, ge=2, le=1000)
@@ -137,19 +138,6 @@ class CompareSettings(Settings):
             if spec.count(WANTED) > 1:
                 raise ValueError(f"{spec}: only one number of a spec can be looked for")
         return codecs
-
-    @model_validator(mode="after")
-    def _consistent(self) -> CompareSettings:
-        wanted = next((spec for spec in self.codecs if WANTED in spec), None)
-        if wanted and not self.levels:
-            raise ValueError(f"'{wanted}' needs levels, such as levels = [2.86]")
-        if self.folds is not None and self.seeds is not None:
-            raise ValueError("folds take the place of seeds; give one of them")
-        if self.seeds == ():
-            raise ValueError("seeds is empty, so nothing would be trained")
-        if self.baseline is not None and self.baseline not in self.codecs:
-            raise ValueError(f"baseline = '{self.baseline}' is none of codecs")
-        return self
 
 
 class GridSettings(Settings):
@@ -192,6 +180,8 @@ class GridSettings(Settings):
         record: what trainings record and keep for attacks that come later, see `Records`; a victim
             is trained once more for one that reads what was not kept.
     """
+
+    held_to: ClassVar = (validate.of_grid,)
 
     defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = (_UNDEFENDED,)
     codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
@@ -272,13 +262,6 @@ class GridSettings(Settings):
     _distinct = field_validator(
         "defenses", "codecs", "adversaries", "attacks", "baselines", "leaks", "seeds", "record"
     )(_no_doubles)
-
-    @model_validator(mode="after")
-    def _baselines_of_attacks(self) -> GridSettings:
-        others = [spec for spec in self.baseline_specs if spec not in self.attack_specs]
-        if others:
-            raise ValueError(f"baseline_attacks are some of the attacks, and {others[0]} is none")
-        return self
 
     @field_validator("codecs")
     @classmethod

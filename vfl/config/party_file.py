@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,9 +14,9 @@ from pydantic import (
     Field,
     PrivateAttr,
     StringConstraints,
-    model_validator,
 )
 
+from vfl.config import validate
 from vfl.config.experiment import MAX_BINS, Memory, MissingRows, PartyName, TraceSettings
 from vfl.config.toml import (
     Locations,
@@ -63,6 +63,8 @@ class OwnData(Settings):
             about so much memory, such as "1GiB"; None keeps them in memory.
     """
 
+    held_to: ClassVar = (validate.of_own_data,)
+
     source: str
     id: str
     predict: str | None = None
@@ -79,12 +81,6 @@ class OwnData(Settings):
     id_type: Literal["text", "number"] = "text"
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
     memory: Memory | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> OwnData:
-        if self.bins and self.shape:
-            raise ValueError("bins are of plain columns, and shape makes a picture of them")
-        return self
 
 
 def _by_dotted_names(ranges: Any) -> Any:
@@ -294,6 +290,8 @@ class PartyFile(Settings):
         serve: how a label party's own service listens, where no option of `vfl serve` says it.
     """
 
+    held_to: ClassVar = (validate.of_party_file,)
+
     party: PartyName
     role: Literal["data", "dealer", "middle"] = "data"
     data: OwnData | None = None
@@ -306,14 +304,6 @@ class PartyFile(Settings):
     node: Node = Node()
     identity: IdentityKeys = IdentityKeys()
     _path: Path | None = PrivateAttr(default=None)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> PartyFile:
-        if self.role == "data" and self.data is None:
-            raise ValueError("[data] is missing: which table; or role = 'dealer' or 'middle'")
-        if self.role != "data" and self.data is not None:
-            raise ValueError(f"a party with role = '{self.role}' has no data: leave [data] out")
-        return self
 
     @property
     def table(self) -> OwnData:

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from vfl.core.errors import ConfigError, RenamedWarning, UserError, nearest
 
-#: Further mistakes of raw settings: the setting's parts, and what is wrong with it.
-MoreMistakes = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], str]]]
+#: A setting's parts, and its mistake.
+Mistake = tuple[tuple[str, ...], UserError]
+#: Further mistakes of raw settings.
+MoreMistakes = Callable[[Mapping[str, Any]], Iterable[Mistake]]
 
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
@@ -37,15 +39,29 @@ def todays_name(key: str) -> str:
     return name
 
 
+class BrokenRulesError(ValueError):
+    """Settings that do not go together.
+
+    Args:
+        found: each reason.
+    """
+
+    def __init__(self, found: Sequence[str]) -> None:
+        super().__init__("; ".join(found))
+        self.found = found
+
+
 class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes.
 
     Attributes:
+        held_to: rules; each yields why settings that are right by themselves do not go together.
         usual_ranges: of what somebody else chooses: number -> the range that a party accepts unless
             its own file says otherwise, where that is less than the schema allows.
         limited_by: number -> the setting of [consent] that bounds it instead.
     """
 
+    held_to: ClassVar[Sequence[Callable[[Any], Iterable[str]]]] = ()
     usual_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     limited_by: ClassVar[Mapping[str, str]] = {}
 
@@ -65,6 +81,12 @@ class Settings(BaseModel):
             if key in FORMER_NAMES and FORMER_NAMES[key] in cls.model_fields.keys() - content.keys()
         }
         return {todays_name(key) if key in former else key: content[key] for key in content}
+
+    @model_validator(mode="after")
+    def _keeps_its_rules(self) -> Self:
+        if found := [mistake for rule in self.held_to for mistake in rule(self)]:
+            raise BrokenRulesError(found)
+        return self
 
 
 Model = TypeVar("Model", bound=Settings)
@@ -132,18 +154,51 @@ def check(
     try:
         return model.model_validate(dict(content))
     except ValidationError as problem:
-        found = [_explain(error, model) for error in problem.errors()]
-    found += more(content) if more else ()
-    raise mistakes(found, locations)
+        found = [line for error in problem.errors() for line in _explain(error, model)]
+    found += [
+        (setting, _line(setting, error)) for setting, error in (more(content) if more else ())
+    ]
+    raise _together(found, locations)
 
 
-def mistakes(found: Sequence[tuple[tuple[str, ...], str]], locations: Locations) -> ConfigError:
-    """One error that tells every mistake with its place.
+def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None) -> None:
+    """Raise what is wrong if anything is: a single mistake as it is, several as one error.
 
     Args:
-        found: each setting's parts, and what is wrong with it.
-        locations: where the settings stand.
+        wrong: the mistakes.
+        locations: where the settings stand; None where the messages know no file.
+
+    Raises:
+        UserError: a single mistake.
+        ConfigError: several.
     """
+    if len(wrong) > 1:
+        lines = [(setting, _line(setting, error)) for setting, error in wrong]
+        raise _together(lines, locations or Locations())
+    for setting, error in wrong:
+        if locations is not None and setting:
+            name = ".".join(setting)
+            here = f"{locations.before(setting)}{name}"
+            error.where = f"{here}, {error.where}" if error.where not in (None, name) else here
+        raise error
+
+
+def mistakes_of(found: Iterable[UserError]) -> list[Mistake]:
+    """Errors, each with the setting that it names as its place, if that is one."""
+    return [(tuple(one.where.split(".")) if one.where else (), one) for one in found]
+
+
+def _line(setting: Sequence[str], error: UserError) -> str:
+    """A mistake in one line, among others."""
+    what = f"{'.'.join(setting)}: {error.what}" if setting else error.what
+    if isinstance(error, ConfigError) and error.got:
+        what += f" (got {error.got})"
+    cure = error.fix or (error.want and f"want {error.want}")
+    return what + (f"; {cure}" if cure else "")
+
+
+def _together(found: Sequence[tuple[tuple[str, ...], str]], locations: Locations) -> ConfigError:
+    """One error that tells every mistake with its place."""
     noun = "problem" if len(found) == 1 else "problems"
     lines = [f"  {locations.before(setting)}{text}" for setting, text in found]
     source = f" in {locations.name}" if locations.name else ""
@@ -214,9 +269,17 @@ def _files_beside(path: Path) -> str:
     )
 
 
-def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
-    """The setting a mistake is about, and what is wrong with it."""
+def _explain(error: Any, model: type[BaseModel]) -> list[tuple[tuple[str, ...], str]]:
+    """The setting that a mistake is about, and each thing that is wrong with it."""
     location = tuple(str(part) for part in error["loc"] if part != "[key]")
+    broken = error.get("ctx", {}).get("error")
+    if isinstance(broken, BrokenRulesError):
+        before = f"{'.'.join(location)}: " if location else ""
+        return [(location, f"{before}{reason}") for reason in broken.found]
+    return [(location, _reason(error, model, location))]
+
+
+def _reason(error: Any, model: type[BaseModel], location: tuple[str, ...]) -> str:
     dotted = ".".join(location)
     message = error["msg"].removeprefix("Value error, ")
     small = f"{message[:1].lower()}{message[1:]}"
@@ -224,23 +287,23 @@ def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
         known = known_keys(model, location[:-1])
         today = FORMER_NAMES.get(location[-1])
         hint = nearest(today if today in known else location[-1], known)
-        return location, f"no setting is called '{dotted}'" + (f"; {hint}" if hint else "")
+        return f"no setting is called '{dotted}'" + (f"; {hint}" if hint else "")
     if error["type"] == "missing":
-        return location, f"'{dotted}' is missing"
+        return f"'{dotted}' is missing"
     if error["type"] == "value_error":
-        return location, f"{dotted + ': ' if dotted else ''}{message}"
+        return f"{dotted + ': ' if dotted else ''}{message}"
     if error["loc"][-1:] == ("[key]",):
-        return location, f"the name of {dotted}: {small}"
+        return f"the name of {dotted}: {small}"
     if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
         kind = "a list" if isinstance(error["input"], list | tuple) else error["input"]
         table = f"{dotted}.NAME" if error["type"] == "dict_type" else dotted
-        return location, f"{dotted} = {kind}: want a table, [{table}] and its lines"
+        return f"{dotted} = {kind}: want a table, [{table}] and its lines"
     shown = _shown(error["input"])
     if error["type"] == "too_short" and not isinstance(error["input"], Mapping):
-        return location, f"{dotted} = {shown}: want {error['ctx']['min_length']} or more"
+        return f"{dotted} = {shown}: want {error['ctx']['min_length']} or more"
     if error["type"] in ("tuple_type", "list_type"):
-        return location, f"{dotted} = {shown}: want a list, [{shown!r}] of one"
-    return location, f"{dotted} = {shown}: {small}"
+        return f"{dotted} = {shown}: want a list, [{shown!r}] of one"
+    return f"{dotted} = {shown}: {small}"
 
 
 def _shown(given: object) -> object:

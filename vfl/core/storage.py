@@ -622,6 +622,15 @@ def is_object(source: object) -> bool:
     return isinstance(source, str) and source.partition("://")[0] in _STORES
 
 
+def may_be_csv(source: str | Path) -> bool:
+    """Whether a source is a file, or a folder, whose name is not that of a Parquet file.
+
+    >>> may_be_csv("loans.csv.gz"), may_be_csv("loans.parquet"), may_be_csv("duckdb:loans.db")
+    (True, False, False)
+    """
+    return not is_database(source) and Path(source).suffix != ".parquet"
+
+
 def database_beside(source: str, folder: Path) -> str:
     """A database whose file lies relative to a folder; any other one stays as it is.
 

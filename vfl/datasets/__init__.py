@@ -12,6 +12,9 @@ from vfl.datasets.alignment.join import align, sort_by_id
 from vfl.datasets.encode import TASKS, Encoder, TableEncoder, encode_labels, read_encoder
 from vfl.datasets.files import read_table
 from vfl.datasets.load import (
+    Dealing,
+    Label,
+    OwnTable,
     load_bundled,
     load_for_prediction,
     load_own,
@@ -27,8 +30,11 @@ from vfl.datasets.table import TableFormat, pick_columns
 __all__ = [
     "SOURCES",
     "TASKS",
+    "Dealing",
     "Encoder",
     "Fold",
+    "Label",
+    "OwnTable",
     "PartyData",
     "SetFormat",
     "Split",

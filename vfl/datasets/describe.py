@@ -6,24 +6,20 @@ most its hashes, and the cells of a sample of the rows. What is told are names, 
 
 from __future__ import annotations
 
-import codecs
-import csv
-import gzip
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from vfl.core.errors import DataError, MisalignedError
-from vfl.core.storage import is_database
 from vfl.datasets.alignment.join import align
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
 from vfl.datasets.files import column_names, read_table
+from vfl.datasets.sniff import COMMA, NUMBER, is_csv, sniff
 from vfl.datasets.table import (
     Source,
     Table,
@@ -44,17 +40,11 @@ ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on rows 
 _BINS = 20
 FEW_CLASSES = 20  # whole numbers of a label that are classes, not a measure
 RARE = 0.2  # share of the rarest class below which classes are worth a weight
-_TOP_BYTES = 1 << 18
-_TOP_LINES = 200
-_CHUNK_BYTES = 1 << 20
-_SEPARATORS = (",", ";", "\t", "|")
 #: Signs of a missing cell beside those that pandas knows, in a column that is numbers otherwise.
 _SIGNS = ("?", "-", "--", ".", "n.a.", "unknown", "missing")
 _DAY_FIRST, _MONTH_FIRST, _DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
 _DATES = ("%Y-%m-%d", "%d.%m.%Y", _DAY_FIRST, _MONTH_FIRST, "%Y/%m/%d", _DIGITS, "ISO8601")
 _MOST = 1000  # different cells that are counted
-_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
-_COMMA = re.compile(r"[-+]?\d+,\d+")
 _WHOLE, _SHORT = re.compile(r"\d+(\.0*)?"), re.compile(r"\d{1,18}(\.0*)?")
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
@@ -178,7 +168,7 @@ def describe(
         if name is not None:
             check_column(names, name, what, "data.id" if name == id_column else "data.label")
     table = read_table(source, form)
-    if found_out and _is_csv(source) and (signs := _missing_signs(table, form)):
+    if found_out and is_csv(source) and (signs := _missing_signs(table, form)):
         form = replace(form, missing=signs)
         table = read_table(source, form)
     if not len(table):
@@ -206,83 +196,6 @@ def describe(
     return TableReport(
         len(table), columns, form, ids, label, None if truth is None else truth.task, notes, whole
     )
-
-
-def sniff(source: Source) -> TableFormat:
-    """How a CSV is written: encoding, separator and decimals; of anything else there is no doubt.
-
-    Raises:
-        DataError: its first line is no line of names.
-    """
-    if not _is_csv(source):
-        return TableFormat()
-    assert not isinstance(source, pd.DataFrame), "a frame is no CSV"
-    path = Path(source)
-    if not path.is_file():
-        return TableFormat()
-    encoding = _encoding(path)
-    try:
-        with _opened(path) as file:
-            top = codecs.getincrementaldecoder(encoding)().decode(file.read(_TOP_BYTES))
-    except (OSError, EOFError, ValueError):
-        return TableFormat()  # reading it says what is wrong
-    lines = [line for line in top.splitlines()[:_TOP_LINES] if line.strip()]
-    separator = max(_SEPARATORS, key=lambda sign: _fit(lines, sign))
-    rows = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
-    _check_names(rows[0] if rows else [], path)
-    cells = [cell.strip() for row in rows[1:] for cell in row]
-    commas = sum(bool(_COMMA.fullmatch(cell)) for cell in cells) if separator != "," else 0
-    points = sum("." in cell and bool(_NUMBER.fullmatch(cell)) for cell in cells)
-    decimal = "," if commas > points else "."
-    return TableFormat(separator, encoding=encoding, decimal=decimal)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
-def _encoding(path: Path) -> str:
-    """By its mark, else UTF-8 if all of it is that; any bytes are latin-1."""
-    try:
-        with _opened(path) as file:
-            mark = file.read(4)
-            if mark.startswith(codecs.BOM_UTF8):
-                return "utf-8-sig"
-            if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                return "utf-16"
-            decoder = codecs.getincrementaldecoder("utf-8")()
-            decoder.decode(mark)
-            while chunk := file.read(_CHUNK_BYTES):
-                decoder.decode(chunk)
-            decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return "latin-1"
-    except (OSError, EOFError):
-        return "utf-8"
-    return "utf-8"
-
-
-def _fit(lines: Sequence[str], separator: str) -> tuple[bool, int]:
-    """Whether every line has as many cells as the first, and how many those are."""
-    counts = [len(row) for row in csv.reader(lines, delimiter=separator, skipinitialspace=True)]
-    if not counts or counts[0] < 2:
-        return False, 1
-    whole = counts[:-1] if len(counts) > 2 else counts  # the last line may be cut
-    return len(set(whole)) == 1, counts[0]
-
-
-def _check_names(names: Sequence[str], path: Path) -> None:
-    """Refuse a first line of data; names that count columns or years are names."""
-    numbers = [float(name) for name in names if _NUMBER.fullmatch(name.strip())]
-    counted = numbers in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
-    if numbers and not counted and not all(1800 <= number <= 2200 for number in numbers):
-        raise DataError(
-            "the first line of this table is no line of column names",
-            where=str(path),
-            got=f"{len(numbers)} of its {len(names)} cells are numbers",
-            want="one name a column, in the first line of a CSV",
-            fix="write a line of names above it",
-        )
 
 
 @dataclass
@@ -382,16 +295,10 @@ def _reads(texts: np.ndarray, form: str) -> bool:
     return True
 
 
-def _is_csv(source: Source) -> bool:
-    return not (
-        isinstance(source, pd.DataFrame) or is_database(source) or Path(source).suffix == ".parquet"
-    )
-
-
 def _missing_signs(table: Table, form: TableFormat) -> tuple[str, ...]:
     """Signs of a missing cell: '?' anywhere, others among numbers only."""
     signs: dict[str, None] = {}
-    number = _COMMA if form.decimal == "," else _NUMBER
+    number = COMMA if form.decimal == "," else NUMBER
     for name in table.columns:
         found, others = Counter[str](), 0
         for block in column_blocks(table, name):
@@ -401,7 +308,7 @@ def _missing_signs(table: Table, form: TableFormat) -> tuple[str, ...]:
             for text in as_texts(pd.Series(present.unique())):
                 if text.lower() in _SIGNS:
                     found[text] += 1
-                elif not (number.fullmatch(text) or _NUMBER.fullmatch(text)):
+                elif not (number.fullmatch(text) or NUMBER.fullmatch(text)):
                     others += 1
         signs |= dict.fromkeys(sign for sign in found if sign == "?" or not others)
     return tuple(signs)

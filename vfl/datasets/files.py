@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from vfl.core.errors import DataError, MissingDataError, nearest
 from vfl.core.storage import is_database, is_object
 from vfl.core.text import printable
+from vfl.datasets.sniff import sniff
 from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
     BLOCK_ROWS,
@@ -164,8 +165,6 @@ def _unreadable(path: Path | str, got: str) -> DataError:
 
 
 def _written_otherwise(path: Path) -> str:
-    from vfl.datasets.describe import sniff  # it reads tables itself
-
     if path.is_dir():
         return "write the Parquet files of this folder again"
     text = b"\0" not in path.read_bytes()[:4096]

@@ -7,10 +7,11 @@ party of a federation reads its own file and nobody else's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,12 +62,9 @@ from vfl.datasets.table import (
     check_owners,
     pick_columns,
 )
-from vfl.datasets.texts import Texts
 
 #: Every party has every row.
 NO_GAPS: Mapping[str, np.ndarray] = {}
-#: No label party beside the one.
-NO_MORE: Mapping[str, tuple[str, str]] = {}
 #: Each party's encoder learns from the training rows at hand.
 NO_ENCODERS: Mapping[str, Encoder] = {}
 
@@ -116,7 +114,8 @@ def load_bundled(
     """
     data = read_bundled(source, root, download, limit, form, seed)
     if data.train_rows is None:
-        split = _split(data.labels, "classification", seed, validation, test, fold, stratified)
+        dealing = Dealing(seed, validation, test, fold, stratified)
+        split = dealing.split(data.labels, "classification")
     elif fold is not None:
         raise BadOptionError(
             f"data set '{source}' has test rows of its own",
@@ -135,7 +134,8 @@ def load_bundled(
         owned = partition_columns(list(data.cells.columns), parties)
         inputs = {party: fit_inputs(data.cells, own, split) for party, own in owned.items()}
     else:
-        cells = data.cells.rows(split.train) if isinstance(data.cells, Texts) else data.cells
+        cells = data.cells
+        cells = cells if isinstance(cells, np.ndarray) else cells.rows(split.train)
         cut = _columns(cells, parties) if cells.ndim == 2 else _strips(data, parties, flatten)
         inputs = {party: Inputs(own) for party, own in cut.items()}
     return rows.parties(inputs, label_party, data.labels, data.classes)
@@ -170,180 +170,215 @@ def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
     return inputs
 
 
-def load_table(
-    source: Source,
-    id_column: str | None,
-    label: str,
-    party_columns: Mapping[str, Sequence[str]],
-    label_party: str,
-    task: str,
-    seed: int,
-    validation: float = 0.1,
-    test: float = 0.2,
-    form: TableFormat | None = None,
-    fold: Fold | None = None,
-    more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
-    stratified: bool = False,
-    place: OnDisk | None = None,
-    block_rows: int = 0,
-    encoders: Mapping[str, Encoder] = NO_ENCODERS,
-    limit: int | None = None,
-) -> dict[str, PartyData]:
-    """One table whose columns are dealt to parties.
-
-    Args:
-        source: a CSV or Parquet file, or a frame.
-        id_column: rows are sorted by it; None keeps the order of the table.
-        label: the label column.
-        party_columns: names and globs by party; none for a label party without columns.
-        label_party: who gets the labels.
-        task: "classification" or "regression".
-        seed: the run's public seed.
-        validation: share of the rows.
-        test: share of the rows.
-        form: how the file is written.
-        fold: its rows are the test rows, and `validation` is a share of the others.
-        stratified: every part gets its share of every class; see `split_rows`.
-        more_labels: column and task of further label parties; nobody has them as features.
-        place: where inputs and labels lie; None keeps them in memory.
-        block_rows: see `split_rows`.
-        encoders: by party, those of an earlier training, instead of ones of these rows.
-        limit: at most so many rows, drawn by the seed; None takes all.
-
-    Raises:
-        MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
-        TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
-    """
-    form = form or TableFormat()
-    order: RowOrder | None = None
-    ids: Ids | None = None
-    if place is None:
-        table, ids = read_sorted(source, id_column, "the table", form)
-    else:
-        table, order = read_ordered(source, id_column, "the table", form, place)
-    check_column(table.columns, label, "the label", "label.column")
-    columns = {
-        party: own_columns(
-            table.columns, asked, party, label, id_column, f"parties.{party}.columns", more_labels
-        )
-        for party, asked in party_columns.items()
-    }
-    for column, _ in more_labels.values():
-        check_column(table.columns, column, "the label", "tasks.column")
-    _check_busy(columns, label_party)
-    check_owners(columns)
-    if place is not None and order is not None:
-        if fold is not None or stratified:
-            raise BadOptionError(
-                "folds and a stratified split look at all labels at once",
-                where="data.memory",
-                got="a table on disk",
-                fix="leave data.memory out, or split = 'shuffled' without folds",
-            )
-        if limit is not None:
-            raise BadOptionError(
-                "a table on disk gives all its rows",
-                where="data.rows",
-                fix="leave data.rows or data.memory out",
-            )
-        split = split_rows(order.rows, seed, validation, test, None, block_rows, place)
-        streamed = StreamedTable(table, order, split, place)
-        own = {
-            party: streamed.encoded(encoders[party])
-            if party in encoders
-            else streamed.inputs(names, None, form)
-            for party, names in columns.items()
-        }
-        rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
-        further = {
-            party: rows.party(party, NO_INPUTS, *streamed.labels(column, kind))
-            for party, (column, kind) in more_labels.items()
-        }
-        return rows.parties(own, label_party, *streamed.labels(label, task)) | further
-    if (drawn := drawn_rows(len(table), limit, seed)) is not None:
-        table, ids = Part.of(table, drawn), None if ids is None else ids[drawn]
-    labels, classes = encode_labels(table[label], task)
-    split = _split(labels, task, seed, validation, test, fold, stratified, block_rows)
-    inputs = {
-        party: fit_inputs(table, own, split, form=form, encoder=encoders.get(party))
-        for party, own in columns.items()
-    }
-    rows = AlignedRows.of(len(table), split, ids)
-    further = {
-        party: rows.party(party, NO_INPUTS, *encode_labels(table[column], kind))
-        for party, (column, kind) in more_labels.items()
-    }
-    return rows.parties(inputs, label_party, labels, classes) | further
-
-
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A party's table as its owner describes it.
+    """A table as its owner describes it.
 
     Attributes:
         source: the file, frame or database.
-        id_column: the column of ids; several joined with plus signs, with an alignment.
+        id_column: rows are sorted by it; several joined with plus signs, with an alignment. An
+            empty one keeps the order of the table.
         columns: names and globs of its features; None takes all but id and label.
         form: how it is written.
-        shape: (channels, height, width) when the columns are pixels.
+        shape: (channels, height, width) when the columns are pixels in reading order.
     """
 
     source: Source
-    id_column: str
+    id_column: str = ""
     columns: Sequence[str] | None = None
     form: TableFormat = field(default_factory=TableFormat)
     shape: Sequence[int] | None = None
 
 
+@dataclass(frozen=True)
+class Label:
+    """A column that a label party learns.
+
+    Attributes:
+        party: who has the labels.
+        column: of that party's table; nobody has it as a feature.
+        task: "classification" or "regression".
+    """
+
+    party: str
+    column: str
+    task: str = "classification"
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How rows are dealt to the parts of the split.
+
+    Attributes:
+        seed: the run's public seed.
+        validation, test: shares of the rows.
+        fold: its rows are the test rows, and `validation` is a share of the others.
+        stratified: every part gets its share of every class; see `split_rows`.
+        block_rows: see `split_rows`.
+        limit: at most so many rows, drawn by the seed; None takes all.
+    """
+
+    seed: int
+    validation: float = 0.1
+    test: float = 0.2
+    fold: Fold | None = None
+    stratified: bool = False
+    block_rows: int = 0
+    limit: int | None = None
+
+    def split(self, labels: np.ndarray, task: str) -> Split:
+        """The split of rows whose labels are known."""
+        if self.fold is not None:
+            strata = task == "classification"
+            return split_fold(labels, self.seed, self.fold, self.validation, strata=strata)
+        return self.split_of(len(labels), labels if self.stratified else None)
+
+    def split_of(
+        self, rows: int, strata: np.ndarray | None = None, place: OnDisk | None = None
+    ) -> Split:
+        """The split of so many rows; `place` is where their positions lie."""
+        shares = self.validation, self.test
+        return split_rows(rows, self.seed, *shares, strata, self.block_rows, place)
+
+    def drawn(self, rows: int) -> np.ndarray | None:
+        """Positions of the rows within the limit, in ascending order; None for all.
+
+        >>> len(Dealing(0, limit=4).drawn(10)), Dealing(0, limit=10).drawn(10)
+        (4, None)
+        """
+        if self.limit is None or self.limit >= rows:
+            return None
+        return np.sort(permutation(self.seed, rows, "rows")[: self.limit])
+
+
+def load_table(
+    table: OwnTable,
+    party_columns: Mapping[str, Sequence[str]],
+    labels: Sequence[Label],
+    dealing: Dealing,
+    encoders: Mapping[str, Encoder] = NO_ENCODERS,
+    place: OnDisk | None = None,
+) -> dict[str, PartyData]:
+    """One table whose columns are dealt to parties.
+
+    Args:
+        table: the table.
+        party_columns: names and globs by party; none for a label party without columns.
+        labels: what is learned, by the label party that leads first.
+        dealing: how rows are dealt to the split.
+        encoders: by party, those of an earlier training, instead of ones of these rows.
+        place: where inputs and labels lie; None keeps them in memory.
+
+    Raises:
+        MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
+        TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
+    """
+    (label, *further), id_column = labels, table.id_column or None
+    about = table.source, id_column, "the table", table.form
+    order: RowOrder | None = None
+    ids: Ids | None = None
+    whole: Table
+    if place is None:
+        whole, ids = read_sorted(*about)
+    else:
+        whole, order = read_ordered(*about, place)
+    check_column(whole.columns, label.column, "the label", "label.column")
+    columns = {
+        party: own_columns(
+            whole.columns, asked, party, labels, id_column, f"parties.{party}.columns"
+        )
+        for party, asked in party_columns.items()
+    }
+    for one in further:
+        check_column(whole.columns, one.column, "the label", "tasks.column")
+    _check_busy(columns, label.party)
+    check_owners(columns)
+    inputs: dict[str, Inputs]
+    if place is not None and order is not None:
+        _refuse_on_disk(dealing)
+        split = dealing.split_of(order.rows, place=place)
+        streamed = StreamedTable(whole, order, split, place)
+        inputs = {
+            party: streamed.encoded(encoders[party])
+            if party in encoders
+            else streamed.inputs(own, None, table.form)
+            for party, own in columns.items()
+        }
+        rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
+        learned = {one.party: streamed.labels(one.column, one.task) for one in labels}
+        return _of_parties(rows, inputs, labels, learned)
+    if (drawn := dealing.drawn(len(whole))) is not None:
+        whole, ids = Part.of(whole, drawn), None if ids is None else ids[drawn]
+    learned = {one.party: encode_labels(whole[one.column], one.task) for one in labels}
+    split = dealing.split(learned[label.party][0], label.task)
+    inputs = {
+        party: fit_inputs(whole, own, split, form=table.form, encoder=encoders.get(party))
+        for party, own in columns.items()
+    }
+    return _of_parties(AlignedRows.of(len(whole), split, ids), inputs, labels, learned)
+
+
+def _refuse_on_disk(dealing: Dealing) -> None:
+    if dealing.fold is not None or dealing.stratified:
+        raise BadOptionError(
+            "folds and a stratified split look at all labels at once",
+            where="data.memory",
+            got="a table on disk",
+            fix="leave data.memory out, or split = 'shuffled' without folds",
+        )
+    if dealing.limit is not None:
+        raise BadOptionError(
+            "a table on disk gives all its rows",
+            where="data.rows",
+            fix="leave data.rows or data.memory out",
+        )
+
+
+def _of_parties(
+    rows: AlignedRows,
+    inputs: Mapping[str, Inputs],
+    labels: Sequence[Label],
+    learned: Mapping[str, tuple[Any, Classes | None]],
+) -> dict[str, PartyData]:
+    """Everybody's data, further label parties last; `learned` is labels and classes by party."""
+    leading, *further = (one.party for one in labels)
+    found = rows.parties(inputs, leading, *learned[leading])
+    return found | {name: rows.party(name, NO_INPUTS, *learned[name]) for name in further}
+
+
 def load_parties(
     tables: Mapping[str, OwnTable],
     party_columns: Mapping[str, Sequence[str] | None],
-    label_party: str,
-    label: str,
-    task: str,
-    seed: int,
-    validation: float = 0.1,
-    test: float = 0.2,
-    fold: Fold | None = None,
+    labels: Sequence[Label],
+    dealing: Dealing,
     alignments: Path | None = None,
-    more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
     missing_rows: MissingRows = "intersection",
     unaligned: bool = False,
-    stratified: bool = False,
-    block_rows: int = 0,
     encoders: Mapping[str, Encoder] = NO_ENCODERS,
-    limit: int | None = None,
 ) -> dict[str, PartyData]:
     """Tables of several owners, joined by their ids, for one process that plays all parties.
 
     A column called as the label is nobody's feature.
 
     Args:
-        tables: by party, the label party's among them; ids may have another name in each.
+        tables: by party, the label parties' among them; ids may have another name in each.
         party_columns: what the experiment asks of the parties with columns; None takes what their
             owners name.
-        label_party: who gets the labels, from its own table.
-        label: the label column.
-        task: "classification" or "regression".
-        seed: the run's public seed.
-        validation: share of the aligned rows.
-        test: share of the aligned rows.
-        fold: its rows are the test rows, and `validation` is a share of the others.
-        stratified: every part gets its share of every class; see `split_rows`.
+        labels: what is learned, by the label party that leads first, each from its own table.
+        dealing: how the common rows are dealt to the split.
         alignments: folder of a private alignment, which gives the rows and their order; in it a
             folder a party.
-        more_labels: column and task of further label parties, each from its own table.
         missing_rows: with "intersection", rows that some party lacks are left out; with "token",
             each row of the label party stays that at least one feature party has. Such a split
             is that of an intersection as far as its rows go.
         unaligned: whether the parties bring the rows that no session has, too.
-        block_rows: see `split_rows`.
         encoders: by party, those of an earlier training, instead of ones of these rows.
-        limit: at most so many common rows, drawn by the seed; None takes all.
 
     Raises:
         UserError: see `load_table`.
     """
+    label, by_party = labels[0], {one.party: one for one in labels}
+    label_party = label.party
     order = [*party_columns, *({label_party} - set(party_columns))]
     if without := [party for party in order if party not in tables]:
         raise MissingDataError(
@@ -359,23 +394,21 @@ def load_parties(
             check_column(known, each, f"the id column of party '{name}'", "data.id")
         asked = party_columns[name] or own.columns or ("*",) if name in party_columns else ()
         whose = f"parties.{name}.columns"
-        columns[name] = own_columns(known, asked, name, label, own.id_column, whose, more_labels)
+        columns[name] = own_columns(known, asked, name, labels, own.id_column, whose)
         kept = [*ids, *columns[name]]
-        if name == label_party:
-            check_column(known, label, f"the label of '{name}'", "label.column")
-            kept.append(label)
-        elif name in more_labels:
-            check_column(known, more_labels[name][0], f"the label of '{name}'", "tasks.column")
-            kept.append(more_labels[name][0])
+        if name in by_party:
+            column, setting = by_party[name].column, "label" if name == label_party else "tasks"
+            check_column(known, column, f"the label of '{name}'", f"{setting}.column")
+            kept.append(column)
         texts = ids if own.form.text_ids or alignments is not None else []
         named[name] = read_table(own.source, own.form, texts, f"parties.{name}.source", kept)
-    _check_busy({x: own for x, own in columns.items() if x not in more_labels}, label_party)
+    further = by_party.keys() - {label_party}
+    _check_busy({name: own for name, own in columns.items() if name not in further}, label_party)
     common: Ids
     held: Mapping[str, np.ndarray] = {}
     if alignments is None:
-        names, whole = {name: own.id_column for name, own in tables.items()}, None
-        if missing_rows == "token":
-            whole = label_party
+        whole = label_party if missing_rows == "token" else None
+        names = {name: own.id_column for name, own in tables.items()}
         aligned = align(named, names, _common_id_type(tables), whole)
         frames, others = aligned.frames, aligned.others
         common, digest = aligned.ids, None
@@ -386,7 +419,7 @@ def load_parties(
         )
         digest, held = found.digest, found.held
         others = {name: _without(named[name], frames[name]) for name in named}
-    if (drawn := drawn_rows(len(common), limit, seed)) is not None:
+    if (drawn := dealing.drawn(len(common))) is not None:
         if held:
             raise BadOptionError(
                 "rows that some party lacks stay, and are not drawn from",
@@ -397,47 +430,25 @@ def load_parties(
         common = common[drawn]
         if digest is not None:
             digest = hashlib.sha256(digest + drawn.tobytes()).digest()
-    labels, classes = encode_labels(frames[label_party][label], task)
-    how = (seed, validation, test, fold, stratified, block_rows)
+    learned = {
+        name: encode_labels(frames[name][one.column], one.task) for name, one in by_party.items()
+    }
+    codes = learned[label_party][0]
     if held:
         split = split_apart(
             np.logical_and.reduce(list(held.values())),
-            lambda rows: _split(labels[rows], task, *how),
+            lambda rows: dealing.split(codes[rows], label.task),
         )
     else:
-        split = _split(labels, task, *how)
+        split = dealing.split(codes, label.task)
     inputs = {}
     for name in order:
-        shape, form = tables[name].shape, tables[name].form
         more = others[name] if unaligned and name != label_party else None
-        inputs[name] = _fit_held(
-            frames[name],
-            columns[name],
-            split,
-            shape,
-            form,
-            more,
-            held.get(name),
-            name,
-            encoders.get(name),
-        )
-    rows = replace(AlignedRows.of(len(labels), split, common, digest), held=held)
-    further = {
-        party: rows.party(party, NO_INPUTS, *encode_labels(frames[party][column], kind))
-        for party, (column, kind) in more_labels.items()
-    }
-    return rows.parties(inputs, label_party, labels, classes) | further
-
-
-def drawn_rows(rows: int, limit: int | None, seed: int) -> np.ndarray | None:
-    """Positions of at most `limit` rows in ascending order, by the public seed; None for all.
-
-    >>> len(drawn_rows(10, 4, seed=0)), drawn_rows(10, 10, seed=0)
-    (4, None)
-    """
-    if limit is None or limit >= rows:
-        return None
-    return np.sort(permutation(seed, rows, "rows")[:limit])
+        own = replace(tables[name], columns=columns[name])
+        known_by = encoders.get(name)
+        inputs[name] = _fit_held(name, own, frames[name], split, more, held.get(name), known_by)
+    rows = replace(AlignedRows.of(len(codes), split, common, digest), held=held)
+    return _of_parties(rows, inputs, labels, learned)
 
 
 def _without(table: Table, part: Part) -> Part:
@@ -446,23 +457,22 @@ def _without(table: Table, part: Part) -> Part:
 
 
 def _fit_held(
+    party: str,
+    table: OwnTable,
     frame: Table,
-    columns: Sequence[str],
     split: Split,
-    shape: Sequence[int] | None,
-    form: TableFormat | None,
     others: Table | None,
     held: np.ndarray | None,
-    party: str,
-    encoder: Encoder | None = None,
+    encoder: Encoder | None,
 ) -> Inputs:
     """`fit_inputs` of a party that has only the rows of `held`; the others are not numbers.
 
     Raises:
         TooFewRowsError: it has no training row.
     """
+    columns, about = table.columns or (), (table.shape, table.form, others, encoder)
     if held is None:
-        return fit_inputs(frame, columns, split, shape, form, others, encoder)
+        return fit_inputs(frame, columns, split, *about)
     at = np.cumsum(held) - 1
     own = Split(*(at[rows[held[rows]]] for rows in (split.train, split.validation, split.test)))
     if encoder is None and not len(own.train):
@@ -471,7 +481,7 @@ def _fit_held(
             got=f"{len(frame)} of {len(held)} rows",
             fix="another seed, or an experiment without that party",
         )
-    found = fit_inputs(frame, columns, own, shape, form, others, encoder)
+    found = fit_inputs(frame, columns, own, *about)
     assert found.array is not None, "a feature party has columns"
     return found._replace(array=_with_gaps(found.array, held))
 
@@ -535,40 +545,15 @@ def _columns_of(id_column: str, source: Source, form: TableFormat | None) -> lis
     return [name for name in id_columns(id_column, names) if name in names]
 
 
-def _split(
-    labels: np.ndarray,
-    task: str,
-    seed: int,
-    validation: float,
-    test: float,
-    fold: Fold | None,
-    stratified: bool,
-    block_rows: int = 0,
-) -> Split:
-    if fold is None:
-        strata = labels if stratified else None
-        return split_rows(len(labels), seed, validation, test, strata, block_rows)
-    return split_fold(labels, seed, fold, validation, strata=task == "classification")
-
-
 def load_own(
     name: str,
-    source: Source,
-    id_column: str | None,
-    columns: Sequence[str] | None,
-    label: str | None,
-    task: str,
-    seed: int,
-    validation: float = 0.1,
-    test: float = 0.2,
-    shape: Sequence[int] | None = None,
-    form: TableFormat | None = None,
-    left_out: str | None = None,
-    setting: str = "data.columns",
+    table: OwnTable,
+    label: Label | None,
+    dealing: Dealing,
+    *,
     alignment: Alignment | None = None,
     unaligned: bool = False,
     place: OnDisk | None = None,
-    block_rows: int = 0,
     encoder: Encoder | None = None,
 ) -> PartyData:
     """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
@@ -578,99 +563,64 @@ def load_own(
 
     Args:
         name: the party.
-        source: its CSV or Parquet file, or a frame.
-        id_column: rows are sorted by it; None keeps the order of the table.
-        columns: names and globs of its features; none for a label party without columns.
-        label: its label column; None at a feature party.
-        task: "classification" or "regression"; unused without a label.
-        seed: the run's public seed.
-        validation: share of the rows, the same at every party.
-        test: share of the rows, the same at every party.
-        shape: (channels, height, width) when the columns are pixels in reading order.
-        form: how the file is written.
-        left_out: somebody else's label in this file, which is no feature either.
-        setting: what names the columns, for messages.
+        table: its table; without columns for a label party that has none.
+        label: its label; None at a feature party.
+        dealing: how rows are dealt to the split, the same at every party.
         alignment: gives the rows and their order instead of sorting by id.
         unaligned: whether the rows that an alignment leaves out become inputs as well.
         place: where inputs and labels lie; None keeps them in memory.
-        block_rows: see `split_rows`.
         encoder: that of an earlier training, instead of one of these rows.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
         DataError: see `vfl.core.errors`; messages hold names and counts only.
     """
-    names = column_names(source, form, "data.source")
-    own = own_columns(names, columns or (), name, label or left_out, id_column, setting)
+    names = column_names(table.source, table.form, "data.source")
+    patterns = ("*",) if table.columns is None else table.columns
+    learned = [] if label is None else [label]
+    id_column = table.id_column or None
+    own = own_columns(names, patterns, name, learned, id_column, "data.columns")
     _check_id(names, id_column, name, alignment)
     if label is not None:
-        check_column(names, label, f"the label of '{name}'", "data.label")
+        check_column(names, label.column, f"the label of '{name}'", "data.label")
     elif not own:
         raise DataError(f"party '{name}' has neither columns nor a label")
-    kept = own if label is None else [*own, label]
-    split_of = partial(
-        split_rows,
-        seed=seed,
-        validation=validation,
-        test=test,
-        block_rows=block_rows,
-        place=place,
-    )
-    if place is not None:
-        if unaligned:
-            raise DataError(
-                "a table on disk gives the rows of the session alone",
-                where="data.memory",
-                fix="leave data.memory out where a defense reads the other rows",
-            )
-        about = (source, id_column, own, label, task, split_of, shape, form, alignment, place)
-        return _own_on_disk(name, *about, encoder)
-    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept, by=alignment)
-    split = split_of(len(frame)) if alignment is None else alignment.split(split_of)
-    labels: np.ndarray | None = None
-    classes: Classes | None = None
-    if label is not None:
-        labels, classes = encode_labels(frame[label], task)
-    others, held = None, alignment.held if alignment else NO_GAPS
-    count, digest = (
-        len(split.train) + len(split.validation) + len(split.test),
-        None if alignment is None else alignment.digest,
-    )
-    rows = AlignedRows.of(count, split, None if name in held else ids, digest)
-    if unaligned and alignment is not None and isinstance(frame, Part):
-        others = _without(frame.table, frame)
-    inputs = _fit_held(frame, own, split, shape, form, others, held.get(name), name, encoder)
-    return replace(rows.party(name, inputs, labels, classes), held=held)
-
-
-def _own_on_disk(
-    name: str,
-    source: Source,
-    id_column: str | None,
-    columns: Sequence[str],
-    label: str | None,
-    task: str,
-    split_of: Callable[[int], Split],
-    shape: Sequence[int] | None,
-    form: TableFormat | None,
-    alignment: Alignment | None,
-    place: OnDisk,
-    encoder: Encoder | None,
-) -> PartyData:
-    """`load_own` of a table that need not fit memory."""
-    kept = [*columns] if label is None else [*columns, label]
-    where = f"party '{name}'"
-    table, order = read_ordered(source, id_column, where, form, place, columns=kept, by=alignment)
-    split = split_of(order.rows) if alignment is None else alignment.split(split_of)
-    streamed = StreamedTable(table, order, split, place)
-    labels: np.ndarray | None = None
-    classes: Classes | None = None
-    if label is not None:
-        labels, classes = streamed.labels(label, task)
+    if place is not None and unaligned:
+        raise DataError(
+            "a table on disk gives the rows of the session alone",
+            where="data.memory",
+            fix="leave data.memory out where a defense reads the other rows",
+        )
+    kept = [*own, *(one.column for one in learned)]
+    about = table.source, id_column, f"party '{name}'", table.form
+    split_of = partial(dealing.split_of, place=place)
     held = alignment.held if alignment else NO_GAPS
-    rows = AlignedRows.of(order.rows, split, None if name in held else order.ids, order.digest)
-    inputs = streamed.encoded(encoder) if encoder else streamed.inputs(columns, shape, form)
-    return replace(rows.party(name, inputs, labels, classes), held=held)
+    ids: Ids | None
+    labels: tuple[Any, Classes | None] = (None, None)
+    if place is not None:
+        whole, order = read_ordered(*about, place, columns=kept, by=alignment)
+        split = split_of(order.rows) if alignment is None else alignment.split(split_of)
+        streamed = StreamedTable(whole, order, split, place)
+        if label is not None:
+            labels = streamed.labels(label.column, label.task)
+        count, ids, digest = order.rows, order.ids, order.digest
+        inputs = (
+            streamed.encoded(encoder) if encoder else streamed.inputs(own, table.shape, table.form)
+        )
+    else:
+        frame, ids = read_sorted(*about, columns=kept, by=alignment)
+        split = split_of(len(frame)) if alignment is None else alignment.split(split_of)
+        if label is not None:
+            labels = encode_labels(frame[label.column], label.task)
+        count = len(split.train) + len(split.validation) + len(split.test)
+        digest = None if alignment is None else alignment.digest
+        others = None
+        if unaligned and alignment is not None and isinstance(frame, Part):
+            others = _without(frame.table, frame)
+        mine = replace(table, columns=own)
+        inputs = _fit_held(name, mine, frame, split, others, held.get(name), encoder)
+    rows = AlignedRows.of(count, split, None if name in held else ids, digest)
+    return replace(rows.party(name, inputs, *labels), held=held)
 
 
 def _rows_by(alignment: Alignment | None, count: int, split: Split, ids: Ids | None) -> AlignedRows:
@@ -811,23 +761,20 @@ def own_columns(
     names: Iterable[str],
     patterns: Sequence[str],
     party: str,
-    label: str | None,
+    labels: Sequence[Label],
     ids: str | None,
     setting: str,
-    more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
 ) -> list[str]:
-    """A party's resolved columns, checked: neither the label nor the id is among them.
+    """A party's resolved columns, checked: neither a label nor the id is among them.
 
     Raises:
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
     """
-    names = list(names)
-    others = [column for column, _ in more_labels.values()]
-    leave_out = [*others, *([label] if label is not None else [])]
-    leave_out += id_columns(ids, names) if ids is not None else []
+    names, learned = list(names), [label.column for label in labels]
+    leave_out = [*learned, *(id_columns(ids, names) if ids is not None else [])]
     columns = pick_columns(names, patterns, f"party '{party}'", leave_out, setting)
-    for one in (label, *others):
-        check_features(party, columns, one, ids, setting)
+    for column in learned or (None,):
+        check_features(party, columns, column, ids, setting)
     return columns
 
 

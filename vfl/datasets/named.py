@@ -64,7 +64,7 @@ def read_bundled(
     if limit is not None and limit < 1:
         raise BadOptionError("a limit of rows is at least 1", got=str(limit))
     form = form or SetFormat()
-    read, followed = _READERS.get(source, (read_pictures, ("side", "classes")))
+    read, followed, _ = _READERS.get(source, _PICTURES)
     form.check(source, *followed)
     return read(Request(source, root, download, limit, form, seed))
 
@@ -141,14 +141,29 @@ def read_digit_pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return pictures[:, None].astype(np.float32), labels.astype(np.int64)
 
 
-#: What reads a data set, and which parts of a `SetFormat` it follows.
-_READERS: Mapping[str, tuple[Callable[[Request], Bundled], tuple[str, ...]]] = {
-    "digits": (_digits, ()),
-    "digit_pairs": (_digit_pairs, ()),
-    "breast_cancer": (_breast_cancer, ()),
-    "yoochoose": (read_yoochoose, ("length",)),
-    "yoochoose_filtered": (read_yoochoose, ("length",)),
-    "review_polarity": (read_review_polarity, ("length", "vocabulary")),
-    "dbpedia": (read_dbpedia, ("length", "vocabulary")),
+def own_parts(source: str) -> tuple[str, ...]:
+    """The parts of the split that a data set has rows of its own for; none for other sources.
+
+    >>> own_parts("mnist"), own_parts("dbpedia"), own_parts("digits"), own_parts("loans.csv")
+    (('test',), ('validation', 'test'), (), ())
+    """
+    if source in _READERS:
+        return _READERS[source][-1]
+    return _PICTURES[-1] if set(source.split("+")) <= PIXELS.keys() else ()
+
+
+_Reader = tuple[Callable[[Request], Bundled], tuple[str, ...], tuple[str, ...]]
+_BOTH = ("validation", "test")
+#: What reads a data set, which parts of a `SetFormat` it follows, and of which parts of the split
+#: it has rows of its own.
+_READERS: Mapping[str, _Reader] = {
+    "digits": (_digits, (), ()),
+    "digit_pairs": (_digit_pairs, (), _BOTH),
+    "breast_cancer": (_breast_cancer, (), ()),
+    "yoochoose": (read_yoochoose, ("length",), _BOTH),
+    "yoochoose_filtered": (read_yoochoose, ("length",), _BOTH),
+    "review_polarity": (read_review_polarity, ("length", "vocabulary"), ()),
+    "dbpedia": (read_dbpedia, ("length", "vocabulary"), _BOTH),
 }
+_PICTURES: _Reader = (read_pictures, ("side", "classes"), ("test",))
 SOURCES = (*_READERS, *PIXELS)

@@ -14,16 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
 
 from vfl.core.errors import BadOptionError, DataError, MissingDataError
 from vfl.datasets.table import Classes
-
-if TYPE_CHECKING:
-    from vfl.datasets.texts import Texts
 
 ENVIRONMENT = "VFL_DATA"
 LIMIT_BYTES = 256 * 1024 * 1024  # of an archive that is fetched
@@ -69,6 +66,13 @@ class SetFormat:
             )
 
 
+class Unnumbered(Protocol):
+    """Rows that become numbers once it is known which of them are training rows."""
+
+    def rows(self, train: np.ndarray) -> np.ndarray:
+        """All rows, axes (rows, steps), by what the training rows hold."""
+
+
 @dataclass(frozen=True, eq=False)
 class Bundled:
     """One data set before it is cut into parties.
@@ -84,7 +88,7 @@ class Bundled:
         validation_rows: rows between those of training and test; 0 where they are yet to be drawn.
     """
 
-    cells: np.ndarray | pd.DataFrame | Texts
+    cells: np.ndarray | pd.DataFrame | Unnumbered
     labels: np.ndarray
     classes: Classes
     mean: tuple[float, ...] = (0.0,)

@@ -19,8 +19,8 @@ from vfl.attacks import Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import Victim
 from vfl.config import Experiment, GridSettings, TraceSettings
-from vfl.config.experiment import require_complete_rows
 from vfl.config.run_folder import RunFolder
+from vfl.config.validate import of_complete_rows, refuse
 from vfl.core.errors import HijackError, RunFolderError
 from vfl.core.storage import read_json, stamp, write_bytes, write_json
 from vfl.datasets import PartyData
@@ -40,7 +40,7 @@ from vfl.experiments.cells import (
     GridFolder,
     grid_settings_of,
 )
-from vfl.experiments.checks import check_attacks, check_attacks_fit
+from vfl.experiments.checks import check_attacks_fit, check_grid
 from vfl.experiments.pictures import GALLERY, pictures_of
 from vfl.experiments.records import Record, attacks_on_run
 from vfl.experiments.scenarios import (
@@ -168,7 +168,7 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
     """
     experiment.refuse_roles("a grid of attacks")
     settings = grid_settings_of(experiment)
-    check_attacks(experiment, settings)
+    check_grid(experiment, settings)
     plain = experiment.model_copy(update={"compare": None, "grid": None})
     found = []
     for seed in settings.seeds:
@@ -291,9 +291,9 @@ def attack_finished_run(
         raise RunFolderError("this run has not ended, so there is nothing to attack")
     for party in folder.experiment().parties:  # before what else it lacks, which would help nobody
         PartyFolder(folder.party(party)).require()
-    require_complete_rows(folder.experiment(), "an attack")
+    refuse(of_complete_rows(folder.experiment(), "an attack"))
     settings = settings.of_task(folder.experiment().label.task)
-    check_attacks(folder.experiment(), settings)
+    check_grid(folder.experiment(), settings)
     require_recorded(folder.path, settings.attack_specs)
     data = training_rows(folder)
     check_attacks_fit(folder.experiment(), settings, data)

@@ -13,6 +13,7 @@ from vfl.attacks import Attack, Goal, Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import Part, codes_of, draw_leak, labels_of, require_column
 from vfl.config import Experiment, GridSettings
+from vfl.config.validate import idle_in_grid, of_idle, refuse
 from vfl.core.errors import ExposedCutError, TooFewRowsError, UserError
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData
@@ -61,6 +62,24 @@ def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
             where="grid.adversaries",
             fix="trained_by = 'split'",
         )
+
+
+def check_grid(experiment: Experiment, settings: GridSettings) -> None:
+    """`check_attacks`, and settings that no attack of the grid reads.
+
+    Raises:
+        ConfigError, SpecError, UserError, ExposedCutError: see `check_attacks`.
+    """
+    check_attacks(experiment, settings)
+    read = set[str]()
+    active = [make_adversary(spec) for spec in settings.trainings if spec != HONEST]
+    scenarios = [scenario for _, scenario in scenarios_of(settings).values()]
+    scenarios += [RECORDED_QUERIES for one in active if isinstance(one, Attack)]
+    for scenario in scenarios:
+        if scenario.attacker == "label party":
+            read |= {"attribute"} if scenario.attribute else {"reconstructions"}
+            read.add("known_columns")
+    refuse(of_idle(idle_in_grid(settings, read)))
 
 
 def _check_scenario(

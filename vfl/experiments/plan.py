@@ -16,10 +16,10 @@ from vfl.config import (
     Locations,
     PartyFile,
     TraceSettings,
-    check_project,
-    read_experiment,
     read_party_file,
+    validate,
 )
+from vfl.config.toml import mistakes_of, raise_mistakes
 from vfl.core.errors import DataError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
@@ -43,7 +43,6 @@ from vfl.session.trace import check_room
 from vfl.session.trace import expected_bytes as trace_bytes
 from vfl.training import specs
 from vfl.training.run import data_doubts, load_data, session_of
-from vfl.training.specs import raise_mistakes
 from vfl.transport import local_pair
 
 #: Where `vfl train` puts the run of an experiment file unless it is told otherwise.
@@ -61,9 +60,8 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         UserError: everything that would stop a training before its first step.
     """
-    experiment = read_experiment(path, overrides, specs.spec_mistakes)
-    locations = Locations.of(path, overrides)
-    facts = check_specs(experiment, locations)
+    experiment, locations = specs.read_checked(path, overrides)
+    facts = _plugins(experiment)
     with locations.located(Experiment):
         data = load_data(experiment)
     label = data[experiment.label.party]
@@ -91,8 +89,8 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         UserError: everything of the label party's that would stop a session.
     """
     experiment = label.experiment(overrides, specs.spec_mistakes)
-    facts = check_public(experiment, label.locations(overrides))
     party = read_party_file(label.party_file)
+    facts = check_public(experiment, label.locations(overrides), party)
     terms = Terms.of(experiment, "train", experiment.name)
     waiting = {}
     if terms.alignment and not last_version(party.alignment_path(terms.alignment)):
@@ -248,6 +246,10 @@ def _trace(
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
     """The facts of an experiment's plug-ins; vfl.training.specs says what is refused."""
     specs.check_specs(experiment, locations)
+    return _plugins(experiment)
+
+
+def _plugins(experiment: Experiment) -> dict[str, Any]:
     codec = compression.make(experiment.codec)
     width = experiment.parties[experiment.feature_parties[0]].width
     return {
@@ -283,14 +285,27 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
     return "; ".join(stated) or "promises nothing"
 
 
-def check_public(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
+def check_public(
+    experiment: Experiment, locations: Locations | None = None, party: PartyFile | None = None
+) -> dict[str, Any]:
     """`check_specs` for the experiment of a project, which every party will read.
 
+    Args:
+        experiment: what to check.
+        locations: where its settings stand, for the messages.
+        party: the label party's own file.
+
     Raises:
-        ConfigError: see `vfl.config.check_project`.
+        ConfigError, SpecError: everything that is wrong with it.
     """
-    check_project(experiment)
-    return check_specs(experiment, locations)
+    wrong = [
+        *specs.spec_mistakes(experiment.model_dump()),
+        *mistakes_of(validate.of_project(experiment)),
+    ]
+    if party is not None:
+        wrong += mistakes_of(validate.of_leading_party(experiment, party))
+    raise_mistakes(wrong, locations or Locations())
+    return _plugins(experiment)
 
 
 def _rows(split: Split) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from vfl.config.experiment import require_complete_rows
+from vfl.config.validate import of_complete_rows, refuse
 from vfl.core.errors import RunFolderError
 from vfl.experiments.cells import CODEC, FAILURE, LOCK, Cell, GridFolder, failure_of, is_done
 from vfl.experiments.outside import OUTSIDE_FAILURE
@@ -118,7 +118,7 @@ def run_cells(
         ConfigError: some parties lack rows, which what is measured of a cell cannot do without.
     """
     for cell in cells:
-        require_complete_rows(cell.experiment, "a comparison, a value or a grid")
+        refuse(of_complete_rows(cell.experiment, "a comparison, a value or a grid"))
     named = {cell.name: cell for cell in cells}
     waiting = list(named.values())
     if cluster is not None and jobs == 1:

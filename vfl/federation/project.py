@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vfl.config import (
+    Consent,
     DataSettings,
     Experiment,
     Locations,
@@ -28,9 +31,9 @@ from vfl.config import (
     read_party_file,
     to_toml,
 )
-from vfl.config.experiment import OF_A_PROJECT
 from vfl.config.party_file import tidy_store
-from vfl.config.toml import MoreMistakes
+from vfl.config.toml import MoreMistakes, check
+from vfl.config.validate import OF_A_PROJECT, UNNAMED_ALIGNMENT
 from vfl.core.errors import RunFolderError, UserError
 from vfl.core.storage import close_to_others, private_folder, sweep, write_text
 from vfl.core.text import printable
@@ -41,12 +44,40 @@ from vfl.session.identity import Identity
 from vfl.session.secure import third_party
 from vfl.transport import expiry_warning, write_trial_certificates
 
+#: Ports of the label party, the first one of a SuperNode's own, and that of a second service.
+_SUPERLINK_PORT, _STREAM_PORT, _API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
+#: What stands in a party's file for its table until somebody fills it in.
+_TABLE = {"source": "data.csv", "id": "id"}
+_CONSENT = Consent()
 #: In a party's own file, below the table of ranges.
 _RANGES = (
     "# Every number of a session has a range; vfl check PARTY.toml lists them. Your own, such as:\n"
     "# train.learning_rate = [0.0, 0.1]\n"
     "# defense.clipped_noise.sigma = [1.0, 100.0]\n"
 )
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that was looked at, as a party file tells it.
+
+    Attributes:
+        source: as it was given.
+        data: settings of [data].
+        features: names of the columns that become inputs.
+        lines: the table of columns.
+        notes: those of its lines that ask for a look.
+        task: what the label is for.
+        whole_ids: whether every id is a whole number.
+    """
+
+    source: str
+    data: dict[str, Any]
+    features: list[str]
+    lines: list[str]
+    notes: list[str]
+    task: str | None
+    whole_ids: bool
 
 
 class LabelFolder:
@@ -104,6 +135,149 @@ class LabelFolder:
         }
         found = [expiry_warning(self.certificates / name, cure) for name, cure in cures.items()]
         return [warning for warning in found if warning]
+
+
+class Project:
+    """A project that is put together part by part: who takes part, and what each party's file says.
+
+    Parties get ports in the order in which they are added. Tables stay as `vfl init` names them,
+    to be filled in by hand, where none is given.
+
+    Args:
+        name: of the experiment.
+        label_party: the one that leads.
+        label: its label column; "label" in its file where none is given.
+        host: name or address at which the others reach it.
+    """
+
+    def __init__(
+        self, name: str, label_party: str = "label", label: str = "", host: str = "127.0.0.1"
+    ) -> None:
+        self.host = host
+        self._superlink = f"{host}:{_SUPERLINK_PORT}"
+        self._labels = {label_party: label}
+        #: What the experiment says.
+        self._public: dict[str, Any] = {
+            "name": name,
+            "parties": {},
+            "data": {},
+            "label": {"party": label_party},
+            "federation": {
+                "superlink": self._superlink,
+                "stream_host": host,
+                "stream_port": _STREAM_PORT,
+            },
+        }
+        #: What the files of parties say, without the label party's.
+        self._own: dict[str, dict[str, Any]] = {}
+        self._label_file: dict[str, Any] = {"data": _TABLE | {"label": label or "label"}}
+        #: What every feature party consents to besides, and what everybody does.
+        self._of_features: dict[str, Any] = {}
+        self._of_all: dict[str, Any] = {}
+        self._tables: dict[str, Table] = {}
+
+    def add_feature_party(self, name: str) -> None:
+        """A party with columns."""
+        self._public["parties"][name] = {}
+        self._own[name] = {"data": _TABLE}
+
+    def share_first_layers(self, dealer: str) -> None:
+        """Have a party without data deal for first layers on shares; see docs/secure_layer.md."""
+        self._public |= {
+            "merge": "sum",
+            "secure": f"beaver:dealer={dealer}",
+            "parties": {name: {"bottom": "mlp:hidden=none"} for name in self._public["parties"]},
+            "train": {"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1},
+        }
+        self._own[dealer] = {"role": "dealer"}
+
+    def divide_rows(self, dealer: str) -> None:
+        """Have every party bring rows with all columns and labels; see docs/secure_dpsgd.md."""
+        ((label_party, label),) = self._labels.items()
+        names = [label_party, *self._public["parties"]]
+        self._public |= {
+            "secure": f"pea:dealer={dealer}",
+            "parties": {name: {"bottom": "identity"} for name in names},
+            "train": {"optimizer": "sgd", "momentum": 0, "learning_rate": 1.0},
+            "dp": {"epsilon": 1.0, "delta": 1e-5},
+        }
+        self._public["data"]["validation"] = 0
+        self._public["label"]["top"] = "linear"
+        for file in (*self._own.values(), self._label_file):
+            file["data"] = _TABLE | {"columns": ["*"], "label": label or "label"}
+        self._own[dealer] = {"role": "dealer"}
+
+    def add_middle(self, name: str) -> None:
+        """A party without data between bottoms and head."""
+        self._public["middle"] = {"party": name}
+        self._public["label"]["top"] = "linear"
+        self._own[name] = {"role": "middle"}
+        self._of_features = {"middle": [name]}
+
+    def add_label_parties(self, labels: Mapping[str, str]) -> None:
+        """Further label parties, each with its label column, or none to be filled in."""
+        self._labels |= labels
+        self._public["tasks"] = [{"party": name} for name in labels]
+        for name, column in labels.items():
+            self._own[name] = {"data": _TABLE | {"label": column or "label"}}
+        self._of_features = self._of_features or {"label_parties": list(labels)}
+
+    def add_tables(self, tables: Mapping[str, Table]) -> None:
+        """The tables of some parties, whose rows an alignment finds together."""
+        self._tables = dict(tables)
+        self._public["data"]["alignment"] = UNNAMED_ALIGNMENT
+        if all(table.whole_ids for table in tables.values()):
+            self._public["data"]["id_rules"] = "decimal+zeros"
+        for settings in (self._public["label"], *self._public.get("tasks", ())):
+            if (table := tables.get(settings["party"])) is not None and table.task is not None:
+                settings["task"] = table.task
+        for name, table in tables.items():
+            self._file(name)["data"] = table.data
+
+    def give_columns_to_label_party(self) -> None:
+        """The label party has columns as well."""
+        self._public["parties"][self._public["label"]["party"]] = {}
+
+    def consent_to_serving(self) -> None:
+        """Every party answers requests; further label parties do at ports of their own."""
+        self._of_all["modes"] = [*_CONSENT.modes, "serve"]
+        for position, task in enumerate(self._public.get("tasks", ())):
+            self._own[task["party"]]["serve"] = {"port": _FURTHER_SERVICES + position}
+
+    def keep_gaps(self) -> None:
+        """Rows that some party lacks stay; an alignment finds them."""
+        self._public["data"] |= {"alignment": UNNAMED_ALIGNMENT, "missing_rows": "token"}
+        self._of_all["missing_rows"] = [*_CONSENT.missing_rows, "token"]
+
+    def write(self, folder: Path) -> Path | None:
+        """Write it into a new folder, with certificates and keys for a trial.
+
+        Returns:
+            The file of a trial in one process, where every party's table was given.
+
+        Raises:
+            ConfigError: the parts do not go together.
+            RunFolderError, UserError: see `write_project`.
+        """
+        experiment = check(self._public, Experiment, where="the arguments")
+        for position, file in enumerate(self._own.values()):
+            file["node"] = {"superlink": self._superlink, "api_port": _API_PORT + position}
+        files = {}
+        for name in (*self._own, experiment.label.party):
+            file = self._file(name)
+            has_columns = "role" not in file and "label" not in file["data"]
+            consent = self._of_all | (self._of_features if has_columns else {})
+            content = {"party": name, **file} | ({"consent": consent} if consent else {})
+            files[name] = check(content, PartyFile, where="the arguments")
+        notes = {name: table.lines for name, table in self._tables.items()}
+        write_project(folder, experiment, files, self.host, notes)
+        everybody = {*experiment.parties, *self._labels}
+        if self._labels[experiment.label.party] and everybody <= self._tables.keys():
+            return write_trial(folder, experiment, self._labels)
+        return None
+
+    def _file(self, name: str) -> dict[str, Any]:
+        return self._label_file if name == self._public["label"]["party"] else self._own[name]
 
 
 def write_project(
@@ -199,7 +373,7 @@ def _write_identities(folder: Path, parties: Sequence[str]) -> None:
 
 def _experiment_text(experiment: Experiment) -> str:
     head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
-    of_one_process = set(DataSettings.model_fields) - OF_A_PROJECT
+    of_one_process = DataSettings.model_fields.keys() - {*OF_A_PROJECT}
     text = to_toml(experiment, {"data": of_one_process, "trace": True})
     return f"{head}# party's own party.toml.\n\n{text}"
 

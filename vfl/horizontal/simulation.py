@@ -17,7 +17,7 @@ from vfl.core import seeds
 from vfl.core.errors import DataError, TooFewRowsError
 from vfl.core.seeds import Secret
 from vfl.core.storage import weights_digest
-from vfl.datasets import load_bundled, load_own
+from vfl.datasets import Dealing, Label, load_bundled, load_own
 from vfl.horizontal.average import Averager
 from vfl.horizontal.client import (
     ClientState,
@@ -30,7 +30,7 @@ from vfl.horizontal.client import (
 from vfl.horizontal.plan import plan_noise
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.privacy import PrivacyStatement
-from vfl.session.party_folder import require_numbers, table_format
+from vfl.session.party_folder import own_table, require_numbers
 
 _TEST_ROWS = 4096
 #: A test: the round, and its figures.
@@ -243,19 +243,8 @@ def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Te
             fix="name the label column in [data] of the party's own file",
         )
     with party.locations.located(PartyFile):
-        data = load_own(
-            party.party,
-            party.source_path,
-            own.id,
-            own.columns or ("*",),
-            own.label,
-            "classification",
-            settings.seed,
-            validation=0.0,
-            test=0.0,
-            shape=own.shape,
-            form=table_format(own),
-        )
+        label = Label(party.party, own.label)
+        data = load_own(party.party, own_table(party), label, Dealing(settings.seed, 0.0, 0.0))
     assert data.inputs is not None, "it has columns"
     assert data.labels is not None, "and labels"
     assert data.classes is not None, "of classes"

@@ -32,7 +32,10 @@ from vfl.core.storage import (
     write_sealed_json,
 )
 from vfl.datasets import (
+    Dealing,
     Encoder,
+    Label,
+    OwnTable,
     PartyData,
     Split,
     TableFormat,
@@ -356,6 +359,12 @@ def table_format(own: OwnData) -> TableFormat:
     return TableFormat(*how, own.dates or {}, own.query, own.bins)
 
 
+def own_table(party: PartyFile) -> OwnTable:
+    """A party's table, as its own file describes it."""
+    own = party.table
+    return OwnTable(party.source_path, own.id, own.columns, table_format(own), own.shape)
+
+
 def _card(
     name: str,
     data: PartyData,
@@ -434,8 +443,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         DataError: see `vfl.datasets.load_own`.
         RunFolderError: a prediction for a run this party has not trained.
     """
-    own, form = party.table, table_format(party.table)
-    columns, test = own.columns, terms.test
+    own, table, test = party.table, own_table(party), terms.test
     if apart := secure.make(terms.secure).divides_rows:
         task = task or "classification"
         test = test if party.party == terms.label_party else 0.0  # others train on all they have
@@ -445,13 +453,13 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
                 where="data.label",
                 fix="name the label column in [data] of the party's own file",
             )
-    if columns is None:
-        columns = ("*",) if party.party in terms.parties else ()
+    if own.columns is None and party.party not in terms.parties:
+        table = replace(table, columns=())
     place = None if own.memory is None else OnDisk(party.store_path, memory_bytes(own.memory))
     with party.locations.located(PartyFile):
         if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
-            form = replace(form, query=own.predict_query or own.query)
+            form = replace(table.form, query=own.predict_query or own.query)
             given = _own_alignment(party, terms)
             source = party.predict_path
             data = load_for_prediction(party.party, source, own.id, encoder, form, given, place)
@@ -461,22 +469,15 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
                     data = replace(data, trained=trained)
             return data
         evaluated = own_folder(party, terms) if terms.mode == "evaluate" else None
+        shares = terms.validation, test
         data = load_own(
             party.party,
-            party.source_path,
-            own.id,
-            columns,
-            own.label,
-            task,
-            terms.seed,
-            terms.validation,
-            test,
-            own.shape,
-            form,
+            table,
+            None if own.label is None else Label(party.party, own.label, task),
+            Dealing(terms.seed, *shares, block_rows=terms.train.split_rows),
             alignment=_own_alignment(party, terms),
             unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
             place=place,
-            block_rows=terms.train.split_rows,
             encoder=None if evaluated is None else evaluated.encoder(),
         )
     if apart:

@@ -8,7 +8,7 @@ the range that its constructor accepts, and a narrower one where the file names 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -38,6 +38,15 @@ USUAL: Mapping[str, Range] = {
     "dp.delta": (1e-12, 0.01),
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
+}
+#: Numbers that follow from several of the terms, each of which may be in its range alone, and what
+#: is accepted of them: the share of every weight that a step takes off, which leaves nothing of a
+#: bottom after few steps.
+DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
+    "train.decay_of_a_step": (
+        (0, 0.01),
+        lambda terms: terms.train.learning_rate * terms.train.weight_decay,
+    ),
 }
 #: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.
 NAMED: Mapping[str, str] = {
@@ -116,6 +125,7 @@ def default_ranges() -> dict[str, Range]:
     for prefix, schema in schemas_of_products().items():
         found |= schema_ranges(schema, prefix)
         usual |= {f"{prefix}.{name}": ends for name, ends in schema.usual_ranges.items()}
+    found |= {name: ends for name, (ends, _) in DERIVED.items()}
     return {
         name: usual.get(name, found[name])
         for name in sorted(found.keys() - limiting_settings().keys())
@@ -145,7 +155,8 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
         SpecError: a plug-in that does not exist, or an option that it does not have.
     """
     skipped = _OF_TRAINING if terms.mode == "align" else ()
-    found = [pair for pair in numbers_of(terms) if not pair[0].startswith(skipped)]
+    named = [*numbers_of(terms), *((name, of(terms)) for name, (_, of) in DERIVED.items())]
+    found = [pair for pair in named if not pair[0].startswith(skipped)]
     yield from _beyond([*found, *_numbers_of_specs(terms, consent)], consent)
 
 

@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
 from vfl.config.experiment import (
-    UNNAMED_ALIGNMENT,
     AlignmentName,
     DPSettings,
     LabelSettings,
@@ -22,12 +21,9 @@ from vfl.config.experiment import (
     PartyName,
     Share,
     Spec,
-    branches_mistake,
-    check_task_terms,
-    dp_mistake,
-    token_mistake,
 )
 from vfl.config.toml import Settings
+from vfl.config.validate import UNNAMED_ALIGNMENT, of_agreed
 from vfl.core.errors import ConfigError
 from vfl.core.seeds import Secret
 from vfl.core.version import VERSION
@@ -101,6 +97,8 @@ class Terms(Settings):
         version: vfl version of the label party.
     """
 
+    held_to: ClassVar = (of_agreed,)
+
     mode: Mode
     run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
     seed: int = Field(ge=0, lt=2**31)
@@ -123,34 +121,11 @@ class Terms(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Terms:
-        """What an experiment is held to as well; these terms may come from somebody else's."""
-        if self.validation + self.test >= 1:
-            raise ValueError("validation + test leave no rows to train on")
-        if not self.feature_parties:
-            raise ValueError("no feature party")
-        if self.merge == "sum" and len({party.width for party in self.parties.values()}) > 1:
-            raise ValueError("a sum needs equal widths")
-        judged = self.train.patience > 0 or self.train.keep == "best"
-        if judged and self.validation == 0:
-            raise ValueError("patience and keep = 'best' need validation rows")
-        if {self.label_party, *self.parties} & set(self.tasks):
-            raise ValueError("a further label party has another party's name")
+        """What no experiment says: who serves."""
         if not set(self.serving) <= set(self.tasks) or len({*self.serving}) < len(self.serving):
             raise ValueError("only further label parties serve a task of their own, each once")
         if self.serving and self.mode != "serve":
             raise ValueError("nobody serves in this session")
-        check_task_terms(self.tasks, self.secure, self.train, middle=self.middle is not None)
-        if self.middle is not None:
-            self.middle.check(self.label_party, self.parties, self.secure)
-        if self.missing_rows == "token" and (
-            mistake := token_mistake(self.secure, self.dp, self.middle, self.tasks)
-        ):
-            raise ValueError(mistake)
-        if mistake := dp_mistake(self.dp, self.secure, self.train, self.middle, self.tasks):
-            raise ValueError(mistake)
-        branches = {name: party.branches for name, party in self.parties.items()}
-        if mistake := branches_mistake(self.dp, branches):
-            raise ValueError(mistake)
         return self
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vfl.config import Experiment, check_one_process
-from vfl.config.experiment import UNNAMED_ALIGNMENT
+from vfl.config.validate import UNNAMED_ALIGNMENT
 from vfl.core.errors import ConfigError, MisalignedError, MissingDataError, RunFolderError
 from vfl.datasets.alignment.gaps import Found, role_of
 from vfl.datasets.alignment.ids import OwnIds, normalise, prefixes, read_own_ids

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from vfl.config import Experiment, read_party_file
-from vfl.config.experiment import is_file_of_party
 from vfl.config.party_file import Consent
+from vfl.config.validate import is_file_of_party
 from vfl.core.errors import ConfigError
 from vfl.datasets import Split
 from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, read_ids
 from vfl.datasets.encode import encode_labels
 from vfl.datasets.files import column_names, read_table
-from vfl.datasets.load import OwnTable, fit_inputs, own_columns
+from vfl.datasets.load import Label, OwnTable, fit_inputs, own_columns
 from vfl.mpc.intersection import intersect, moments
 from vfl.mpc.party import Party
 from vfl.mpc.rules import P0, P1, Rules
@@ -158,7 +158,9 @@ def _read(experiment: Experiment, party: str, own: OwnTable, least: int) -> _Bro
     if party in experiment.parties:
         asked = experiment.parties[party].columns or own.columns or ("*",)
         setting = f"parties.{party}.columns"
-        columns = own_columns(known, asked, party, column, own.id_column, setting)
+        columns = own_columns(
+            known, asked, party, [Label(label.party, column)], own.id_column, setting
+        )
     ids = [each for each in id_columns(own.id_column, known) if each in known]
     kept = [*ids, *columns, *([column] if party == label.party else [])]
     table = read_table(own.source, own.form, ids, f"the table of {where}", kept)

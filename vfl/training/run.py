@@ -19,33 +19,35 @@ from vfl.config import (
     memory_bytes,
     read_party_file,
 )
-from vfl.config.experiment import (
-    PartySettings,
-    check_bins_of_parties,
-    is_file_of_party,
-    refuse_idle_settings,
-)
+from vfl.config.experiment import PartySettings
 from vfl.config.run_folder import RunFolder
+from vfl.config.validate import is_file_of_party, of_bins, of_training_here, refuse
 from vfl.core.errors import ConfigError, DisagreementError, TrainedRowsError, VFLError
 from vfl.core.storage import is_database, joint_digest, locked, weights_digest
 from vfl.datasets import (
+    Dealing,
     Encoder,
     Fold,
+    Label,
+    OwnTable,
     PartyData,
     SetFormat,
     Split,
     TableFormat,
     load_bundled,
+    load_own,
+    load_parties,
     load_table,
 )
 from vfl.datasets.doubts import doubts, idle_columns
 from vfl.datasets.files import column_names
-from vfl.datasets.load import NO_ENCODERS, OwnTable, load_own, load_parties
+from vfl.datasets.load import NO_ENCODERS
+from vfl.datasets.named import own_parts
 from vfl.datasets.on_disk import OnDisk
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
-from vfl.session.party_folder import require_numbers, table_format
+from vfl.session.party_folder import own_table, require_numbers
 from vfl.session.progress import ProgressReport, Tell
 from vfl.training.local import LocalSession, Options
 from vfl.training.several_tasks import SeveralTasksSession
@@ -68,8 +70,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         ConfigError: a setting has no effect on these rows or on their training.
         DataError: see `vfl.datasets`.
     """
-    check_one_process(experiment)
-    refuse_idle_settings(experiment)
+    refuse(of_training_here(experiment, own_parts(experiment.data.source)))
     return _load(experiment, NO_ENCODERS, download=download)
 
 
@@ -108,49 +109,29 @@ def _load(
             fold=fold,
             stratified=stratified,
         )
-    assert label.column is not None, "checked above"
-    tasks = experiment.tasks or ()
-    more = {task.party: (str(task.column), task.task) for task in tasks}
+    labels = [
+        Label(one.party, str(one.column), one.task) for one in (label, *(experiment.tasks or ()))
+    ]
+    block_rows = experiment.train.split_rows
+    dealing = Dealing(
+        seed, data.validation, data.test, fold, stratified, block_rows, limit=data.rows
+    )
     if tables := own_tables(experiment):
         return load_parties(
             tables,
             {name: party.columns for name, party in experiment.parties.items()},
-            label.party,
-            label.column,
-            label.task,
-            seed,
-            data.validation,
-            data.test,
-            fold,
+            labels,
+            dealing,
             None if data.alignment is None else Path(data.alignment),
-            more,
             data.missing_rows,
             defenses.make(experiment.defense).unaligned,
-            stratified,
-            experiment.train.split_rows,
             encoders,
-            data.rows,
         )
+    columns = {name: party.columns or ("*",) for name, party in experiment.parties.items()}
     memory = data.memory
-    return load_table(
-        data.source,
-        data.id,
-        label.column,
-        {name: party.columns or ("*",) for name, party in experiment.parties.items()},
-        label.party,
-        label.task,
-        seed,
-        data.validation,
-        data.test,
-        _format(data),
-        fold,
-        more,
-        stratified,
-        None if memory is None else OnDisk(Path(gettempdir()), memory_bytes(memory)),
-        experiment.train.split_rows,
-        encoders,
-        data.rows,
-    )
+    place = None if memory is None else OnDisk(Path(gettempdir()), memory_bytes(memory))
+    table = OwnTable(data.source, data.id or "", form=_format(data))
+    return load_table(table, columns, labels, dealing, encoders, place)
 
 
 def load_rows(folder: RunFolder) -> dict[str, PartyData]:
@@ -233,20 +214,10 @@ def _own_rows(
     name: str, table: OwnTable, experiment: Experiment, encoder: Encoder | None
 ) -> PartyData:
     data, label = experiment.data, experiment.label
-    found = load_own(
-        name,
-        table.source,
-        table.id_column,
-        table.columns or ("*",),
-        label.column,
-        label.task,
-        experiment.seed,
-        data.validation,
-        data.test if name == label.party else 0.0,
-        table.shape,
-        table.form,
-        encoder=encoder,
-    )
+    test = data.test if name == label.party else 0.0
+    learned = Label(name, str(label.column), label.task)
+    dealing = Dealing(experiment.seed, data.validation, test)
+    found = load_own(name, table, learned, dealing, encoder=encoder)
     require_numbers(found)
     return found
 
@@ -286,7 +257,7 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
     sources.setdefault(label, data.source)
     sources |= {task.party: task.source or data.source for task in experiment.tasks or ()}
     if any(is_file_of_party(source) for source in sources.values()):
-        check_bins_of_parties(experiment)
+        refuse(of_bins(experiment))
         return {name: _own_table(name, source) for name, source in sources.items()}
     form = _format(data)
     shapes = {name: party.shape for name, party in experiment.parties.items()}
@@ -326,7 +297,7 @@ def _own_table(name: str, source: str) -> OwnTable:
             got=f"memory = '{own.memory}' at '{name}'",
             fix="leave it out here, or train in a federation, where each party reads its own",
         )
-    return OwnTable(party.source_path, own.id, own.columns, table_format(own), own.shape)
+    return own_table(party)
 
 
 def session_of(

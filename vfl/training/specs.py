@@ -1,10 +1,12 @@
-"""The specs an experiment names, all checked before anything runs."""
+"""The plug-ins an experiment names, each asked what it refuses, before anything runs.
+
+`vfl.config.validate` has every other rule, and says which setting names which family.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +17,36 @@ from vfl.config import (
     Experiment,
     LabelSettings,
     Locations,
-    MiddleSettings,
     PartySettings,
     TrainSettings,
     read_experiment,
 )
 from vfl.config.grid import PACKS
+from vfl.config.toml import Mistake, mistakes_of, raise_mistakes
 from vfl.config.toml import check as check_settings
-from vfl.config.toml import mistakes
+from vfl.config.validate import named_plugins, of_training_here, table_in
 from vfl.core.errors import (
     BadOptionError,
     ExposedCutError,
     SpecError,
     UnknownNameError,
     UnknownOptionError,
-    UserError,
 )
+from vfl.datasets.named import own_parts
 from vfl.models.mlp import MLPBottom
 from vfl.session.trace import trace_of_masked_cuts
 
-Setting = tuple[str, ...]
-
 
 def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
-    """An experiment file whose settings and specs are all right, and where each setting stands.
+    """An experiment file that one process can train, and where each of its settings stands.
 
     Raises:
         ConfigError, SpecError: everything that is wrong with it.
     """
     experiment = read_experiment(path, overrides, spec_mistakes)
     locations = Locations.of(path, overrides)
-    check_specs(experiment, locations)
+    here = of_training_here(experiment, own_parts(experiment.data.source))
+    raise_mistakes([*spec_mistakes(experiment.model_dump()), *mistakes_of(here)], locations)
     return experiment, locations
 
 
@@ -75,7 +76,7 @@ def check_specs(experiment: Experiment, locations: Locations | None = None) -> N
         SpecError: with the nearest known name or option, or the widths that would fit.
         ConfigError: several specs are wrong; all of them are told.
     """
-    raise_mistakes(list(_wrong_specs(experiment.model_dump())), locations or Locations())
+    raise_mistakes(list(spec_mistakes(experiment.model_dump())), locations or Locations())
 
 
 def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
@@ -92,121 +93,48 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
     wrong = []
     for spec in specs:
         try:
-            _check_codec([width], spec)
+            _check_codec(spec, [width])
         except SpecError as error:
             wrong.append(((f"{setting} {spec}",), error))
     raise_mistakes(wrong, Locations())
 
 
-def raise_mistakes(wrong: Sequence[tuple[Setting, UserError]], locations: Locations) -> None:
-    """Raise what is wrong if anything is: a single mistake as it is, several as one error.
-
-    Args:
-        wrong: each setting's parts, and its mistake.
-        locations: where the settings stand.
-    """
-    if len(wrong) > 1:
-        raise mistakes([(setting, _line(setting, error)) for setting, error in wrong], locations)
-    for setting, error in wrong:
-        name = ".".join(setting)
-        here = f"{locations.before(setting)}{name}"
-        error.where = f"{here}, {error.where}" if error.where not in (None, name) else here
-        raise error
-
-
-def spec_mistakes(content: Mapping[str, Any]) -> Iterator[tuple[Setting, str]]:
+def spec_mistakes(content: Mapping[str, Any]) -> Iterator[Mistake]:
     """The wrong specs among settings that may be wrong themselves; see `vfl.config.read_toml`."""
-    for setting, error in _wrong_specs(content):
-        yield setting, _line(setting, error)
+    for named in named_plugins(content):
+        try:
+            _ASKED[named.family](named.spec, named.beside)
+        except SpecError as error:
+            if named.listed:
+                error.what = f"{named.spec}: {error.what}"
+            yield named.setting, error
 
 
-def _line(setting: Setting, error: UserError) -> str:
-    cure = error.fix or (error.want and f"want {error.want}")
-    return f"{'.'.join(setting)}: {error.what}" + (f"; {cure}" if cure else "")
-
-
-def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecError]]:
-    """Every wrong spec of some settings; whatever is no text is another check's business."""
-    label, parties = _table(content, "label"), _table(content, "parties")
-    label_defaults = LabelSettings()
-    label_party = label.get("party", label_defaults.party)
-    widths = [
-        _table(parties, name).get("width", PartySettings().width)
-        for name in parties
-        if name != label_party
-    ]
-    secured = partial(_check_secure, content)
-    defended = partial(_check_defense, label.get("task"))
-    checks: list[tuple[Setting, object, Callable[[str], object]]] = [
-        (("codec",), content.get("codec"), partial(_check_codec, widths)),
-        (("defense",), content.get("defense"), defended),
-        (("secure",), content.get("secure"), secured),
-        (("label", "top"), label.get("top"), models.make_top),
-    ]
-    if middle := _table(content, "middle"):
-        width = middle.get("width", MiddleSettings().width)
-        checks += [
-            (("middle", "model"), middle.get("model"), models.make_bottom),
-            (("middle", "codec"), middle.get("codec"), partial(_check_codec, [width])),
-            (("defense",), content.get("defense"), _check_known_beside_middle),
-        ]
-    tasks = content.get("tasks") or ()
-    for task in (one for one in tasks if isinstance(one, Mapping)):
-        kind = task.get("task", label_defaults.task)
-        checks.append((("tasks", "top"), task.get("top"), models.make_top))
-        checks.append((("defense",), content.get("defense"), partial(_check_defense, kind)))
-    checks += [
-        (("parties", name, "bottom"), _table(parties, name).get("bottom"), models.make_bottom)
-        for name in parties
-    ]
-    lists: list[tuple[Setting, Callable[[str], object]]] = [
-        (("compare", "codecs"), partial(_check_wanted, widths)),
-        (("grid", "defenses"), partial(_check_listed, defended)),
-        (("grid", "codecs"), partial(_check_listed, partial(_check_codec, widths))),
-        (("grid", "adversaries"), partial(_check_listed, _check_adversary)),
-        (("grid", "attacks"), partial(_check_listed, _check_attack)),
-        (("value", "defenses"), partial(_check_listed, defended)),
-        (("value", "codecs"), partial(_check_listed, partial(_check_codec, widths))),
-    ]
-    checks += [
-        (setting, spec, check) for setting, check in lists for spec in _list(content, *setting)
-    ]
-    for setting, spec, check in checks:
-        if isinstance(spec, str):
-            try:
-                check(spec)
-            except SpecError as error:
-                yield setting, error
-
-
-def _check_codec(widths: Sequence[object], spec: str) -> None:
+def _check_codec(spec: str, widths: Sequence[object]) -> None:
     codec = compression.make(spec)
     for width in widths:
         if isinstance(width, int) and width > 0:
             codec.check(width)
 
 
-def _check_wanted(widths: Sequence[object], spec: str) -> None:
-    """A codec of a comparison; 1 stands in for a number that is looked for later."""
-    _check_listed(lambda wanted: _check_codec(widths, wanted.replace(WANTED, "1")), spec)
-
-
-def _check_secure(content: Mapping[str, Any], spec: str) -> None:
+def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     """A secure mode beside the settings it was chosen with; none is beside anything."""
     if spec == "none":
         return
     from vfl.session import secure
     from vfl.session.secure import shares_weights
 
-    parties, names = _table(content, "parties"), ("secure", "codec", "defense", "merge")
+    parties, names = table_in(content, "parties"), ("secure", "codec", "defense", "merge")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
     # Of whatever was read: the rest of the experiment may be wrong, and is told elsewhere.
     chosen = Experiment.model_construct(
         **named,
-        label=LabelSettings.model_construct(**_table(content, "label")),
-        train=TrainSettings.model_construct(**_table(content, "train")),
-        data=DataSettings.model_construct(**_table(content, "data")),
-        parties={name: PartySettings.model_construct(**_table(parties, name)) for name in parties},
+        label=LabelSettings.model_construct(**table_in(content, "label")),
+        train=TrainSettings.model_construct(**table_in(content, "train")),
+        data=DataSettings.model_construct(**table_in(content, "data")),
+        parties={
+            name: PartySettings.model_construct(**table_in(parties, name)) for name in parties
+        },
     )
     mode = secure.make(spec)
     if mode.ring(max(1, len(chosen.feature_parties))) is None and not mode.whole_network:
@@ -220,7 +148,7 @@ def _check_secure(content: Mapping[str, Any], spec: str) -> None:
         raise
     except SpecError:
         return  # of codec, defense or bottom, which is told where it stands
-    trace = _table(content, "trace")
+    trace = table_in(content, "trace")
     if trace.get("phases") or trace.get("snapshots"):
         raise trace_of_masked_cuts()
 
@@ -234,15 +162,6 @@ def _check_linear(party: str, bottom: str) -> None:
             got=f"bottom = '{bottom}'",
             want="bottom = 'mlp:hidden=none', and depth in the top",
         )
-
-
-def _check_listed(make: Callable[[str], object], spec: str) -> None:
-    """One of several specs in a list; the message says which."""
-    try:
-        make(spec)
-    except SpecError as error:
-        error.what = f"{spec}: {error.what}"
-        raise
 
 
 def _check_attack(spec: str) -> None:
@@ -266,15 +185,9 @@ def _check_adversary(spec: str) -> None:
         make_adversary(spec)
 
 
-def _list(content: Mapping[str, Any], table: str, key: str) -> Sequence[object]:
-    """A list of specs in a table; one spec needs no list."""
-    found = _table(content, table).get(key, ())
-    return [found] if isinstance(found, str) else found if isinstance(found, list | tuple) else ()
-
-
-def _check_defense(task: object, spec: str) -> None:
+def _check_defense(spec: str, numbers: bool) -> None:
     defense = defenses.make(spec)
-    if task == "regression":  # how many classes there are is known when the labels are read
+    if numbers:  # how many classes there are is known when the labels are read
         defense.prepare(defenses.LabelKind(classes=None))
 
 
@@ -304,6 +217,16 @@ def _check_known_beside_middle(spec: str) -> None:
         check_beside_middle(spec)
 
 
-def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = content.get(name)
-    return found if isinstance(found, Mapping) else {}
+#: How a plug-in of each family is asked, with its spec and what it has to go with.
+_ASKED: Mapping[str, Callable[[str, Any], object]] = {
+    "codec": _check_codec,
+    # 1 stands in for a number that is looked for later.
+    "wanted codec": lambda spec, widths: _check_codec(spec.replace(WANTED, "1"), widths),
+    "defense": _check_defense,
+    "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),
+    "secure": _check_secure,
+    "bottom": lambda spec, _: models.make_bottom(spec),
+    "top": lambda spec, _: models.make_top(spec),
+    "adversary": lambda spec, _: _check_adversary(spec),
+    "attack": lambda spec, _: _check_attack(spec),
+}
