@@ -16,13 +16,11 @@ the lines.
 
 from __future__ import annotations
 
-import csv
-import os
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -32,6 +30,17 @@ import torch
 from torch import Tensor
 
 from benchmarks import harness
+from benchmarks.studies import (
+    EXAMPLES,
+    Dot,
+    Families,
+    family_of,
+    over,
+    picture,
+    read_rows,
+    source_of,
+    write_rows,
+)
 from vfl import attacks
 from vfl.attacks.cases import Victim, draw_columns
 from vfl.attacks.inputs.inversion import Inversion
@@ -40,13 +49,13 @@ from vfl.attacks.scoring import structural_similarity
 from vfl.attacks.view import Evidence, Holdings, ThreatModel, View
 from vfl.config import Experiment
 from vfl.core.seeds import generator, use_one_thread
-from vfl.experiments.pages.charts import Point, dot_swatch, scatter_drawing, standalone
-from vfl.experiments.statistics import estimate
+from vfl.experiments.study import overrides_of
 from vfl.experiments.tables import Table
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data
+from vfl.training.specs import read_checked
 
-_WIDTH, _TARGETS, _COMMON, _FOLDS = 32, 4000, 8, 3
+_TARGETS, _COMMON, _FOLDS = 4000, 8, 3
 #: "auc" of a category's values, "r2" of a number's rank or of pixels, "ssim" of pictures.
 Measure = Literal["auc", "r2", "ssim"]
 #: Layers that each attack reads.
@@ -54,119 +63,29 @@ READS = {"own": "inputs", "cut": "cut", "both": "cut+inputs"}
 
 
 @dataclass(frozen=True)
-class TableTask:
-    """A table, who holds what of it, and which columns are looked for.
+class Task:
+    """What is looked for in a training of `examples/columns`, the label party's.
 
     Attributes:
-        source: below the folder of data sets.
-        separator: of its cells.
-        label: the label party and its column.
-        parties: their columns.
-        wanted: columns that are looked for, by party, and what each is scored by.
+        utility: what the model is judged by.
+        wanted: columns that are looked for, by party, and what each is scored by; of pictures what
+            the last party has, pixel by pixel and as a picture.
     """
 
-    source: str
-    separator: str
-    label: tuple[str, str]
-    parties: Mapping[str, Sequence[str]]
+    utility: str
     wanted: Mapping[str, Mapping[str, Measure]]
 
-    utility = "auc"
 
-    def experiment(self, seed: int, changes: Mapping[str, Any], folder: Path) -> Experiment:
-        """The training with one protection."""
-        bottom = changes.get("bottom", "mlp:hidden=64")
-        party = {"width": changes.get("width", _WIDTH), "bottom": bottom}
-        own = {name: party | {"columns": list(some)} for name, some in self.parties.items()}
-        settings: dict[str, Any] = {
-            "name": "columns",
-            "seed": seed,
-            "data": {
-                "source": str(folder / self.source), "separator": self.separator, "bins": 16,
-                "validation": 0.1, "test": 0.2, "split": "stratified",
-            },
-            "label": {"party": self.label[0], "column": self.label[1], "top": "mlp:hidden=32"},
-            "train": {"epochs": 6, "batch_size": 256, "learning_rate": 2e-3},
-            "parties": own,
-        }  # fmt: skip
-        return _changed(settings, changes)
-
-
-@dataclass(frozen=True)
-class PictureTask:
-    """Pictures cut upright, a part a party; what the last one has is looked for.
-
-    Attributes:
-        source: a set of pictures by name.
-        rows: of the set.
-        parties: from left to right; the first has the labels too.
-    """
-
-    source: str
-    rows: int
-    parties: Sequence[str]
-
-    utility = "accuracy"
-
-    @property
-    def wanted(self) -> Mapping[str, Mapping[str, Measure]]:
-        """The last party's part, pixel by pixel and as a picture."""
-        return {self.parties[-1]: {"pixels": "r2", "structure": "ssim"}}
-
-    @property
-    def label(self) -> tuple[str, str]:
-        """The label party, and what it knows of a row."""
-        return self.parties[0], "class"
-
-    def experiment(self, seed: int, changes: Mapping[str, Any], folder: Path) -> Experiment:
-        """The training with one protection."""
-        bottom = changes.get("bottom", "cnn:channels=16-32")
-        party = {"width": changes.get("width", _WIDTH), "bottom": bottom}
-        settings: dict[str, Any] = {
-            "name": "pictures",
-            "seed": seed,
-            "data": {
-                "source": self.source, "rows": self.rows,
-                "validation": 0.1, "split": "shuffled",
-            },
-            "label": {"party": self.label[0], "top": "mlp:hidden=64"},
-            "train": {"epochs": 5, "batch_size": 64, "learning_rate": 1e-3},
-            "parties": {name: dict(party) for name in self.parties},
-        }  # fmt: skip
-        return _changed(settings, changes)
-
-
-def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Experiment:
-    more = {name: value for name, value in changes.items() if name not in ("bottom", "width")}
-    return Experiment.model_validate({**settings, **more})
-
-
-TASKS: dict[str, TableTask | PictureTask] = {
-    "bank_marketing": TableTask(
-        "bank-marketing/bank-full.csv.gz", ";", ("lender", "y"),
-        {
-            "campaign": ["campaign", "pdays", "previous", "day", "contact", "month", "poutcome"],
-            "credit": ["balance", "default", "housing", "loan"],
-            "lender": ["age", "job", "marital", "education"],
-        },
-        {
-            "credit": {"balance": "r2", "housing": "auc"},
-            "campaign": {"contact": "auc", "poutcome": "auc"},
-        },
-    ),
-    "credit_default": TableTask(
-        "credit-default/UCI_Credit_Card.csv.gz", ",", ("lender", "DEFAULT_PAYMENT_NEXT_MONTH"),
-        {
-            "bank": ["BILL_AMT*", "PAY_AMT*"],
-            "bureau": ["PAY_0", "PAY_2", "PAY_3", "PAY_4", "PAY_5", "PAY_6"],
-            "lender": ["LIMIT_BAL", "AGE", "SEX", "EDUCATION", "MARRIAGE"],
-        },
-        {
-            "bank": {"BILL_AMT1": "r2", "PAY_AMT1": "r2"},
-            "bureau": {"PAY_0": "auc", "PAY_6": "auc"},
-        },
-    ),
-    "fashion_mnist": PictureTask("fashion_mnist", 6000, ("left", "middle", "right")),
+TASKS = {
+    "bank_marketing": Task("auc", {
+        "credit": {"balance": "r2", "housing": "auc"},
+        "campaign": {"contact": "auc", "poutcome": "auc"},
+    }),
+    "credit_default": Task("auc", {
+        "bank": {"BILL_AMT1": "r2", "PAY_AMT1": "r2"},
+        "bureau": {"PAY_0": "auc", "PAY_6": "auc"},
+    }),
+    "fashion_mnist": Task("accuracy", {"right": {"pixels": "r2", "structure": "ssim"}}),
 }  # fmt: skip
 #: What protects, as changes of the experiment. `beaver` opens the sum of linear first layers, which
 #: is what the training named so here sends; its other half, the protocol, tells no more.
@@ -187,13 +106,16 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "secure sum": {"secure": "sum", "merge": "sum"},
     "beaver": {"merge": "sum", "bottom": "mlp:hidden=none"},
 }
+#: What a protection changes at every party; all else is a setting of the experiment.
+_OF_PARTIES = ("width", "bottom")
 #: Those whose label party is sent nothing but the sum over the feature parties.
 SUMMED = ("secure sum", "beaver")
 #: Families of protections by how their names begin, and a colour each.
-FAMILIES = {
-    "none": ("undefended", 0), "label_free": ("label-free bottom", 1), "width": ("narrow cut", 2),
-    "topk": ("codec", 3), "quantise": ("codec", 3), "sign": ("codec", 3), "nopeek": ("NoPeek", 4),
-    "clipped_noise": ("noise", 5), "secure sum": ("secure sum", 6), "beaver": ("beaver", 7),
+FAMILIES: Families = {
+    "none": ("undefended", 0), "width": ("narrow cut", 2), "topk": ("codec", 3),
+    "quantise": ("codec", 3), "sign": ("codec", 3), "nopeek": ("NoPeek", 4),
+    "clipped_noise": ("noise", 5), "label_free": ("label-free bottom", 1),
+    "secure sum": ("secure sum", 6), "beaver": ("beaver", 7),
 }  # fmt: skip
 
 
@@ -449,8 +371,19 @@ def ranks_of(column: np.ndarray, known: np.ndarray) -> Tensor:
     return torch.from_numpy((low + high) / (2 * len(ordered))).float()
 
 
+def experiment_of(name: str, protection: str, seed: int) -> Experiment:
+    """The training of a task with one protection."""
+    file, changes = EXAMPLES / "columns" / f"{name}.toml", PROTECTIONS[protection]
+    asked = {key: value for key, value in changes.items() if key not in _OF_PARTIES}
+    for party in read_checked(file, [])[0].parties:
+        own = {key: value for key, value in changes.items() if key in _OF_PARTIES}
+        asked |= {f"parties.{party}.{key}": value for key, value in own.items()}
+    overrides = [*source_of(file), *overrides_of(None, {"seed": seed, **asked})]
+    return read_checked(file, overrides)[0]
+
+
 def rows_of(
-    name: str, protection: str, seed: int, leaks: int, alone: Mapping[str, float], folder: Path
+    name: str, protection: str, seed: int, leaks: int, alone: Mapping[str, float]
 ) -> Iterator[ColumnRow]:
     """Train once, and look for each column.
 
@@ -460,10 +393,8 @@ def rows_of(
         seed: of the training, of the split, and of who leaked.
         leaks: rows that the attacker knows.
         alone: what own columns tell of each column, where that is known; no training changes it.
-        folder: of the data sets.
     """
-    task = TASKS[name]
-    experiment = task.experiment(seed, PROTECTIONS[protection], folder)
+    task, experiment = TASKS[name], experiment_of(name, protection, seed)
     data = load_data(experiment)
     label = data[experiment.label.party]
     session = LocalSession(experiment, data, outputs=label.outputs).run()
@@ -488,12 +419,12 @@ def rows_of(
             )
             for at, rows in enumerate(groups)
         )
-        if isinstance(task, PictureTask):
+        if not experiment.is_table:
             pictures = data[victim].inputs
             assert pictures is not None
             read = _pictures_read(wanted, known, asked, pictures, groups, seed)
         else:
-            read = _columns_read(task, wanted, known, asked, groups, alone, seed, folder)
+            read = _columns_read(experiment, wanted, known, asked, groups, alone)
         for column, found, spent in read:
             yield ColumnRow(
                 name, protection, seed, utility, column, wanted[column], **found, cpu_s=spent
@@ -514,12 +445,12 @@ Read = tuple[str, dict[str, float], float]
 
 
 def _columns_read(
-    task: TableTask, wanted: Mapping[str, Measure], known: Known, asked: Known,
-    groups: Sequence[Tensor], alone: Mapping[str, float], seed: int, folder: Path,
+    experiment: Experiment, wanted: Mapping[str, Measure], known: Known, asked: Known,
+    groups: Sequence[Tensor], alone: Mapping[str, float],
 ) -> Iterator[Read]:  # fmt: skip
     import pandas as pd
 
-    table = pd.read_csv(folder / task.source, sep=task.separator)
+    table = pd.read_csv(experiment.data.source, sep=experiment.data.separator)
     for column, measure in wanted.items():
         coded = ranks_of if measure == "r2" else codes_of
         codes = coded(table[column].to_numpy(), groups[0].numpy())
@@ -531,7 +462,7 @@ def _columns_read(
             elif measure == "r2":
                 found[reads] = read_number(known.layers(reads), facts, asked.layers(reads), truth)
             else:
-                found[reads] = read_category(known, facts, asked, truth, reads, seed)
+                found[reads] = read_category(known, facts, asked, truth, reads, experiment.seed)
         yield column, found, time.process_time() - started
 
 
@@ -550,8 +481,7 @@ def _pictures_read(
 def measure(asked: Namespace) -> list[ColumnRow]:
     """Train and attack what `--out` does not have yet; all its rows of the tasks asked for."""
     use_one_thread()
-    folder = Path(os.environ["VFL_DATA"])
-    found = stored(asked.out)
+    found = read_rows(asked.out, ColumnRow)
     done = {(row.task, row.protection, row.seed) for row in found}
     for seed in harness.numbers(asked.seeds):
         for name in asked.tasks:
@@ -560,47 +490,15 @@ def measure(asked: Namespace) -> list[ColumnRow]:
                     continue
                 of_seed = [row for row in found if (row.task, row.seed) == (name, seed)]
                 alone = {row.column: row.own for row in of_seed}
-                new = list(rows_of(name, protection, seed, asked.leaks, alone, folder))
-                store(asked.out, new)
+                new = list(rows_of(name, protection, seed, asked.leaks, alone))
                 found += new
+                write_rows(asked.out, ColumnRow, found)
                 print(f"{name} {protection} seed {seed}", file=sys.stderr, flush=True)
     found = [row for row in found if row.task in asked.tasks]
     for name in asked.tasks if asked.pictures else ():
         file = asked.out.with_name(f"{asked.out.stem}_{name}.svg")
         file.write_text(picture_of([row for row in found if row.task == name]), encoding="utf-8")
     return found
-
-
-def stored(path: Path) -> list[ColumnRow]:
-    """The rows of a file; none where there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as lines:
-        return [_row(line) for line in csv.DictReader(lines)]
-
-
-def _row(line: Mapping[str, str]) -> ColumnRow:
-    texts = {"task", "protection", "column", "measure"}
-    return ColumnRow(
-        **{  # type: ignore[arg-type]
-            name: text if name in texts else int(text) if name == "seed" else float(text)
-            for name, text in line.items()
-        }
-    )
-
-
-def store(path: Path, rows: Sequence[ColumnRow]) -> None:
-    """Add the rows of one training."""
-    begun = path.exists()
-    with path.open("a", newline="") as lines:
-        writer = csv.DictWriter(lines, [each.name for each in fields(ColumnRow)])
-        if not begun:
-            writer.writeheader()
-        for row in rows:
-            values = asdict(row)
-            writer.writerow(
-                {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()}
-            )
 
 
 def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
@@ -668,33 +566,19 @@ def opened(rows: Sequence[ColumnRow]) -> list[float]:
 
 def picture_of(rows: Sequence[ColumnRow]) -> str:
     """Utility of one task against what is read of columns, as a file of SVG; a dot a protection."""
-    name, points = rows[0].task, []
+    name, dots = rows[0].task, []
+    utility = TASKS[name].utility
     for protection in dict.fromkeys(row.protection for row in rows):
         some = [row for row in rows if row.protection == protection]
-        good = estimate(list({row.seed: row.utility for row in some}.values()))
-        read = estimate(opened(some))
-        assert good is not None
-        assert read is not None
-        points.append(
-            Point(
-                "", 100 * read.mean, 100 * good.mean, _family(protection)[1],
-                f"{protection}: {TASKS[name].utility} {good.mean:.3f}, read {read.mean:.2f}",
-                100 * (read.half_width or 0), 100 * (good.half_width or 0),
-            )
-        )  # fmt: skip
-    shown = dict(_family(row.protection) for row in rows)
-    utility = TASKS[name].utility
-    drawing = scatter_drawing(
+        good = over({row.seed: row.utility for row in some}.values())
+        read = over(opened(some))
+        what = f"{protection}: {utility} {good.mean:.3f}, read {read.mean:.2f}"
+        dots.append(Dot(family_of(protection, FAMILIES), what, read, good))
+    return picture(
         f"{name}: test {utility} against what is read of columns",
-        f"test {utility}, percent", "; ".join(point.what for point in points), points,
-        "percent read of what own columns leave open",
-        legend=[(dot_swatch(style), family) for family, style in shown.items()],
+        f"test {utility}, percent", "; ".join(one.what for one in dots), dots,
+        "percent read of what own columns leave open", FAMILIES,
     )  # fmt: skip
-    return standalone(drawing)
-
-
-def _family(protection: str) -> tuple[str, int]:
-    return next(found for start, found in FAMILIES.items() if protection.startswith(start))
 
 
 def main() -> None:

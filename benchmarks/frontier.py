@@ -4,9 +4,11 @@
     python -m benchmarks.frontier --task bank --seeds 5
     python -m benchmarks.frontier --redraw                  # page and pictures of the stored rows
 
-A task is a file of `examples/frontier`. Every defense of `families_of` is trained, and attacked by
-a feature party that keeps what it received: its own bottom, every gradient, a few leaked labels.
-The trainings and attacks are those of `vfl grid`, in a folder that a killed run goes on in.
+A task is a grid file of `examples/frontier`, which names its defenses, most at five strengths. Each
+is trained, and attacked by a feature party that keeps what it received: its own bottom, every
+gradient, a few leaked labels. A secure top, with labels and top under multi-party computation and
+the sum of the batch's gradients disclosed, is `gradient_averaging:rows=0`, which sends a feature
+party just that.
 
 What labels leak is what the worst of these attacks reaches above the best that reads nothing a
 label is in: attacks on inputs, and on label-free bottoms, which whoever has the inputs can make.
@@ -16,17 +18,34 @@ Rows of every task lie in one CSV file, and page and pictures are made of it alo
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.leaderboard import TABLES, say
-from vfl.core.text import csv_text
+import pandas as pd
+
+from benchmarks.studies import (
+    EXAMPLES,
+    Dot,
+    Families,
+    added,
+    by_seed,
+    family_of,
+    highest,
+    needs_data,
+    over,
+    picture,
+    points_text,
+    store,
+    stored,
+    study_of,
+)
+from vfl.cli.study import say_cell
+from vfl.config import GridSettings
 from vfl.core.version import VERSION
 from vfl.experiments.attack_tables import ACCESS
 from vfl.experiments.cells import GridFolder, grid_settings_of
@@ -37,113 +56,68 @@ from vfl.experiments.leaderboard import (
     label_measure,
     utility_of,
 )
-from vfl.experiments.pages.charts import Point, dot_swatch, scatter_drawing, standalone
-from vfl.experiments.records import records_of
-from vfl.experiments.statistics import Estimate, by_victim, estimate, paired_difference
-from vfl.experiments.study import Study, overrides_of, plan_study, run_study
-from vfl.experiments.tables import Table, estimate_text
+from vfl.experiments.results import LoadedGrid
+from vfl.experiments.statistics import Estimate, by_victim
+from vfl.experiments.study import run_study
+from vfl.experiments.tables import MEASURES, Table, estimate_text
 from vfl.training.specs import read_checked
 
-#: A line of the CSV file, as text.
-Row = Mapping[str, str]
-
-EXAMPLES = Path(__file__).parents[1] / "examples" / "frontier"
-Kind = Literal["table", "pictures", "text"]
-#: Tasks by the names of their files, and what their rows are.
-TASKS: dict[str, Kind] = {
-    "fashion": "pictures", "mnist": "pictures", "cifar": "pictures",
-    "bank": "table", "credit": "table", "reviews": "text",
-}  # fmt: skip
-#: Of those that read a table, the table.
-SOURCES = {"bank": "bank_marketing", "credit": "credit_default"}
-#: Their rows, all of which are used.
+FOLDER = EXAMPLES / "frontier"
+TASKS = ("fashion", "mnist", "cifar", "bank", "credit", "reviews")
+#: Rows of tables, all of which are used.
 WHOLE = {"bank": 45_211, "credit": 30_000}
 #: Points that a defense may leak and still stand where label-free bottoms do.
 MARGIN = 0.01
-LEAKED, DRAWS = 10, 1
-#: Of self-supervision, over the rows; texts, whose rows are long, take as much of one.
-EPOCHS = {"pictures": 3, "table": 3, "text": 1}
-COLUMNS = ("task", "family", "defense", "seed", "utility", "attack", "access", "reaches")
+LEAKED = 10
 #: What tells one row from another.
 KEY = ("task", "family", "defense", "seed", "attack")
+COLUMNS = (*KEY[:4], "utility", "attack", "access", "reaches")
 #: In the place of a family: attackers that hold no model.
 NO_MODEL, UNDEFENDED, LABEL_FREE = "no model", "undefended", "label-free bottom"
-#: Self-supervision by what rows are; the second begins the few rounds. Numbers of words have no
-#: distances, so nothing rebuilds or rotates those: corrupted texts are told from others.
-_LEARNED = {
-    "pictures": ("autoencoder", "simclr", "vicreg"),
-    "table": ("autoencoder", "vime", "scarf"),
-    "text": ("simclr", "scarf"),
+FAMILIES: Families = {
+    "none": (UNDEFENDED, 0),
+    "label_free": (LABEL_FREE, 1),
+    "few_rounds": ("few rounds", 2),
+    "few_rounds:steps=40,epsilon": ("few rounds with label DP", 3),
+    "label_dp": ("label DP", 4),
+    "gradient_noise": ("noise on gradients", 5),
+    "tpsl": ("noise on gradients", 5),
+    "marvell": ("of two classes", 5),
+    "max_norm": ("of two classes", 5),
+    "potential": ("losses on cuts", 6),
+    "dcor": ("losses on cuts", 6),
+    "anchored": ("losses on cuts", 6),
+    "gradient_averaging:rows=0": ("secure top", 7),
+    "gradient_averaging": ("averaged gradients", 7),
+    "mixup": ("mixing", 8),
 }
 
 Verdict = Literal["reference", "beats it", "leaks", "no better", "undecided"]
 
 
-def families_of(task: str) -> dict[str, tuple[str, ...]]:
-    """The defenses of a task by what they are, most at five strengths.
+def settings_of(task: str) -> GridSettings:
+    """The grid of a task."""
+    return grid_settings_of(read_checked(FOLDER / f"{task}.toml", [])[0])
 
-    A secure top, with labels and top under multi-party computation and the sum of the batch's
-    gradients disclosed, is `gradient_averaging:rows=0`, which sends a feature party just that.
-    """
-    kind = TASKS[task]
-    of_rows = [f"kind={one},epochs={EPOCHS[kind]}" for one in _LEARNED[kind]]
-    begun = of_rows[1]
-    free = ["label_free:kind=random", *(f"label_free:{one}" for one in of_rows)]
-    if kind != "text":
-        free[1:1] = ["label_free:features=0", "label_free"]
-    few = (10, 20, 40, 80, 130) if kind == "pictures" else (5, 10, 20, 40, 80)
-    found = {
-        UNDEFENDED: ("none",),
-        LABEL_FREE: tuple(free),
-        "few rounds": tuple(f"few_rounds:steps={steps},{begun}" for steps in few),
-        "few rounds with label DP": tuple(
-            f"few_rounds:steps=40,epsilon={epsilon},{begun}" for epsilon in (0.5, 1, 2, 3, 5)
-        ),
-        "label DP": tuple(f"label_dp:epsilon={epsilon}" for epsilon in (0.5, 1, 2, 4, 8)),
-        "noise on gradients": (
-            *(f"gradient_noise:sigma={sigma}" for sigma in (0.25, 0.5, 1, 2, 4)),
-            *(f"tpsl:epsilon={epsilon}" for epsilon in (1, 2, 4, 8, 16)),
-        ),
-        "losses on cuts": (
-            *(f"potential:alpha={alpha}" for alpha in (1, 2, 4, 8, 16)),
-            *(f"dcor:alpha={alpha}" for alpha in (0.5, 1, 2, 4, 8)),
-        ),
-        "secure top": ("gradient_averaging:rows=0",),
-        "averaged gradients": tuple(
-            f"gradient_averaging:rows={rows}" for rows in (2, 4, 8, 16, 32)
-        ),
-    }
-    if kind != "text":
-        anchored = "anchored:rate=0.02+potential:alpha={},norm=no"
-        found["losses on cuts"] += tuple(anchored.format(one) for one in (0.5, 1, 2, 4, 8))
-        found["mixing"] = tuple(f"mixup:alpha={alpha}" for alpha in (0.1, 0.2, 0.5, 1, 2))
-    if kind != "pictures":
-        powers = (1, 2, 4, 8, 16)
-        found["of two classes"] = (*(f"marvell:power={power}" for power in powers), "max_norm")
+
+def families_of(task: str) -> dict[str, list[str]]:
+    """The defenses of a task by what they are."""
+    found: dict[str, list[str]] = {}
+    for spec in settings_of(task).defenses:
+        found.setdefault(family_of(spec, FAMILIES), []).append(spec)
     return found
 
 
-def attacks_of(task: str, epochs: int) -> list[str]:
-    """What the attacker tries; gradients of all epochs, for what is noisy once is less so often."""
-    found = ["fine_tuning", "logistic", "logistic:scaler=whiten", "kmeans", "gradient_similarity"]
-    found += [f"gradient_similarity:epochs={epochs}", f"gradient_teacher:epochs={epochs},steps=300"]
-    if TASKS[task] != "pictures":
-        return [*found, f"gradient_norm:epochs={epochs}", f"gradient_direction:epochs={epochs}"]
-    return [*found, "label_propagation:at=cut+inputs,neighbours=5,scaler=whiten,mix=0.5"]
-
-
-def left_of(
-    task: str, seeds: int, families: Sequence[str] = (), done: Sequence[Row] = ()
-) -> list[str]:
+def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) -> list[str]:
     """Defenses of a task, of some families or all, without those whose rows are there.
 
     Args:
         task: of TASKS.
         seeds: victims of each defense, from seed 0 on.
-        families: of `families_of`; all unless they are given. What all are set against comes first.
+        families: of `families_of`; all if it is empty. What all are set against comes first.
         done: rows that are stored.
     """
-    known = {(one["defense"], one["seed"]) for one in done if one["task"] == task}
+    known = set(done[done.task == task][["defense", "seed"]].itertuples(index=False, name=None))
     chosen = families_of(task)
     return [
         spec
@@ -151,22 +125,6 @@ def left_of(
         for spec in chosen[one]
         if not all((spec, str(seed)) in known for seed in range(seeds))
     ]
-
-
-def study_of(task: str, seeds: int, defenses: Sequence[str]) -> Study:
-    """The grid of a task with some defenses, and without any."""
-    overrides = []
-    if task in SOURCES:
-        table = Path(os.environ["VFL_DATA"]) / TABLES[SOURCES[task]]
-        overrides.append(f"data.source={table}")
-    file = EXAMPLES / f"{task}.toml"
-    epochs = read_checked(file, overrides)[0].train.epochs
-    given = {
-        "defenses": list(defenses), "attacks": attacks_of(task, epochs),
-        "baselines": ["scratch", "raw", "pca"], "leaks": [LEAKED], "draws": DRAWS,
-        "seeds": list(range(seeds)), "pictures": 0,
-    }  # fmt: skip
-    return plan_study("grid", *read_checked(file, overrides + overrides_of("grid", given)))
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -177,9 +135,9 @@ def rows_of(task: str, path: Path) -> Iterator[dict[str, Any]]:
 
     Those without a model have a name in the place of the defense, and no utility.
     """
-    records, folder = list(records_of(path)), GridFolder(path)
-    settings = grid_settings_of(folder.experiment())
-    measure = fitting_measure(records, settings.measure)
+    grid = LoadedGrid(GridFolder(path))
+    records = grid.records
+    measure = fitting_measure(records, grid_settings_of(grid.experiment).measure)
     judged = "auc" if measure == "auc" else "accuracy"
     attacks = [one for one in records if label_measure(one) == measure]
     access = {one.attacker: one.access for one in attacks}
@@ -202,24 +160,7 @@ def rows_of(task: str, path: Path) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def added(rows: Sequence[Row], new: Sequence[Row]) -> list[Row]:
-    """The rows that were there, as they were, and those that are new; task by task."""
-    known = {tuple(one[name] for name in KEY) for one in rows}
-    found = [*rows, *(one for one in new if tuple(one[name] for name in KEY) not in known)]
-    return sorted(found, key=lambda one: list(TASKS).index(one["task"]))
-
-
-def stored(file: Path) -> list[dict[str, str]]:
-    """The rows that are there."""
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", newline="") as opened:
-        return list(csv.DictReader(opened))
-
-
 # --- where everything stands ----------------------------------------------------------------------
-
-BySeed = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +173,6 @@ class Place:
         gain: of that beside the best label-free bottom's, seed by seed.
         attack, access, reaches: the worst attack, what its attacker holds, and its mean.
         leak: of that beside the best that reads nothing with a label in it, seed by seed.
-        verdict: whether it stands where no label-free bottom does.
     """
 
     family: str
@@ -243,7 +183,17 @@ class Place:
     access: str
     reaches: Estimate
     leak: Estimate
-    verdict: Verdict
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it stands where no label-free bottom does."""
+        if self.family == LABEL_FREE:
+            return "reference"
+        if self.gain.low > 0 and self.leak.high <= MARGIN:
+            return "beats it"
+        if self.leak.low > MARGIN:
+            return "leaks"
+        return "no better" if self.gain.high <= 0 else "undecided"
 
     @property
     def above(self) -> float:
@@ -284,77 +234,39 @@ class Frontier:
         return [one for one in self.places if one.verdict == verdict]
 
 
-def frontier_of(rows: Sequence[Row]) -> Frontier:
+def frontier_of(rows: pd.DataFrame) -> Frontier:
     """Where the defenses of one task stand.
 
     Args:
         rows: of that task; seeds that some defense lacks are left out.
     """
-    defenses = dict.fromkeys((one["family"], one["defense"]) for one in rows)
-    known = [{one["seed"] for one in rows if one["defense"] == name} for _, name in defenses]
-    seeds = set.intersection(*known)
-    reached: dict[tuple[str, str], dict[str, BySeed]] = {}
-    for family, name in defenses:
-        own = [one for one in rows if one["defense"] == name and one["seed"] in seeds]
-        reached[family, name] = {
-            attack: {r["seed"]: float(r["reaches"]) for r in own if r["attack"] == attack}
-            for attack in dict.fromkeys(one["attack"] for one in own)
-        }
-    utility = {
-        name: {r["seed"]: float(r["utility"]) for r in rows
-               if r["defense"] == name and r["seed"] in seeds}
-        for family, name in defenses if family != NO_MODEL
-    }  # fmt: skip
-    blind: dict[str, BySeed] = {}
-    for (family, name), attacks in reached.items():
-        if family == NO_MODEL:
-            blind[name] = attacks[name]
-        elif family == LABEL_FREE:
-            blind |= {f"{attack} on {name}": values for attack, values in attacks.items()}
-    reference = max(blind, key=lambda one: _mean(blind[one]))
-    free = [name for family, name in defenses if family == LABEL_FREE]
-    best = max(free, key=lambda name: _mean(utility[name]))
-    access = {one["attack"]: one["access"] for one in rows}
+    of_each = [set(own.seed) for _, own in rows.groupby("defense")]
+    rows = rows[rows.seed.isin(set.intersection(*of_each))]
+    reached = by_seed(rows, ["family", "defense", "attack"], "reaches")
+    utility = by_seed(rows[rows.family != NO_MODEL], ["defense"], "utility")
+    blind = {key: one for key, one in reached.items() if key[0] in (NO_MODEL, LABEL_FREE)}
+    free = {(key[1],): utility[key[1],] for key in blind if key[0] == LABEL_FREE}
+    reference, best = highest(blind), highest(free)
+    access = dict(zip(rows.attack, rows.access, strict=True))
     places = []
-    for (family, name), attacks in reached.items():
-        if family == NO_MODEL:
-            continue
-        worst = max(attacks, key=lambda attack: _mean(attacks[attack]))
-        gain = _known(paired_difference(utility[name], utility[best]))
-        leak = _known(paired_difference(attacks[worst], blind[reference]))
-        places.append(
-            Place(
-                family, name, _over(utility[name]), gain, worst, access[worst],
-                _over(attacks[worst]), leak, _verdict(family, gain, leak),
-            )
-        )  # fmt: skip
+    for family, defense in dict.fromkeys((key[0], key[1]) for key in reached):
+        if family != NO_MODEL:
+            good = utility[defense,]
+            own = {key[2]: one for key, one in reached.items() if key[:2] == (family, defense)}
+            worst = highest(own)
+            gain, leak = good - utility[best], own[worst] - blind[reference]
+            places.append(
+                Place(
+                    family, defense, over(good), over(gain), worst, access[worst],
+                    over(own[worst]), over(leak),
+                )
+            )  # fmt: skip
     places.sort(key=lambda one: -one.utility.mean)
-    chosen = next(one for one in places if one.defense == best)
-    task = rows[0]["task"]
-    return Frontier(task, len(seeds), reference, _over(blind[reference]), chosen, places)
-
-
-def _verdict(family: str, gain: Estimate, leak: Estimate) -> Verdict:
-    if family == LABEL_FREE:
-        return "reference"
-    if gain.low > 0 and leak.high <= MARGIN:
-        return "beats it"
-    if leak.low > MARGIN:
-        return "leaks"
-    return "no better" if gain.high <= 0 else "undecided"
-
-
-def _mean(values: BySeed) -> float:
-    return sum(values.values()) / len(values)
-
-
-def _over(values: BySeed) -> Estimate:
-    return _known(estimate(list(values.values())))
-
-
-def _known(found: Estimate | None) -> Estimate:
-    assert found is not None, "a seed at least"
-    return found
+    chosen = next(one for one in places if (one.defense,) == best)
+    of, on, by = reference
+    called = by if of == NO_MODEL else f"{by} on {on}"
+    whole = over(blind[reference])
+    return Frontier(str(rows.task.iloc[0]), whole.count, called, whole, chosen, places)
 
 
 # --- page and pictures ----------------------------------------------------------------------------
@@ -362,7 +274,7 @@ def _known(found: Estimate | None) -> Estimate:
 
 def measure_of(task: str) -> str:
     """What models and attacks on a task are judged by, in words."""
-    return "accuracy" if TASKS[task] == "pictures" else "AUC"
+    return MEASURES[settings_of(task).measure]
 
 
 def summary_of(found: Sequence[Frontier]) -> str:
@@ -381,13 +293,15 @@ def summary_of(found: Sequence[Frontier]) -> str:
         few = [one for one in learned if one.family.startswith("few rounds")]
         still = [one for one in few if one.verdict != "leaks"]
         best = max(still, key=lambda one: one.utility.mean, default=None)
+        gained = "" if best is None else points_text(best.gain, "+")
         lines.append(
             [
                 *(each.task, measure_of(each.task), f"`{each.best.defense}`"),
-                *(_text(each.best.utility), _text(plain.gain, "+"), _text(plain.leak, "+")),
+                points_text(each.best.utility),
+                *(points_text(one, "+") for one in (plain.gain, plain.leak)),
                 *(f"{len(ahead)} of {len(learned)}", str(len(leaking))),
                 str(len(each.named("undecided"))),
-                f"`{best.defense}`: {_text(best.gain, '+')}" if best else "none" if few else "",
+                f"`{best.defense}`: {gained}" if best else "none" if few else "",
             ]
         )
     shown = f"Shown to beat it: {_listed(beating)}." if beating else "Nothing is shown to beat it."
@@ -413,11 +327,6 @@ def _missing(found: Frontier) -> str:
     return ", ".join(said) or "nothing"
 
 
-def _text(found: Estimate, sign: str = "") -> str:
-    half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
-    return f"{100 * found.mean:{sign}.1f}{half}"
-
-
 def table_of(found: Frontier) -> Table:
     """One line a defense, the highest utility first."""
     head = [
@@ -435,22 +344,15 @@ def table_of(found: Frontier) -> Table:
     return Table(head, lines)
 
 
-#: Colours of families; those that do alike share one.
-_STYLE = {
-    UNDEFENDED: 0, LABEL_FREE: 1, "few rounds": 2, "few rounds with label DP": 3, "label DP": 4,
-    "noise on gradients": 5, "of two classes": 5, "losses on cuts": 6, "secure top": 7,
-    "averaged gradients": 7, "mixing": 8,
-}  # fmt: skip
-
-
 def picture_of(found: Frontier) -> str:
     """The places of a task and the front through them, as a file of SVG."""
     measure = measure_of(found.task)
-    points = [
-        Point(
-            "", 100 * one.above, 100 * one.utility.mean, _STYLE[one.family],
-            f"{one.defense}: {measure} {_text(one.utility)}, leaks {_text(one.leak, '+')}",
-            100 * (one.leak.half_width or 0), 100 * (one.utility.half_width or 0),
+    dots = [
+        Dot(
+            one.family,
+            f"{one.defense}: {measure} {points_text(one.utility)}, "
+            f"leaks {points_text(one.leak, '+')}",
+            one.leak, one.utility, one.above,
         )
         for one in found.places
     ]  # fmt: skip
@@ -462,14 +364,11 @@ def picture_of(found: Frontier) -> str:
         f"{one.defense} {100 * one.utility.mean:.1f} at {100 * one.above:.1f}"
         for one in found.front
     )
-    shown = {one.family for one in found.places}
-    legend = [(dot_swatch(style), family) for family, style in _STYLE.items() if family in shown]
-    drawing = scatter_drawing(
+    return picture(
         f"{found.task}: test {measure} against leaked labels",
-        f"test {measure}, percent", f"On the front: {front}.", points,
-        f"points of {measure} by which labels leak", legend=legend, through=corners,
+        f"test {measure}, percent", f"On the front: {front}.", dots,
+        f"points of {measure} by which labels leak", FAMILIES, corners,
     )  # fmt: skip
-    return standalone(drawing)
 
 
 METHOD = f"""
@@ -501,10 +400,10 @@ METHOD = f"""
 """
 
 
-def page_of(rows: Sequence[Row], page: Path) -> None:
+def page_of(rows: pd.DataFrame, page: Path) -> None:
     """Write the page, and a picture a task beside it."""
-    tasks = [task for task in TASKS if any(one["task"] == task for one in rows)]
-    found = {task: frontier_of([one for one in rows if one["task"] == task]) for task in tasks}
+    tasks = [task for task in TASKS if task in set(rows.task)]
+    found = {task: frontier_of(rows[rows.task == task]) for task in tasks}
     left = [one for one in TASKS if one not in tasks]
     lines = [
         "# Frontier: accuracy against leaked labels\n\n## What is shown\n",
@@ -513,15 +412,15 @@ def page_of(rows: Sequence[Row], page: Path) -> None:
         summary_of(list(found.values())),
     ]
     for task, one in found.items():
-        picture = page.with_name(f"{page.stem}_{task}.svg")
-        picture.write_text(picture_of(one), encoding="utf-8")
-        experiment, _ = read_checked(EXAMPLES / f"{task}.toml", [])
+        drawn = page.with_name(f"{page.stem}_{task}.svg")
+        drawn.write_text(picture_of(one), encoding="utf-8")
+        experiment, _ = read_checked(FOLDER / f"{task}.toml", [])
         lines += [
             f"\n## {task}\n",
             f"{experiment.data.rows or WHOLE[task]} rows, {one.seeds} victims of each defense, "
             f"`examples/frontier/{task}.toml`. The best without labels: {one.reference}, "
-            f"{_text(one.reference_reaches)}. Not run: {_missing(one)}.\n",
-            f"![{task}: accuracy against leaked labels]({picture.name})\n",
+            f"{points_text(one.reference_reaches)}. Not run: {_missing(one)}.\n",
+            f"![{task}: accuracy against leaked labels]({drawn.name})\n",
             table_of(one).markdown(),
         ]
     page.write_text("\n".join(lines) + METHOD, encoding="utf-8")
@@ -539,11 +438,11 @@ def main() -> None:
     parser.add_argument("--redraw", action="store_true", help="train nothing")
     asked = parser.parse_args()
     file = asked.page.with_suffix(".csv")
-    rows: Sequence[Row] = stored(file)
+    rows = stored(file, COLUMNS)
     if not asked.redraw:
         if asked.task is None:
             parser.error("--task names what to train; --redraw needs none")
-        if asked.task in SOURCES and "VFL_DATA" not in os.environ:
+        if needs_data(FOLDER / f"{asked.task}.toml") and "VFL_DATA" not in os.environ:
             parser.error("VFL_DATA says where the tables lie")
         families = asked.families.split(",") if asked.families else []
         if unknown := sorted(set(families) - set(families_of(asked.task))):
@@ -551,11 +450,12 @@ def main() -> None:
         left, path = left_of(asked.task, asked.seeds, families, rows), asked.out / asked.task
         command = f"python -m benchmarks.frontier --task {asked.task} --seeds {asked.seeds}"
         if left:
-            study = study_of(asked.task, asked.seeds, left)
-            run_study(study, path, command, jobs=asked.jobs, on_end=say)
-            new = [{name: str(one[name]) for name in COLUMNS} for one in rows_of(asked.task, path)]
-            rows = added(rows, new)
-            file.write_text(csv_text(list(COLUMNS), rows), encoding="utf-8")
+            seeds = list(range(asked.seeds))
+            study = study_of(FOLDER / f"{asked.task}.toml", defenses=left, seeds=seeds)
+            run_study(study, path, command, jobs=asked.jobs, on_end=say_cell)
+            new = pd.DataFrame(rows_of(asked.task, path), columns=COLUMNS)
+            rows = added(rows, new, KEY, TASKS)
+            store(file, rows)
     page_of(rows, asked.page)
     print(f"{'page':<16} {asked.page}", file=sys.stderr)
 

@@ -6,7 +6,7 @@
     make verify-claims                                   # a random tenth of the page again
 
 The tasks are `examples/leaderboard/*.toml`: two tables, pictures, a text. Every defense is trained
-as it stands in `DEFENSES`, honestly and against a feature party that tampers. What was trained and
+as it stands there, honestly and against a feature party that tampers. What was trained and
 attacked before is not done again, so that the same command goes on after it was stopped. Tables are
 looked for in `VFL_DATA`.
 
@@ -28,46 +28,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vfl.core.registry import parse
+from benchmarks.studies import EXAMPLES, needs_data, study_of
+from vfl.cli.study import say_cell
 from vfl.core.text import csv_text
 from vfl.core.version import VERSION
 from vfl.experiments.attack_tables import access_table, board_table
-from vfl.experiments.cells import GridFolder, failure_of, grid_settings_of
+from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
     UNDEFENDED,
     LeaderboardEntry,
     fitting_measure,
     leaderboard,
 )
-from vfl.experiments.records import records_of
-from vfl.experiments.scheduler import FinishedCell
+from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scores import BASELINES
-from vfl.experiments.study import Results, Study, overrides_of, plan_study, run_study
+from vfl.experiments.study import Results, Study, run_study
 from vfl.experiments.tables import seconds_text
 from vfl.training.specs import read_checked
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "leaderboard"
-#: Where a table lies below the folder of data sets; others are known by name.
-TABLES = {
-    "bank_marketing": "bank-marketing/bank-full.csv.gz",
-    "credit_default": "credit-default/UCI_Credit_Card.csv.gz",
-}
+FOLDER = EXAMPLES / "leaderboard"
 TASKS = ("bank_marketing", "credit_default", "fashion_mnist", "review_polarity")
-#: One strength of each; docs/defenses.md says what others do.
-DEFENSES = (
-    "label_free", "anchored", "pretrained", "potential", "anchored+potential:alpha=2,norm=no",
-    "dcor", "probe", "bottleneck", "confusion", "passport", "mixup", "nopeek", "layer_norm",
-    "label_dp:epsilon=1", "label_dp_two_stage", "tpsl", "clipped_noise", "gradient_noise",
-    "gradient_sparsification", "gradient_averaging", "split_guard", "max_norm", "marvell",
-)  # fmt: skip
-#: Tasks of more than two classes.
-MANY_CLASSES = frozenset({"fashion_mnist"})
-#: Those that know two classes and no more; and those that need rows that are no words.
-OF_TWO = frozenset({"max_norm", "marvell"})
-NOT_OF_TEXT = frozenset({"anchored", "label_free", "pretrained", "mixup", "nopeek", "passport"})
-#: Besides a pack, what reads the training itself; all but the first are about two classes.
-GRADIENTS = ("gradient_similarity", "gradient_norm", "gradient_direction")
-ADVERSARY = "malicious_optimizer"
 #: Measured: seconds of a cell on one core with a light pack, mean over all, and how many times as
 #: long a heavy pack takes on an undefended victim (both tables taken as alike); GB of memory.
 SECONDS = {
@@ -77,47 +57,25 @@ HEAVIER = {"bank_marketing": 2, "credit_default": 2, "fashion_mnist": 8, "review
 GIGABYTES = 1.1
 
 
-def defenses_of(task: str) -> list[str]:
-    """The defenses that a task can have."""
-    left_out = set(OF_TWO if task in MANY_CLASSES else ())
-    if task == "review_polarity":
-        left_out |= NOT_OF_TEXT
-    return [spec for spec in DEFENSES if not {parse(one)[0] for one in spec.split("+")} & left_out]
-
-
-def study_of(
+def grid_of(
     task: str, pack: str, seeds: Sequence[int], defenses: Sequence[str] | None = None
 ) -> Study:
-    """The grid of one task, with some of its defenses or all."""
-    gradients = GRADIENTS[:1] if task in MANY_CLASSES else GRADIENTS
-    given = {
-        "defenses": defenses_of(task) if defenses is None else list(defenses),
-        "adversaries": ["none", ADVERSARY],
-        "attacks": [pack, *gradients],
-        "baselines": ["scratch", "raw", "pca"],
-        "leaks": [5, 20],
-        "draws": 2,
-        "seeds": list(seeds),
-        "pictures": 0,
-    }
-    overrides = overrides_of("grid", given)
-    if task in TABLES:
-        overrides.append(f"data.source={Path(os.environ['VFL_DATA']) / TABLES[task]}")
-    return plan_study("grid", *read_checked(EXAMPLES / f"{task}.toml", overrides))
-
-
-def say(ended: FinishedCell) -> None:
-    """One line a cell."""
-    state = f"failed: {ended.failure['what']}" if ended.failure else seconds_text(ended.seconds)
-    left = f"about {seconds_text(ended.left_s)} left"
-    print(f"{ended.done} of {ended.total}  {ended.cell.title}  {state}  {left}", flush=True)
+    """The grid of one task, with a pack of attacks, and some of its defenses or all."""
+    file = FOLDER / f"{task}.toml"
+    settings = grid_settings_of(read_checked(file, [])[0])
+    attacks = [pack if one == "light" else one for one in settings.attacks]
+    return study_of(
+        file, attacks=attacks, seeds=list(seeds),
+        defenses=list(settings.defenses if defenses is None else defenses),
+    )  # fmt: skip
 
 
 def entries_of(path: Path) -> list[LeaderboardEntry]:
     """The leaderboard of one task."""
-    records, settings = list(records_of(path)), grid_settings_of(GridFolder(path).experiment())
-    measure = fitting_measure(records, settings.measure)
-    return leaderboard(records, settings.margin, measure)
+    grid = LoadedGrid(GridFolder(path))
+    settings = grid_settings_of(grid.experiment)
+    measure = fitting_measure(grid.records, settings.measure)
+    return leaderboard(grid.records, settings.margin, measure)
 
 
 def summary_of(task: str, entries: Sequence[LeaderboardEntry]) -> str:
@@ -130,25 +88,24 @@ def summary_of(task: str, entries: Sequence[LeaderboardEntry]) -> str:
 
 def task_lines(path: Path, entries: Sequence[LeaderboardEntry]) -> Iterator[str]:
     """What the page says of one task."""
-    folder, records = GridFolder(path), list(records_of(path))
-    settings = grid_settings_of(folder.experiment())
-    measure = fitting_measure(records, settings.measure)
-    results = Results.of(path)
-    yield f"\n## {folder.experiment().name}\n"
+    grid, results = LoadedGrid(GridFolder(path)), Results.of(path)
+    settings = grid_settings_of(grid.experiment)
+    measure = fitting_measure(grid.records, settings.measure)
+    yield f"\n## {grid.experiment.name}\n"
     yield f"{results.sentence}\n"
     if entries:
         yield board_table(entries, settings.margin).markdown()
-    if (access := access_table(records, settings.margin, measure)) is not None:
+    if (access := access_table(grid.records, settings.margin, measure)) is not None:
         yield "Points above the best without the model, by what the attacker holds:\n"
         yield access.markdown()
-    victims = [cell for cell in folder.cells() if cell.victim != BASELINES]
-    attacked = {one.cell for one in records if one.evaluator == "attack"}
+    victims = [cell for cell in grid.cells if cell.victim != BASELINES]
+    attacked = {one.cell for one in grid.records if one.evaluator == "attack"}
     yield (
         f"{len(attacked)} of {len(victims)} victims, {len(settings.seeds)} seeds, "
         f"{settings.draws} draws; attacks: {', '.join(settings.attacks)}.\n"
     )
     for cell in victims:
-        if (failure := failure_of(folder.cells_path / cell.name)) is not None:
+        if (failure := grid.failures.get(cell.title)) is not None:
             yield f"- {cell.title} ended early: {failure['what']}"
 
 
@@ -267,9 +224,9 @@ def verify(asked: argparse.Namespace, seeds: Sequence[int]) -> int:
     for task, defenses in chosen.items():
         if not defenses:
             continue
-        study = study_of(task, asked.attack, seeds, defenses)
+        study = grid_of(task, asked.attack, seeds, defenses)
         path = asked.out / f"verify-{asked.draw}" / task
-        run_study(study, path, "make verify-claims", jobs=asked.jobs, on_end=say)
+        run_study(study, path, "make verify-claims", jobs=asked.jobs, on_end=say_cell)
         rows = [row for row in stored if row["task"] == task and row["defense"] in defenses]
         checks += checks_of(rows, path)
         print(*checks[-len(rows) :], sep="\n", flush=True)
@@ -294,11 +251,12 @@ def main() -> None:
     parser.add_argument("--draw", type=int, default=0, help="which of them; a number")
     asked = parser.parse_args()
     tasks, seeds = asked.tasks.split(","), [int(one) for one in asked.seeds.split(",")]
-    if missing := [task for task in tasks if task in TABLES and "VFL_DATA" not in os.environ]:
-        parser.error(f"VFL_DATA says where the tables of {', '.join(missing)} lie")
+    read = [task for task in tasks if needs_data(FOLDER / f"{task}.toml")]
+    if read and "VFL_DATA" not in os.environ:
+        parser.error(f"VFL_DATA says where the tables of {', '.join(read)} lie")
     if asked.verify:
         sys.exit(verify(asked, seeds) > 0)
-    studies = {task: study_of(task, asked.attack, seeds) for task in tasks}
+    studies = {task: grid_of(task, asked.attack, seeds) for task in tasks}
     for task, study in studies.items():
         seconds = SECONDS[task] * len(study.cells) / asked.jobs
         seconds *= HEAVIER[task] if asked.attack == "heavy" else 1
@@ -307,7 +265,7 @@ def main() -> None:
     if asked.plan:
         return
     for task, study in studies.items():
-        run_study(study, asked.out / task, "make leaderboard", jobs=asked.jobs, on_end=say)
+        run_study(study, asked.out / task, "make leaderboard", jobs=asked.jobs, on_end=say_cell)
         page_of([asked.out / one for one in TASKS if (asked.out / one).exists()], asked.page)
     print(f"{'page':<16} {asked.page}")
 

@@ -12,19 +12,17 @@ victims.
 
 from __future__ import annotations
 
-import csv
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks import harness
-from vfl.core.text import csv_text
+from benchmarks.studies import over, points_text, write_rows
 from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import fitting_measure, label_measure
-from vfl.experiments.records import records_of
-from vfl.experiments.statistics import estimate
+from vfl.experiments.results import LoadedGrid
 from vfl.experiments.tables import Table
 
 ADAPTIVE = "adaptive"
@@ -58,18 +56,16 @@ class OutsideRow:
 
 def rows_of(run: Path) -> list[OutsideRow]:
     """The adaptive attacker and all from outside, of a grid's folder; means over draws."""
-    folder, records = GridFolder(run), list(records_of(run))
-    task, asked = folder.experiment().name, grid_settings_of(folder.experiment()).measure
-    measure = fitting_measure(records, asked)
+    grid = LoadedGrid(GridFolder(run))
+    measure = fitting_measure(grid.records, grid_settings_of(grid.experiment).measure)
+    of_labels = [one for one in grid.records if label_measure(one) == measure]
     found: dict[tuple[str, str, int, str, str], list[float]] = {}
-    for one in records:
-        if label_measure(one) == measure and (one.author or one.subject.startswith(ADAPTIVE)):
+    for one in of_labels:
+        if one.author or one.subject.startswith(ADAPTIVE):
             key = one.defense, one.repeat, one.k, one.subject, one.author
             found.setdefault(key, []).append(one.value)
-    return [
-        OutsideRow(task, defense, seed, k, attack, author, measure, fmean(draws))
-        for (defense, seed, k, attack, author), draws in found.items()
-    ]
+    task = grid.experiment.name
+    return [OutsideRow(task, *key, measure, fmean(draws)) for key, draws in found.items()]
 
 
 def differences(rows: Sequence[OutsideRow]) -> dict[str, list[float]]:
@@ -96,37 +92,19 @@ def table(rows: Sequence[OutsideRow]) -> str:
         ours = [one.value for one in of if one.is_adaptive]
         between = f"{100 * max(others):+.1f} to {100 * min(others):+.1f}" if others else ""
         lines.append(
-            [task, defense, of[0].measure, _points(ours), best, _points(reaches),
-             _points(apart[best], "+"), between]
-        )  # fmt: skip
+            [
+                *(task, defense, of[0].measure, points_text(over(ours)), best),
+                *(points_text(over(reaches)), points_text(over(apart[best]), "+"), between),
+            ]
+        )
     return Table(head, lines).markdown()
-
-
-def _points(values: Sequence[float], sign: str = "") -> str:
-    found = estimate(values)
-    assert found is not None
-    width = f" ± {100 * found.half_width:.1f}" if found.half_width is not None else ""
-    return f"{100 * found.mean:{sign}.1f}{width}"
-
-
-def stored(path: Path) -> list[OutsideRow]:
-    """The rows of a file."""
-    with path.open(newline="") as lines:
-        return [_row(line) for line in csv.DictReader(lines)]
-
-
-def _row(line: Mapping[str, str]) -> OutsideRow:
-    numbers = {"k": int(line["k"]), "value": float(line["value"])}
-    return OutsideRow(**{**line, **numbers})  # type: ignore[arg-type]
 
 
 def measure(asked: Namespace) -> list[OutsideRow]:
     """All rows of all grids, which are written where that is asked for."""
     rows = [row for run in asked.runs for row in rows_of(run)]
     if asked.out is not None:
-        lines = [asdict(row) | {"value": f"{row.value:.4f}"} for row in rows]
-        columns = [one.name for one in fields(OutsideRow)]
-        asked.out.write_text(csv_text(columns, lines), encoding="utf-8")
+        write_rows(asked.out, OutsideRow, rows)
     return rows
 
 

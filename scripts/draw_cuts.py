@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 
-from vfl.experiments import GridFolder
+from vfl.experiments import GridFolder, LoadedGrid
 from vfl.experiments import pages as report
 from vfl.experiments.pages.attack_page import drawings_of_cuts
 from vfl.experiments.staleness import stale_cells
@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what vfl grid printed")
     parser.add_argument("page", type=Path)
     arguments = parser.parse_args()
-    folder = GridFolder(arguments.folder)
-    current = {cell.name for cell in folder.cells()} - stale_cells(folder).keys()
-    drawings = drawings_of_cuts(folder, current)
+    grid = LoadedGrid(GridFolder(arguments.folder))
+    current = {cell.name for cell in grid.cells} - stale_cells(grid.folder).keys()
+    drawings = drawings_of_cuts(grid, current)
     looks = Environment(loader=FileSystemLoader(Path(report.__file__).parent), autoescape=True)
     page = looks.from_string(PAGE).render(drawings=[*drawings[::2], *drawings[1::2]])
     arguments.page.write_text(page, encoding="utf-8")

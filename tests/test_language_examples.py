@@ -15,7 +15,7 @@ from vfl.experiments import GridFolder
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.plan import check_specs
-from vfl.experiments.records import attacks_of
+from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data, session_of
 
@@ -114,7 +114,7 @@ def test_the_grid_reads_words(folder, tmp_path):
     made.write(experiment, grid_cells(experiment), "vfl grid inversion.toml")
     assert run_cells(made, made.cells()) == []
     write_results(made)
-    rows = attacks_of(made)
+    rows = LoadedGrid(made).attacks
     assert {row.subject for row in rows} == set(short)
     assert {row.measure for row in rows} == {"token_accuracy", "whole_texts"}
     assert "token accuracy" in build_report(made.path).read_text().replace("_", " ")

@@ -14,6 +14,7 @@ from benchmarks.columns import (
     best_decoded,
     blended,
     codes_of,
+    experiment_of,
     opened,
     picture_of,
     ranks_of,
@@ -21,10 +22,9 @@ from benchmarks.columns import (
     read_category,
     read_number,
     read_pictures,
-    store,
-    stored,
     table,
 )
+from benchmarks.studies import read_rows, write_rows
 
 
 def rows(count, columns, seed):
@@ -123,13 +123,12 @@ def test_rows_are_stored_and_read_back_and_a_line_is_a_protection(tmp_path):
         for some in TASKS[name].wanted.values()
         for column in some
     ]
-    for row in found:
-        store(tmp_path / "rows.csv", [row])
-    assert stored(tmp_path / "rows.csv") == found
+    write_rows(tmp_path / "rows.csv", ColumnRow, found)
+    assert read_rows(tmp_path / "rows.csv", ColumnRow) == found
     assert reached(found, "balance") == [0.9, 0.7, 0.9, 0.7]
     lines = table(found).splitlines()
     assert any("sign:grad=8" in line and "0.700" in line for line in lines)
-    assert not stored(tmp_path / "none.csv")
+    assert not read_rows(tmp_path / "none.csv", ColumnRow)
 
 
 def column_rows(protection, utility, reads):
@@ -159,7 +158,10 @@ def test_all_protections_stand_on_one_picture():
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
 @pytest.mark.parametrize("name", TASKS)
-def test_every_training_is_a_valid_experiment(name, protection, tmp_path):
-    made = TASKS[name].experiment(0, PROTECTIONS[protection], tmp_path)
-    assert TASKS[name].label[0] == made.label.party
-    assert set(TASKS[name].wanted) <= set(made.parties)
+def test_every_training_is_a_valid_experiment(name, protection, monkeypatch):
+    monkeypatch.setenv("VFL_DATA", "data")
+    made = experiment_of(name, protection, 3)
+    assert made.seed == 3
+    assert set(TASKS[name].wanted) <= set(made.feature_parties)
+    plain = experiment_of(name, "none", 3)
+    assert (made == plain) is (protection == "none")

@@ -5,9 +5,11 @@ import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 
 from benchmarks import frontier
+from benchmarks.studies import added, study_of
 
 SPREAD = (-0.01, 0.0, 0.01)
 FREE, SIDED = "label_free", "label_free:kind=random"
@@ -15,7 +17,8 @@ FREE, SIDED = "label_free", "label_free:kind=random"
 
 def rows(defense, family, utility, attacks):
     """Three victims; of `attacks` what each reaches, with the same spread as the utility."""
-    return [
+    return pd.DataFrame(
+        [
         {
             "task": "fashion", "family": family, "defense": defense, "seed": str(seed),
             "utility": "" if utility is None else str(utility + by), "attack": attack,
@@ -23,17 +26,17 @@ def rows(defense, family, utility, attacks):
         }
         for attack, reached in attacks.items()
         for seed, by in enumerate(SPREAD)
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 def made_up(*more):
-    return [
-        *rows("none", "undefended", 0.9, {"logistic": 0.8, "gradient_similarity": 0.99}),
-        *rows(FREE, "label-free bottom", 0.85, {"logistic": 0.6, "gradient_similarity": 0.1}),
-        *rows(SIDED, "label-free bottom", 0.7, {"logistic": 0.65}),
-        *rows("scratch", "no model", None, {"scratch": 0.55}),
-        *(row for each in more for row in each),
-    ]
+    return pd.concat([
+        rows("none", "undefended", 0.9, {"logistic": 0.8, "gradient_similarity": 0.99}),
+        rows(FREE, "label-free bottom", 0.85, {"logistic": 0.6, "gradient_similarity": 0.1}),
+        rows(SIDED, "label-free bottom", 0.7, {"logistic": 0.65}),
+        rows("scratch", "no model", None, {"scratch": 0.55}),
+        *more,
+    ], ignore_index=True)  # fmt: skip
 
 
 def verdict_of(defense, *more):
@@ -72,10 +75,10 @@ def test_verdicts(utility, reached, verdict):
 def test_an_interval_around_the_margin_decides_nothing():
     """Three differences of 0, 0 and 3 points have an interval of 1 ± 4.3 points."""
     others = rows("other", "few rounds", 0.88, {"x": 0.65})
-    others[2]["reaches"] = str(0.65 + 0.01 + 0.03)
+    others.loc[2, "reaches"] = str(0.65 + 0.01 + 0.03)
     assert verdict_of("other", others) == "undecided"
     others = rows("other", "few rounds", 0.85, {"x": 0.65})
-    others[2]["utility"] = str(0.85 + 0.01 + 0.03)
+    others.loc[2, "utility"] = str(0.85 + 0.01 + 0.03)
     assert verdict_of("other", others) == "undecided"
 
 
@@ -122,13 +125,14 @@ def test_summary_and_picture_say_what_the_rows_do():
 
 
 def test_rows_that_are_there_stay_and_are_not_trained_again():
-    there = made_up()
-    again = [row | {"reaches": "0.5"} for row in there]
+    there, key, tasks = made_up(), frontier.KEY, frontier.TASKS
+    again = there.assign(reaches="0.5")
     more = rows("label_dp:epsilon=4", "label DP", 0.88, {"logistic": 0.7})
-    found = frontier.added(there, [*again, *more])
-    assert found == [*there, *more]
-    other = [row | {"task": "mnist"} for row in there]
-    assert frontier.added([*other, *there], more) == [*there, *more, *other]
+    found = added(there, pd.concat([again, more]), key, tasks)
+    assert found.equals(pd.concat([there, more], ignore_index=True))
+    other = there.assign(task="mnist")
+    whole = added(pd.concat([other, there]), more, key, tasks)
+    assert whole.equals(pd.concat([there, more, other], ignore_index=True))
 
     left = frontier.left_of("fashion", 3, ["label DP"], found)
     assert left[-4:] == [f"label_dp:epsilon={epsilon}" for epsilon in (0.5, 1, 2, 8)]
@@ -148,8 +152,8 @@ def test_what_was_not_run_is_named():
 @pytest.mark.parametrize("task", frontier.TASKS)
 def test_the_tasks_are_experiments_whose_defenses_fit(task, monkeypatch):
     monkeypatch.setenv("VFL_DATA", "data")
-    defenses = frontier.left_of(task, 1)
-    study = frontier.study_of(task, 1, defenses)
+    defenses = frontier.left_of(task, 1, (), pd.DataFrame(columns=frontier.COLUMNS))
+    study = study_of(frontier.FOLDER / f"{task}.toml", defenses=defenses, seeds=[0])
     assert len(study.cells) == 1 + len(defenses)
     assert len(set(defenses)) == len(defenses)
 
@@ -162,20 +166,22 @@ train = { epochs = 2, learning_rate = 0.02 }
 [parties.client]
 width = 8
 bottom = "mlp:hidden=8"
+[grid]
+measure = "accuracy"
+attacks = ["logistic", "gradient_similarity", "gradient_teacher:epochs=2,steps=300"]
+baselines = ["scratch", "raw"]
+leaks = [10]
+draws = 1
+pictures = 0
+defenses = ["none", "label_free:features=16", "few_rounds:steps=2,kind=scarf,epochs=1"]
 """
 
 
 @pytest.mark.slow
 def test_from_a_task_to_its_page_and_on_where_it_was(monkeypatch, tmp_path, capsys):
     (tmp_path / "tiny.toml").write_text(TINY)
-    families = {
-        "undefended": ("none",),
-        "label-free bottom": ("label_free:features=16",),
-        "few rounds": ("few_rounds:steps=2,kind=scarf,epochs=1",),
-    }
-    monkeypatch.setattr(frontier, "EXAMPLES", tmp_path)
-    monkeypatch.setattr(frontier, "TASKS", {"tiny": "pictures"})
-    monkeypatch.setattr(frontier, "families_of", lambda task: families)
+    monkeypatch.setattr(frontier, "FOLDER", tmp_path)
+    monkeypatch.setattr(frontier, "TASKS", ("tiny",))
     page = tmp_path / "page.md"
     options = ["--task", "tiny", "--out", str(tmp_path / "runs"), "--page", str(page)]
 
@@ -187,9 +193,9 @@ def test_from_a_task_to_its_page_and_on_where_it_was(monkeypatch, tmp_path, caps
     first = run("--seeds", "2")
     assert "| `label_free:features=16` " in first
     assert (tmp_path / "page_tiny.svg").exists()
-    trained = capsys.readouterr().out.count("seed=")
+    trained = capsys.readouterr().err.count("seed=")
     assert run("--seeds", "2") == first
-    assert not capsys.readouterr().out
+    assert "seed=" not in capsys.readouterr().err
     assert trained
     assert run("--redraw") == first
     with page.with_suffix(".csv").open() as file:
@@ -198,4 +204,5 @@ def test_from_a_task_to_its_page_and_on_where_it_was(monkeypatch, tmp_path, caps
     attacks = {row["attack"] for row in none}
     assert {"logistic", "gradient_similarity", "gradient_teacher:epochs=2,steps=300"} <= attacks
     assert {row["seed"] for row in none} == {"0", "1"}
-    assert {row["family"] for row in stored} == {*families, "no model"}
+    families = {"undefended", "label-free bottom", "few rounds", "no model"}
+    assert {row["family"] for row in stored} == families

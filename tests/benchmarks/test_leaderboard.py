@@ -6,8 +6,6 @@ import sys
 import pytest
 
 from benchmarks import leaderboard
-from vfl.experiments.study import plan_study
-from vfl.training.specs import read_checked
 
 TINY = """
 name = "tiny"
@@ -17,6 +15,14 @@ train = { epochs = 2, learning_rate = 0.02 }
 [parties.client]
 width = 8
 bottom = "mlp:hidden=8"
+[grid]
+adversaries = ["none", "malicious_optimizer"]
+attacks = ["light", "gradient_similarity"]
+baselines = ["scratch", "raw", "pca"]
+leaks = [5, 20]
+draws = 2
+pictures = 0
+defenses = ["layer_norm"]
 """
 
 
@@ -24,10 +30,7 @@ bottom = "mlp:hidden=8"
 def ask(monkeypatch, tmp_path):
     """Runs the command with one task of its own; what it writes lies in a temporary folder."""
     (tmp_path / "tiny.toml").write_text(TINY)
-    for name, value in {
-        "EXAMPLES": tmp_path, "TASKS": ("tiny",), "DEFENSES": ("layer_norm", "marvell"),
-        "MANY_CLASSES": {"tiny"}, "SECONDS": {"tiny": 1},
-    }.items():  # fmt: skip
+    for name, value in {"FOLDER": tmp_path, "TASKS": ("tiny",), "SECONDS": {"tiny": 1}}.items():
         monkeypatch.setattr(leaderboard, name, value)
 
     def run(*words):
@@ -67,18 +70,18 @@ def test_a_page_says_what_each_defense_holds_against(ask, capsys):
     assert {row["verdict"] for row in rows} == {"undecided"}  # by one victim
     capsys.readouterr()
     ask()  # goes on where it was
-    assert "failed" not in capsys.readouterr().out
+    assert "failed" not in capsys.readouterr().err
     assert (folder / "page.md").read_text() == page
 
 
 @pytest.mark.parametrize("task", ["fashion_mnist", "review_polarity", "bank_marketing"])
 def test_the_real_tasks_are_experiments(task, monkeypatch):
     monkeypatch.setenv("VFL_DATA", "data")
-    study = leaderboard.study_of(task, "light", [0])
-    assert len(study.cells) == 1 + 2 * (1 + len(leaderboard.defenses_of(task)))
-    assert plan_study(
-        "grid", *read_checked(leaderboard.EXAMPLES / f"{task}.toml", ["grid.draws=1"])
-    )
+    study = leaderboard.grid_of(task, "heavy", [0])
+    settings = study.experiment.grid
+    assert len(study.cells) == 1 + 2 * (1 + len(settings.defenses))
+    assert "heavy" in settings.attacks
+    assert "light" not in settings.attacks
 
 
 STORED = {

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import vfl
-from benchmarks.outside import OutsideRow, differences, measure, rows_of, stored, table
+from benchmarks.outside import OutsideRow, differences, measure, rows_of, table
+from benchmarks.studies import read_rows
 from vfl.attacks import ATTACKS
 from vfl.core.registry import PLUGINS
 from vfl.testing import add_attack
@@ -69,6 +70,6 @@ def test_rows_come_from_what_a_grid_stored(tmp_path, forget):
     assert all(one.k == 3 and 0 < one.value <= 1 for one in found)
     out = tmp_path / "rows.csv"
     assert measure(Namespace(runs=[folder], out=out)) == found
-    for one, again in zip(found, stored(out), strict=True):
+    for one, again in zip(found, read_rows(out, OutsideRow), strict=True):
         assert again.value == pytest.approx(one.value, abs=1e-4)
         assert (again.attack, again.seed, again.k) == (one.attack, one.seed, one.k)

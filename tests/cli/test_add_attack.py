@@ -11,12 +11,14 @@ import pytest
 from vfl.attacks import ATTACKS
 from vfl.config import Experiment
 from vfl.core.errors import RunFolderError, UserError
-from vfl.core.registry import PLUGINS
+from vfl.core.registry import PLUGINS, load_plugin
 from vfl.core.storage import read_json, write_json
 from vfl.experiments import GridFolder, attack_grid, attack_runner
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.records import attacks_of
+from vfl.experiments.pages import build_report
+from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scheduler import run_cells
+from vfl.experiments.staleness import CODE, UNKNOWN
 from vfl.testing import add_attack
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_pipeline.py"
@@ -89,7 +91,7 @@ def mine(tmp_path):
 
 
 def own_rows(folder):
-    return [vars(row) | {"seconds": None} for row in attacks_of(folder) if not row.author]
+    return [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks if not row.author]
 
 
 # A network that is stopped before it has converged is an attack like another.
@@ -98,7 +100,7 @@ def test_a_pipeline_is_scored_on_every_victim_beside_its_baselines(copy, monkeyp
     monkeypatch.setattr(attack_grid, "train_cell", None)  # nothing is trained
     before = own_rows(copy)
     results = add_attack(copy.path, EXAMPLE, ["pipeline:learner=mlp"])
-    found = [row for row in attacks_of(copy) if row.author]
+    found = [row for row in LoadedGrid(copy).attacks if row.author]
     assert len(found) == 2 * 2 * 4  # defenses, draws, measures
     assert len(results.content["rows"]) == len(found)
     assert {(row.author, row.date) for row in found} == {("the examples of vfl", "2026-11-25")}
@@ -131,7 +133,7 @@ def test_the_command_in_processes_and_the_grids_own_command_afterwards(vfl, copy
     del sys.modules["outside_pipeline"]
     ATTACKS._members.pop("pipeline")
     assert run_cells(copy, copy.cells()) == []
-    assert sum(bool(row.author) for row in attacks_of(copy)) == len(rows)
+    assert sum(bool(row.author) for row in LoadedGrid(copy).attacks) == len(rows)
     assert "pipeline (the examples of vfl, 2026-11-25)" in vfl("report", copy.path).out + (
         copy.path / "report.html"
     ).read_text(encoding="utf-8")
@@ -191,3 +193,29 @@ def test_what_else_is_refused(vfl, copy, mine, tmp_path):
     failed = add_attack(copy.path, EXAMPLE).failed
     assert len(failed) == len(copy.cells())
     assert failed[0].failure["what"] == "this victim was trained on other rows or by other code"
+
+
+def whys(folder):
+    """Why rows of attacks from outside are not current."""
+    return {row.stale for row in LoadedGrid(folder).attacks if row.author}
+
+
+def test_an_attack_from_outside_is_stale_once_its_code_is_another(copy, mine):
+    add_attack(copy.path, mine(), ["mine"])
+    assert whys(copy) == {""}
+    for name in list(sys.modules):
+        if name == "mine":
+            del sys.modules[name]
+    ATTACKS._members.pop("mine")
+    assert whys(copy) == {""}  # a report that has not loaded it knows its file by the digest
+    listed = json.loads((copy.path / "attackers.json").read_text())
+    listed["attackers"][0]["sha256"] = "another"
+    (copy.path / "attackers.json").write_text(json.dumps(listed))
+    assert whys(copy) == {CODE}
+    load_plugin(mine(body="return -super().run(view, draw)"))
+    assert whys(copy) == {CODE}
+    for cell in copy.cells():
+        file = copy.cells_path / cell.name / "outside.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"code": {}}))
+    assert whys(copy) == {UNKNOWN}
+    assert "Stale: of rows or code" in build_report(copy.path).read_text()

@@ -12,7 +12,7 @@ from vfl.experiments import GridFolder, attack_runner, training
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.leaderboard import in_measure, leaderboard, utility_of
 from vfl.experiments.pages import build_report, write_results
-from vfl.experiments.records import attacks_of, records_of
+from vfl.experiments.results import LoadedGrid, records_of
 from vfl.experiments.scheduler import run_cells
 from vfl.training import local
 from vfl.training.run import train as train_once
@@ -50,7 +50,7 @@ def done(path, experiment):
 
 
 def timeless(folder):
-    return [vars(row) | {"seconds": None} for row in attacks_of(folder)]
+    return [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def whole(tmp_path_factory):
 def found(folder, adversary, attack, measure=None):
     (row,) = [
         row
-        for row in in_measure(attacks_of(folder), "accuracy")
+        for row in in_measure(LoadedGrid(folder).attacks, "accuracy")
         if (row.adversary, row.subject) == (adversary, attack) and measure in (None, row.measure)
     ]
     return row
@@ -92,7 +92,7 @@ def test_an_adversary_that_the_grid_knows_less_of_is_another_cell():
 
 
 def test_who_tampered_attacks_and_nobody_else(whole):
-    tried = {(row.adversary, row.subject) for row in attacks_of(whole)}
+    tried = {(row.adversary, row.subject) for row in LoadedGrid(whole).attacks}
     assert tried == {
         ("none", "logistic"), ("none", "inversion:steps=5"), ("none", BACKDOOR), ("none", NOISE),
         (EAGER, "logistic"), (BACKDOOR, "logistic"), (BACKDOOR, BACKDOOR),
@@ -126,14 +126,16 @@ def test_noise_spoils_the_network(whole):
 
 def test_a_bent_bottom_is_decoded_beside_the_mean_picture(whole):
     measures = {
-        row.measure: row for row in attacks_of(whole) if row.subject == row.adversary == BENT
+        row.measure: row
+        for row in LoadedGrid(whole).attacks
+        if row.subject == row.adversary == BENT
     }
     assert set(measures) == {"mse", "psnr", "ssim"}
     assert measures["mse"].guess == found(whole, "none", "inversion:steps=5", "mse").guess
 
 
 def test_the_leaderboard_takes_the_worst_case_over_adversaries_too(whole):
-    rows = attacks_of(whole)
+    rows = LoadedGrid(whole).attacks
     (place,) = leaderboard(list(records_of(whole.path)), 0.5)
     attackers = {row.attacker for row in rows if row.measure == "accuracy"}
     assert place.worst.attack in attackers

@@ -22,7 +22,7 @@ from vfl.experiments.cells import PICTURES, grid_settings_of
 from vfl.experiments.comparison import comparison_of
 from vfl.experiments.leaderboard import in_measure, leaderboard
 from vfl.experiments.pages import write_results
-from vfl.experiments.records import attacks_of, records_of
+from vfl.experiments.results import LoadedGrid, records_of
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import (
     SCORES,
@@ -68,7 +68,7 @@ def done(path, experiment, jobs=1):
 
 def timeless(folder):
     """Every row without the seconds it took."""
-    return [vars(row) | {"seconds": None} for row in attacks_of(folder)]
+    return [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_codec_that_does_not_fit_the_cut_is_told_before_anything_is_trained():
 
 
 def test_every_victim_meets_every_attack(whole):
-    rows = in_measure(attacks_of(whole), "accuracy")
+    rows = in_measure(LoadedGrid(whole).attacks, "accuracy")
     seen = {(row.training, row.subject, row.k, row.repeat, row.draw) for row in rows}
     wanted = {
         (defense, "fine_tuning:steps=20", k, seed, draw)
@@ -141,7 +141,7 @@ def test_a_bottom_that_rebuilds_the_rows_is_a_baseline_when_asked_for(tmp_path, 
     asked = {"attacks": ["fine_tuning:steps=20"], "leaks": [3], "draws": 1, "seeds": [0]}
     asked |= {"defenses": ["none"], "baselines": ["autoencoder"], "pictures": 0}
     folder = done(tmp_path / "free", tiny(**asked))
-    (row,) = in_measure(attacks_of(folder), "accuracy")
+    (row,) = in_measure(LoadedGrid(folder).attacks, "accuracy")
     assert row.guess < row.baselines["autoencoder"] < 1
     (place,) = leaderboard(list(records_of(folder.path)), margin=0.5)
     assert place.worst.baseline == "fine_tuning:steps=20 on autoencoder"
@@ -150,7 +150,7 @@ def test_a_bottom_that_rebuilds_the_rows_is_a_baseline_when_asked_for(tmp_path, 
 
 
 def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):
-    rows = attacks_of(whole)
+    rows = LoadedGrid(whole).attacks
     mine, theirs = ([row for row in rows if row.training == one] for one in ("none", "layer_norm"))
     assert [row.baselines for row in mine] == [row.baselines for row in theirs]
     assert [row.value for row in mine] != [row.value for row in theirs]
@@ -161,7 +161,7 @@ def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):
 
 
 def test_attacks_get_better_with_more_labels(whole):
-    rows = [row for row in in_measure(attacks_of(whole), "accuracy") if row.k]
+    rows = [row for row in in_measure(LoadedGrid(whole).attacks, "accuracy") if row.k]
     few, many = (sum(row.value for row in rows if row.k == k) for k in (1, 3))
     assert few < many
 
@@ -186,8 +186,8 @@ def test_a_grid_that_grows_does_only_what_is_new(whole, tmp_path, monkeypatch):
     folder.write(more, grid_cells(more), "vfl grid attacked.toml")
     assert run_cells(folder, folder.cells()) == []
     assert tried == ["NearestMean"] * 2 * 4  # two draws, on raw, pca and two victims
-    assert {row.subject for row in attacks_of(folder)} == {*more.grid.attacks}
-    assert {row.k for row in attacks_of(folder)} == {0, 3}
+    assert {row.subject for row in LoadedGrid(folder).attacks} == {*more.grid.attacks}
+    assert {row.k for row in LoadedGrid(folder).attacks} == {0, 3}
 
 
 @pytest.mark.parametrize("change", ["data.rows=399", "train.epochs=4"])
@@ -195,16 +195,16 @@ def test_other_rows_or_another_training_are_attacked_anew(whole, tmp_path, chang
     folder = copied(whole, tmp_path / "other")
     other = with_overrides(tiny(seeds=[0]), [change])
     folder.write(other, grid_cells(other), "vfl grid attacked.toml")
-    assert attacks_of(folder) == []
+    assert LoadedGrid(folder).attacks == []
     assert run_cells(folder, folder.cells()) == []
-    assert len(in_measure(attacks_of(folder), "accuracy")) == 10
+    assert len(in_measure(LoadedGrid(folder).attacks, "accuracy")) == 10
 
 
 def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
     folder = copied(whole, tmp_path / "setting")
     other = tiny(leaks_from="validation")
     folder.write(other, grid_cells(other), "vfl grid attacked.toml")
-    assert attacks_of(folder) == []
+    assert LoadedGrid(folder).attacks == []
 
 
 def test_an_attack_that_changes_is_tried_anew(whole, tmp_path, monkeypatch):
@@ -222,7 +222,11 @@ def test_scores_of_code_that_is_no_more_are_in_no_verdict(whole, tmp_path, monke
     assert {one.stale for one in before} == {""}
     plain, edited = attack_runner.code_of, "vfl.attacks.labels.clusters"
     monkeypatch.setattr(
-        attack_runner, "code_of", lambda *made: plain(*made) + "!" * (edited in made)
+        attack_runner,
+        "code_of",
+        lambda *made: (
+            plain(*made) + "!" * any(edited == getattr(one, "__module__", "") for one in made)
+        ),
     )
     stale = {one.subject for one in records_of(folder.path) if one.stale}
     assert stale
@@ -311,7 +315,7 @@ def test_a_cell_that_fails_now_shows_nothing_of_earlier_settings(whole, tmp_path
     larger = tiny(leaks=[1, 5000])
     folder.write(larger, grid_cells(larger), "vfl grid attacked.toml")
     assert len(run_cells(folder, folder.cells())) == 6
-    assert attacks_of(folder) == []
+    assert LoadedGrid(folder).attacks == []
     assert write_results(folder)[0] == "6 of 6 cells failed and are left out\n"
 
 
@@ -319,7 +323,7 @@ def test_fewer_leaks_and_draws_show_fewer_rows(whole, tmp_path):
     folder = copied(whole, tmp_path / "fewer")
     smaller = tiny(leaks=[3], draws=1)
     folder.write(smaller, grid_cells(smaller), "vfl grid attacked.toml")
-    assert {(row.k, row.draw) for row in attacks_of(folder)} == {(3, 0), (0, 0)}
+    assert {(row.k, row.draw) for row in LoadedGrid(folder).attacks} == {(3, 0), (0, 0)}
 
 
 def test_rows_that_are_attacked_do_not_leak():
@@ -392,7 +396,7 @@ def test_attacks_that_label_free_bottoms_do_not_meet_stand_beside_the_others_bas
     named = {"attacks": ["logistic", "kmeans", "svm"], "baseline_attacks": "logistic"}
     asked = tiny(defenses="none", baselines=["scratch", "pca"], leaks=3, seeds=0, **named)
     folder = done(tmp_path / "grid", asked)
-    rows = in_measure(attacks_of(folder), "accuracy")
+    rows = in_measure(LoadedGrid(folder).attacks, "accuracy")
     found = {row.subject: set(row.baselines) for row in rows}
     assert found == {"logistic": {"scratch", "pca"}, "svm": {"scratch"}, "kmeans": {"scratch"}}
     references = {
@@ -456,4 +460,6 @@ def test_a_script_draws_the_cuts_alone(whole, tmp_path, monkeypatch):
 
 def test_the_owner_trained_in_the_sentence(tmp_path):
     folder = done(tmp_path / "owner", tiny(trained_by="owner", seeds=[0], attacks=["kmeans"]))
-    assert all(row.threat.endswith("the owner trained both halves.") for row in attacks_of(folder))
+    assert all(
+        row.threat.endswith("the owner trained both halves.") for row in LoadedGrid(folder).attacks
+    )

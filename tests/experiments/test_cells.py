@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import types
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_plug_ins_are_adversaries_defense_codec_and_models(monkeypatch):
         ),
         ["noisy_labels"],
     )
-    named = [name.removeprefix("vfl.") for name in seen]
+    named = sorted({made.__module__.removeprefix("vfl.") for made in seen})
     assert named == [
         "attacks.active.noisy_labels",
         "compression.topk",
@@ -93,3 +94,42 @@ def test_plug_ins_are_adversaries_defense_codec_and_models(monkeypatch):
         "defenses.potential",
         "models.mlp",
     ]
+
+
+CELL = """
+from vfl.compression.topk import TopK
+
+LEAST = {least}
+
+def chosen(k):
+    return max(LEAST, {k})
+
+class Mine(TopK):
+    def __init__(self, k: int = {default}) -> None:
+        super().__init__(k=chosen(k))
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Runs a cell of a notebook, whose classes have no source file; digests the class it makes."""
+    module = types.ModuleType("a_notebook")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def run(file="<cell 1>", lines="", least=1, k="k", default=3):
+        cell = lines + CELL.format(least=least, k=k, default=default)
+        exec(compile(cell, file, "exec"), vars(module))
+        return identity.code_of(module.Mine)
+
+    return run
+
+
+@pytest.mark.parametrize("changed", [{"k": "k + 1"}, {"default": 4}, {"least": 2}])
+def test_a_class_of_a_notebook_is_another_once_its_cell_is_edited(notebook, changed):
+    first = notebook()
+    assert notebook(**changed) != first
+    assert notebook() == first
+
+
+def test_a_cell_that_runs_again_is_the_same_code(notebook):
+    assert notebook(file="<cell 2>", lines="\n\n") == notebook()

@@ -10,7 +10,7 @@ from vfl.experiments import GridFolder
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.attack_runner import AttackRunner
 from vfl.experiments.leaderboard import in_measure, leaderboard
-from vfl.experiments.records import attacks_of, records_of
+from vfl.experiments.results import LoadedGrid, records_of
 from vfl.experiments.scenarios import INFERENCE_TIME
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 
 def test_each_has_all_baselines_and_counts(folder):
-    rows = {row.subject: row for row in in_measure(attacks_of(folder), "accuracy")}
+    rows = {row.subject: row for row in in_measure(LoadedGrid(folder).attacks, "accuracy")}
     assert all(set(row.baselines) == {"scratch", "raw", "pca"} for row in rows.values())
     (place,) = leaderboard(list(records_of(folder.path)), 0.5)
     best = max(rows.values(), key=lambda row: row.value)
@@ -71,6 +71,6 @@ def test_who_pools_is_set_against_all_their_inputs_together(folder):
     held = case.view.with_cuts({"targets": both[test], "leaked": both[places]})
     guesses = NearestMean().run(held, generator(0, "attack", 0)).argmax(1)
     wanted = float((guesses == case.labels).float().mean())
-    rows = in_measure(attacks_of(folder), "accuracy")
+    rows = in_measure(LoadedGrid(folder).attacks, "accuracy")
     (row,) = [row for row in rows if row.subject == POOLED]
     assert row.baselines["raw"] == pytest.approx(wanted)

@@ -6,7 +6,7 @@ from sklearn.datasets import load_diabetes
 import vfl
 from vfl.experiments.cells import GridFolder
 from vfl.experiments.leaderboard import leaderboard
-from vfl.experiments.records import records_of
+from vfl.experiments.results import records_of
 
 GRID = {"defenses": ["clipped_noise:sigma=3"], "seeds": [0, 1], "leaks": [40], "draws": 1}
 

@@ -17,7 +17,7 @@ from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.pictures import GALLERY, kept_pictures
-from vfl.experiments.records import attacks_of
+from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import SCORES
 from vfl.training.run import train
@@ -65,7 +65,7 @@ def whole(tmp_path_factory):
 
 
 def test_every_measure_is_a_row_beside_its_guess(whole):
-    rows = attacks_of(whole)
+    rows = LoadedGrid(whole).attacks
     assert {(row.subject, row.measure) for row in rows} == {
         *((spec, measure) for spec in COLUMNS for measure in ("mse", "psnr", "ssim")),
         *(("attribute", f"attribute_{measure}") for measure in OF_LABELS[:4]),
@@ -82,7 +82,7 @@ def test_every_measure_is_a_row_beside_its_guess(whole):
 def test_a_few_known_rows_beat_the_mean_picture(whole):
     found = {
         row.measure: row
-        for row in attacks_of(whole)
+        for row in LoadedGrid(whole).attacks
         if (row.training, row.subject) == ("none", "inversion:steps=100")
     }
     assert found["mse"].value < found["mse"].guess
@@ -125,7 +125,7 @@ def test_rows_of_a_party_s_own_table_are_drawn_only_if_it_is_said(said, drawn):
 def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
     shutil.copytree(whole.path, tmp_path / "grid")
     folder, tried = GridFolder(tmp_path / "grid"), []
-    before = [vars(row) | {"seconds": None} for row in attacks_of(folder)]
+    before = [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
     path = next(folder.path.rglob(f"{GALLERY}/*.json"))
     content = path.read_bytes()
     path.unlink()
@@ -134,17 +134,17 @@ def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
     assert run_cells(folder, folder.cells()) == []
     assert len(tried) == 1
     assert path.read_bytes() == content
-    assert [vars(row) | {"seconds": None} for row in attacks_of(folder)] == before
+    assert [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks] == before
 
 
 def test_a_torn_line_of_several_measures_is_done_again(whole, tmp_path):
     shutil.copytree(whole.path, tmp_path / "grid")
     folder = GridFolder(tmp_path / "grid")
-    before = [vars(row) | {"seconds": None} for row in attacks_of(folder)]
+    before = [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
     for path in folder.path.rglob(SCORES):
         path.write_bytes(path.read_bytes()[:-20])
     assert run_cells(folder, folder.cells()) == []
-    assert [vars(row) | {"seconds": None} for row in attacks_of(folder)] == before
+    assert [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks] == before
 
 
 def test_one_run_is_asked_who_was_a_member(tmp_path):
@@ -173,6 +173,6 @@ def test_a_label_party_with_columns_generates_the_others(tmp_path):
         parties={"client": {"width": 8}, "label": {"width": 8}},
         grid={"attacks": "generative:steps=5", "defenses": "none"},
     )
-    rows = attacks_of(done(tmp_path / "grid", own))
+    rows = LoadedGrid(done(tmp_path / "grid", own)).attacks
     assert {row.measure for row in rows} == {"mse", "psnr", "ssim"}
     assert "counterfactually the victim's bottom" in rows[0].threat

@@ -5,7 +5,7 @@ import pytest
 from vfl.config import Experiment, TraceSettings
 from vfl.experiments import GridFolder, training
 from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.records import attacks_of
+from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import train as train_once
 
@@ -29,7 +29,7 @@ def started(path, *attacks):
 
 
 def timeless(folder):
-    return [vars(row) | {"seconds": None} for row in attacks_of(folder)]
+    return [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
 
 
 @pytest.fixture

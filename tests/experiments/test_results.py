@@ -15,10 +15,9 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json, read_lines
 from vfl.experiments import GridFolder, Line, write_results
 from vfl.experiments.cells import CODEC
-from vfl.experiments.lines import beside_method
 from vfl.experiments.pages import glance
-from vfl.experiments.pages.comparison_page import codec_lines
-from vfl.experiments.records import compared_measure, records_of, usage_of
+from vfl.experiments.pages.comparison_page import beside_method
+from vfl.experiments.results import LoadedGrid, records_of, usage_of
 from vfl.experiments.study import Results
 from vfl.experiments.training import unit_usage
 from vfl.training.run import load_data
@@ -40,7 +39,8 @@ def results(trained):
 
 @pytest.fixture(scope="module")
 def lines(trained):
-    return codec_lines(trained, list(records_of(trained.path)))
+    grid = LoadedGrid(trained)
+    return beside_method(grid.lines(grid.current), "none")
 
 
 def test_scores_and_losses_are_those_of_the_run(results):
@@ -74,7 +74,7 @@ def test_the_measure_fits_the_labels_unless_it_is_named(trained, tmp_path, monke
     """Guesses that summaries might hold stand in for other labels."""
     path = tmp_path / "copy"
     shutil.copytree(trained.path, path)
-    assert compared_measure(GridFolder(path)) == "accuracy"
+    assert LoadedGrid(GridFolder(path)).compared == "accuracy"
     summary = RunFolder.summary
     for guess, measure in (
         ({"classes": 10, "accuracy": 0.6, "auc": 0.5}, "accuracy"),
@@ -85,7 +85,7 @@ def test_the_measure_fits_the_labels_unless_it_is_named(trained, tmp_path, monke
         monkeypatch.setattr(
             RunFolder, "summary", lambda run, known=guess: summary(run) | {"guess": known}
         )
-        assert compared_measure(GridFolder(path)) == measure
+        assert LoadedGrid(GridFolder(path)).compared == measure
     table, content = write_results(GridFolder(path))
     assert content["measure"] == "auc"
     assert "less none, points" in table
@@ -181,7 +181,7 @@ def test_lines_of_the_table(results, lines):
 
 def test_a_reference_with_levels_is_that_of_the_same_level():
     def line(method, level):
-        return Line({"variant": "", "method": method, "codec": "", "level": level}, 1, {}, {})
+        return Line({"variant": "", "method": method, "codec": "", "level": level})
 
     def references(*lines):
         found = beside_method(lines, "size:k=?")

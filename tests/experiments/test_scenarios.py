@@ -16,7 +16,7 @@ from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.attack_runner import AttackRunner
 from vfl.experiments.leaderboard import in_measure, leaderboard
 from vfl.experiments.pages import write_results
-from vfl.experiments.records import attacks_of, records_of
+from vfl.experiments.results import LoadedGrid, records_of
 from vfl.experiments.scenarios import (
     COLLUSION,
     INFERENCE_TIME,
@@ -105,7 +105,9 @@ def test_an_attack_that_nobody_could_run():
 
 def test_a_training_row_stands_beside_no_baseline_of_test_rows(tmp_path):
     asked = {"attacks": ["gradient_similarity", "nearest_mean"], "baselines": ["scratch"]}
-    rows = {row.subject: row for row in attacks_of(done(tmp_path / "grid", recorded(**asked)))}
+    rows = {
+        row.subject: row for row in LoadedGrid(done(tmp_path / "grid", recorded(**asked))).attacks
+    }
     assert set(rows["nearest_mean"].baselines) == {"scratch"}
     assert rows["gradient_similarity"].baselines == {}
     assert rows["gradient_similarity"].baselines.get("scratch") is None
@@ -125,7 +127,7 @@ def test_only_what_is_needed_is_recorded():
 
 def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     folder = done(tmp_path / "grid", recorded())
-    found = in_measure(attacks_of(folder), "accuracy")
+    found = in_measure(LoadedGrid(folder).attacks, "accuracy")
     rows = {row.subject: row for row in reversed(found)}  # the first measure of each
     assert rows["gradient_similarity"].value > 0.9
     assert "in the training phase" in rows["gradient_similarity"].threat
@@ -147,7 +149,7 @@ def test_scores_are_of_the_rarer_class(tmp_path):
     specs += ["averaging:of=principal,over=snapshots"]
     about = {"data": {"source": "breast_cancer", "rows": 300}}
     two = CONTENT | about | {"grid": CONTENT["grid"] | {"attacks": specs}}
-    rows = attacks_of(done(tmp_path / "grid", Experiment.model_validate(two)))
+    rows = LoadedGrid(done(tmp_path / "grid", Experiment.model_validate(two))).attacks
     values = {(row.subject, row.measure): row.value for row in rows}
     assert set(values) == {(spec, one) for spec in specs for one in ("auc", "tpr_at_1_fpr")}
     for spec in specs[:1] + specs[2:]:
@@ -156,7 +158,7 @@ def test_scores_are_of_the_rarer_class(tmp_path):
 
 def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypatch):
     folder = done(tmp_path / "grid", recorded(attacks="kmeans:starts=1"))
-    before = in_measure(attacks_of(folder), "accuracy")
+    before = in_measure(LoadedGrid(folder).attacks, "accuracy")
     (victim,) = [cell for cell in folder.cells() if cell.victim == "none"]
     weights = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
     trained = []
@@ -168,7 +170,7 @@ def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypa
     monkeypatch.setattr(training, "train", noted)
     done(folder.path, recorded(attacks=["kmeans:starts=1", "surrogate"]))
     assert trained == [("train",)]
-    rows = in_measure(attacks_of(folder), "accuracy")
+    rows = in_measure(LoadedGrid(folder).attacks, "accuracy")
     assert [row for row in rows if row.subject == "kmeans:starts=1"] == before
     assert len(rows) == 2
     again = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
@@ -231,7 +233,7 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
         "averaging:of=attribute": "the cuts of every epoch",
     }
     folder = done(tmp_path / "grid", together(attacks=list(specs)))
-    threats = {row.subject: row.threat for row in attacks_of(folder)}
+    threats = {row.subject: row.threat for row in LoadedGrid(folder).attacks}
     assert list(threats) == list(specs)
     assert all(specs[attack] in told for attack, told in threats.items())
     assert not list(folder.path.rglob("trace"))
@@ -240,9 +242,8 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
 def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp_path):
     sums = {"secure": "sum", "merge": "sum"}
     specs = ["subtraction:of=inversion:steps=5", "pooled:of=kmeans:starts=1"]
-    first, *_, last = attacks_of(
-        done(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
-    )
+    folder = done(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
+    first, *_, last = LoadedGrid(folder).attacks
     assert first.measure == "mse"
     assert first.threat.startswith("A semi-honest label party, together with shop, in the")
     assert (last.subject, last.measure) == ("membership", "membership_tpr_at_1_fpr")

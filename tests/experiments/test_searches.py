@@ -12,7 +12,7 @@ from vfl.experiments import GridFolder, write_results
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.attack_tables import searches_table
 from vfl.experiments.pages import build_report
-from vfl.experiments.records import attacks_of, frame_of
+from vfl.experiments.results import LoadedGrid, records_of, table_of
 from vfl.experiments.scheduler import run_cells
 
 ADAPTIVE, PLAIN = "adaptive:at=cut+inputs,candidates=4", "logistic"
@@ -44,7 +44,7 @@ def searched(tmp_path_factory):
 
 
 def test_the_report_lies_beside_each_score_of_the_search_alone(searched):
-    records = attacks_of(searched)
+    records = LoadedGrid(searched).attacks
     assert {one.subject for one in records} == {ADAPTIVE, PLAIN}
     found = [one for one in records if one.report is not None]
     assert {(one.subject, one.draw) for one in found} == {(ADAPTIVE, 0), (ADAPTIVE, 1)}
@@ -60,8 +60,8 @@ def test_the_report_lies_beside_each_score_of_the_search_alone(searched):
 
 def test_the_table_the_page_and_the_json_show_it(searched):
     table = write_results(searched)[0]
-    found = [one for one in attacks_of(searched) if one.report is not None]
-    lines = searches_table(attacks_of(searched)).rows
+    found = [one for one in LoadedGrid(searched).attacks if one.report is not None]
+    lines = searches_table(LoadedGrid(searched).attacks).rows
     assert {line[0] for line in lines} == {"none", "layer_norm"}
     line = next(line for line in lines if line[0] == "none")
     reports = [one.report for one in found if one.training == "none"]
@@ -74,7 +74,7 @@ def test_the_table_the_page_and_the_json_show_it(searched):
         assert reports[0]["chosen"][0] in shown
     rows = read_json(searched.path / "results.json")["rows"]
     assert [one["report"] for one in rows if one["report"]] == [one.report for one in found]
-    assert "report" not in frame_of(searched.path).columns
+    assert "report" not in table_of(records_of(searched.path)).columns
 
 
 def test_reports_that_are_no_search_are_left_out():

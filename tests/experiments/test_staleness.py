@@ -9,7 +9,7 @@ from vfl.compression import CODECS
 from vfl.core.storage import read_json, write_json
 from vfl.experiments import GridFolder, staleness
 from vfl.experiments.pages import build_report
-from vfl.experiments.records import frame_of
+from vfl.experiments.results import records_of, table_of
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.study import Results
 
@@ -33,7 +33,7 @@ def test_nothing_is_stale_of_what_was_just_trained(copy):
     assert staleness.stale_cells(copy) == {}
     content = Results.of(copy.path).content
     assert (content["stale"], content["put_aside"]) == ([], [])
-    assert set(frame_of(copy.path).stale) == {""}
+    assert set(table_of(records_of(copy.path)).stale) == {""}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from vfl.core.errors import ConfigError, RunFolderError
 from vfl.core.storage import read_json, write_json
 from vfl.experiments import GridFolder
 from vfl.experiments.cells import GRID, experiment_digest
-from vfl.experiments.folders import list_runs
 from vfl.experiments.on_ray import RayCluster
 from vfl.experiments.pages import build_report, write_results
+from vfl.experiments.pages.build import list_runs
 from vfl.experiments.study import plan_study
 from vfl.training.run import load_data
 

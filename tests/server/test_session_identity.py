@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from vfl.cli import app
 from vfl.config import read_party_file
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     DisagreementError,
     MisalignedError,
@@ -25,6 +26,7 @@ from vfl.core.errors import (
     VFLError,
 )
 from vfl.core.frame import Kind
+from vfl.experiments.pages import build_report
 from vfl.session.party_folder import own_ledger, own_secret
 from vfl.session.terms import Terms
 
@@ -361,3 +363,11 @@ def test_a_party_goes_on_once_it_says_that_its_store_was_put_back(session):
     path = str(session.folder / "bank" / "party.toml")
     assert CliRunner().invoke(app, ["sessions", path, "--restored"]).exit_code == 0
     session.play("predict")
+
+
+def test_a_run_can_be_repeated_by_the_command_that_its_page_prints(session):
+    """The command names the label party's own folder, so that it works from anywhere."""
+    session.play()
+    command = RunFolder.open(session.run).about()["command"]
+    assert command == f"vfl train {session.folder / 'lender'}"
+    assert command in build_report(session.run).read_text()

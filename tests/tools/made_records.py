@@ -1,6 +1,6 @@
 """Rows of the table of results, made by hand."""
 
-from vfl.experiments.records import Record
+from vfl.experiments.results import Record
 
 
 def attacked(training, attack, k, seed, value, *, measure="accuracy", adversary="none", **more):

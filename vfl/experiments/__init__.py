@@ -12,7 +12,7 @@ no torch. One cell of a grid, through files of this package:
       -> attack it                      attack_grid.py -> attack_runner.py
            what an attack may see       scenarios.py -> vfl/attacks/cases.py -> vfl/attacks/view.py
            its score beside its guess   vfl/attacks/scoring.py -> scores.py
-      -> one table, intervals, verdicts records.py, leaderboard.py, statistics.py
+      -> one table, intervals, verdicts results.py, leaderboard.py, statistics.py
       -> later, attacks from outside    outside.py
       -> one page                       pages/
 """
@@ -28,9 +28,9 @@ from vfl.experiments.cells import (
     is_grid,
     settings_of,
 )
-from vfl.experiments.lines import Line, lines_of
+from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.pages import write_results
-from vfl.experiments.records import Record, records_of
+from vfl.experiments.results import Line, LoadedGrid, Record, records_of
 from vfl.experiments.statistics import Estimate, estimate, paired_difference
 
 __all__ = [
@@ -38,13 +38,14 @@ __all__ = [
     "Estimate",
     "GridFolder",
     "Line",
+    "LoadedGrid",
+    "LoadedRun",
     "Record",
     "chosen",
     "estimate",
     "failure_of",
     "is_done",
     "is_grid",
-    "lines_of",
     "paired_difference",
     "records_of",
     "settings_of",

@@ -41,8 +41,9 @@ from vfl.experiments.cells import (
     grid_settings_of,
 )
 from vfl.experiments.checks import check_attacks_fit, check_grid
+from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.pictures import GALLERY, pictures_of
-from vfl.experiments.records import Record, attacks_on_run
+from vfl.experiments.results import Record, attacks_on_run
 from vfl.experiments.scenarios import (
     attacker_of,
     is_recorded,
@@ -305,6 +306,7 @@ def attack_finished_run(
     earlier = [one.job for one in read_scores(path, setting) if one.job not in jobs]
     runner, file = AttackRunner.of_run(folder, data, settings), ScoresFile(folder.path)
     scores = list(runner.run(jobs, file))
-    write_scores(path, setting, [*runner.known(earlier, file), *scores])
-    rows = attacks_on_run(folder.path, settings.baselines)
+    whole = [*runner.known(earlier, file), *scores]
+    write_scores(path, setting, whole, codes_of(whole))
+    rows = attacks_on_run(LoadedRun(folder.path), settings.baselines)
     return [row for row in rows if AttackJob(row.subject, row.k, row.draw) in jobs]

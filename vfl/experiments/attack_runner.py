@@ -379,7 +379,7 @@ def code_of_job(job: AttackJob) -> str:
         SpecError: the attack cannot be built.
     """
     made = (make_adversary if job.bottom == OUTCOME else attacks.make)(job.attack)
-    return code_of(*_modules(made), *_BEHIND, *_beside(job, made))
+    return code_of(*_classes(made), *_BEHIND, *_beside(job, made))
 
 
 def codes_of(scores: Iterable[ScoreRecord]) -> dict[str, str]:
@@ -398,8 +398,8 @@ def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
     return () if scenario in (INFERENCE_TIME, TRAINING_TIME) else _BESIDES
 
 
-def _modules(made: object) -> Iterator[str]:
-    """Where the code of an attack stands, and of the one it hands its evidence to."""
-    yield type(made).__module__
+def _classes(made: object) -> Iterator[type]:
+    """The class of an attack, and of the one it hands its evidence to."""
+    yield type(made)
     if isinstance(made, Wrapper):
-        yield from _modules(made.inner)
+        yield from _classes(made.inner)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from vfl.config.grid import LabelMeasure
-from vfl.experiments.cells import GridFolder, failure_of
 from vfl.experiments.leaderboard import (
     LeaderboardEntry,
     Standing,
@@ -21,18 +20,9 @@ from vfl.experiments.leaderboard import (
     leaked,
     utility_of,
 )
-from vfl.experiments.records import LOWER_IS_BETTER, Record
-from vfl.experiments.scores import OF_CELL
+from vfl.experiments.results import LOWER_IS_BETTER, Record, grouped
 from vfl.experiments.statistics import Estimate, advantage, over_victims
-from vfl.experiments.tables import MEASURES, Table, estimate_text, left_out
-
-
-def missing(folder: GridFolder) -> list[str]:
-    """What a reader of the table must know about cells that are not in it."""
-    paths = {cell.name: folder.cells_path / cell.name for cell in folder.cells()}
-    going = [path for path in paths.values() if failure_of(path) is None]
-    left = sum(not (path / OF_CELL).exists() for path in going)
-    return left_out(len(paths), len(paths) - len(going), left, "done")
+from vfl.experiments.tables import MEASURES, Table, estimate_text
 
 
 def measure_words(measure: LabelMeasure, asked: str) -> str:
@@ -149,11 +139,8 @@ def _reached(one: Standing | None) -> str:
 
 def others_table(records: Sequence[Record]) -> Table | None:
     """Attacks whose measure is no accuracy, beside their guess; None without any."""
-    groups: dict[tuple[str, str, str, int, str], list[Record]] = {}
-    for one in records:
-        if one.evaluator == "attack" and label_measure(one) is None:
-            kind = one.training, one.adversary, one.subject, one.k, one.measure
-            groups.setdefault(kind, []).append(one)
+    others = (one for one in records if one.evaluator == "attack" and label_measure(one) is None)
+    groups = grouped(others, "training", "adversary", "subject", "k", "measure")
     head = [
         "defense", "adversary", "attack", "k", "measure", "reaches", "guess", "test accuracy",
     ]  # fmt: skip
@@ -198,13 +185,10 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
         "best without the model",
         "guess",
     ]
-    groups: dict[tuple[str, int, str], list[Record]] = {}
     measure = fitting_measure(rows, asked)
     chosen = in_measure(rows, measure)
     if measure == "r2":  # the same in the labels' unit
         chosen += [row for row in rows if label_measure(row) == "mae"]
-    for row in chosen:
-        groups.setdefault((row.subject, row.k, row.measure), []).append(row)
     lines = [
         [
             attack,
@@ -216,17 +200,14 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
             shown(best_without_model(own), measure),
             shown([row.guess for row in own if row.guess is not None], measure),
         ]
-        for (attack, k, measure), own in groups.items()
+        for (attack, k, measure), own in grouped(chosen, "subject", "k", "measure").items()
     ]
     return Table(head, lines)
 
 
 def over_draws(rows: Iterable[Record]) -> list[list[Record]]:
     """The rows of one attack on one victim by one measure together, which differ in their draw."""
-    groups: dict[tuple[str, str, int, str], list[Record]] = {}
-    for row in rows:
-        groups.setdefault((row.cell, row.attacker, row.k, row.measure), []).append(row)
-    return list(groups.values())
+    return list(grouped(rows, "cell", "attacker", "k", "measure").values())
 
 
 def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
@@ -311,17 +292,14 @@ def searches_table(records: Sequence[Record]) -> Table | None:
 
     Means over victims and draws; None where no attack searches.
     """
-    groups: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
-    for one in records:
-        if one.report is not None and set(one.report) >= _OF_SEARCH:
-            kind = one.training, one.attacker, one.k
-            groups.setdefault(kind, []).append(one.report)
+    searched = [one for one in records if one.report and set(one.report) >= _OF_SEARCH]
     head = [
         "defense", "attack", "k", "searches", "compositions", "processor time", "budget",
         "held-out labels right by the best", "chosen most often, in so many searches",
     ]  # fmt: skip
     lines = []
-    for (defense, attack, k), found in groups.items():
+    for (defense, attack, k), own in grouped(searched, "training", "attacker", "k").items():
+        found = [one.report for one in own if one.report is not None]
         best = [one["compositions"][0]["held_out"] for one in found]
         chosen = Counter(spec for one in found for spec in one["chosen"]).most_common(_CHOSEN)
         lines.append(

@@ -12,11 +12,12 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfl.config import CompareSettings, Experiment, GridSettings, read_experiment, to_toml
@@ -304,21 +305,77 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def code_of(*modules: str) -> str:
+def code_of(*parts: str | type) -> str:
     """A digest of vfl's version, some modules' source, and what they import of plug-ins' code.
 
     That is of the rooms of attacks, codecs, defenses and models, of the room they stand in
     themselves, or of the package or folder of whoever wrote them. A change of another attack leaves
     it as it is.
 
+    A class of a notebook's cell has no source file: what its functions compile to stands for it.
+
     Args:
-        modules: of plug-ins, ours or another package's, and of what shows an attack its victim.
+        parts: classes of plug-ins, ours or another package's, each for the module it stands in; and
+            names of modules of what shows an attack its victim.
     """
     digest = hashlib.sha256(VERSION.encode())
-    for name in sorted(_needed(modules)):
+    for name in sorted(_needed({one if isinstance(one, str) else one.__module__ for one in parts})):
         digest.update(name.encode())
         digest.update(_source(name))
+    made = {one for one in parts if isinstance(one, type) and _is_of_a_cell(one)}
+    for one in sorted(made, key=lambda one: one.__qualname__):
+        digest.update("\n".join(_compiled(one, set())).encode())
     return digest.hexdigest()[:_DIGITS]
+
+
+def _is_of_a_cell(made: type | FunctionType) -> bool:
+    """Whether a class or function has no source file, as those of a notebook's cell."""
+    name = made.__module__
+    return name not in sys.builtin_module_names and _file(name) is None
+
+
+def _compiled(made: object, seen: set[object]) -> Iterator[str]:
+    """What a class or function without a source file comes to, and what it uses of the same module.
+
+    Neither names of files nor numbers of lines count: a cell that runs again is the same code.
+    """
+    if isinstance(made, classmethod | staticmethod):
+        made = made.__func__
+    if isinstance(made, property):
+        yield from (line for one in (made.fget, made.fset) for line in _compiled(one, seen))
+    elif isinstance(made, type):
+        if made in seen or not _is_of_a_cell(made):
+            return
+        seen.add(made)
+        yield f"class {made.__qualname__}"
+        for name, own in sorted(vars(made).items()):
+            if name not in _OF_EVERY_CLASS:
+                yield f"{name} ="
+                yield from _compiled(own, seen)
+        for base in made.__bases__:
+            yield from _compiled(base, seen)
+    elif isinstance(made, FunctionType):
+        if made in seen or not _is_of_a_cell(made):
+            return
+        seen.add(made)
+        yield from _compiled(made.__code__, seen)
+        yield from _compiled((made.__defaults__, made.__kwdefaults__), seen)
+        for name in sorted(made.__code__.co_names):
+            if name in made.__globals__:
+                yield from _compiled(made.__globals__[name], seen)
+    elif isinstance(made, CodeType):
+        yield f"{made.co_code.hex()} {made.co_names} {made.co_varnames} {made.co_freevars}"
+        for one in made.co_consts:
+            yield from _compiled(one, seen)
+    elif isinstance(made, str | bytes | int | float | complex | None):
+        yield repr(made)
+    elif isinstance(made, tuple | list | dict | frozenset):
+        listed = [*made.items()] if isinstance(made, dict) else made
+        for one in sorted(listed, key=repr) if isinstance(made, frozenset) else listed:
+            yield from _compiled(one, seen)
+
+
+_OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__"}
 
 
 def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
@@ -335,7 +392,7 @@ def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
     made += [compression.make(experiment.codec), models.make_top(experiment.label.top)]
     made += [models.make_bottom(party.bottom) for party in experiment.parties.values()]
     made += [make_adversary(spec) for spec in adversaries]
-    return code_of(*sorted({type(one).__module__ for one in made}))
+    return code_of(*map(type, made))
 
 
 def _needed(modules: Iterable[str]) -> set[str]:

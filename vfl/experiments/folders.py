@@ -1,16 +1,13 @@
-"""Where a grid stands, and which runs and grids a folder holds."""
+"""Where a grid stands."""
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl.config.run_folder import RunFolder
-from vfl.core.errors import RunFolderError, VFLError
-from vfl.experiments.cells import GRID, LOCK, GridFolder, failure_of, is_done, is_grid
+from vfl.experiments.cells import LOCK, GridFolder, failure_of, is_done
 from vfl.experiments.scores import OF_CELL
 
 #: What a grid of each kind is called.
@@ -90,61 +87,3 @@ def _at_work(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A run or a grid of a folder.
-
-    Attributes:
-        name: of its own folder.
-        kind: training, grid, comparison or value.
-        created: when it began.
-        state: see `GridStatus` and `vfl.training.status.RunStatus`.
-        sentence: what it says first; empty while it says nothing.
-        cards: the same as numbers, title and value.
-        page: whether it has one.
-    """
-
-    name: str
-    kind: str
-    created: str
-    state: str
-    sentence: str
-    cards: Sequence[tuple[str, str]]
-    page: bool
-
-
-def list_runs(folder: Path) -> list[Listed]:
-    """The runs and grids right below a folder, the newest first; a damaged one says so.
-
-    Raises:
-        RunFolderError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise RunFolderError(
-            "there is no such folder", where=str(folder), fix="vfl train makes runs/ where it runs"
-        )
-    found = [path.parent for name in ("run.json", GRID) for path in folder.glob(f"*/{name}")]
-    return sorted(map(_listed, found), key=lambda one: one.created, reverse=True)
-
-
-def _listed(path: Path) -> Listed:
-    from vfl.experiments.pages import PAGE, glance  # they import this
-    from vfl.training.status import run_status
-
-    kind = "grid" if is_grid(path) else "training"
-    created, state, sentence, cards = "", "damaged", "", list[tuple[str, str]]()
-    try:
-        if is_grid(path):
-            grid = grid_status(path)
-            kind, created = grid.kind, grid.created
-            state = f"{grid.state}, {grid.done} of {grid.cells}"
-        else:
-            created = str(RunFolder(path).about()["created"])
-            state = run_status(path).state
-        top = glance(path)
-        sentence, cards = top.sentence, [(card.title, card.value) for card in top.cards]
-    except VFLError as error:
-        sentence = error.what
-    return Listed(path.name, kind, created, state, sentence, cards, (path / PAGE).exists())

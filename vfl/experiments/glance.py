@@ -23,8 +23,7 @@ from vfl.experiments.leaderboard import (
     leaderboard,
     utility_of,
 )
-from vfl.experiments.lines import Line
-from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
+from vfl.experiments.results import LOWER_IS_BETTER, TRAINING, Line, Record, grouped
 from vfl.experiments.statistics import over_victims
 from vfl.experiments.tables import (
     MEASURES,
@@ -328,12 +327,13 @@ def _assumes(settings: GridSettings) -> str:
     )
 
 
+_OF_COLUMNS = ("mse", "token_accuracy", "attribute_auc")
+
+
 def _columns_of(rows: Sequence[Record]) -> _Part:
     """The attack on columns that is nearest to them, beside the guess."""
-    found: dict[str, list[Record]] = {}
-    for row in rows:
-        if row.measure in ("mse", "token_accuracy", "attribute_auc"):
-            found.setdefault(f"{row.attacker}\t{row.measure}", []).append(row)
+    of_columns = (row for row in rows if row.measure in _OF_COLUMNS)
+    found = grouped(of_columns, "attacker", "measure")
     if not found:
         card = Card("Columns", NOT_MEASURED, "vfl attack RUN --attack columns")
         return _Part(card, "columns were not attacked")
@@ -343,8 +343,7 @@ def _columns_of(rows: Sequence[Record]) -> _Part:
         value, guess = _mean(own, "value"), _mean(own, "guess")
         return 1 - value / guess if own[0].measure == "mse" and guess else value - guess
 
-    name, own = max(found.items(), key=lambda one: gain(one[1]))
-    attack, measure = name.split("\t")
+    (attack, measure), own = max(found.items(), key=lambda one: gain(one[1]))
     value, guess = _mean(own, "value"), _mean(own, "guess")
     if measure == "mse":
         card = Card(

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from vfl.config.grid import LabelMeasure
 from vfl.experiments.cells import HONEST
-from vfl.experiments.records import IMBALANCED, TEST, Record
+from vfl.experiments.results import IMBALANCED, TEST, Record
 from vfl.experiments.scores import SCRATCH, scratch_of
 from vfl.experiments.statistics import (
     ONE_SIDED,

@@ -11,12 +11,12 @@ from vfl.config import Experiment, GridSettings, Locations, with_overrides
 from vfl.config.run_folder import RunFolder, new_run_name
 from vfl.config.toml import check, override
 from vfl.core.registry import command_of
-from vfl.core.storage import read_lines
 from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.attack_tables import summary_table
 from vfl.experiments.glance import Glance
+from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.pages import build_report, glance
-from vfl.experiments.records import COLUMNS, Record
+from vfl.experiments.results import Record, table_of
 from vfl.experiments.scheduler import FinishedCell
 from vfl.experiments.study import (
     Kind,
@@ -63,7 +63,7 @@ class Run:
         """A row an epoch."""
         import pandas as pd
 
-        return pd.DataFrame(list(read_lines(self.path / "metrics.jsonl")))
+        return pd.DataFrame(LoadedRun(self.path).history)
 
     @property
     def glance(self) -> Glance:
@@ -140,9 +140,7 @@ class Attacks:
     @property
     def table(self) -> pd.DataFrame:
         """The rows, with `no_model`, the best value without the model, beside each."""
-        import pandas as pd
-
-        return pd.DataFrame([row.row() for row in self.rows], columns=COLUMNS)
+        return table_of(self.rows)
 
     def __repr__(self) -> str:
         return summary_table(self.rows, self._settings.measure).markdown()

@@ -29,6 +29,7 @@ from vfl.experiments.scores import (
     Attacker,
     ScoresFile,
     read_attackers,
+    read_codes,
     read_scores,
     setting_text,
     write_scores,
@@ -136,12 +137,13 @@ def attack_from_outside(
     """
     from vfl.attacks import ATTACKS
     from vfl.experiments.attack_grid import attack_plan, forget_recordings, train_recorded
-    from vfl.experiments.attack_runner import AttackRunner
+    from vfl.experiments.attack_runner import AttackRunner, codes_of
     from vfl.experiments.checks import check_attacks, check_attacks_fit
 
     path = folder.cells_path / cell.name
     known = set(ATTACKS.names()) - ATTACKS.own
-    specs = [spec for spec in read_attackers(folder.path) if parse(spec)[0] in known]
+    attackers = read_attackers(folder.path)
+    specs = [spec for spec in attackers if parse(spec)[0] in known]
     if not specs or not is_stored(cell, folder) or (path / FOUND_OUT).exists():
         return
     if is_stale(cell, folder, data):
@@ -163,7 +165,9 @@ def attack_from_outside(
         train_recorded(cell, folder, data, settings, device)
         runner = AttackRunner.of_run(RunFolder(path), data, settings, cell.adversary)
     scores = list(runner.run(jobs, ScoresFile(path)))
-    setting = setting_text(settings)
-    before = [one for one in read_scores(path / OF_OUTSIDE, setting) if one.attack not in specs]
-    write_scores(path / OF_OUTSIDE, setting, [*before, *scores])
+    setting, listed = setting_text(settings), path / OF_OUTSIDE
+    before = [one for one in read_scores(listed, setting) if one.attack not in specs]
+    files = {one.code_key: one.sha256 for one in attackers.values() if one.spec in specs}
+    codes = read_codes(listed) | codes_of(scores) | files
+    write_scores(listed, setting, [*before, *scores], codes)
     forget_recordings(path, settings)

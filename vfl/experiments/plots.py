@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vfl.core.errors import UserError
-from vfl.core.storage import read_lines
+from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.statistics import estimate
 from vfl.experiments.tables import MEASURES
 
@@ -34,7 +34,7 @@ def plot_run(path: Path) -> Figure:
         UserError: matplotlib is not installed.
     """
     figure, axes = _axes()
-    epochs = list(read_lines(path / "metrics.jsonl"))
+    epochs = LoadedRun(path).epochs
     for part in ("train", "validation", "test"):
         known = [(one["epoch"], one[f"{part}_loss"]) for one in epochs if f"{part}_loss" in one]
         if known:

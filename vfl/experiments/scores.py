@@ -228,6 +228,11 @@ class Attacker:
     file: str
     sha256: str
 
+    @property
+    def code_key(self) -> str:
+        """Under which the digest of its file stands beside those of its code; see `read_codes`."""
+        return f"file {self.spec}"
+
 
 def read_attackers(path: Path) -> dict[str, Attacker]:
     """Who attacked a grid from outside, by specs; no code of theirs is run.
@@ -291,18 +296,18 @@ def key_of(about: Mapping[str, Any]) -> str:
 
 
 def write_scores(
-    path: Path, setting: str, scores: Iterable[ScoreRecord], code: Mapping[str, str] | None = None
+    path: Path, setting: str, scores: Iterable[ScoreRecord], code: Mapping[str, str]
 ) -> None:
     """Say which scores of a run are the wanted ones.
 
     Args:
-        path: the file, `OF_RUN` or `OF_CELL` of the run's folder.
+        path: the file, `OF_RUN`, `OF_CELL` or `OF_OUTSIDE` of the run's folder.
         setting: which rows played which part, in words of its own.
         scores: in order.
         code: digests of what each stands on, by `AttackJob.code_key`.
     """
     listed = [asdict(one) for one in scores]
-    about = {"setting": setting, "code": dict(code or {}), "scores": listed}
+    about = {"setting": setting, "code": dict(code), "scores": listed}
     write_json(path, stamp() | about)
 
 

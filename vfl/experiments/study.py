@@ -22,7 +22,7 @@ from vfl.experiments.glance import Glance
 from vfl.experiments.outside import is_stored, list_attackers, load_attackers
 from vfl.experiments.pages import build_report, glance, write_results
 from vfl.experiments.pages.build import render
-from vfl.experiments.records import frame_of
+from vfl.experiments.results import records_of, table_of
 from vfl.experiments.scheduler import FinishedCell, run_cells
 from vfl.experiments.value import alone_folder, plan_alone, value_cells
 
@@ -226,11 +226,11 @@ class Results:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each measure of each training; see `vfl.experiments.records.Record`.
+        """A row for each measure of each training; see `vfl.experiments.results.Record`.
 
         Where `stale` says something, the figure is of rows or code that are no more.
         """
-        return frame_of(self.path)
+        return table_of(records_of(self.path))
 
     @property
     def glance(self) -> Glance:

@@ -51,12 +51,6 @@ class Table:
         return "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
 
-def left_out(cells: int, failed: int, missing: int, not_yet: str) -> list[str]:
-    """What a reader of a table must know about cells that are not in it."""
-    found = [f"{failed} of {cells} cells failed and are left out"] if failed else []
-    return found + ([f"{missing} of {cells} cells are not {not_yet} yet"] if missing else [])
-
-
 def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> str:
     """A share with half of its interval, in percent; empty if nothing is known.
 

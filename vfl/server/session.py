@@ -140,7 +140,8 @@ def run_session(
         if resume:
             folder = RunFolder.reopen(path)
         elif terms.mode in ("train", "align"):
-            command = command_of(terms.mode, "PROJECT", settings=settings)
+            project = str(party.path.parent.resolve())
+            command = command_of(terms.mode, project, settings=settings)
             folder = RunFolder.create(path, experiment, "federated", command)
         else:
             folder = RunFolder.open(path)

@@ -8,11 +8,11 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from vfl.core.storage import stamp, write_json
-from vfl.experiments import Line
-from vfl.experiments.lines import beside_method
+from vfl.experiments import Line, LoadedRun
 from vfl.experiments.pages.charts import powers
 from vfl.experiments.pages.comparison_page import (
     alpha_drawings,
+    beside_method,
     curves,
     families,
     frontiers,
@@ -42,8 +42,9 @@ def line(tmp_path):
         about = {"variant": variant, "method": method or codec, "codec": codec, "level": level}
         runs, figures = {}, {}
         for number, changes in enumerate(repeats or [{}]):
-            path = runs[f"seed={number}"] = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-            path.mkdir()
+            path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+            write_json(path / "run.json", stamp())
+            runs[f"seed={number}"] = LoadedRun(path)
             own = changes.pop("epochs", epochs)
             (path / "metrics.jsonl").write_text(
                 "".join(
@@ -55,7 +56,7 @@ def line(tmp_path):
             write_json(path / "codec.json", stamp() | {"parties": {"client": party}})
             for name, value in (FIGURES | changes).items():
                 figures.setdefault(name, {})[f"seed={number}"] = value
-        return Line(about, len(runs), runs, figures)
+        return Line(about, list(runs), runs, figures)
 
     return make
 
@@ -205,7 +206,7 @@ def test_ticks_of_an_axis_of_logarithms(low, high, expected):
 
 def test_a_line_that_is_not_trained_is_left_out():
     about = {"variant": "", "method": "none", "codec": "none", "level": ""}
-    waiting = Line(about, 1, {}, {})
+    waiting = Line(about, ["seed=0"])
     assert list(curves([waiting], "accuracy")) == []
     assert waiting.over("accuracy") is None
 

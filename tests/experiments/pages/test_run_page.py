@@ -13,7 +13,9 @@ from html.parser import HTMLParser
 import pytest
 from made_records import attacked, utility
 
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError
+from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.pages import build_report
 from vfl.experiments.pages import run_page as run_page_module
 from vfl.experiments.pages.run_page import run_page
@@ -359,26 +361,58 @@ def test_an_attack_has_one_number_the_mean_of_its_draws(run_folder, monkeypatch)
         attacked("none", "fine_tuning", 1, 0, value, draw=draw, baselines={"scratch": 0.5})
         for draw, value in enumerate(values)
     ] + [attacked("none", "kmeans", 0, 0, 0.65)]
-    monkeypatch.setattr(run_page_module, "attacks_on_run", lambda folder: rows)
-    monkeypatch.setattr(
-        run_page_module, "records_of", lambda folder: [*rows, utility("none", 0, 1)]
-    )
-    page = run_page(run_folder())
-    reaches = page["attacks"].head.index("reaches")
-    assert page["attacks"].rows[0][reaches] == "67.1 %"
-    privacy = dict(page["methods"])["Privacy"]
+    stale = attacked("none", "spectral", 1, 0, 0.99, stale="its code has changed since")
+    monkeypatch.setattr(run_page_module, "attacks_on_run", lambda run: [*rows, stale])
+    monkeypatch.setattr(run_page_module, "trained_records", lambda run: [utility("none", 0, 1)])
+    page = run_page(LoadedRun(run_folder()))
+    sections = {one.title: one for one in page.sections}
+    (table,) = sections["Attacks"].tables
+    assert table.rows[0][table.head.index("reaches")] == "67.1 %"
+    assert "spectral" not in str(table.rows) + str(page.glance)
+    ((_, what, _, was, why),) = sections["Stale: of rows or code that are no more"].tables[0].rows
+    assert (what, was, why) == (
+        "spectral, k = 1, draw 0", "99.0\xa0%", "its code has changed since",
+    )  # fmt: skip
+    methods = dict(sections["Compression and defense"].pairs)
+    privacy = methods["Privacy"]
     assert privacy.startswith(
         "fine_tuning infers labels with accuracy 67.1 % (mean of 3 draws) from 1 leaked labels"
     )
     assert "50.0 % without the model" in privacy
-    card = next(one for one in page["glance"].cards if one.title.startswith("Labels"))
+    card = next(one for one in page.glance.cards if one.title.startswith("Labels"))
     assert "fine_tuning, mean of 3 draws" in card.note
-    assert any("accuracy 67.1 %" in one for one in page["glance"].details)
-    assert "more victims" not in " ".join(page["glance"].details)
-    assert "75.8" not in str(page["methods"]) + page["glance"].sentence
+    assert any("accuracy 67.1 %" in one for one in page.glance.details)
+    assert "more victims" not in " ".join(page.glance.details)
+    assert "75.8" not in str(methods) + page.glance.sentence
 
 
 def test_a_page_names_the_tables_that_were_read(run_folder, make_head):
     head = make_head(mode="in-process")
     folder = run_folder(head=head, summary={"sources": {"bank": "/data/loans.csv"}})
-    assert dict(run_page(folder)["methods"])["Rows read from"] == "bank: /data/loans.csv"
+    assert "Rows read from bank: /data/loans.csv" in page_of(folder)[1].text
+
+
+def test_evaluations_say_whose_rows_they_are_of(run_folder, monkeypatch):
+    """Own test rows, rows that are new, and rows that several runs share are told apart."""
+    figures = {"test_accuracy": 0.9, "evaluated": "2026-11-28T16:21:42+00:00"}
+    rows = {"test": 40, "new": 7, "left_out": 1234}
+    evaluations = [
+        figures,
+        figures | {"rows": rows, "new_accuracy": 0.5},
+        {"rows": rows | {"test": 0}, "new_accuracy": 0.25},
+        figures | {"common_rows": 21, "beside": ["one", "two"]},
+    ]
+    monkeypatch.setattr(RunFolder, "evaluations", lambda folder: evaluations)
+    monkeypatch.setattr(LoadedRun, "rows", {"train": 3980, "validation": 57, "test": 114})
+    text = page_of(run_folder())[1].text
+    for line in (
+        "1, 28 November 2026, 16:21 UTC its test rows 114 90.0 %",
+        "2, 28 November 2026, 16:21 UTC its test rows; 1,234 that it learned from are left out 40 "
+        "90.0 %",
+        "2, 28 November 2026, 16:21 UTC new rows 7 50.0 %",
+        "3 new rows 7 25.0 %",
+        "4, 28 November 2026, 16:21 UTC rows that none of one and two learned from 21 90.0 %",
+        "on 3,980 training, 57 validation, 114 test rows",
+    ):
+        assert line in text.replace("\xa0", " ")
+    assert text.count("its test rows") == 2

@@ -22,7 +22,6 @@ from vfl.experiments.attack_tables import (
     board_table,
     boards_by_access,
     measure_words,
-    missing,
     others_table,
     outside_table,
     over_draws,
@@ -30,7 +29,7 @@ from vfl.experiments.attack_tables import (
     sentences,
     standings_table,
 )
-from vfl.experiments.cells import HONEST, PICTURES, Cell, GridFolder, grid_settings_of
+from vfl.experiments.cells import HONEST, PICTURES, Cell, grid_settings_of
 from vfl.experiments.glance import of_grid
 from vfl.experiments.leaderboard import (
     GUESS,
@@ -57,7 +56,7 @@ from vfl.experiments.pages.charts import (
 )
 from vfl.experiments.pages.sections import Content, Section, Strip
 from vfl.experiments.pictures import kept_pictures
-from vfl.experiments.records import TEST, TRAINING, Record
+from vfl.experiments.results import TEST, TRAINING, LoadedGrid, Record
 from vfl.experiments.scores import OF_CELL, read_scores
 from vfl.experiments.tables import (
     MEASURES,
@@ -203,18 +202,18 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
             yield map_drawing(f"t-SNE, {defense}", words, points)
 
 
-def strips(folder: GridFolder, cells: Collection[str]) -> Iterator[Strip]:
+def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
     """One for each attack on pictures and victim of which pictures were drawn.
 
     Args:
-        folder: of the grid.
+        grid: whose victims they are.
         cells: names of those that are shown.
 
     Raises:
         RunFolderError: a file of a cell is damaged.
     """
-    for cell in folder.cells():
-        path = folder.cells_path / cell.name
+    for cell in grid.cells:
+        path = grid.path_of(cell)
         for one in read_scores(path / OF_CELL) if cell.name in cells else ():
             if (drawn := kept_pictures(path, one.key)) is None:
                 continue
@@ -226,13 +225,13 @@ def strips(folder: GridFolder, cells: Collection[str]) -> Iterator[Strip]:
             yield Strip(f"{one.attack}, {cell.victim}{against}", words, lines)
 
 
-def attack_page(folder: GridFolder, records: Sequence[Record]) -> Content:
+def attack_page(grid: LoadedGrid) -> Content:
     """What the page of a grid of attacks says, from what its cells hold.
 
     Raises:
         RunFolderError: a file of it is damaged.
     """
-    experiment = folder.experiment()
+    experiment, records = grid.experiment, grid.current
     settings = grid_settings_of(experiment)
     measure = fitting_measure(records, settings.measure)
     attacks = [one for one in records if one.evaluator == "attack"]
@@ -254,24 +253,24 @@ def attack_page(folder: GridFolder, records: Sequence[Record]) -> Content:
     elif tables["searches"]:
         sections.append(_searched(tables))
     if tables["others"]:
-        sections.append(Section(title="Other goals", table=tables["others"]))
+        sections.append(Section(title="Other goals", tables=[tables["others"]]))
     cells = {one.cell for one in records}
-    if drawn := drawings_of_cuts(folder, cells):
+    if drawn := drawings_of_cuts(grid, cells):
         sections.append(Section(title="What the cut looks like", drawings=drawn))
-    if settings.draws_rows(experiment.is_table) and (found := list(strips(folder, cells))):
+    if settings.draws_rows(experiment.is_table) and (found := list(strips(grid, cells))):
         sections.append(Section(title="Reconstructed pictures", strips=found, below=_OF_PICTURES))
     attackers = list(sentences(attacks).items())
     judge = entries[0].judged_by if entries else "accuracy"
     sections += [
         Section(title="Who attacked, and what it held", pairs=attackers),
-        Section(title="Victims", table=_victims(folder, records, labels, judge)),
+        Section(title="Victims", tables=[_victims(grid, records, labels, judge)]),
     ]
     words = [measure_words(measure, settings.measure)] if labels else []
     return Content(
-        of_grid(records, settings, partial(gains_over_alone, folder.path)),
+        of_grid(records, settings, partial(gains_over_alone, grid.path)),
         f"{len(in_measure(records, measure))} attacks",
         _sentence(settings),
-        [*missing(folder), *words],
+        [*grid.unfinished, *words],
         sections,
         [one for one in tables.values() if one is not None],
         {
@@ -297,13 +296,13 @@ def _of_labels(
     yield Section(
         title="Leaderboard, by the worst case over attacks",
         choices=choices if len(boards) > 1 else (),
-        table=None if len(boards) > 1 else choices[0][1],
+        tables=() if len(boards) > 1 else [choices[0][1]],
         below=_OF_BOARD.format(settings.margin),
     )
     if access := tables["access"]:
-        yield Section(title="By what the attacker holds", table=access, below=_OF_ACCESS)
+        yield Section(title="By what the attacker holds", tables=[access], below=_OF_ACCESS)
     if outside := tables["outside"]:
-        yield Section(title="Attacks from outside", table=outside, below=_OF_OUTSIDE)
+        yield Section(title="Attacks from outside", tables=[outside], below=_OF_OUTSIDE)
     if tables["searches"]:
         yield _searched(tables)
     yield Section(
@@ -326,7 +325,8 @@ def _of_labels(
 
 def _searched(tables: Mapping[str, Table | None]) -> Section:
     title = "What adaptive attackers tried"
-    return Section(title=title, table=tables["searches"], below=_OF_SEARCHES)
+    found = tables["searches"]
+    return Section(title=title, tables=[found] if found else [], below=_OF_SEARCHES)
 
 
 _OF_BOARD = (
@@ -377,11 +377,11 @@ def _board(
     return replace(board, rows=lines)
 
 
-def drawings_of_cuts(folder: GridFolder, cells: Collection[str]) -> list[Drawing]:
+def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
     """Angles and maps of each defense's first victim, as far as they were measured."""
-    first, found = grid_settings_of(folder.experiment()).seeds[0], {}
-    for cell in folder.cells():
-        path = folder.cells_path / cell.name / PICTURES
+    first, found = grid_settings_of(grid.experiment).seeds[0], {}
+    for cell in grid.cells:
+        path = grid.path_of(cell) / PICTURES
         if cell.experiment.seed == first and cell.name in cells and path.exists():
             found[_victim(cell)] = read_json(path)
     return list(pictures(found))
@@ -394,7 +394,7 @@ def _victim(cell: Cell) -> str:
 
 
 def _victims(
-    folder: GridFolder, records: Sequence[Record], labels: Iterable[Record], judge: Utility
+    grid: LoadedGrid, records: Sequence[Record], labels: Iterable[Record], judge: Utility
 ) -> Table:
     """One line a victim: what it cost and what was got out of it; labels are attacks on those."""
     head = [
@@ -416,7 +416,7 @@ def _victims(
         if one.subject in (TEST, TRAINING):
             figures.setdefault(one.cell, {})[one.subject, one.measure] = one.value
     lines = []
-    for cell in folder.cells():
+    for cell in grid.cells:
         if (own := figures.get(cell.name)) is None:
             continue
         found = worst.get(cell.name)  # none where none was after its labels

@@ -1,27 +1,31 @@
-"""From a run folder to its page."""
+"""From a folder to its page: what it holds is loaded, put into sections, and printed."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from vfl.core.errors import RunFolderError, VFLError
 from vfl.core.storage import stamp, write_json, write_text
 from vfl.core.text import printable_lines
-from vfl.experiments.cells import CONFIG, GridFolder, is_grid
-from vfl.experiments.folders import Listed, list_runs
+from vfl.experiments.cells import CONFIG, GRID, GridFolder, is_grid
+from vfl.experiments.folders import grid_status
 from vfl.experiments.glance import Glance
+from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.pages.attack_page import attack_page
 from vfl.experiments.pages.comparison_page import comparison_page
 from vfl.experiments.pages.run_page import run_page
 from vfl.experiments.pages.sections import Content
 from vfl.experiments.pages.stale import beside_stale
 from vfl.experiments.pages.value_page import value_page
-from vfl.experiments.records import Record, records_of, write_records
+from vfl.experiments.results import LoadedGrid, write_records
 from vfl.experiments.tables import date_text
 
 #: The one script of a page, and what lets it run: nothing else does, and nothing is fetched.
@@ -78,11 +82,12 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     Raises:
         RunFolderError: there is no grid, or a file of it is damaged.
     """
-    page, records = _page_of(folder)
+    grid = LoadedGrid(folder)
+    page = _study_page(grid)
     below = (f"{line}\n" for line in (*page.said, *page.notes))
     table = "\n".join([*(one.markdown() for one in page.tables), *below])
     whole = stamp() | dict(page.json)
-    write_records(folder.path, records)
+    write_records(folder.path, grid.records)
     write_json(folder.path / "results.json", whole)
     write_text(folder.path / "table.md", table)
     return table, whole
@@ -94,8 +99,7 @@ def render(run_folder: Path) -> str:
     Raises:
         RunFolderError: as `build_report`.
     """
-    template, page = _content(run_folder)
-    return ENVIRONMENT.get_template(template).render(page=page)
+    return ENVIRONMENT.get_template("page.html").render(page=_content(run_folder))
 
 
 def build_index(folder: Path) -> tuple[list[Listed], Path]:
@@ -119,7 +123,7 @@ def glance(run_folder: Path) -> Glance:
     Raises:
         RunFolderError: as `build_report`.
     """
-    found: Glance = _content(Path(run_folder))[1]["glance"]
+    found: Glance = _content(Path(run_folder))["content"].glance
     return found
 
 
@@ -131,29 +135,88 @@ _STUDIES = {
 }
 
 
-def _page_of(folder: GridFolder) -> tuple[Content, list[Record]]:
-    """What the page of a study says, of today's rows and code; and all records, stale ones too."""
-    records = list(records_of(folder.path))
-    page = _STUDIES[folder.kind][1](folder, [one for one in records if not one.stale])
-    return beside_stale(page, folder, records), records
+def _study_page(grid: LoadedGrid) -> Content:
+    """What the page of a study says."""
+    return beside_stale(_STUDIES[grid.folder.kind][1](grid), grid)
 
 
-def _content(run_folder: Path) -> tuple[str, dict[str, Any]]:
-    """The template of a page, and what it prints."""
-    if not is_grid(run_folder):
-        return "run.html", run_page(run_folder)
-    folder = GridFolder(run_folder)
-    (kind, _), (page, _) = _STUDIES[folder.kind], _page_of(folder)
-    meta = (date_text(folder.head("created")), page.count, f"vfl {folder.head('vfl')}")
-    return "study.html", {
+def _content(run_folder: Path) -> dict[str, Any]:
+    """What a page prints."""
+    if is_grid(run_folder):
+        grid = LoadedGrid(GridFolder(run_folder))
+        kind, page = _STUDIES[grid.folder.kind][0], _study_page(grid)
+        head = {key: str(grid.folder.head(key)) for key in ("created", "vfl", "command")}
+        head["name"] = grid.experiment.name
+        config = (grid.path / CONFIG).read_text(encoding="utf-8")
+    else:
+        run = LoadedRun(run_folder)
+        kind, page, head, config = "run", run_page(run), dict(run.head), run.config_text
+    version = f"vfl {head['vfl']}" if head["vfl"] else ""
+    return {
         "kind": kind,
-        "name": folder.experiment().name,
-        "meta": " · ".join(meta),
-        "glance": page.glance,
-        "sentence": page.sentence,
-        "notes": page.notes,
-        "sections": page.sections,
+        "name": head["name"] or run_folder.name,
+        "meta": " · ".join(filter(None, (date_text(head["created"]), page.count, version))),
+        "content": page,
         "loads_pictures": any(section.strips for section in page.sections),
-        "command": folder.head("command"),
-        "config_text": (folder.path / CONFIG).read_text(encoding="utf-8").strip(),
+        "command": head["command"],
+        "config_text": config.strip(),
     }
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run or a grid of a folder.
+
+    Attributes:
+        name: of its own folder.
+        kind: training, grid, comparison or value.
+        created: when it began.
+        state: see `GridStatus` and `vfl.training.status.RunStatus`.
+        sentence: what it says first; empty while it says nothing.
+        cards: the same as numbers, title and value.
+        page: whether it has one.
+    """
+
+    name: str
+    kind: str
+    created: str
+    state: str
+    sentence: str
+    cards: Sequence[tuple[str, str]]
+    page: bool
+
+
+def list_runs(folder: Path) -> list[Listed]:
+    """The runs and grids right below a folder, the newest first; a damaged one says so.
+
+    Raises:
+        RunFolderError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(
+            "there is no such folder", where=str(folder), fix="vfl train makes runs/ where it runs"
+        )
+    found = [path.parent for name in ("run.json", GRID) for path in folder.glob(f"*/{name}")]
+    return sorted(map(_listed, found), key=lambda one: one.created, reverse=True)
+
+
+def _listed(path: Path) -> Listed:
+    from vfl.training.status import run_status  # it needs torch, and pages do not
+
+    kind = "grid" if is_grid(path) else "training"
+    created, state, sentence, cards = "", "damaged", "", list[tuple[str, str]]()
+    try:
+        if is_grid(path):
+            grid = grid_status(path)
+            kind, created = grid.kind, grid.created
+            state = f"{grid.state}, {grid.done} of {grid.cells}"
+        else:
+            created, state = LoadedRun(path).head["created"], run_status(path).state
+        top = glance(path)
+        sentence, cards = top.sentence, [(card.title, card.value) for card in top.cards]
+    except VFLError as error:
+        sentence = error.what
+    return Listed(path.name, kind, created, state, sentence, cards, (path / PAGE).exists())

@@ -18,10 +18,8 @@ from markupsafe import Markup
 from vfl.config import CompareSettings
 from vfl.core.ledger import size
 from vfl.core.registry import parse
-from vfl.core.storage import read_json
-from vfl.experiments.cells import CODEC, GridFolder, failure_of, settings_of
+from vfl.experiments.cells import settings_of
 from vfl.experiments.glance import of_comparison
-from vfl.experiments.lines import Line, beside_method, lines_of, unfinished
 from vfl.experiments.pages.charts import (
     STYLES,
     Drawing,
@@ -34,19 +32,18 @@ from vfl.experiments.pages.charts import (
     widened,
 )
 from vfl.experiments.pages.sections import Content, Section
-from vfl.experiments.records import (
+from vfl.experiments.results import (
     ALL,
     LOWER_IS_BETTER,
     TEST,
     TRAIN,
     TRAINING,
-    Record,
+    Line,
+    LoadedGrid,
     bytes_to,
-    compared_measure,
-    epochs_of,
     usage_of,
 )
-from vfl.experiments.statistics import Estimate, judge, resampled
+from vfl.experiments.statistics import Estimate, judge
 from vfl.experiments.tables import SHARES, Table, bytes_text, figures_of, list_text, score_text
 from vfl.experiments.value import gains_over_alone
 
@@ -142,10 +139,9 @@ def mean_by_epoch(
         factor: what it is multiplied by.
     """
     points = []
-    for epochs in zip(*map(epochs_of, line.runs.values()), strict=False):
-        found = [one[figure] for one in epochs if math.isfinite(one.get(figure) or math.nan)]
-        if found:
-            sent = statistics.fmean(one["sent"] for one in epochs)
+    for epochs in zip(*(run.epochs for run in line.runs.values()), strict=False):
+        if found := [one[figure] for one in epochs if figure in one]:
+            sent = statistics.fmean(one["sent"] for one in epochs) if over_bytes else 0.0
             x = math.log10(sent) if over_bytes else epochs[0]["epoch"]
             points.append((x, factor * statistics.fmean(found)))
     return points
@@ -161,8 +157,8 @@ def _curves(panel: Panel, measure: str, over_bytes: bool = False) -> list[Series
 
 def _sorted_shares(line: Line) -> list[tuple[float, float]]:
     each = []
-    for path in line.runs.values():
-        parties = list(read_json(path / CODEC)["parties"].values())
+    for run in line.runs.values():
+        parties = list(run.codec["parties"].values())
         rows = parties[0]["rows"]
         each.append([100 * count / rows for count in sorted(usage_of(parties), reverse=True)])
     return [(unit, statistics.fmean(rank)) for unit, rank in enumerate(zip(*each, strict=True), 1)]
@@ -335,9 +331,8 @@ def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 def gap(line: Line, measure: str) -> Estimate | None:
     """The score of the training rows less that of the test rows, repeat by repeat."""
-    learned, tested = line.values(measure, TRAIN), line.values(measure, TEST)
-    both = [learned[repeat] - tested[repeat] for repeat in learned if repeat in tested]
-    return resampled(both, line.ratio)
+    less = line.less(line, measure, TRAIN)
+    return None if less is None else replace(less, mean=-less.mean)
 
 
 def _series(
@@ -352,10 +347,26 @@ def _shared(given: dict[str, str]) -> list[str]:
     return sorted(f"{key}={value}" for key, value in given.items() if key not in ("alpha", "law"))
 
 
-def codec_lines(folder: GridFolder, records: Sequence[Record]) -> list[Line]:
-    """The lines of a comparison, each beside the reference."""
-    settings = settings_of(folder.experiment())
-    return beside_method(lines_of(folder, records), settings.reference)
+def beside_method(lines: Sequence[Line], method: str) -> list[Line]:
+    """The lines of a comparison with the reference of each: a method's, at its level if it has one.
+
+    Args:
+        lines: of all codecs.
+        method: what the others are set against.
+    """
+    return [replace(one, reference=_reference(one, lines, method)) for one in lines]
+
+
+def _reference(line: Line, lines: Sequence[Line], method: str) -> Line | None:
+    if line.about["method"] == method:
+        return None
+    variant, level = line.about["variant"], line.about["level"]
+    beside = [
+        one for one in lines if (one.about["method"], one.about["variant"]) == (method, variant)
+    ]
+    if len(beside) == 1 and "" in (level, beside[0].about["level"]):
+        return beside[0]
+    return next((one for one in beside if one.about["level"] == level), None)
 
 
 #: Cells of a table by heading, a line each.
@@ -393,7 +404,7 @@ def codec_tables(
     bound = "<=" if measure in LOWER_IS_BETTER else ">="
     for least in settings.accuracy:
         quality[f"bytes to {bound} {least:g}"] = [_bytes_text(line, least) for line in lines]
-    quality["repeats"] = [f"{len(line.runs)} of {line.repeats}" for line in lines]
+    quality["repeats"] = [f"{len(line.runs)} of {len(line.repeats)}" for line in lines]
     work: Columns = {
         "test frames": percent("frame_ratio"),
         "bound": percent("bound_ratio"),
@@ -465,35 +476,35 @@ def _codec_record(line: Line, settings: CompareSettings, measure: str) -> dict[s
     }
 
 
-def comparison_page(folder: GridFolder, records: Sequence[Record]) -> Content:
+def comparison_page(grid: LoadedGrid) -> Content:
     """What the page of a comparison says, from what its cells hold."""
-    settings = settings_of(folder.experiment())
-    measure, lines = compared_measure(folder), codec_lines(folder, records)
+    settings, measure = settings_of(grid.experiment), grid.compared
+    lines = beside_method(grid.lines(grid.current), settings.reference)
     quality, work = codec_tables(settings, lines, measure)
-    failed = {cell.title: failure["what"] for cell in folder.cells()
-              if (failure := failure_of(folder.cells_path / cell.name))}  # fmt: skip
     sections = []
     if best := list(frontiers(lines, measure)):
         sections.append(Section(title="Best at their bytes", drawings=best))
     drawn = [*curves(lines, measure), *alpha_drawings(lines, measure)]
     absent = "" if drawn else "Not measured: no cell is trained yet."
     sections += [
-        Section(title="How good, at how many bytes", table=quality, below=_OF_QUALITY, roomy=True),
-        Section(title="What it takes to send a cut", table=work, below=_OF_WORK, roomy=True),
+        Section(
+            title="How good, at how many bytes", tables=[quality], below=_OF_QUALITY, roomy=True
+        ),
+        Section(title="What it takes to send a cut", tables=[work], below=_OF_WORK, roomy=True),
         Section(title="Curves", drawings=drawn, below=absent),
     ]
     return Content(
-        of_comparison(settings, lines, measure, partial(gains_over_alone, folder.path)),
+        of_comparison(settings, lines, measure, partial(gains_over_alone, grid.path)),
         f"{sum(len(line.runs) for line in lines)} trainings",
         _sentence(settings, lines),
-        [*folder.head("notes"), *unfinished(folder)],
+        [*grid.folder.head("notes"), *grid.unfinished],
         sections,
         (quality, work),
         {
             "measure": measure,
             "reference": settings.reference,
             "codecs": [_codec_record(line, settings, measure) for line in lines],
-            "failed": failed,
+            "failed": {title: failure["what"] for title, failure in grid.failures.items()},
         },
     )
 

@@ -6,20 +6,11 @@ were not measured is left out.
 
 from __future__ import annotations
 
-import csv
-import math
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from vfl.config.run_folder import RunFolder
-from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Traffic
-from vfl.core.storage import read_bytes, read_json, read_lines
-from vfl.core.text import as_written
 from vfl.experiments.attack_tables import (
     best_without_model,
     over_draws,
@@ -30,8 +21,11 @@ from vfl.experiments.attack_tables import (
 )
 from vfl.experiments.glance import Card, of_run
 from vfl.experiments.leaderboard import fitting_measure, label_measure
+from vfl.experiments.loaded_run import Epoch, LoadedRun, finite
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
-from vfl.experiments.records import Record, attacks_on_run, fitting_quality, records_of
+from vfl.experiments.pages.sections import Content, Section
+from vfl.experiments.pages.stale import stale_section
+from vfl.experiments.results import Record, attacks_on_run, fitting_quality, trained_records
 from vfl.experiments.tables import (
     MEASURES,
     NOT_MEASURED,
@@ -47,7 +41,7 @@ from vfl.experiments.tables import (
 )
 from vfl.experiments.value import gains_over_alone
 
-_NOT_RECORDED = "not recorded"
+NOT_RECORDED = "not recorded"
 #: What a feature party holds beside its columns, by the secure mode's name.
 _SHARED = {
     "beaver": "shares of first layers that nobody has whole",
@@ -72,196 +66,123 @@ _MEASURES = {
 _BARS = 5
 
 
-#: The finite numbers of one epoch by name; bytes add up over epochs. A loss that became NaN is left
-#: out, and so leaves a gap in its curve.
-Epoch = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run folder.
-
-    Attributes:
-        head: name, created, vfl, mode and command of its `run.json`.
-        config_text: its configuration as it was written.
-        label_party, parties: as the configuration says, else as the traffic does.
-        epochs: in order.
-        traffic: lines of the ledger.
-        environment: what it ran on.
-        summary: of the whole run, as far as it is known; codec, defense and secure mode at least.
-        sent: bytes of all parties and both directions; None where the run did not end.
-        middle: who computed between bottoms and head, if anybody did.
-        tasks: figures of further label parties, by party; empty while they are not known.
-        audit: what the last audit of its privacy proved, in words; empty where there was none.
-    """
-
-    head: Mapping[str, str]
-    config_text: str
-    label_party: str | None
-    parties: tuple[str, ...]
-    epochs: Sequence[Epoch]
-    traffic: Sequence[Traffic]
-    environment: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    sent: float | None
-    middle: str | None = None
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    audit: str = ""
-
-    def last(self, measure: str) -> float | None:
-        """The last value of a measure; None where no epoch has one."""
-        return next((one[measure] for one in reversed(self.epochs) if measure in one), None)
-
-    def figure(self, name: str) -> float | None:
-        """A number of the whole run; None where it was not measured."""
-        return _finite(self.summary).get(name)
-
-    def word(self, name: str) -> str:
-        """What the summary says by that name; empty where it says nothing."""
-        return str(self.summary.get(name) or "")
-
-
-def read_run(folder: Path) -> Run:
-    """Read a run folder.
+def run_page(run: LoadedRun) -> Content:
+    """What the page of a run says, from what its folder holds.
 
     Raises:
-        RunFolderError: there is no run, it is of another format, or a file of it is damaged.
+        RunFolderError: it is of another format, or a file of it is damaged.
     """
-    if not (folder / "run.json").is_file():
-        raise RunFolderError(
-            "there is no run in this folder",
-            where=str(folder),
-            want="a folder with run.json, as training writes it",
-            fix="give the path that vfl train printed",
-        )
-    run = RunFolder(folder)
-    head = run.about()
-    config_text = run.config() if (folder / "config.toml").exists() else ""
-    config = tomllib.loads(config_text)
-    traffic = _traffic(folder / "traffic.csv")
-    summary = {name: config.get(name) for name in ("codec", "defense", "secure")}
-    summary |= run.summary() if (folder / "summary.json").exists() else {}
-    up, down = (_finite(summary.get(name)) for name in ("bytes_up", "bytes_down"))
-    # A party that only deals has traffic and no place among those with columns.
-    parties = list(config.get("parties", {})) or [*(row.party for row in traffic), *up]
-    environment, known = folder / "environment.json", summary.get("tasks") or {}
-    tasks = {task["party"]: known.get(task["party"], {}) for task in config.get("tasks", ())}
-    ways = [_finite(own.get(f"bytes_{way}")) for own in tasks.values() for way in ("up", "down")]
-    return Run(
-        head={
-            name: str(head.get(name, "")) for name in ("name", "created", "vfl", "mode", "command")
-        },
-        config_text=config_text,
-        label_party=config.get("label", {}).get("party"),
-        parties=tuple(dict.fromkeys(parties)),
-        epochs=_epochs(folder / "metrics.jsonl"),
-        traffic=traffic,
-        environment=_record(read_json(environment), environment) if environment.exists() else {},
-        summary=summary,
-        sent=sum(sum(way.values()) for way in (up, down, *ways)) if up or down else None,
-        middle=config.get("middle", {}).get("party"),
-        tasks=tasks,
-        audit=str((run.audit() or {}).get("text", "")),
-    )
-
-
-def _record(found: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise RunFolderError("a file of this run holds no JSON object", where=str(path))
-    return found
-
-
-def _epochs(path: Path) -> list[Epoch]:
-    epochs: list[Epoch] = []
-    for position, line in enumerate(read_lines(path) if path.exists() else (), 1):
-        known = {"epoch": float(position), **_finite(_record(line, path))}
-        if {"bytes_up", "bytes_down"} <= set(known):
-            known["total_bytes"] = known["bytes_up"] + known["bytes_down"]
-        epochs.append(known)
-    return epochs
-
-
-def _traffic(path: Path) -> list[Traffic]:
-    if not path.exists():
-        return []
-    try:
-        reader = csv.DictReader(read_bytes(path).decode().splitlines())
-    except UnicodeDecodeError:
-        raise RunFolderError("a file of this run is not text", where=str(path)) from None
-    wanted = [each.name for each in fields(Traffic)]
-    if not set(wanted) <= set(reader.fieldnames or wanted):
-        raise RunFolderError(
-            "the ledger of this run lacks a column", where=str(path), want=", ".join(wanted)
-        )
-    try:
-        return [
-            Traffic(
-                party=as_written(row["party"]),
-                direction=row["direction"],
-                phase=row["phase"],
-                frames=int(row["frames"]),
-                payload_bytes=int(row["payload_bytes"]),
-                wire_bytes=int(row["wire_bytes"]),
-                seconds=float(row["seconds"] or 0),
-            )
-            for row in reader
-        ]
-    except (TypeError, ValueError, csv.Error):
-        where = f"{path}:{reader.line_num}"
-        raise RunFolderError("the ledger of this run has a damaged line", where=where) from None
-
-
-def _finite(found: Any) -> dict[str, float]:
-    """The finite numbers of a record."""
-    record = found if isinstance(found, dict) else {}
-    return {
-        str(name): value
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
-
-
-def run_page(folder: Path) -> dict[str, Any]:
-    """What the template of a run prints, from what its folder holds.
-
-    Raises:
-        RunFolderError: there is no run, it is of another format, or a file of it is damaged.
-    """
-    run, attacked = read_run(folder), attacks_on_run(folder)
-    head, version, utility = run.head, run.head["vfl"], _utility(run)
+    everything = attacks_on_run(run)
+    attacked = [one for one in everything if not one.stale]
+    stale = [one for one in everything if one.stale]
+    utility = _utility(run)
     measure = _SHOWN[utility.title]
     reached = run.figure(f"test_{measure}")
-    beside = (
-        {} if reached is None else {str(tomllib.loads(run.config_text).get("seed", 0)): reached}
-    )
+    beside = {} if reached is None else {str(run.config.get("seed", 0)): reached}
     top = of_run(
         utility,
         _sent(run),
         _promised(run),
-        list(records_of(folder)) if attacked else [],
-        gains_over_alone(folder, measure, beside),
+        [*trained_records(run), *attacked] if attacked else [],
+        gains_over_alone(run.path, measure, beside),
         "" if (seconds := run.figure("seconds")) is None else seconds_text(seconds),
     )
-    meta = (date_text(head["created"]), head["mode"], f"vfl {version}" if version else "")
-    return {
-        "name": head["name"] or folder.name,
-        "meta": " · ".join(filter(None, meta)),
-        "glance": top,
-        "sentence": _who_held_what(run),
-        "figures": drawings_of(run),
-        "scores": score_lines(run),
-        "parties": traffic_lines(run.traffic, "party"),
-        "phases": traffic_lines(run.traffic, "phase"),
-        "methods": _methods(run, attacked),
-        "revealed": _revealed(run.summary.get("revealed")),
-        "attacks": summary_table(attacked) if attacked else None,
-        "searches": searches_table(attacked),
-        "attackers": list(sentences(attacked).items()),
-        "environment": sorted((name, str(value)) for name, value in run.environment.items()),
-        "command": head["command"],
-        "weights": run.word("weights_sha256"),
-        "config_text": run.config_text.strip(),
-    }
+    return Content(
+        glance=top,
+        count=run.head["mode"],
+        sentence=_who_held_what(run),
+        notes=[f"{len(stale)} figures of attacks are stale and stand apart"] if stale else [],
+        sections=[*_sections(run, attacked), *([stale_section(stale)] if stale else [])],
+        weights=run.word("weights_sha256"),
+    )
+
+
+def _sections(run: LoadedRun, attacked: Sequence[Record]) -> Iterator[Section]:
+    """The page below its head; a section without content says that it was not measured."""
+    drawings = drawings_of(run)
+    none = "Not measured: the run holds no finished epoch."
+    yield Section(title="Training", drawings=drawings, below="" if drawings else none)
+    if (quality := _quality(run)) is not None:
+        yield Section(title="Quality", tables=[quality], below=_OF_QUALITY, roomy=True)
+    if (evaluations := _evaluations(run)) is not None:
+        yield Section(
+            title="Evaluations", tables=[evaluations], below=_evaluated_rows(run), roomy=True
+        )
+    yield Section(title="Compression and defense", pairs=_methods(run, attacked))
+    if (revealed := _revealed(run.summary.get("revealed"))) is not None:
+        yield Section(title="What was revealed", tables=[revealed], below=_OF_REVEALED, roomy=True)
+    if attacked:
+        searches = searches_table(attacked)
+        yield Section(
+            title="Attacks",
+            tables=[summary_table(attacked), *([] if searches is None else [searches])],
+            pairs=list(sentences(attacked).items()),
+            below=_OF_ATTACKS,
+            roomy=True,
+        )
+    ledger = [_traffic_table(run.traffic, by, head) for by, head in _LEDGERS if run.traffic]
+    below = _OF_TRAFFIC if ledger else "Not measured in this run."
+    yield Section(title="Traffic", tables=ledger, below=below, roomy=True)
+    machine = sorted((name, str(value)) for name, value in run.environment.items())
+    below = "" if machine else "Not recorded in this run."
+    yield Section(title="Environment", pairs=machine, below=below)
+
+
+_OF_QUALITY = "Over all rows of the part at once, at the end of the training, every row alike."
+_OF_REVEALED = (
+    "In clear, beside what all parties agreed on before. Values: how many numbers, all times "
+    "together. What was masked is left out; it tells nothing to a party that does not collude."
+)
+_OF_ATTACKS = (
+    "Means over draws of leaked rows; k is how many of each class leaked. From scratch: a network "
+    "trained on the leaked rows alone. Best baseline: the best of it and of the same attack on "
+    "bottoms that never saw a label. What an attack reaches beyond that, it got from this run."
+)
+_OF_TRAFFIC = (
+    "Up is what parties send the label party: cuts, and what they open masked; down are gradients, "
+    "answers and what it relays. The wire counts payload and 16 bytes of header a frame; TLS "
+    "records come on top. Waiting is the time the label party waited for these frames."
+)
+_LEDGERS = (("party", "Party"), ("phase", "Phase, all parties"))
+
+
+def _evaluations(run: LoadedRun) -> Table | None:
+    """A line for each group of rows that an evaluation scored; None where there was none."""
+    if not run.evaluations:
+        return None
+    groups = []
+    for number, one in enumerate(run.evaluations, 1):
+        rows, when = one.get("rows") or {}, date_text(str(one.get("evaluated", "")))
+        about = f"{number}, {when}" if when else str(number)
+        if beside := one.get("beside"):
+            of = f"rows that none of {list_text(tuple(map(str, beside)))} learned from"
+            groups.append((about, of, one.get("common_rows"), "test", one))
+        elif rows:
+            left_out = f"; {rows.get('left_out', 0):,} that it learned from are left out"
+            groups.append((about, "its test rows" + left_out, rows.get("test"), "test", one))
+            groups.append((about, "new rows", rows.get("new"), "new", one))
+        else:
+            groups.append((about, "its test rows", run.rows.get("test"), "test", one))
+    groups = [group for group in groups if group[2] != 0]
+    known = [finite(dict(one)) for *_, one in groups]
+    shown = [name for name in _MEASURES if any({f"test_{name}", f"new_{name}"} & set(one)
+                                               for one in known)]  # fmt: skip
+    lines = [
+        [about, of, NOT_RECORDED if count is None else f"{count:,}"]
+        + [score(name, figures.get(f"{part}_{name}")) for name in shown]
+        for (about, of, count, part, _), figures in zip(groups, known, strict=True)
+    ]
+    head = ["evaluation", "of", "rows", *(_MEASURES[name] for name in shown)]
+    return Table(head, lines, words=2)
+
+
+def _evaluated_rows(run: LoadedRun) -> str:
+    parts = [f"{run.rows[part]:,} {words}" for part, words in _PARTS.items() if part in run.rows]
+    of = f" The run trained, validated and tested on {', '.join(parts)} rows." if parts else ""
+    return f"vfl evaluate adds a line and keeps those before it.{of}"
+
+
+_PARTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def _revealed(found: Any) -> Table | None:
@@ -275,31 +196,32 @@ def _revealed(found: Any) -> Table | None:
     return Table(head, lines, words=4) if lines else None
 
 
-def score_lines(run: Run) -> list[tuple[str, str, str]]:
+def score(measure: str, value: float | None) -> str:
+    """A figure as the tables of a run show it; empty where it was not measured."""
+    if value is None:
+        return ""
+    return percent_text(value) if measure in ("accuracy", "hit_rate") else number_text(value)
+
+
+def _quality(run: LoadedRun) -> Table | None:
     """The last value of every measure, of validation and of test rows, as far as measured."""
-
-    def text(part: str, measure: str) -> str:
-        value = run.last(f"{part}_{measure}")
-        if value is None:
-            return ""
-        return percent_text(value) if measure in ("accuracy", "hit_rate") else number_text(value)
-
     lines = [
-        (name, text("validation", measure), text("test", measure))
-        for measure, name in _MEASURES.items()
+        [name, *(score(one, run.last(f"{part}_{one}")) for part in ("validation", "test"))]
+        for one, name in _MEASURES.items()
     ]
     for party, own in run.tasks.items():
-        figures = _finite(own)
+        figures = finite(own)
         lines += [
-            (f"{name}, {party}", "", number_text(figures.get(f"test_{measure}")))
+            [f"{name}, {party}", "", number_text(figures.get(f"test_{measure}"))]
             for measure, name in _MEASURES.items()
             if f"test_{measure}" in figures
         ]
-    return [line for line in lines if line[1] or line[2]]
+    lines = [line for line in lines if line[1] or line[2]]
+    return Table(["Measure", "Validation rows", "Test rows"], lines) if lines else None
 
 
-def traffic_lines(traffic: Sequence[Traffic], by: str) -> list[list[str]]:
-    """The ledger's lines added up by a column and their direction, up before down, in words."""
+def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
+    """The ledger's lines added up by a column and their direction, up before down."""
     groups: dict[tuple[str, str], list[Traffic]] = {}
     for row in traffic:
         groups.setdefault((getattr(row, by), row.direction), []).append(row)
@@ -317,10 +239,11 @@ def traffic_lines(traffic: Sequence[Traffic], by: str) -> list[list[str]]:
                 seconds_text(seconds) if seconds else "",
             ]
         )
-    return lines
+    head = [heading, "Direction", "Frames", "Payload", "On the wire", "Per frame", "Waiting"]
+    return Table(head, lines, words=2)
 
 
-def drawings_of(run: Run) -> list[Drawing]:
+def drawings_of(run: LoadedRun) -> list[Drawing]:
     """Loss and score by epoch, score by bytes, bytes by party: as many as can be drawn."""
     epochs, drawings = run.epochs, []
     if lines := _series(epochs, "loss", "epoch"):
@@ -338,9 +261,9 @@ def drawings_of(run: Run) -> list[Drawing]:
         words = "of one record, against who has the models; lower is more private"
         lines = [Series("spent", spent, 1)]
         drawings.append(line_drawing("Epsilon by epoch", words, lines, "epoch", whole_x=True))
-    largest = max((epoch.get("total_bytes", 0) for epoch in epochs), default=0)
+    largest = max((epoch.get("sent", 0) for epoch in epochs), default=0)
     divisor, unit = byte_unit(largest)
-    lines = _series(epochs, measure, "total_bytes", factor, divisor)
+    lines = _series(epochs, measure, "sent", factor, divisor)
     if lines and largest:
         label = f"{unit} on the wire, both directions"
         drawings.append(line_drawing(f"{title} by bytes", words, lines, label, x_from=0.0))
@@ -390,9 +313,9 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
 _SHOWN = {"Test RMSE": "rmse", "Test AUC": "auc", "Test accuracy": "accuracy"}
 
 
-def _utility(run: Run) -> Card:
+def _utility(run: LoadedRun) -> Card:
     """How good the model is beside the guess, in a measure that fits its labels."""
-    guess = _finite(run.summary.get("guess"))
+    guess = finite(run.summary.get("guess"))
     accuracy, rmse = (
         run.last(name) if run.figure(name) is None else run.figure(name)
         for name in ("test_accuracy", "test_rmse")
@@ -413,12 +336,12 @@ def _utility(run: Run) -> Card:
     return Card("Test accuracy", percent_text(accuracy), ", ".join(filter(None, (note, beside))))
 
 
-def _sent(run: Run) -> Card:
+def _sent(run: LoadedRun) -> Card:
     """Of the summary, else of the ledger, else of the last epoch."""
     total = run.sent
     if total is None:
         sent = [row.wire_bytes for row in run.traffic]
-        total = sum(sent) if sent else run.last("total_bytes")
+        total = sum(sent) if sent else run.last("sent")
     seconds = run.figure("seconds")
     time = "" if seconds is None else f"in {seconds_text(seconds)}"
     size = "" if total is None else _size_note(run.figure("wire_ratio"))
@@ -436,7 +359,7 @@ def _size_note(wire_ratio: float | None) -> str:
     return f"{three_digits(wire_ratio)} times the size of dense float32"
 
 
-def _who_held_what(run: Run) -> str:
+def _who_held_what(run: LoadedRun) -> str:
     features = tuple(party for party in run.parties if party != run.label_party)
     owner = run.label_party or "the label party"
     own = " together with columns of its own" if run.label_party in run.parties else ""
@@ -451,23 +374,23 @@ def _who_held_what(run: Run) -> str:
     else:
         holders = f"The feature parties held their columns and {models}"
     top = "" if mode == "permuted" else " and the top model"
-    if run.middle is not None:
-        top = f" and the head, {run.middle} the model in the middle and no data"
+    if middle := run.config.get("middle", {}).get("party"):
+        top = f" and the head, {middle} the model in the middle and no data"
     labels = f"{owner} held the labels{top}{own}"
     if run.tasks:
         labels = f"{list_text((owner, *run.tasks))} each held labels and a top model of their own"
     return f"{holders}; {labels}. {_MODES.get(run.head['mode'], '')}".strip()
 
 
-def _methods(run: Run, attacked: Sequence[Record]) -> list[tuple[str, str]]:
+def _methods(run: LoadedRun, attacked: Sequence[Record]) -> list[tuple[str, str]]:
     return [
         ("Rows read from", _sources(run)),
         ("Epochs", str(len(run.epochs) or NOT_MEASURED)),
         ("Steps per second", number_text(run.figure("steps_per_second"))),
-        ("Codec", run.word("codec") or _NOT_RECORDED),
+        ("Codec", run.word("codec") or NOT_RECORDED),
         ("Size by formula", _ratio_text(run.figure("formula_ratio"))),
         ("Size on the wire", _ratio_text(run.figure("wire_ratio"))),
-        ("Defense", run.word("defense") or _NOT_RECORDED),
+        ("Defense", run.word("defense") or NOT_RECORDED),
         ("Secure", _secure(run)),
         ("Privacy", _privacy(attacked)),
         ("Promises", _promises(run)),
@@ -475,31 +398,31 @@ def _methods(run: Run, attacked: Sequence[Record]) -> list[tuple[str, str]]:
     ]
 
 
-def _sources(run: Run) -> str:
+def _sources(run: LoadedRun) -> str:
     """The tables that were read; a federation's parties name theirs to nobody."""
     if run.head["mode"] in ("federated", "simulation"):
         return "a table of each party's own, which stays with it"
     found = run.summary.get("sources")
     listed = found.items() if isinstance(found, dict) else ()
-    return "; ".join(f"{party}: {source}" for party, source in listed) or _NOT_RECORDED
+    return "; ".join(f"{party}: {source}" for party, source in listed) or NOT_RECORDED
 
 
-def _secure(run: Run) -> str:
+def _secure(run: LoadedRun) -> str:
     """The mode and whom it trusts with what; one machine protects nobody from its owner."""
     secure = run.word("secure")
-    words = ": ".join(filter(None, (secure, run.word("trust")))) or _NOT_RECORDED
+    words = ": ".join(filter(None, (secure, run.word("trust")))) or NOT_RECORDED
     if secure in ("", "none") or run.head["mode"] == "federated":
         return words
     return f"{words}; here all parties ran in one place, where it protects nobody"
 
 
-def _promises(run: Run) -> str:
+def _promises(run: LoadedRun) -> str:
     if not isinstance(run.summary.get("privacy"), list):
-        return _NOT_RECORDED
+        return NOT_RECORDED
     return _promised(run) or "nothing is promised"
 
 
-def _promised(run: Run) -> str:
+def _promised(run: LoadedRun) -> str:
     """Each promise by itself: those of different units are never added up."""
     stated = run.summary.get("privacy")
     listed = stated if isinstance(stated, list) else []

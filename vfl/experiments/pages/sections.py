@@ -1,9 +1,9 @@
-"""What the page of a study is made of: one after another, each with a title and what it shows."""
+"""What a page is made of: sections one after another, each with a title and what it shows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
@@ -35,17 +35,17 @@ class Section:
     Attributes:
         title: its heading.
         choices: tables of which one is shown at a time, by what is chosen; the first at the start.
-        drawings, table, standings, strips, pairs: what it shows, in this order.
+        drawings, standings, tables, strips, pairs: what it shows, in this order.
         below: how to read it.
         folded: a table that opens when it is asked for.
-        roomy: whether the table has few columns.
+        roomy: whether the tables have few columns.
     """
 
     title: str
     choices: Sequence[tuple[str, Table]] = ()
     drawings: Sequence[Drawing] = ()
-    table: Table | None = None
     standings: Sequence[LeaderboardEntry] = ()
+    tables: Sequence[Table] = ()
     strips: Sequence[Strip] = ()
     pairs: Sequence[tuple[str, str]] = ()
     below: str | Markup = ""
@@ -55,17 +55,18 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A study's page, whatever was compared.
+    """The page of a run or of a study, whatever was compared.
 
     Attributes:
         glance: what is said first.
-        count: how much was done, in words.
+        count: how much was done or how, in words.
         sentence: what was done.
         notes: what a reader must know of what is left out.
         sections: all else.
-        tables: what is printed of it, in Markdown.
-        json: what `results.json` holds.
+        tables: what is printed of a study, in Markdown.
+        json: what its `results.json` holds.
         said: lines below the printed tables, before the notes.
+        weights: digest of a run's weights.
     """
 
     glance: Glance
@@ -73,6 +74,7 @@ class Content:
     sentence: str
     notes: Sequence[str]
     sections: Sequence[Section]
-    tables: Sequence[Table]
-    json: Mapping[str, Any]
+    tables: Sequence[Table] = ()
+    json: Mapping[str, Any] = field(default_factory=dict)
     said: Sequence[str] = ()
+    weights: str = ""

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vfl.core.ledger import size
-from vfl.experiments.cells import GridFolder
 from vfl.experiments.glance import Card, Glance
-from vfl.experiments.lines import Line, lines_of, unfinished
 from vfl.experiments.pages.charts import STYLES, Drawing, Series, line_drawing
 from vfl.experiments.pages.sections import Content, Section
-from vfl.experiments.records import LOWER_IS_BETTER, TRAINING, Record
+from vfl.experiments.results import LOWER_IS_BETTER, TRAINING, Line, LoadedGrid
 from vfl.experiments.tables import (
     MEASURES,
     NOT_MEASURED,
@@ -25,17 +23,18 @@ from vfl.experiments.tables import (
 from vfl.experiments.value import BOOSTING, CENTRAL, SPLIT, measure_of
 
 
-def value_page(folder: GridFolder, records: Sequence[Record]) -> Content:
+def value_page(grid: LoadedGrid) -> Content:
     """What the page of a value says, from what the cells hold."""
-    experiment = folder.experiment()
+    experiment = grid.experiment
     measure = measure_of(experiment)
-    lines = value_lines(folder, records)
+    lines = value_lines(grid)
     trained = [line for line in lines if line.values(measure)]
-    seeds = max((line.repeats for line in lines), default=0)
-    table = Section(
+    seeds = max((len(line.repeats) for line in lines), default=0)
+    table = value_table(lines, measure)
+    section = Section(
         title="Alone, split, and in one place",
         drawings=[_drawing(trained, measure)] if trained else [],
-        table=value_table(lines, measure),
+        tables=[table],
         roomy=True,
         below="All trainings have the same rows, those that all parties share, and the same test "
         "rows seed by seed. After ±: half a 95 % interval over the seeds, each of which draws its "
@@ -60,18 +59,18 @@ def value_page(folder: GridFolder, records: Sequence[Record]) -> Content:
         f"{sum(len(line.values(measure)) for line in lines)} trainings",
         f"What {len(experiment.parties)} parties with columns reach alone and together, on the "
         f"rows that all of them share, over {seeds} seeds.",
-        unfinished(folder),
+        grid.unfinished,
+        [section],
         [table],
-        [table.table] if table.table else [],
         {"measure": measure, "trainings": trainings, "sentences": said},
         said,
     )
 
 
-def value_lines(folder: GridFolder, records: Sequence[Record]) -> list[Line]:
+def value_lines(grid: LoadedGrid) -> list[Line]:
     """The ways of training in the order of the cells, each beside split; seeds split rows anew."""
     found = []
-    for line in lines_of(folder, records):
+    for line in grid.lines(grid.current):
         tested, learned = (line.mean(name, TRAINING) for name in ("test_rows", "train_rows"))
         found.append(replace(line, ratio=tested / learned if tested and learned else 0.0))
     split = next(line for line in found if line.about["what"] == SPLIT)
@@ -128,7 +127,7 @@ def value_table(lines: Sequence[Line], measure: str) -> Table:
             score_text(line.difference(measure), measure, "+"),
             size(round(sent)) if (sent := sent_by(line)) else "",
             "" if (share := share_of(line)) is None else f"{100 * share:.2f} %",
-            f"{len(line.values(measure))} of {line.repeats}",
+            f"{len(line.values(measure))} of {len(line.repeats)}",
         ]
         for line in lines
     ]

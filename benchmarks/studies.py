@@ -1,0 +1,182 @@
+"""Studies of several tasks: grid files, rows that are kept beside a page, and pictures of those.
+
+A task is a grid file of `examples`. Its trainings and attacks are those of `vfl grid`, in a folder
+that a killed run goes on in; rows lie in one CSV file, and pages are made of that file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pandas as pd
+
+from vfl.core.text import csv_text
+from vfl.experiments.pages.charts import Point, Position, dot_swatch, scatter_drawing, standalone
+from vfl.experiments.statistics import Estimate, estimate
+from vfl.experiments.study import Study, overrides_of, plan_study
+from vfl.training.specs import read_checked
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+Key = TypeVar("Key", bound=Hashable)
+#: A dataclass whose fields are text, whole numbers and numbers.
+Row = TypeVar("Row", bound="DataclassInstance")
+#: Where a table lies below the folder of data sets; sets without a file are known by name.
+TABLES = {
+    "bank-full.csv.gz": "bank-marketing/bank-full.csv.gz",
+    "UCI_Credit_Card.csv.gz": "credit-default/UCI_Credit_Card.csv.gz",
+}
+
+
+def needs_data(file: Path) -> bool:
+    """Whether a task reads a table of the folder in VFL_DATA."""
+    return Path(read_checked(file, [])[0].data.source).name in TABLES
+
+
+def source_of(file: Path) -> list[str]:
+    """Overrides of a task: where its table lies, if it reads one."""
+    table = TABLES.get(Path(read_checked(file, [])[0].data.source).name)
+    return [] if table is None else [f"data.source={Path(os.environ['VFL_DATA']) / table}"]
+
+
+def study_of(file: Path, **changes: object) -> Study:
+    """The grid of a task with some of its settings changed."""
+    overrides = source_of(file) + overrides_of("grid", changes)
+    return plan_study("grid", *read_checked(file, overrides))
+
+
+def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """The rows of a CSV file, every cell as it is written; none where there is no file."""
+    if not file.exists():
+        return pd.DataFrame(columns=list(columns))
+    found: pd.DataFrame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    return found
+
+
+def store(file: Path, rows: pd.DataFrame) -> None:
+    """Write rows, as `stored` reads them."""
+    columns = list(rows.columns)
+    lines = (dict(zip(columns, line, strict=True)) for line in rows.itertuples(index=False))
+    file.write_text(csv_text(columns, lines), encoding="utf-8")
+
+
+def read_rows(file: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a CSV file as records of text and numbers; none where there is no file."""
+    made: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float}
+    types = {one.name: made[str(one.type)] for one in fields(kind)}
+    lines = stored(file, list(types)).itertuples(index=False)
+    return [
+        kind(**{name: types[name](text) for name, text in zip(types, line, strict=True)})
+        for line in lines
+    ]
+
+
+def write_rows(file: Path, kind: type[Row], rows: Iterable[Row]) -> None:
+    """Write records, as `read_rows` reads them; numbers have four digits behind the point."""
+    lines = [
+        {name: f"{one:.4f}" if isinstance(one, float) else one for name, one in asdict(row).items()}
+        for row in rows
+    ]
+    file.write_text(csv_text([one.name for one in fields(kind)], lines), encoding="utf-8")
+
+
+def added(
+    rows: pd.DataFrame, new: pd.DataFrame, key: Sequence[str], tasks: Sequence[str]
+) -> pd.DataFrame:
+    """The rows that were there, as they were, and those that are new by their key; task by task."""
+    whole = pd.concat([rows, new.astype(str)]).drop_duplicates(list(key))
+    order = whole.task.map(tasks.index)
+    return whole.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+
+
+def by_seed(
+    rows: pd.DataFrame, names: Sequence[str], figure: str
+) -> dict[tuple[str, ...], pd.Series[float]]:
+    """A figure of each seed, by what the rows are about, in their order."""
+    return {
+        tuple(map(str, key)): own.drop_duplicates("seed").set_index("seed")[figure].astype(float)
+        for key, own in rows.groupby(list(names), sort=False)
+    }
+
+
+def highest(found: Mapping[Key, pd.Series[float]]) -> Key:
+    """The one of the highest mean over seeds; the first of several."""
+    return max(found, key=lambda one: float(found[one].mean()))
+
+
+def over(values: Iterable[float]) -> Estimate:
+    """The mean of a figure over its repeats, with its interval."""
+    found = estimate([float(one) for one in values])
+    assert found is not None, "a repeat at least"
+    return found
+
+
+def points_text(found: Estimate, sign: str = "") -> str:
+    """A share in points, without a unit.
+
+    >>> points_text(Estimate(0.7213, 0.0131, 3)), points_text(Estimate(0.5, None, 1), "+")
+    ('72.1 ± 1.3', '+50.0')
+    """
+    half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
+    return f"{100 * found.mean:{sign}.1f}{half}"
+
+
+#: Kinds of what is compared by how a name begins, each with its colour; the longest start counts.
+Families = Mapping[str, tuple[str, int]]
+
+
+def family_of(name: str, families: Families) -> str:
+    """What kind of thing a defense or a protection is."""
+    return families[max(filter(name.startswith, families), key=len)][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One point of a picture, with its intervals.
+
+    Attributes:
+        family: its kind, which gives it a colour.
+        what: said where a mouse rests on it.
+        x, y: shares.
+        at: where on the x axis it is drawn, if not at the mean of `x`.
+    """
+
+    family: str
+    what: str
+    x: Estimate
+    y: Estimate
+    at: float | None = None
+
+
+def picture(
+    title: str,
+    caption: str,
+    description: str,
+    dots: Sequence[Dot],
+    x_label: str,
+    families: Families,
+    through: Sequence[Position] = (),
+) -> str:
+    """Dots on two axes, in percent, with a legend of their kinds, as a file of SVG."""
+    styles = dict(families.values())
+    points = [
+        Point(
+            "", 100 * (one.x.mean if one.at is None else one.at), 100 * one.y.mean,
+            styles[one.family], one.what, 100 * (one.x.half_width or 0),
+            100 * (one.y.half_width or 0),
+        )
+        for one in dots
+    ]  # fmt: skip
+    shown = {one.family for one in dots}
+    legend = [(dot_swatch(style), family) for family, style in styles.items() if family in shown]
+    return standalone(
+        scatter_drawing(
+            title, caption, description, points, x_label, legend=legend, through=through
+        )
+    )

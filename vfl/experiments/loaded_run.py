@@ -1,0 +1,241 @@
+"""A run folder as pages, tables and notebooks read it: each of its files once, when it is wanted.
+
+Of the folder only `run.json` must be there; a run may have been cut short. What was not measured
+is empty, or None.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import RunFolderError
+from vfl.core.ledger import Traffic
+from vfl.core.storage import Seal, read_bytes, read_json, read_lines, read_sealed_json
+from vfl.core.text import as_written
+from vfl.experiments.cells import CODEC
+from vfl.experiments.scores import OF_RUN, ScoreRecord, read_codes, read_scores
+
+#: The finite numbers of one epoch by name, and `sent`, the bytes of both directions so far. A loss
+#: that became NaN is left out, and so leaves a gap in its curve.
+Epoch = Mapping[str, float]
+
+
+class LoadedRun:
+    """What a run folder holds.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        RunFolderError: there is no run in it; a property raises it too, where a file is damaged, or
+            of another format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "run.json").is_file():
+            raise RunFolderError(
+                "there is no run in this folder",
+                where=str(path),
+                want="a folder with run.json, as training writes it",
+                fix="give the path that vfl train printed",
+            )
+        self.path, self.folder = path, RunFolder(path)
+
+    @cached_property
+    def head(self) -> Mapping[str, str]:
+        """`name`, `created`, `vfl`, `mode` and `command` of its record."""
+        about = self.folder.about()
+        return {
+            one: str(about.get(one, "")) for one in ("name", "created", "vfl", "mode", "command")
+        }
+
+    @cached_property
+    def config_text(self) -> str:
+        """Its experiment as it was written."""
+        return self.folder.config() if (self.path / "config.toml").exists() else ""
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The same as tables; of a run of another version too."""
+        return tomllib.loads(self.config_text)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The same, checked."""
+        return self.folder.experiment()
+
+    @property
+    def label_party(self) -> str | None:
+        """Who held the labels, as the configuration says."""
+        name: str | None = self.config.get("label", {}).get("party")
+        return name
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """As the configuration says, else as the traffic does.
+
+        A party that only deals has traffic and no place among those with columns.
+        """
+        sent = finite(self.summary.get("bytes_up"))
+        named = list(self.config.get("parties", {})) or [
+            *(row.party for row in self.traffic),
+            *sent,
+        ]
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def tasks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Figures of further label parties, by party; empty while they are not known."""
+        known = self.summary.get("tasks") or {}
+        return {one["party"]: known.get(one["party"], {}) for one in self.config.get("tasks", ())}
+
+    @cached_property
+    def history(self) -> Sequence[Mapping[str, Any]]:
+        """The record of each epoch, as it was written."""
+        path = self.path / "metrics.jsonl"
+        return [_record(one, path) for one in read_lines(path)] if path.exists() else []
+
+    @cached_property
+    def epochs(self) -> Sequence[Epoch]:
+        """The numbers of each epoch, in order."""
+        found = []
+        for position, record in enumerate(self.history, 1):
+            epoch = {"epoch": float(position), **finite(record)}
+            if {"bytes_up", "bytes_down"} <= set(epoch):
+                epoch["sent"] = epoch["bytes_up"] + epoch["bytes_down"]
+            found.append(epoch)
+        return found
+
+    @cached_property
+    def traffic(self) -> Sequence[Traffic]:
+        """Lines of the ledger."""
+        path = self.path / "traffic.csv"
+        return _traffic(path) if path.exists() else []
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """What it ran on."""
+        path = self.path / "environment.json"
+        return _record(read_json(path), path) if path.exists() else {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended well."""
+        return (self.path / "summary.json").exists()
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """Figures of the whole run, as far as it ended; codec, defense and secure mode at least."""
+        asked = {name: self.config.get(name) for name in ("codec", "defense", "secure")}
+        return asked | (self.folder.summary() if self.has_ended else {})
+
+    @cached_property
+    def codec(self) -> Mapping[str, Any]:
+        """Of a grid's cell, what its codec makes of the cut of the test rows."""
+        path = self.path / CODEC
+        return _record(read_json(path), path) if path.exists() else {}
+
+    @cached_property
+    def scores(self) -> Sequence[ScoreRecord]:
+        """What attacks on this run reached, those of the last call of `vfl attack` last."""
+        return read_scores(self.path / OF_RUN)
+
+    @cached_property
+    def codes(self) -> Mapping[str, str]:
+        """Digests of the code behind those scores; empty where an earlier vfl wrote none."""
+        return read_codes(self.path / OF_RUN)
+
+    @cached_property
+    def evaluations(self) -> Sequence[Mapping[str, Any]]:
+        """Figures of each `vfl evaluate`, the earliest first."""
+        return self.folder.evaluations()
+
+    @cached_property
+    def rows(self) -> Mapping[str, int]:
+        """How many rows it trained, validated and tested on, by the label party's own card."""
+        if self.label_party is None:
+            return {}
+        card = self.folder.party(self.label_party) / "card.json"
+        if not card.exists():
+            return {}
+        rows = (
+            read_sealed_json(card, Seal("card", self.label_party, None)).get("data", {}).get("rows")
+        )
+        return {name: int(count) for name, count in finite(rows).items()}
+
+    @cached_property
+    def audit(self) -> str:
+        """What the last audit of its privacy proved, in words; empty where there was none."""
+        return str((self.folder.audit() or {}).get("text", ""))
+
+    @property
+    def sent(self) -> float | None:
+        """Bytes of all parties and both directions; None where the run did not end."""
+        own = [self.summary, *self.tasks.values()]
+        ways = [finite(one.get(f"bytes_{way}")) for one in own for way in ("up", "down")]
+        return sum(sum(way.values()) for way in ways) if any(ways[:2]) else None
+
+    def last(self, measure: str) -> float | None:
+        """The last value of a measure; None where no epoch has one."""
+        return next((one[measure] for one in reversed(self.epochs) if measure in one), None)
+
+    def figure(self, name: str) -> float | None:
+        """A number of the whole run; None where it was not measured."""
+        return finite(self.summary).get(name)
+
+    def word(self, name: str) -> str:
+        """What the summary says by that name; empty where it says nothing."""
+        return str(self.summary.get(name) or "")
+
+
+def finite(found: Any) -> dict[str, float]:
+    """The finite numbers of a record; none of anything else."""
+    record = found if isinstance(found, dict) else {}
+    return {
+        str(name): value
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _record(found: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise RunFolderError("a file of this run holds no JSON object", where=str(path))
+    return found
+
+
+def _traffic(path: Path) -> list[Traffic]:
+    try:
+        reader = csv.DictReader(read_bytes(path).decode().splitlines())
+    except UnicodeDecodeError:
+        raise RunFolderError("a file of this run is not text", where=str(path)) from None
+    wanted = [each.name for each in fields(Traffic)]
+    if not set(wanted) <= set(reader.fieldnames or wanted):
+        raise RunFolderError(
+            "the ledger of this run lacks a column", where=str(path), want=", ".join(wanted)
+        )
+    try:
+        return [
+            Traffic(
+                party=as_written(row["party"]),
+                direction=row["direction"],
+                phase=row["phase"],
+                frames=int(row["frames"]),
+                payload_bytes=int(row["payload_bytes"]),
+                wire_bytes=int(row["wire_bytes"]),
+                seconds=float(row["seconds"] or 0),
+            )
+            for row in reader
+        ]
+    except (TypeError, ValueError, csv.Error):
+        where = f"{path}:{reader.line_num}"
+        raise RunFolderError("the ledger of this run has a damaged line", where=where) from None

@@ -1,0 +1,579 @@
+"""One table of results, whatever was measured: a record is one measure of one training, once.
+
+What an evaluator measures is a measure beside others: "quality" of answers, "cost" of the training,
+"codec" on the cut of the test rows, and what each "attack" reached. Each value has the guess and
+the best value without the model beside it, where there is such a thing, and says whether it is of
+code or rows that are no more. Tables, pages, plots and notebooks are made from this table and from
+nothing else, but for curves; `LoadedGrid` and `LoadedRun` read what it is made of, each file once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vfl.config import Experiment, GridSettings
+from vfl.core.errors import UserError
+from vfl.core.storage import write_text
+from vfl.core.text import csv_text
+from vfl.experiments.cells import (
+    HONEST,
+    Cell,
+    GridFolder,
+    failure_of,
+    grid_settings_of,
+    is_done,
+    is_grid,
+    settings_of,
+)
+from vfl.experiments.loaded_run import LoadedRun
+from vfl.experiments.scores import (
+    BASELINES,
+    OF_CELL,
+    OF_OUTSIDE,
+    TRAINED,
+    Attacker,
+    AttackJob,
+    ScoreRecord,
+    baselines_of,
+    read_attackers,
+    read_codes,
+    read_scores,
+    setting_text,
+)
+from vfl.experiments.staleness import CODE, UNKNOWN, stale_cells
+from vfl.experiments.statistics import Estimate, resampled
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULTS = "results.csv"
+#: Measures of which less is better.
+LOWER_IS_BETTER = frozenset({"loss", "log_loss", "rmse", "mae"})
+#: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
+IMBALANCED = 0.65
+#: Subjects that are no party and no attack.
+TEST, TRAIN, TRAINING, ALL = "test rows", "training rows", "training", "all parties"
+#: Figures of a whole training, by the key of its summary.
+_COSTS = (
+    "seconds", "steps_per_second", "formula_ratio", "wire_ratio", "wire_ratio_up", "wire_ratio_down"
+)  # fmt: skip
+#: Of a cell's codec, those that parties add up to.
+_SUMS = ("encode_ms", "decode_ms", "nonzeros", "dead_units")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of the table.
+
+    Attributes:
+        training: what was trained, whatever its seed and whoever tampered with it.
+        cell: its run folder.
+        codec, defense, secure: what protects it.
+        adversary: spec of the one it was trained against; "none" is an honest training.
+        repeat: its seed, or its fold.
+        evaluator: what measured it.
+        subject: the attack, the party or the rows it is about; an adversary's spec where the record
+            is about what that itself reached.
+        k, draw: leaked labels of each class, and which draw of them; 0 of what needs none.
+        measure, value: what was measured.
+        guess: the best value without any evidence; None where there is none.
+        seconds: it took; of an attack.
+        baselines: values without the model, on the same leaked rows, by name; "scratch" is what
+            the leaked rows are worth alone, of clusters the inputs.
+        threat: who the attacker was and what it held, in one sentence.
+        access: how near to the model it stood; see `vfl.attacks.view.Access`.
+        author, date: of an attack from outside, see `vfl.experiments.outside`; else empty.
+        report: how the attack came to its guess, see `vfl.attacks.Attack.last_report`; beside the
+            headline of its measures only.
+        stale: why it is no figure of today's rows and code, see `staleness`; empty of one that is.
+    """
+
+    training: str
+    cell: str
+    codec: str
+    defense: str
+    secure: str
+    adversary: str
+    repeat: str
+    evaluator: Literal["quality", "cost", "codec", "attack"]
+    subject: str
+    measure: str
+    value: float
+    k: int = 0
+    draw: int = 0
+    guess: float | None = None
+    seconds: float | None = None
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    threat: str = ""
+    access: str = ""
+    author: str = ""
+    date: str = ""
+    report: Mapping[str, Any] | None = None
+    stale: str = ""
+
+    @property
+    def no_model(self) -> float | None:
+        """The best value without the model; None where there is none."""
+        best = min if self.measure in LOWER_IS_BETTER else max
+        return best(self.baselines.values(), default=None)
+
+    @property
+    def attacker(self) -> str:
+        """The attack, who wrote it if it is from outside, and the adversary before it."""
+        own = f"{self.subject} ({self.author}, {self.date})" if self.author else self.subject
+        return own if self.adversary in (HONEST, self.subject) else f"{own} after {self.adversary}"
+
+    def row(self) -> dict[str, Any]:
+        """As a line of `results.csv`; of baselines the best."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is known, and the best of the baselines."""
+        return asdict(self) | {"no_model": self.no_model}
+
+
+#: Of `results.csv`, and of the table of pandas.
+COLUMNS = [one.name for one in fields(Record) if one.name not in ("baselines", "threat", "report")]
+COLUMNS.insert(COLUMNS.index("seconds"), "no_model")
+
+
+def fitting_quality(guess: Mapping[str, float]) -> str:
+    """The measure that fits a task, by the `guess` of a summary.
+
+    >>> fitting_quality({"classes": 2, "accuracy": 0.88}), fitting_quality({"classes": 10})
+    ('auc', 'accuracy')
+    """
+    if "rmse" in guess:
+        return "rmse"
+    uneven = guess.get("classes") == 2 or guess.get("accuracy", 0) > IMBALANCED
+    return "auc" if uneven else "accuracy"
+
+
+def records_of(path: Path) -> list[Record]:
+    """The rows of a run, a comparison, a grid or a value, as far as they are known.
+
+    Raises:
+        RunFolderError: there is none in this folder, or a file is damaged.
+    """
+    if is_grid(path):
+        return LoadedGrid(GridFolder(path)).records
+    run = LoadedRun(path)
+    return [*trained_records(run), *attacks_on_run(run)]
+
+
+def trained_records(run: LoadedRun) -> list[Record]:
+    """The rows of a single run but for those of attacks."""
+    return list(_measured(_about_run(run), run))
+
+
+def grouped(records: Iterable[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
+    """Rows by some of their attributes, in the order in which those come."""
+    found: dict[tuple[Any, ...], list[Record]] = {}
+    for one in records:
+        found.setdefault(tuple(getattr(one, name) for name in names), []).append(one)
+    return found
+
+
+def table_of(records: Iterable[Record]) -> pd.DataFrame:
+    """Rows as a table of pandas."""
+    import pandas as pd
+
+    return pd.DataFrame([one.row() for one in records], columns=COLUMNS)
+
+
+class LoadedGrid:
+    """A comparison, a grid or a value, and its cells' runs: each file is read once.
+
+    Args:
+        folder: of the grid.
+
+    Raises:
+        RunFolderError: a file is damaged; each property does.
+    """
+
+    def __init__(self, folder: GridFolder) -> None:
+        self.folder, self.path = folder, folder.path
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What it was made from."""
+        return self.folder.experiment()
+
+    @cached_property
+    def cells(self) -> Sequence[Cell]:
+        """Its trainings and baselines, in order."""
+        return self.folder.cells()
+
+    @cached_property
+    def runs(self) -> Mapping[str, LoadedRun]:
+        """The run of each cell whose training has ended, by the cell's name."""
+        found = ((cell.name, self.path_of(cell)) for cell in self.cells)
+        return {name: LoadedRun(path) for name, path in found if (path / "summary.json").exists()}
+
+    def path_of(self, cell: Cell) -> Path:
+        """The folder of a cell."""
+        return self.folder.cells_path / cell.name
+
+    @cached_property
+    def failures(self) -> Mapping[str, Mapping[str, Any]]:
+        """Why cells ended badly, by their titles."""
+        found = ((cell.title, failure_of(self.path_of(cell))) for cell in self.cells)
+        return {title: failure for title, failure in found if failure is not None}
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Every row; those that are stale say why."""
+        stale = stale_cells(self.folder)
+        found = [replace(one, stale=stale.get(one.cell, "")) for one in self._trained()]
+        if self.folder.kind == "attacks":
+            free = {cell.repeat: stale.get(cell.name, "") for cell in self.cells
+                    if cell.victim == BASELINES}  # fmt: skip
+            for one in self.attacks:
+                why = stale.get(one.cell) or free[one.repeat] or one.stale
+                found.append(replace(one, stale=why))
+        return found
+
+    @property
+    def current(self) -> list[Record]:
+        """The rows of today's data and code."""
+        return [one for one in self.records if not one.stale]
+
+    @property
+    def compared(self) -> str:
+        """The measure of a comparison: the one that is asked for, or that fits its first run."""
+        if (asked := settings_of(self.experiment).measure) is not None:
+            return asked
+        guesses = (run.summary.get("guess") or {} for run in self.runs.values())
+        return next(map(fitting_quality, guesses), "accuracy")
+
+    def _trained(self) -> Iterator[Record]:
+        """What is known of each training but of attacks."""
+        asked = settings_of(self.experiment).accuracy if self.folder.kind == "codecs" else ()
+        for cell in self.cells:
+            if cell.victim != BASELINES and (run := self.runs.get(cell.name)) is not None:
+                yield from _measured(_about(cell, cell.name), run)
+                for least in asked:
+                    yield from _bytes_to(_about(cell, cell.name), run, self.compared, least)
+
+    @cached_property
+    def attacks(self) -> list[Record]:
+        """Every attack on the victims of a grid that are whole, in the order of the settings.
+
+        What a cell holds of earlier settings is left out, and so is a cell that failed since.
+        """
+        settings = grid_settings_of(self.experiment)
+        attackers = read_attackers(self.path)
+        asked = {*settings.attack_specs, *settings.trainings, *attackers}
+        setting, today = setting_text(settings), Today(attackers)
+
+        def is_wanted(one: ScoreRecord) -> bool:
+            leak = one.k in (0, *settings.leaks) and one.draw < settings.draws
+            return one.attack in asked and leak
+
+        free: dict[int, list[ScoreRecord]] = {}
+        of_free: dict[int, dict[str, str]] = {}
+        found: dict[str, list[Record]] = {spec: [] for spec in settings.victims}
+        for cell in self.cells:
+            path, seed = self.path_of(cell), cell.experiment.seed
+            scores, changed = list[ScoreRecord](), dict[str, str]()
+            for file in () if cell.title in self.failures else (OF_CELL, OF_OUTSIDE):
+                own = read_scores(path / file, setting) if scores or file == OF_CELL else []
+                changed |= today.changed(read_codes(path / file), own)
+                scores += own
+            if cell.victim == BASELINES:
+                free[seed], of_free[seed] = scores, changed
+            elif scores:
+                mine = [one for one in scores if is_wanted(one)]
+                changed |= of_free[seed]
+                about = _about(cell, cell.name)
+                for one in _attacks(about, mine, free[seed], settings.baselines, changed):
+                    by = attackers.get(one.subject)
+                    signed = one if by is None else replace(one, author=by.author, date=by.date)
+                    found[cell.victim].append(signed)
+        return [one for records in found.values() for one in records]
+
+    def lines(self, records: Iterable[Record]) -> list[Line]:
+        """The lines of a table, in the order of the cells; a run without records is in none."""
+        figures: dict[str, dict[Figure, float]] = {}
+        for one in records:
+            if one.evaluator != "attack":
+                figures.setdefault(one.cell, {})[one.subject, one.measure] = one.value
+        found: dict[tuple[tuple[str, str], ...], Line] = {}
+        for cell in self.cells:
+            about = {key: value for key, value in cell.about.items() if key != "repeat"}
+            line = found.setdefault(tuple(about.items()), Line(about))
+            repeat = cell.about["repeat"]
+            line.repeats.append(repeat)
+            if cell.name in figures and is_done(self.path_of(cell)):
+                line.runs[repeat] = self.runs[cell.name]
+                for figure, value in figures[cell.name].items():
+                    line.figures.setdefault(figure, {})[repeat] = value
+        return list(found.values())
+
+    @property
+    def unfinished(self) -> list[str]:
+        """What a reader of a table must know about cells that are not in it."""
+        attacked = self.folder.kind == "attacks"
+        going = [self.path_of(one) for one in self.cells if one.title not in self.failures]
+        left = sum(not ((one / OF_CELL).exists() if attacked else is_done(one)) for one in going)
+        cells, failed = len(self.cells), len(self.failures)
+        found = [f"{failed} of {cells} cells failed and are left out"] if failed else []
+        not_yet = "done" if attacked else "trained"
+        return found + ([f"{left} of {cells} cells are not {not_yet} yet"] if left else [])
+
+
+#: What a figure is about, and the measure.
+Figure = tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A line of a table: one training over its repeats, with its figures.
+
+    Attributes:
+        about: what it is, by column; see `Cell.about`.
+        repeats: those that there are to be.
+        runs: those that are trained, by repeat.
+        figures: by subject and measure, each by repeat; see `Record`.
+        reference: the line it is set against; None where there is none, or it is that.
+        ratio: of test rows to training rows where every repeat draws them anew; see `resampled`.
+    """
+
+    about: Mapping[str, str]
+    repeats: list[str] = field(default_factory=list)
+    runs: dict[str, LoadedRun] = field(default_factory=dict)
+    figures: dict[Figure, dict[str, float]] = field(default_factory=dict)
+    reference: Line | None = None
+    ratio: float = 0.0
+
+    def values(self, measure: str, subject: str = TEST) -> Mapping[str, float]:
+        """A figure by repeat, of those that have it."""
+        return self.figures.get((subject, measure), {})
+
+    def over(self, measure: str, subject: str = TEST) -> Estimate | None:
+        """A figure over the repeats that have it, with its interval."""
+        return resampled(list(self.values(measure, subject).values()), self.ratio)
+
+    def mean(self, measure: str, subject: str = TEST) -> float | None:
+        """The mean of a figure over the repeats that have it."""
+        found = self.over(measure, subject)
+        return None if found is None else found.mean
+
+    @property
+    def sent_percent(self) -> float:
+        """Of dense float32, mean of both directions and of the repeats."""
+        ratios = [self.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
+        return 50 * sum(ratio or 0.0 for ratio in ratios)
+
+    def less(self, other: Line | None, measure: str, subject: str = TEST) -> Estimate | None:
+        """Of the test rows, the difference to a figure of another line, repeat by repeat."""
+        ours, theirs = self.values(measure), {} if other is None else other.values(measure, subject)
+        both = [ours[repeat] - theirs[repeat] for repeat in ours if repeat in theirs]
+        return resampled(both, self.ratio)
+
+    def difference(self, measure: str) -> Estimate | None:
+        """The difference to the reference; None for the reference itself."""
+        return self.less(self.reference, measure)
+
+
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """Write `results.csv` into a grid's folder."""
+    write_text(path / RESULTS, csv_text(COLUMNS, [one.row() for one in records]))
+
+
+def _about(cell: Cell, name: str) -> dict[str, Any]:
+    one = cell.experiment
+    again = (f"seed={one.seed}", cell.repeat)
+    training = " ".join(word for word in cell.title.split() if word not in again)
+    return {
+        "training": cell.victim or training,
+        "cell": name,
+        "codec": one.codec,
+        "defense": one.defense,
+        "secure": one.secure,
+        "adversary": cell.adversary,
+        "repeat": cell.repeat,
+    }
+
+
+def _about_run(run: LoadedRun) -> dict[str, Any]:
+    return _about(Cell(run.experiment, run.experiment.name, {}), run.path.name)
+
+
+def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
+    """What a training's summary says, and what its codec makes of the cut of the test rows."""
+    if not run.has_ended:
+        return
+    summary, codec = run.summary, run.codec
+    guess = summary.get("guess") or {}
+
+    def record(evaluator: Any, subject: str, measure: str, value: Any) -> Iterator[Record]:
+        if isinstance(value, int | float) and math.isfinite(value):
+            beside = guess.get(measure) if subject == TEST else None
+            yield Record(
+                **about, evaluator=evaluator, subject=subject, measure=measure, value=float(value),
+                guess=beside,
+            )  # fmt: skip
+
+    for name, value in summary.items():
+        if name.startswith("test_"):
+            yield from record("quality", TEST, name.removeprefix("test_"), value)
+    for way in ("bytes_up", "bytes_down"):
+        for party, sent in summary.get(way, {}).items():
+            yield from record("cost", party, way, sent)
+    sent = [*summary.get("bytes_up", {}).values(), *summary.get("bytes_down", {}).values()]
+    yield from record("cost", TRAINING, "bytes", sum(sent))
+    for name in _COSTS:
+        yield from record("cost", TRAINING, name, summary.get(name))
+    if run.epochs:  # the loss of the epoch whose weights were kept, with its draws
+        kept = run.epochs[summary.get("best_epoch", len(run.epochs)) - 1]
+        yield from record("quality", TRAINING, "loss", kept.get("train_loss"))
+    for name, value in codec.get("train", {}).items():
+        yield from record("quality", TRAIN, name, value)
+    for name in ("train_rows", "test_rows"):
+        yield from record("cost", TRAINING, name, codec.get(name))
+    parties = codec.get("parties", {})
+    for party, figures in parties.items():
+        for name, value in figures.items():
+            yield from record("codec", party, name, value)
+    if parties:
+        for name, value in _together(list(parties.values())).items():
+            yield from record("codec", ALL, name, value)
+
+
+def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """What codecs of all parties add up to; sizes are shares of dense float32."""
+    total = {
+        name: sum(one[name] for one in parties) for name in (*_SUMS, "wire_bytes", "dense_bytes")
+    }
+    bounds = [one["entropy_bound_bytes"] for one in parties]
+    stated = None not in bounds  # where all codecs state one
+    usage = usage_of(parties)
+    return {
+        **{name: total[name] for name in _SUMS},
+        "frame_ratio": total["wire_bytes"] / total["dense_bytes"],
+        "bound_ratio": sum(bounds) / total["dense_bytes"] if stated else None,
+        "units": len(usage),
+        "never_sent": usage.count(0),
+    }
+
+
+def usage_of(parties: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Test rows in which each unit arrives, the parties one after another."""
+    return [count for party in parties for count in party["usage"]]
+
+
+def _bytes_to(
+    about: dict[str, Any], run: LoadedRun, measure: str, least: float
+) -> Iterator[Record]:
+    """Bytes until validation rows were as good as a comparison asks; no record where never."""
+    sign = -1 if measure in LOWER_IS_BETTER else 1
+    for epoch in run.epochs:
+        score = epoch.get(f"validation_{measure}")
+        if score is not None and sign * score >= sign * least:
+            sent = epoch.get("sent", 0)
+            yield Record(
+                **about, evaluator="cost", subject=TRAINING, measure=bytes_to(least), value=sent
+            )
+            return
+
+
+def bytes_to(least: float) -> str:
+    """The measure: bytes until the validation rows were so good."""
+    return f"bytes_to_{least:g}"
+
+
+class Today:
+    """The code that attacks have today.
+
+    Args:
+        attackers: who attacked from outside, by spec; where this process has not loaded such an
+            attack, its newest file speaks for its code.
+    """
+
+    def __init__(self, attackers: Mapping[str, Attacker] | None = None) -> None:
+        self._known: dict[str, str] = {}
+        self._attackers = attackers or {}
+
+    def changed(self, before: Mapping[str, str], scores: Sequence[ScoreRecord]) -> dict[str, str]:
+        """Why some scores are of code that is no more, by `AttackJob.code_key`.
+
+        Args:
+            before: digests of the code that they stand on, as `read_codes` gives them.
+            scores: of attacks.
+        """
+        jobs = {one.job.code_key: one.job for one in scores}
+        found = {key: self._why(job, before) for key, job in jobs.items()}
+        return {key: why for key, why in found.items() if why}
+
+    def _why(self, job: AttackJob, before: Mapping[str, str]) -> str:
+        from vfl.experiments.attack_runner import code_of_job  # it needs torch
+
+        if job.code_key not in before:
+            return UNKNOWN
+        try:
+            if job.code_key not in self._known:
+                self._known[job.code_key] = code_of_job(job)
+        except UserError as error:
+            if (by := self._attackers.get(job.attack)) is None:
+                return f"its code cannot be loaded: {error.what}"
+            return "" if before.get(by.code_key) == by.sha256 else CODE
+        return "" if self._known[job.code_key] == before[job.code_key] else CODE
+
+
+def attacks_on_run(
+    run: LoadedRun, baselines: Sequence[str] = GridSettings().baselines
+) -> list[Record]:
+    """The attacks on a single run; none if it was never attacked.
+
+    Args:
+        run: that was attacked.
+        baselines: those that count, as far as they are there.
+
+    Raises:
+        RunFolderError: a file is damaged.
+    """
+    if not run.scores:
+        return []
+    own = [one for one in run.scores if one.bottom == TRAINED]
+    free = [one for one in run.scores if one.bottom != TRAINED]
+    changed = Today().changed(run.codes, run.scores)
+    return list(_attacks(_about_run(run), own, free, baselines, changed))
+
+
+def _attacks(
+    about: dict[str, Any],
+    scores: Sequence[ScoreRecord],
+    free: Sequence[ScoreRecord],
+    baselines: Sequence[str],
+    changed: Mapping[str, str],
+) -> Iterator[Record]:
+    """The attacks on one victim, a record for each measure.
+
+    Args:
+        about: the victim.
+        scores: on its bottom.
+        free: without it, on the same leaked rows.
+        baselines: names of those that count.
+        changed: why some are of code that is no more, by `AttackJob.code_key`.
+    """
+    known = {(one.job, measure): value for one in free for measure, value, _ in one.measured}
+    for one in scores:
+        beside = {} if one.of_training else baselines_of(one.job, baselines)
+        whys = [changed.get(job.code_key, "") for job in (one.job, *beside.values())]
+        for measure, value, guess in one.measured:
+            own = {
+                name: known[job, measure] for name, job in beside.items() if (job, measure) in known
+            }
+            yield Record(
+                **about, evaluator="attack", subject=one.attack, k=one.k, draw=one.draw,
+                measure=measure, value=value, guess=guess, seconds=one.seconds, baselines=own,
+                threat=one.threat, access=one.access,
+                report=one.report if measure == one.measure else None,
+                stale=next(filter(None, whys), ""),
+            )  # fmt: skip
