@@ -33,7 +33,7 @@ from benchmarks.emulation.base import Egress
 from vfl.config.toml import Settings
 from vfl.core.frame import HEADER_BYTES, Frame, Link
 from vfl.core.seeds import generator, use_one_thread
-from vfl.llm.float_sharing import SCALE
+from vfl.llm.as_printed import SCALE
 from vfl.llm.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
 from vfl.llm.two_party import Form, Growing, LocalRoles, Role, Shared
 from vfl.models.decoder import Cache, Decoder, DecoderShape
@@ -70,7 +70,7 @@ class DecoderRow(Settings):
     Attributes:
         what: such as "gelu 100000".
         mode: "thesis", "fast", "fast" with values between layers below 2^6; see
-            `Form.integer_bits`; or "thesis" on floats, see `vfl.llm.float_sharing`.
+            `Form.integer_bits`; or "thesis" on floats, see `vfl.llm.as_printed`.
         online_mib: payload between P0 and P1.
         messages: likewise, one after the other.
         offline_mib: all that all parties sent ahead, headers included.

@@ -10,7 +10,7 @@ from vfl.models.decoder import Decoder, DecoderShape
 from vfl.mpc import private
 
 pytest.importorskip("tenseal", reason="the extra he is not installed")
-from vfl.mpc import bfv
+from vfl.llm import as_printed as bfv
 
 
 @pytest.mark.parametrize("count", [1, 50, 512, 513, 1024, 1025, 10_000])

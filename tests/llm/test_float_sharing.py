@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from vfl.config.toml import check
 from vfl.core.errors import BadOptionError, ConfigError, InsecureWarning
 from vfl.core.frame import HEADER_BYTES
+from vfl.llm.as_printed import SCALE, normal
 from vfl.llm.file import LlmTerms
-from vfl.llm.float_sharing import SCALE, normal
 from vfl.llm.two_party import Form, LocalRoles
 from vfl.models.decoder import Decoder, DecoderShape
 from vfl.mpc import private

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import stat
 
 import numpy as np
@@ -23,6 +24,7 @@ from vfl.core.errors import (
     ReusedPadError,
     RingRangeError,
     RunFolderError,
+    VFLError,
 )
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm import command
@@ -526,3 +528,36 @@ def test_what_may_begin_a_stop_word_is_shown_when_it_is_none_or_the_answer_is_ov
     assert answer.add(ord("\n")) == ("", False)
     assert answer.finish() == "\n"
     assert answer.finish() == ""
+
+
+@pytest.mark.parametrize("name", ["user", "dealer", "owner"])
+def test_a_party_goes_on_after_its_newest_store_is_lost(parties, tmp_path, vfl, name):
+    """What was dealt is not used again, and an owner answers no more than its limits allow."""
+    project = parties("owner", "dealer")
+    project.user().deal(4, 1, questions=2)
+    store, copy = project.folder / name / "store", tmp_path / "copy"
+    shutil.copytree(store, copy)
+    project.user().deal(4, 1, questions=2)
+    project.user().ask(PROMPT, 1)
+    if name != "user":
+        project.end(name)
+    shutil.rmtree(store)
+    shutil.copytree(copy, store)
+    if name != "user":
+        project.start(name)
+    with pytest.raises(VFLError, match="vfl llm restored FOLDER"):  # whoever notices
+        project.user().deal(4, 1)
+    if name != "user":
+        project.end(name)
+    done = vfl("llm", "restored", project.folder / name)
+    assert done.code == 0, done.err
+    assert not [path for path in store.iterdir() if path.name.startswith("material-")]
+    if name != "user":
+        project.start(name)
+    project.user().deal(4, 1)
+    assert sum(project.user().left().values()) == 1  # of another sharing of the weights
+    if name == "owner":
+        with pytest.raises(PeerFailedError, match="V403: the terms do not allow so many questions"):
+            project.user().ask(PROMPT, 1)
+    else:
+        assert project.user().ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)

@@ -120,7 +120,7 @@ def layer_from_questions(
 def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
     """The mean of all that is opened to a party under masks while one question is asked again.
 
-    Of float sharing (`vfl.llm.float_sharing`) it tends to the values themselves, each in its own
+    Of float sharing (`vfl.llm.as_printed`) it tends to the values themselves, each in its own
     place, whatever was permuted elsewhere: the error is L / sqrt(times) times their root mean
     square, sqrt(2) as much where both parties' masks lie over one (thesis 6.4.2, eq 6-13 with the
     factor E x^2 that it leaves out). Of ring sharing it tends to nothing.

@@ -20,7 +20,7 @@ from vfl.core.ledger import size
 
 if TYPE_CHECKING:
     from vfl.llm.file import LlmFile
-    from vfl.llm.parties import Reply, User
+    from vfl.llm.parties import Owner, Reply, User
     from vfl.llm.private_decoder import Pick
     from vfl.llm.text import Streamed
 
@@ -110,12 +110,9 @@ def init(
 def serve(folder: Folder) -> None:
     """Answer as the model owner until interrupted."""
     from vfl.core.seeds import use_one_thread
-    from vfl.llm.parties import Owner
-    from vfl.llm.pretrained import load_pretrained
 
     use_one_thread()
-    file = _file(folder, "owner")
-    Owner(file, load_pretrained(file.beside(file.model or "model")), say).serve()
+    _owner(_file(folder, "owner")).serve()
 
 
 @llm.command()
@@ -203,6 +200,24 @@ def ask(
 
 
 @llm.command()
+def restored(folder: Folder) -> None:
+    """Go on with a store that was put back from a copy, when no newer one is left.
+
+    All that was dealt is removed, for the copy cannot say what was used since; have new material
+    dealt. At the model owner all of max_questions counts as answered with these weights.
+    """
+    from vfl.llm.file import read_llm_file
+    from vfl.llm.parties import Dealer, User
+
+    file = read_llm_file(folder)
+    if file.party == "owner":
+        _owner(file).restored()
+    else:
+        (User if file.party == "user" else Dealer)(file, say).restored()
+    say("nothing that was dealt is left; the next dealing shares the weights anew")
+
+
+@llm.command()
 def demo(
     question: Annotated[
         str, typer.Argument(metavar="QUESTION", help="The text.")
@@ -274,6 +289,13 @@ def demo(
     else:
         equal = sum(one == other for one, other in zip(asked.tokens, same, strict=True))
         print(f"plain torch gives the same token in {equal} of {len(same)} places")
+
+
+def _owner(file: LlmFile) -> Owner:
+    from vfl.llm.parties import Owner
+    from vfl.llm.pretrained import load_pretrained
+
+    return Owner(file, load_pretrained(file.beside(file.model or "model")), say)
 
 
 def _file(folder: Path, *parties: str) -> LlmFile:

@@ -281,7 +281,7 @@ class Party:
         self.form = Form(terms.mode, terms.shown_bytes, terms.first_bytes, terms.integer_bits)
         self.folder = file.beside(file.store)
         private_folder(self.folder)
-        self._witness = Witness(self.folder, self.name)
+        self._witness = Witness(self.folder, self.name, "vfl llm restored FOLDER")
         self._identity = Identity.kept_at(file.beside("identity.key"), _WRITTEN)
         self._pins = read_pins(
             file.beside("peers"), [each for each in PARTIES if each != self.name]
@@ -493,10 +493,16 @@ class Party:
         }
         return PrivateLayers(self.shape, constants, found.get("positions"))
 
-    def share(
-        self, role: Role, setup: str, model: Decoder | Encoder | None, account: Account
+    def shared(
+        self, role: Role, plan: Talk, account: Account, model: Decoder | Encoder | None = None
     ) -> PrivateLayers:
-        """Initialisation; everything of an earlier sharing is removed afterwards."""
+        """The weights as a dealing needs them; shared anew where an end has no such sharing.
+
+        Everything of an earlier sharing is removed then.
+        """
+        setup = plan.setup
+        if not plan.fresh:
+            return self.layers(setup)
         account.phase, began = "setup", time.monotonic()
         layers = PrivateLayers.share(role, self.shape, model)
         found = {
@@ -512,10 +518,27 @@ class Party:
         facts = account.facts("setup", time.monotonic() - began)
         record = {"setup": setup, "weights": digest, "spent": facts}
         write_sealed_json(self.folder / "setup.json", record, Seal("setup", self.name, setup))
-        for path in self.folder.glob("*-*"):
-            if path.name.startswith(("layers-", "material-")) and setup not in path.name:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._remove_all_but(setup)
         return layers
+
+    def restored(self) -> None:
+        """Go on with a store that was put back from a copy, of which no newer one is left.
+
+        What it holds may have been used since the copy was made, so all of it is removed, and the
+        next dealing shares the weights anew.
+        """
+        with locked(self.folder):
+            self._remove_all_but(None)
+            self._witness.restored(0.0)
+
+    def _remove_all_but(self, setup: str | None) -> None:
+        """Remove every other sharing of the weights, with its material."""
+        if setup is None:
+            (self.folder / "setup.json").unlink(missing_ok=True)
+        for path in self.folder.glob("*-*"):
+            kept = setup is not None and setup in path.name
+            if path.name.startswith(("layers-", "material-")) and not kept:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _layers_path(self, setup: str) -> Path:
         return self.folder / f"layers-{setup}.safetensors"
@@ -588,10 +611,7 @@ class Owner(Party):
 
     def _play(self, wire: Wire, dealer: Wire, plan: Talk, account: Account) -> None:
         role = self.meet({"user": wire, "dealer": dealer}, plan.session)
-        if plan.fresh:
-            layers = self.share(role, plan.setup, self._model, account)
-        else:
-            layers = self.layers(plan.setup)
+        layers = self.shared(role, plan, account, self._model)
         store = self.store(plan.setup)
         account.phase = "offline"
         for name in plan.names:
@@ -626,6 +646,12 @@ class Owner(Party):
         wire.send_talk(plan, Kind.DONE)
         seconds = time.monotonic() - began
         self.say(f"answered {_sizes(asked)} in {seconds:.1f} s")
+
+    def restored(self) -> None:
+        """Likewise; all questions that the limits allow for these weights count as answered."""
+        super().restored()
+        spent = {"texts": self.terms.limits.max_questions, "weights": self._digest}
+        append_line(self._asked, {"at": time.time(), **spent})
 
     def _consent(self, more: int) -> None:
         """So many more questions are within the limits.
@@ -667,10 +693,7 @@ class Dealer(Party):
         if (dealt := len(plan.names) * plan.texts) > limits.max_dealt:
             raise _refused("questions that are dealt", dealt, "max_dealt", limits)
         role = self.meet(wires, plan.session)
-        if plan.fresh:
-            layers = self.share(role, plan.setup, None, Account())
-        else:
-            layers = self.layers(plan.setup)
+        layers = self.shared(role, plan, Account())
         for _ in plan.names:
             role.prepare(_program(layers, _blank(plan), plan.count))
         owner.send_talk(plan, Kind.DONE)
@@ -739,10 +762,7 @@ class User(Party):
             dealer = self._open(streams, "dealer", account)
             dealer.send_talk(plan)
             role = self.meet({"owner": owner, "dealer": dealer}, plan.session)
-            if plan.fresh:
-                layers = self.share(role, plan.setup, None, account)
-            else:
-                layers = self.layers(plan.setup)
+            layers = self.shared(role, plan, account)
             store, account.phase = self.store(plan.setup), "offline"
             began = time.monotonic()
             for done, name in enumerate(plan.names, 1):

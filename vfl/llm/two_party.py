@@ -38,7 +38,7 @@ from torch import Tensor
 from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import BadOptionError, InsecureWarning, ReusedPadError, WidthError
 from vfl.core.frame import Link
-from vfl.core.registry import require_choice, require_range
+from vfl.core.registry import named, require_choice, require_range
 from vfl.mpc.party import Peer
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, matmul, narrow, require_integer_bits
@@ -58,6 +58,8 @@ _FIRST_MORE = 2
 _WEIGHT_INTEGER_BITS = 30
 #: Of `Form.sharing`.
 INSECURE_FLOAT = "insecure_float"
+#: Gives the roles of forms that are there to be measured, and of no default path.
+_AS_PRINTED = "vfl.llm.as_printed:role_of"
 _INSECURE = (
     "float sharing is insecure: who asks again averages its noise away, and reads texts and weights"
 )
@@ -88,9 +90,9 @@ class Form:
             its product in fast mode, two messages less; the dealer then sends them once more,
             permuted. 0 never does.
         retrieval: how P1 learns the index of the score it picked: "sets", see `Role.choose`, or
-            "bfv", which hides less: see `vfl.llm.bfv`.
+            "bfv", which hides less: see `vfl.llm.as_printed`.
         sharing: "ring", or "insecure_float" of thesis mode, which hides values of who asks again
-            no longer; for measurements, with a warning: see `vfl.llm.float_sharing`.
+            no longer; for measurements, with a warning: see `vfl.llm.as_printed`.
     """
 
     mode: Mode = "fast"
@@ -692,14 +694,26 @@ class Role(Peer):
         Returns:
             At P1, online, the indices; zeros elsewhere.
         """
-        number, (rows, count) = self.next_number(), scores.share.shape
+        number = self.next_number()
         mine = self._show(scores, "rows", number, shown)
-        if self.form.retrieval == "bfv":
-            return self._retrieve_by_bfv(scores, mine, pick, where, number)
+        return self._retrieve(scores, mine, pick, where, number)
+
+    def _retrieve(
+        self,
+        scores: Shared,
+        mine: Tensor,
+        pick: Callable[[Tensor], int] | None,
+        where: str,
+        number: int,
+    ) -> list[int]:
+        """The index that P1 picks of each row, by subsets; see `choose`."""
+        rows, count = scores.share.shape
         size, set_words = -(-rows * count // 8), -(-rows * count // 64)
         if self.role == P2:
             inside = _as_bits(self.pad(P1, (set_words,), "set", number), (rows, count))
-            total = (_within(mine, rows) * inside).sum(1) - self.pad(P0, (rows,), "sum", number)
+            total = (indices_within(mine, rows) * inside).sum(1) - self.pad(
+                P0, (rows,), "sum", number
+            )
             self._send(P1, number, (total, _ANSWER_BITS))
         elif self.role == P0:
             mask = self._kept(lambda: self.pad(P2, (rows,), "sum", number))
@@ -707,7 +721,7 @@ class Role(Peer):
                 query = self.channels[P1].receive_bytes(number, size)
                 packed = np.unpackbits(np.frombuffer(query, np.uint8), count=rows * count)
                 asked = torch.from_numpy(packed).reshape(rows, count)
-                answer = (_within(mine, rows) * asked).sum(1) - mask
+                answer = (indices_within(mine, rows) * asked).sum(1) - mask
                 self._send(P1, number, (answer, _ANSWER_BITS))
         elif self.offline:
             self._keep(self.pad(P2, (set_words,), "set", number))
@@ -724,34 +738,6 @@ class Role(Peer):
             signs = inside[torch.arange(rows), places].tolist()
             return [-each if sign else each for each, sign in zip(entries, signs, strict=True)]
         return [0] * rows
-
-    def _retrieve_by_bfv(
-        self,
-        scores: Shared,
-        order: Tensor,
-        pick: Callable[[Tensor], int] | None,
-        where: str,
-        number: int,
-    ) -> list[int]:
-        """The index by homomorphic encryption; see `vfl.llm.bfv`."""
-        rows, count = scores.share.shape
-        if self.role == P2:
-            return [0] * rows
-        from vfl.llm import bfv
-
-        if self.offline:
-            bfv.package()  # known to be there before a question is asked
-            return [0] * rows
-        channel = self.channels[P1 - self.role]
-        if self.role == P0:
-            query = channel.receive_bytes(number, 0, bfv.most_query_bytes(rows, count))
-            answer = bfv.answer(bytes(query), _within(order, rows).numpy())
-            channel.send_bytes(memoryview(answer), number, "online")
-            return [0] * rows
-        keys, places = bfv.Keys(), self._picked(order, scores, pick, where)
-        channel.send_bytes(memoryview(keys.query(places, count)), number, "online")
-        found = channel.receive_bytes(number, 0, bfv.most_answer_bytes(rows, count))
-        return keys.read(bytes(found), rows, count)
 
     def _picked(
         self, mine: Tensor, scores: Shared, pick: Callable[[Tensor], int] | None, where: str
@@ -918,9 +904,8 @@ class LocalRoles(LocalParties[Role]):
     """
 
     def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:
-        kind = Role
-        if form.sharing == INSECURE_FLOAT:
-            from vfl.llm.float_sharing import FloatRole as kind
+        usual = form.sharing == "ring" and form.retrieval == "sets"
+        kind = Role if usual else named(_AS_PRINTED)(form)
         super().__init__(lambda role, links: kind(role, links, form), timeout_s)
         self.agree(terms)
 
@@ -1032,7 +1017,7 @@ def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tenso
     return torch.from_numpy((keys & low).astype(np.int64))
 
 
-def _within(order: Tensor, rows: int) -> Tensor:
+def indices_within(order: Tensor, rows: int) -> Tensor:
     """Indices within each row, of an order of "rows"."""
     return order.reshape(rows, -1) % (order.numel() // rows)
 

@@ -84,10 +84,13 @@ class Witness:
     Args:
         folder: of the store's sessions.
         party: whose store it is.
+        restored: the command by which a party says that its newest store is lost.
     """
 
-    def __init__(self, folder: Path, party: str) -> None:
-        self._folder, self._party = folder / FOLDER, party
+    def __init__(
+        self, folder: Path, party: str, restored: str = "vfl sessions party.toml --restored"
+    ) -> None:
+        self._folder, self._party, self._command = folder / FOLDER, party, restored
         self._path = self._folder / "counts.json"
         self._seal = Seal("counts of sessions", party, "all")
 
@@ -167,15 +170,14 @@ class Witness:
                 write_sealed_json(self._path, record, self._seal)
         return after
 
-    @staticmethod
-    def _went_back(party: str, count: int, known: int, witness: str) -> RolledBackError:
+    def _went_back(self, party: str, count: int, known: int, witness: str) -> RolledBackError:
         return RolledBackError(
             f"the store of party '{party}' was put back from an earlier copy",
             where=f"count of party '{party}'",
             got=f"{count}, which it announces",
             want=f"more than {known}, which {witness} has met",
-            fix=f"put the newest store back at party '{party}'; if it is lost, vfl sessions "
-            "party.toml --restored there says so, and docs/backups.md what that costs",
+            fix=f"put the newest store back at party '{party}'; if it is lost, {self._command} "
+            "there says so, and docs/backups.md what that costs",
         )
 
 
