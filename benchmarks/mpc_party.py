@@ -25,9 +25,10 @@ from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError
 from vfl.mpc import Rules, Trio, make_party
 from vfl.mpc.channel import bytes_by_phase
+from vfl.mpc.engine import traffic
 from vfl.mpc.many_parties import LocalMembers, Member
 from vfl.mpc.network import Network
-from vfl.mpc.party import Party, traffic
+from vfl.mpc.party import Party
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
@@ -225,7 +226,7 @@ class Part:
         if outputs is None:
             assert self._network is not None, "a network was trained"
             return self._network.reveal(self._party, P1)
-        found = self._party.reveal(outputs, P1, "outputs")
+        found = self._party.reveal(outputs, "outputs", P1)
         return {} if found is None else {"": found}
 
     def _columns(self, inputs: Tensor | None) -> SharedTensor:

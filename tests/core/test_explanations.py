@@ -30,7 +30,8 @@ from vfl.datasets import load_bundled
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.mpc import PadStream, private
-from vfl.mpc.authenticated import FIELD, AuthenticatedMember
+from vfl.mpc.authenticated import AuthenticatedMember
+from vfl.mpc.numbers import FIELD
 from vfl.mpc.ring import encode
 from vfl.mpc.secure.masks import Ring
 from vfl.mpc.shares import SharedTensor, blank
@@ -261,8 +262,8 @@ def hijacked():
 class Liar(AuthenticatedMember):
     """A holder that adds one to its share."""
 
-    def _field_sums(self, parts, number):
-        return super()._field_sums([FIELD.add(parts[0], torch.tensor(1)), *parts[1:]], number)
+    def _sums(self, parts, number, numbers=None):
+        return super()._sums([FIELD.add(parts[0], torch.tensor(1)), *parts[1:]], number, numbers)
 
 
 def cheated():

@@ -66,7 +66,7 @@ class Setting:
     def infer(self):
         def program(party):
             outputs = self.networks[party.role].infer(party, self.shared[party.role])
-            return party.reveal(outputs, 0, "outputs")
+            return party.reveal(outputs, "outputs", 0)
 
         return self.trio.run(program)[0]
 

@@ -35,7 +35,7 @@ def product(party, shape=(6, 4)):
     truncations = [Truncation(party.rules.bits, party.rules.zmax_bits(2 * party.rules.bits))]
     z, _ = party.multiply(x, w, matmul, truncations, where="layer 0")
     (y,) = party.apply(z, function("relu"), "layer 0", value=True, slope=False)
-    return party.reveal(y, 0, "y")
+    return party.reveal(y, "y", 0)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from vfl.core.seeds import Secret
-from vfl.mpc.authenticated import FIELD, AuthenticatedMember
+from vfl.mpc.authenticated import AuthenticatedMember
+from vfl.mpc.engine import Peer
 from vfl.mpc.intersection import intersect, moments
 from vfl.mpc.many_parties import LocalMembers
-from vfl.mpc.party import Peer
+from vfl.mpc.numbers import FIELD
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import MODES, Rules
@@ -117,7 +118,7 @@ def network(party, note):
         shown = z.finer(party.shown_bits(z)).share
         note(torch.cat([shown, -shown]))
     (y,) = party.apply(z, function("relu"), "layer 0", value=True, slope=False)
-    return party.reveal(y, 0, "y")
+    return party.reveal(y, "y", 0)
 
 
 def three(mode):

@@ -1,5 +1,7 @@
 """Three parties of a session whose network nobody holds, over two streams and along a schedule."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,8 @@ from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.mpc.network import Layer
-from vfl.mpc.secure.description import Facts, describe, take_description
+from vfl.mpc.secure.ends import Outer
+from vfl.mpc.secure.permuted import Facts, Permuted
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
 from vfl.session.schedule import training
 
@@ -25,18 +28,9 @@ def play(mode, label_role, change=lambda facts: facts, timeout_s=5):
 
     def program(party):
         role, holds = party.role, party.role < 2
-        own = COLUMNS[role] if holds else None
-
-        def facts(columns):
-            top = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
-            return facts_of(columns, whole_network(columns, None, top, 2))
-
-        links = star.links[role]
-        if role == label_role:
-            found = describe(links, own, facts)
-        else:
-            found = change(take_description(links[label_role], own))
-            found.check((own, COUNTS) if holds else None, role)
+        top = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+        found = facts_of(COLUMNS, whole_network(COLUMNS, None, top, 2))
+        found = found if role == label_role else change(found)
         party.agree({"facts": found.model_dump(mode="json")}, "session")
         ours = ThreePartyNetwork(party, found.layers, found.columns, label_role)
         secret = Secret.of_simulation(0, f"P{role}")
@@ -106,13 +100,11 @@ def test_what_the_label_party_describes_is_compared(facts, own, error):
 
 
 class Answering:
-    """A link on which one frame comes."""
+    """A link on which one frame comes, and a party that announces nothing."""
 
     def __init__(self, frame):
         self.receive = lambda: frame
-
-    def send(self, frame):
-        pass
+        self.announced = lambda: None
 
 
 @pytest.mark.parametrize(
@@ -131,4 +123,17 @@ class Answering:
 )
 def test_another_form_of_description_is_refused(frame):
     with pytest.raises(ProtocolError):
-        take_description(Answering(frame), 3)
+        described(frame)
+
+
+def test_a_description_is_read():
+    told = facts_of()
+    assert described(Frame(Kind.PROTOCOL, 1, told.model_dump_json().encode())) == told
+
+
+def described(frame):
+    """What an outer party makes of what the label party sends it."""
+    about = SimpleNamespace(label_party="lender", binding=SimpleNamespace(session="", attempt=0))
+    outer = Outer(Permuted(), "bank", about, about, None)
+    outer.direct = {"lender": Answering(frame)}
+    return outer.describe(Answering(frame))

@@ -10,18 +10,28 @@ from vfl.core.errors import AuthenticationError, LostPeerError, PeerFailedError,
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.mpc import Rules, make_party
+from vfl.mpc.engine import traffic
 from vfl.mpc.network import Layer
-from vfl.mpc.party import traffic
 from vfl.mpc.rules import NAMES
-from vfl.mpc.secure.keys import Sealing
-from vfl.mpc.secure.relay import SEALED_BYTES, MiddleLinks, OuterLinks
+from vfl.mpc.secure.ends import Framed
+from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.mpc.secure.permuted import Permuted
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights
 from vfl.mpc.trio import Star
+from vfl.session.relay import SealedLinks, Switchboard
 
 COLUMNS, ROWS = (3, 2), 40
 X = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(0)).double()
 Y = (X.sum(1, keepdim=True) > 0).double()
 LAYERS = [Layer(5, 4, "relu"), Layer(4, 1, "sigmoid")]
+
+
+def outer_links(streams, name):
+    """The links of a party at an outer end, with a key that nobody else needs to know here."""
+    peers = list(streams.outer)
+    (other,) = set(peers) - {name}
+    stream = Framed(streams.outer[name], Permuted(), 1 + peers.index(other))
+    return SealedLinks(stream, Permuted().sealed(name, {other: bytes(32)}), peers, 64)
 
 
 class Session:
@@ -32,19 +42,24 @@ class Session:
         self.streams = Star(NAMES, NAMES[middle], timeout_s=timeout_s)
         for stream in self.streams.inner.values():
             stream.send = lambda frame, send=stream.send: send(tamper(frame))
-        for name, stream in self.streams.outer.items():
-            (other,) = self.streams.outer.keys() - {name}
-            there, back = (Sealing(bytes(32), *pair) for pair in ((name, other), (other, name)))
-            links = OuterLinks(stream, middle, NAMES.index(other), there, back).links
-            self.links[NAMES.index(name)] = links
+        for name in self.streams.outer:
+            links = outer_links(self.streams, name)
+            self.links[NAMES.index(name)] = {
+                middle: links.direct,
+                **{NAMES.index(other): link for other, link in links.others.items()},
+            }
+        inner = {
+            name: Framed(stream, Permuted(), 1 + at)
+            for at, (name, stream) in zip((1, 0), self.streams.inner.items(), strict=True)
+        }
 
         def receive_any():
             self.seen.append(self.streams.receive_any())
-            return self.seen[-1]
+            name, frame = self.seen[-1]
+            return name, inner[name].taken(frame)
 
-        roles = {name: role for role, name in enumerate(NAMES)}
-        self.relay = MiddleLinks(roles, self.streams.inner, receive_any, also=[Kind.DONE])
-        self.links[middle] = self.relay.links
+        self.relay = Switchboard(inner, receive_any, lambda one, two: one != two, 64).links
+        self.links[middle] = {NAMES.index(name): link for name, link in self.relay.items()}
 
     def run(self, program, mode):
         """The parties, and what the program gave each."""
@@ -53,7 +68,7 @@ class Session:
             result = program(party)
             if party.role == self.middle:
                 for name in self.streams.outer:
-                    self.relay.receive(name, Kind.DONE)
+                    assert self.relay[name].receive().kind is Kind.DONE
             else:
                 self.streams.outer[NAMES[party.role]].send(Frame(Kind.DONE))
             return result
@@ -113,9 +128,8 @@ def test_the_dealer_in_the_middle_cannot_undo_its_masks(mode):
     carried = [frame for _, frame in star.seen if frame.kind is Kind.OPENING]
     assert len(carried) == len(plain) > 5
     assert sum(len(frame.payload) for frame in carried) == sum(
-        len(payload) + SEALED_BYTES for _, payload in plain
+        len(payload) + TAG_BYTES for _, payload in plain
     )
-    assert star.relay.relayed_bytes == sum(frame.wire_bytes for frame in carried)
     seen = b"".join(bytes(frame.payload) for frame in carried)
     assert not any(payload[:16] in seen for _, payload in plain if len(payload) >= 16)
     ones = np.unpackbits(np.frombuffer(seen, np.uint8)).mean()
@@ -134,20 +148,18 @@ def test_a_changed_message_does_not_open():
         Session(2, flipped, timeout_s=0.5).run(train, "fast")
 
 
-def test_other_kinds_are_kept_for_who_asks_or_refused():
+def test_who_waits_for_one_party_keeps_few_messages_of_another():
     streams = Star(NAMES, "P2", timeout_s=5)
-    pair = Sealing(bytes(32), "P0", "P1"), Sealing(bytes(32), "P1", "P0")
-    outer = OuterLinks(streams.outer["P0"], 2, 1, *pair, also=[Kind.ACK])
-    for kind in (Kind.ACK, Kind.PROTOCOL, Kind.CUT):
+    outer = outer_links(streams, "P0")
+    for kind in (Kind.OPENING, Kind.PROTOCOL, Kind.ACK):
         streams.inner["P0"].send(Frame(kind, 7))
-    assert outer.links[2].receive().kind is Kind.PROTOCOL
-    assert outer.receive(Kind.ACK).step == 7
-    with pytest.raises(ProtocolError):
-        outer.links[2].receive()
+    assert [outer.direct.receive().kind for _ in range(2)] == [Kind.PROTOCOL, Kind.ACK]
+    with pytest.raises(AuthenticationError):
+        outer.others["P1"].receive()
     for _ in range(65):
-        streams.inner["P0"].send(Frame(Kind.ACK))
+        streams.inner["P0"].send(Frame(Kind.OPENING))
     with pytest.raises(ProtocolError):
-        outer.links[2].receive()
+        outer.direct.receive()
 
 
 def test_streams_of_threads_end_with_who_stops():

@@ -183,7 +183,7 @@ FACTORS = [torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double
 
 def test_a_result_told_to_the_dealer_confirms_no_guess():
     values = [FACTORS[0], FACTORS[1][:3, :1]]
-    sent, share = product_and(lambda party, product: party.reveal(product, 2, "z"), values)
+    sent, share = product_and(lambda party, product: party.reveal(product, "z", 2), values)
     sent = torch.from_numpy(np.frombuffer(sent, "<i8").reshape(40, 1).copy())
     assert not (sent == share).any()
 
@@ -214,7 +214,7 @@ def test_only_a_divided_share_that_is_revealed_is_small(mode):
             opened, bits = party.open(left, right.facing(left)), party.rules.bits
             divided = [Truncation(bits, party.rules.zmax_bits(2 * bits))]
             product, _ = party.multiply(*opened, matmul, divided, where="product")
-            return party.reveal(product, 0, "product")
+            return party.reveal(product, "product", 0)
 
         trio.run(program)
     *others, revealed = heard[0, 1]

@@ -15,6 +15,7 @@ from vfl.core.errors import (
     BadOptionError,
     ExposedCutError,
     PrivateLayerError,
+    ProtocolError,
     RingRangeError,
     RunFolderError,
     VFLError,
@@ -28,6 +29,7 @@ from vfl.mpc import Party, Rules, Trio, three_party
 from vfl.mpc.channel import Channel
 from vfl.mpc.network import fixed_point_rate
 from vfl.mpc.ring import decode
+from vfl.mpc.secure.permuted import PermutedEnd
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
 from vfl.session import secure
 from vfl.training import run as in_process
@@ -421,6 +423,20 @@ def test_a_width_a_top_and_weights_of_classes_that_do_not_fit_are_refused():
     assert caught.value.fix == "-s parties.bank.width=15"
     with pytest.raises(ExposedCutError):
         LocalSession(experiment, data, outputs=2)
+
+
+@pytest.mark.parametrize("merge", ["concat", "sum"])
+@pytest.mark.parametrize("told", [b"\xff" * 4, b""])
+def test_columns_that_cannot_be_make_no_network(monkeypatch, merge, told):
+    content = settings() | {"merge": merge}
+    if merge == "sum":
+        content["parties"] = {name: {"width": 4, "bottom": "mlp:hidden=none"} for name in HOLDERS}
+    experiment, data = given(content)
+    session, announced = session_of(experiment, data, "train"), PermutedEnd.announced
+    lie = lambda end: told if end.party == "bank" else announced(end)  # noqa: E731
+    monkeypatch.setattr(PermutedEnd, "announced", lie)
+    with pytest.raises(ProtocolError, match="'bank' announces columns"):
+        session.run()
 
 
 def test_a_plan_shows_who_learns_what(tmp_path):

@@ -449,7 +449,7 @@ def shares_of(rows, classes=6, **changed):
 @measures(
     "mpc/secure_dpsgd.py:SecureSgd.statement",
     "mpc/secure_dpsgd.py:LocalStart.statement",
-    "mpc/secure/pea.py:_End.privacy",
+    "mpc/secure/pea.py:PeaEnd.privacy",
 )
 def test_a_row_of_a_holder(released):
     """It moves the clipped sum by at most the clip, scores by 1, and its owner's own model."""

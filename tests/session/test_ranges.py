@@ -11,7 +11,7 @@ from vfl.config.experiment import MiddleSettings
 from vfl.config.toml import Settings, check
 from vfl.core.errors import BadOptionError, ConfigError, ConsentError, SpecError
 from vfl.defenses import DEFENSES
-from vfl.mpc.secure import description, pea
+from vfl.mpc.secure import pea, permuted
 from vfl.session import SessionMessage, Terms, check_consent, handshake
 from vfl.session.consent import (
     check_alignment,
@@ -35,7 +35,7 @@ from vfl.session.terms import AlignTerms, DPTerms, TaskTerms
 from vfl.testing import CodecContract, DefenseContract
 
 TOLD = (SessionMessage, handshake.Introduction, handshake.PartyReport)
-TOLD += (description.Facts, pea.OwnFacts, pea.Facts)
+TOLD += (permuted.Facts, pea.OwnFacts, pea.Facts)
 #: What the schema bounds, at and beyond what floats and 64-bit integers hold.
 EXTREMES = ("0", "1e-300", "1e-6", "1e-3", "0.999", "1", "64", "1e3", "1e6", "1e9")
 BEYOND = ("1e300", "inf", "nan", "-1", "-1e300", str(2**63))

@@ -5,7 +5,7 @@ import torch
 
 from vfl import tensors
 from vfl.core.errors import AuthenticationError, ConsentError
-from vfl.mpc.authenticated import FIELD
+from vfl.mpc.numbers import FIELD
 from vfl.tensors.keys import seal
 from vfl.tensors.shares import Session
 from vfl.tensors.wire import packed

@@ -290,7 +290,7 @@ class Victim:
             own = inputs if party.role == P0 else None
             shared = party.share(P0, inputs.shape, own, "inputs")
             outputs = self._networks[party.role].infer(party, shared)
-            return party.reveal(outputs, P0, "outputs")
+            return party.reveal(outputs, "outputs", P0)
 
         outputs, seen = self._watched(program)
         assert outputs is not None, "P0 receives the outputs"

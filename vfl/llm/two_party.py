@@ -39,18 +39,16 @@ from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import BadOptionError, InsecureWarning, ReusedPadError, WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import named, require_choice, require_range
-from vfl.mpc.party import Peer
+from vfl.mpc.engine import Peer
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, matmul, narrow, require_integer_bits
-from vfl.mpc.rules import MODES, NAMES, P0, P1, P2, Mode
+from vfl.mpc.rules import LEAST_PERMUTED, MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
 from vfl.mpc.trio import LocalParties
 
 _Result = TypeVar("_Result")
 
-#: Fewer elements are not hidden by an order among them.
-LEAST_PERMUTED = 32
 _ANSWER_BITS = 32
 #: More than are shown, of what P1 says before; its error then adds a quarter.
 _FIRST_MORE = 2

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -24,116 +25,40 @@ from torch import Tensor
 from vfl.core.errors import CheatingError
 from vfl.core.frame import Link
 from vfl.mpc.channel import pack
-from vfl.mpc.many_parties import Member
-from vfl.mpc.ring import Operation, matmul
+from vfl.mpc.engine import BeaverEngine
+from vfl.mpc.numbers import BITS, FIELD, P, broadcast, reach
 from vfl.mpc.rules import name_of
-from vfl.mpc.shares import Opened, SharedTensor, blank
+from vfl.mpc.shares import SharedTensor, blank
 
-BITS = 61
-P = (1 << BITS) - 1
 #: What makes a signed number one from 0 to 2^60.
-_OFFSET_BIT = 59
-_OFFSET = 1 << _OFFSET_BIT
-_HALF, _LIMB, _TERMS = 31, 21, 1 << 18
+_OFFSET = FIELD.offset
+_OFFSET_BIT = BITS - 2
 _DIGEST_BYTES, _NONCE_BYTES = 32, 16
+#: What parties of all versions compare as fraction bits, though these shares have none.
+_RECORDED_BITS = 20
 
 
-class Field:
-    """Integers modulo 2^61 - 1, as int64 from 0 to p - 1; what leaves them so."""
-
-    def lift(self, elements: Tensor) -> Tensor:
-        """Signed numbers as elements."""
-        return torch.remainder(elements, P)
-
-    def lower(self, elements: Tensor) -> Tensor:
-        """Elements as signed numbers."""
-        return torch.where(elements > P // 2, elements - P, elements)
-
-    def reduce(self, numbers: Tensor) -> Tensor:
-        """Of numbers from 0 to 2^63."""
-        folded = (numbers & P) + (numbers >> BITS)
-        return torch.where(folded >= P, folded - P, folded)
-
-    def add(self, one: Tensor, two: Tensor) -> Tensor:
-        """The sum."""
-        return self.reduce(one + two)
-
-    def sub(self, one: Tensor, two: Tensor) -> Tensor:
-        """The difference."""
-        return self.reduce(one + (P - two))
-
-    def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
-        """The product of every two elements; 2^62 is 2, and 2^61 is 1.
-
-        >>> FIELD.mul(torch.tensor([P - 1, 1 << 40]), torch.tensor([P - 2, 1 << 40])).tolist()
-        [2, 524288]
-        """
-        if isinstance(two, int):
-            two = torch.tensor(two % P)
-        low = (1 << _HALF) - 1
-        one_high, one_low, two_high, two_low = one >> _HALF, one & low, two >> _HALF, two & low
-        middle = one_high * two_low + one_low * two_high
-        small = one_low * two_low
-        middle_low = (middle & ((1 << BITS - _HALF) - 1)) << _HALF
-        total = 2 * one_high * two_high + (middle >> BITS - _HALF) + middle_low
-        return self.reduce(self.reduce(total) + (small & P) + (small >> BITS))
-
-    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        """The product of matrices, by limbs of 21 bits whose products int64 adds up exactly."""
-        ones, twos = self._limbs(left), self._limbs(right)
-        found = torch.zeros((), dtype=torch.int64)
-        for place in range(2 * len(ones) - 1):
-            pairs = [(at, place - at) for at in range(3) if 0 <= place - at < 3]
-            total = sum(ones[at] @ twos[to] for at, to in pairs)
-            assert isinstance(total, Tensor)
-            power = 1 << (_LIMB * place % BITS)
-            found = self.add(found, self.mul(self.reduce(total), power))
-        return found
-
-    def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
-        """A bilinear map: matrices, or element by element."""
-        return self.matmul(left, right) if operation is matmul else self.mul(left, right)
-
-    def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """A map that only moves and adds elements, of fewer than 2^30 to one."""
-        low = linear(*(each & ((1 << _HALF) - 1) for each in operands))
-        high = linear(*(each >> _HALF for each in operands))
-        return self.add(self.lift(low), self.mul(self.lift(high), 1 << _HALF))
-
-    def total(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum of several."""
-        found = parts[0]
-        for part in parts[1:]:
-            found = self.add(found, part)
-        return found
-
-    def _limbs(self, elements: Tensor) -> list[Tensor]:
-        mask = (1 << _LIMB) - 1
-        return [elements & mask, elements >> _LIMB & mask, elements >> 2 * _LIMB]
-
-
-FIELD = Field()
-
-
-class AuthenticatedMember(Member):
-    """A holder of shares with MACs, or the dealer; the steps of `Member` that tensors need.
+class AuthenticatedMember(BeaverEngine):
+    """A holder of shares with MACs, or the dealer; whatever is opened is checked.
 
     Args:
-        role, links, holders: see `Member`.
+        role, links, holders: see `Engine`.
     """
 
+    numbers, front = FIELD, 1
+
     def __init__(self, role: int, links: Mapping[int, Link], holders: int) -> None:
-        super().__init__(role, links, holders)
+        super().__init__(role, links, holders, {"holders": holders, "bits": _RECORDED_BITS})
         self._alpha = torch.zeros((), dtype=torch.int64)
+        self._parts: list[Tensor] = []
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """See `Member.agree`; then everybody has a share of the key."""
+        """See `Peer.agree`; then everybody has a share of the key."""
         super().agree({**terms, "mac": True}, session, attempt)
+        self._stream_of_holders()
         if self.deals:
             self._alpha = fresh(()).reshape(())
         (self._alpha,) = self._spread_out([self._alpha], [()], "key", self.next_number())
-        if self.deals:
-            return
 
     # What the dealer deals.
 
@@ -165,14 +90,39 @@ class AuthenticatedMember(Member):
         number = self.next_number()
         if self.deals:
             made = list(make())
-            both = [torch.stack([value, FIELD.mul(value, self._alpha)]) for value in made]
-            self._spread_out(both, [], name, number)
-            return [self._blank(value.shape) for value in made], made
-        found = self._spread_out([], [(2, *shape) for shape in shapes], name, number)
-        return [SharedTensor(each, 0) for each in found], []
+            return [SharedTensor(each, 0) for each in self._deal(made, name, number)], made
+        return [SharedTensor(each, 0) for each in self._dealt(shapes, name, number)], []
 
-    def _blank(self, shape: Sequence[int]) -> SharedTensor:
-        return SharedTensor(blank((2, *shape)), 0)
+    def _deal(self, values: Sequence[Tensor], name: str, number: int, **_: Any) -> list[Tensor]:
+        both = [torch.stack([value, FIELD.mul(value, self._alpha)]) for value in values]
+        self._spread_out(both, [], name, number)
+        return [self._blank(value.shape) for value in values]
+
+    def _dealt(self, shapes: Sequence[Sequence[int]], name: str, number: int) -> list[Tensor]:
+        if found := self._parts:  # they came with their mask
+            self._parts = []
+            return found
+        return self._spread_out([], [(2, *shape) for shape in shapes], name, number)
+
+    def _masks(self, shares: Sequence[Tensor], number: int) -> list[Tensor]:
+        shapes = [each.shape[1:] for each in shares]
+        if not self.deals:
+            return self._dealt(shapes, "mask", number)
+        made = [fresh(shape) for shape in shapes]
+        self._deal(made, "mask", number)
+        return made
+
+    def _mask_to_divide(self, share: Tensor, shift: int, number: int) -> Tensor:
+        shape = share.shape[1:]
+        if self.deals:
+            mask = fresh(shape)
+            self._deal([mask, *FIELD.parts(mask, shift)], "parts", number)
+            return mask
+        mask, *self._parts = self._dealt([shape] * 3, "parts", number)
+        return mask
+
+    def _blank(self, shape: Sequence[int]) -> Tensor:
+        return blank((2, *shape))
 
     # What is opened, and checked.
 
@@ -182,27 +132,22 @@ class AuthenticatedMember(Member):
         Raises:
             CheatingError: a holder lied.
         """
+        return self._opened([each.share for each in shared], 0)
+
+    def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
+        raise AssertionError("shares with MACs are opened by `opened`, which checks them")
+
+    def _opened(self, hidden: Sequence[Tensor], number: int) -> list[Tensor]:
+        """The same, under a number of its own: masks and parts were dealt under another."""
         number = self.next_number()
         if self.deals:
-            return [blank(each.shape[1:]) for each in shared]
-        parts = [each.share[0] for each in shared]
-        totals = self._field_sums(parts, number)
+            return [blank(each.shape[1:]) for each in hidden]
+        totals = self._sums([each[0] for each in hidden], number)
         checks = [
-            FIELD.sub(each.share[1], FIELD.mul(total, self._alpha))
-            for each, total in zip(shared, totals, strict=True)
+            FIELD.sub(each[1], FIELD.mul(total, self._alpha))
+            for each, total in zip(hidden, totals, strict=True)
         ]
         self._check(checks, number)
-        return totals
-
-    def _field_sums(self, parts: Sequence[Tensor], number: int) -> list[Tensor]:
-        for holder in self.others:
-            self.channels[holder].send(parts, number)
-        totals = list(parts)
-        for holder in self.others:
-            theirs = self.channels[holder].receive([part.shape for part in parts], number)
-            totals = [
-                FIELD.add(one, FIELD.lift(two)) for one, two in zip(totals, theirs, strict=True)
-            ]
         return totals
 
     def _check(self, parts: Sequence[Tensor], number: int) -> None:
@@ -238,69 +183,20 @@ class AuthenticatedMember(Member):
 
     # The steps.
 
-    def known(self, shared: SharedTensor, public: Tensor) -> SharedTensor:
-        """The sum with public elements; no message."""
-        if self.deals:
-            return self._blank((public + shared.share[0]).shape)
-        first = public if self.role == 0 else torch.zeros_like(public)
-        added = torch.stack([first, FIELD.mul(public, self._alpha)])
-        missing = (1,) * (added.dim() - shared.share.dim())
-        share = shared.share.reshape(2, *missing, *shared.share.shape[1:])
-        added = added.reshape(2, *(1,) * (share.dim() - added.dim()), *public.shape)
-        return SharedTensor(FIELD.add(share, added), 0)
-
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `Member.open`; what was opened was checked."""
-        closed = [each for each in tensors if each.opened is None]
-        shapes = [each.shape[1:] for each in closed]
-        if not closed:
-            return list(tensors)
-        masks, made = self.dealt(lambda: [fresh(shape) for shape in shapes], shapes, "mask")
-        hidden = [self._minus(each, mask) for each, mask in zip(closed, masks, strict=True)]
-        differences = self.opened(*hidden)
-        kept = iter(
-            SharedTensor(each.share, 0, Opened(made[at] if self.deals else mask.share, difference))
-            for at, (each, mask, difference) in enumerate(
-                zip(closed, masks, differences, strict=True)
-            )
-        )
-        return [each if each.opened is not None else next(kept) for each in tensors]
+        """See `BeaverEngine.open`; nothing is counted where nothing is to be opened."""
+        return super().open(*tensors) if any(one.opened is None for one in tensors) else [*tensors]
 
-    def multiply(
-        self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
-    ) -> SharedTensor:
-        """See `Member.multiply`."""
-        left, right = self.open(left, right)
-        u, v = left.mask(), right.mask()
+    def _plus(self, share: Tensor, public: Tensor) -> Tensor:
+        sizes = broadcast(share.shape[1:], public.shape)
         if self.deals:
-            ((product,), _) = self.dealt(lambda: [FIELD.product(operation, u, v)], [], "product")
-            return product
-        e, f = left.difference(), right.difference()
-        both = FIELD.product(operation, e, f)
-        ((product,), _) = self.dealt(list, [both.shape], "product")
-        share = [
-            FIELD.total([FIELD.product(operation, e, v[at]), FIELD.product(operation, u[at], f),
-                         product.share[at]])
-            for at in range(2)
-        ]  # fmt: skip
-        return self.known(SharedTensor(torch.stack(share), 0), both)
-
-    def divide(
-        self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
-    ) -> SharedTensor:
-        """See `Member.divide`: x + r wraps around p where r has its upper bit, and the sum not."""
-        shape = shared.shape[1:]
-        (mask, low, top), _ = self.dealt(lambda: _parts(fresh(shape), shift), [shape] * 3, "parts")
-        (c,) = self.opened(self.known(self._plus_share(shared, mask), torch.tensor(_OFFSET)))
-        if self.deals:
-            return self._blank(shape)
-        wraps = 1 - (c >> (BITS - 1))
-        share = FIELD.sub(FIELD.mul(top.share, wraps * (P >> shift)), low.share)
-        public = FIELD.lift((c >> shift) - (_OFFSET >> shift))
-        return self.known(SharedTensor(share, 0), public)
+            return self._blank(sizes)
+        first = public if self.first else torch.zeros_like(public)
+        added = torch.stack([first, FIELD.mul(public, self._alpha)])
+        return FIELD.add(reach(share, len(sizes)), reach(added, len(sizes)))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """See `Member.is_negative`; 1 where a value is below 0. Ten openings.
+        """1 where a value is below 0, else 0. Ten openings.
 
         As in `divide`, x + 2^59 + r = c, so that y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59
         where c' < r' + w; w tells whether the sum wrapped. That comparison is of a public number
@@ -317,9 +213,9 @@ class AuthenticatedMember(Member):
 
         shapes = [shape, shape, shape, (places, *shape), shape, shape]
         (mask, lower, top, bits, flip, factor), _ = self.dealt(make, shapes, "bits")
-        (c,) = self.opened(self.known(self._plus_share(shared, mask), torch.tensor(_OFFSET)))
+        (c,) = self.opened(self.plus(self.sum_of(shared, mask), torch.tensor(_OFFSET)))
         if self.deals:
-            numbers = self._blank((places + 2, *shape))
+            numbers = SharedTensor(self._blank((places + 2, *shape)), 0)
         else:
             wraps = FIELD.mul(top.share, 1 - (c >> (BITS - 1)))
             numbers = self._numbers(c, wraps, bits.share, flip.share)
@@ -331,18 +227,19 @@ class AuthenticatedMember(Member):
             numbers = self.multiply(one, SharedTensor(numbers.share[:, half:], 0))
         (zero,) = self.opened(self.multiply(SharedTensor(numbers.share[:, 0], 0), factor))
         if self.deals:
-            return self._blank(shape)
+            return SharedTensor(self._blank(shape), 0)
         found = (zero == 0).long()  # whether c' < r' + w, but for the flip
-        less = self.known(
+        less = self.plus(
             SharedTensor(FIELD.mul(flip.share, FIELD.lift(1 - 2 * found)), 0), found
         ).share
-        y = FIELD.total(
-            [FIELD.sub(FIELD.mul(less, _OFFSET), lower.share), FIELD.sub(wraps * 0, wraps)]
+        y = reduce(
+            FIELD.add,
+            [FIELD.sub(FIELD.mul(less, _OFFSET), lower.share), FIELD.sub(wraps * 0, wraps)],
         )
-        rest = self.known(SharedTensor(y, 0), c & (_OFFSET - 1))
-        whole = self.known(shared, torch.tensor(_OFFSET).expand(shape))
+        rest = self.plus(SharedTensor(y, 0), c & (_OFFSET - 1))
+        whole = self.plus(shared, torch.tensor(_OFFSET).expand(shape))
         above = FIELD.mul(FIELD.sub(whole.share, rest.share), pow(_OFFSET, -1, P))
-        return self.known(SharedTensor(FIELD.sub(above * 0, above), 0), torch.ones_like(c))
+        return self.plus(SharedTensor(FIELD.sub(above * 0, above), 0), torch.ones_like(c))
 
     def _numbers(self, c: Tensor, wraps: Tensor, bits: Tensor, flip: Tensor) -> SharedTensor:
         """One is 0 if the public number is the smaller one, or with the flip the larger one.
@@ -356,35 +253,27 @@ class AuthenticatedMember(Member):
             torch.zeros_like(c),
             *(lower >> at & 1 for at in range(_OFFSET_BIT)),
         ]
-        sign = self.known(SharedTensor(FIELD.mul(flip, P - 2), 0), torch.ones_like(c)).share
+        sign = self.plus(SharedTensor(FIELD.mul(flip, P - 2), 0), torch.ones_like(c)).share
         above, found = torch.zeros_like(wraps), []
         for at in reversed(range(len(public))):
             bit, one = public[at], SharedTensor(secret[:, at], 0)
-            less = self.known(one, FIELD.lift(-bit)).share
-            found.append(FIELD.total([FIELD.sub(less, sign), FIELD.mul(above, 3)]))
-            differs = self.known(
-                SharedTensor(FIELD.mul(one.share, FIELD.lift(1 - 2 * bit)), 0), bit
-            )
+            less = self.plus(one, FIELD.lift(-bit)).share
+            found.append(reduce(FIELD.add, [FIELD.sub(less, sign), FIELD.mul(above, 3)]))
+            differs = self.plus(SharedTensor(FIELD.mul(one.share, FIELD.lift(1 - 2 * bit)), 0), bit)
             above = FIELD.add(above, differs.share)
         return SharedTensor(torch.stack(found, 1), 0)
 
     def _with_one(self, numbers: SharedTensor) -> SharedTensor:
         shape = (1, *numbers.shape[2:])
-        one = self.known(
+        one = self.plus(
             SharedTensor(torch.zeros((2, *shape), dtype=torch.int64), 0),
             torch.ones(shape, dtype=torch.int64),
         )
         return SharedTensor(torch.cat([numbers.share, one.share], 1), 0)
 
-    def _minus(self, one: SharedTensor, two: SharedTensor) -> SharedTensor:
-        return one if self.deals else SharedTensor(FIELD.sub(one.share, two.share), 0)
-
-    def _plus_share(self, one: SharedTensor, two: SharedTensor) -> SharedTensor:
+    def sum_of(self, one: SharedTensor, two: SharedTensor) -> SharedTensor:
+        """The sum of two shared tensors; no message."""
         return one if self.deals else SharedTensor(FIELD.add(one.share, two.share), 0)
-
-
-def _parts(mask: Tensor, shift: int) -> list[Tensor]:
-    return [mask, mask >> shift, mask >> (BITS - 1)]
 
 
 def fresh(shape: Sequence[int]) -> Tensor:

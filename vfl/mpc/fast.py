@@ -38,6 +38,7 @@ from torch import Tensor
 
 from vfl.core.frame import Link
 from vfl.mpc.channel import Polled, pack
+from vfl.mpc.engine import masked_product
 from vfl.mpc.party import Dealer, Party, Product, Question, ShareHolder
 from vfl.mpc.permuted import Function, from_upper_bytes, upper_bytes
 from vfl.mpc.ring import ELEMENT_BYTES, Operation, inner, matmul
@@ -107,7 +108,7 @@ class FastHolder(Fast, ShareHolder):
         return [Opened(mask) for mask in masks]
 
     def multiply_ahead(self, product: Product) -> None:
-        z, left = self._dealt(product), product.left
+        z, left = self._drawn(product), product.left
         assert left.opened is not None, "an operand is opened before it is multiplied"
         known = left.owned is not None and left.opened.difference is not None
         if known:
@@ -150,7 +151,10 @@ class FastHolder(Fast, ShareHolder):
     def _multiplied(self, product: Product) -> Tensor:
         _require_factors(product)
         z, known = self.drawn_ahead(
-            "product", product.number, _factors(product), lambda: (self._dealt(product), False)
+            "product",
+            product.number,
+            _factors(product),
+            lambda: (self._drawn(product), False),
         )
         left, right, operation = product.left, product.right, product.operation
         if left.owned is not None:
@@ -159,11 +163,11 @@ class FastHolder(Fast, ShareHolder):
             _add_own(z, product, self.role)
             return z
         e, d, v = left.difference(), right.difference(), right.mask()
-        z += operation(e, d + v if self.first else v)
-        z += operation(left.mask(), d)
+        masked = d + v if self.first else v
+        z += masked_product(self.numbers, operation, (e, d), left.mask(), masked)
         return z
 
-    def _dealt(self, product: Product) -> Tensor:
+    def _drawn(self, product: Product) -> Tensor:
         if self.first:
             return self.pad(P2, product.shape, "product", product.number)
         shape, size = product.shape, product.dealt_bytes(self.rules)
@@ -424,7 +428,7 @@ class Preprocessing(Dealer):
         bits = self.rules.bits if bits < 0 else bits
         return SharedTensor(blank(shape), bits, owned=owned_by(owner, shape))
 
-    def _halves(self, number: int, shared: SharedTensor, to: int) -> None:
+    def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> None:
         return None
 
     def _open(

@@ -145,7 +145,7 @@ def moments(
         placed = torch.zeros(bins, 1 + columns, dtype=torch.float64)
         placed[taken, 0] = 1.0
         placed[taken, 1:] = own.double()[torch.from_numpy(hidden.rows)[taken]]
-    count = party.reveal(hidden.weight.row_sum(), P1, "how many rows are common")
+    count = party.reveal(hidden.weight.row_sum(), "how many rows are common", P1)
     if count is not None and int(count) < min_common:
         raise ConsentError(
             "a party does not consent to statistics of so few common rows",
@@ -157,7 +157,7 @@ def moments(
     weighted, _ = party.multiply(together, weight, torch.mul, where=where)
     (weighted,) = party.open(weighted)
     sums, _ = party.multiply(together, weighted, inner, where=where)
-    return party.reveal(sums, P0, where)
+    return party.reveal(sums, where, P0)
 
 
 def _ask(

@@ -1,15 +1,12 @@
 """Additive shares among 2 to 8 holders, and a dealer whose part is done before theirs.
 
-Each holder has one summand of every number; all of them but one learn nothing together. The last
-role is the dealer's: it sends correlated randomness one way, to the last holder alone, for the
-others draw theirs from streams they have in common with it. It sees no value, unless the form that
-asks it with permuted values (`Member.apply`) is chosen. All follow the protocol; the dealer with
-all other holders learns what a holder has.
+See `vfl.mpc.engine`. The dealer sees no value, unless the form that asks it with permuted values
+(`Member.apply`) is chosen. All follow the protocol; the dealer with all other holders learns what a
+holder has.
 
-A program is a function of a `Member`. All parties call it with the same shapes; at the dealer a
-share is a shape without content. Products open both factors under masks (Beaver 1991) and take a
-round, divisions one (Escudero et al. 2020, section 5.1: exact but for one unit, also where every
-holder's own division would be wrong), bits four (`Member.bits_of`), one bit as a number one.
+Products take a round, divisions one (Escudero et al. 2020, section 5.1: exact but for one unit,
+also where every holder's own division would be wrong), bits four (`Member.bits_of`), one bit as a
+number one.
 
 Numbers are fixed point in the ring 2^64. Bytes below are payloads a holder sends, n elements.
 """
@@ -19,7 +16,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from itertools import combinations
 from typing import Any
@@ -30,22 +26,17 @@ from torch import Tensor
 from vfl.core.errors import WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import require_range
-from vfl.mpc.channel import parted
-from vfl.mpc.party import Peer
+from vfl.mpc.engine import BeaverEngine
+from vfl.mpc.numbers import LOW, SIGN, WORDS, Ring, broadcast, down, reach, upper
 from vfl.mpc.permuted import permutation
-from vfl.mpc.ring import ELEMENT_BITS, Operation, decode, encode
-from vfl.mpc.shares import Opened, SharedTensor, blank
+from vfl.mpc.ring import ELEMENT_BITS, decode, encode
+from vfl.mpc.rules import LEAST_PERMUTED
+from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.mpc.trio import LocalParties
 
-#: Fewer values are not hidden by an order among them.
-LEAST_PERMUTED = 32
 MOST_HOLDERS = 8
 _FIX = "scale the columns, or take fewer fraction bits"
-_SIGN = ELEMENT_BITS - 1
-_LOW = (1 << _SIGN) - 1
-#: What makes a number that is divided positive, if it is below it.
-_OFFSET = 1 << (_SIGN - 1)
 #: Elements that `Lockstep` draws at once.
 _BLOCK = 1 << 16
 #: Factors of one product of bits, and what it takes to reach every bit of a word.
@@ -56,7 +47,7 @@ _STRIDES = (1, 4, 16)
 Factors = tuple[tuple[int, int], ...]
 
 
-class Member(Peer):
+class Member(BeaverEngine):
     """One of the holders, or the dealer.
 
     Args:
@@ -64,47 +55,19 @@ class Member(Peer):
         links: to the others, by role. Nobody but its two ends may read one.
         holders: how many there are, 2 to 8.
         bits: fraction bits of shared values.
-
-    Attributes:
-        dealer: the dealer's role.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], holders: int, bits: int = 20) -> None:
         require_range("holders", holders, 2, MOST_HOLDERS)
         require_range("bits", bits, 8, 24)
-        super().__init__(role, links, {"holders": holders, "bits": bits})
-        self.holders, self.bits, self.dealer = holders, bits, holders
+        super().__init__(role, links, holders, {"holders": holders, "bits": bits})
+        self.bits = bits
         self._order: PadStream | None = None
-
-    @property
-    def deals(self) -> bool:
-        """Whether this is the dealer."""
-        return self.role == self.dealer
-
-    @property
-    def holds(self) -> bool:
-        """Whether this is a holder; `Lockstep` is all of them, and the dealer too."""
-        return self.role != self.dealer
-
-    @property
-    def others(self) -> list[int]:
-        """The other holders."""
-        return [holder for holder in range(self.holders) if holder != self.role]
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
         """See `Peer.agree`; the holders then have a stream in common that the dealer lacks."""
         super().agree(terms, session, attempt)
-        if self.deals:
-            return
-        if self.role == 0:
-            key = self.pads[1].elements64(KEY_BYTES // 8, "order").tobytes()
-            for holder in self.others[1:]:
-                self.channels[holder].send_bytes(key, 0, "setup")
-        elif self.role == 1:
-            key = self.pads[0].elements64(KEY_BYTES // 8, "order").tobytes()
-        else:
-            key = bytes(self.channels[0].receive_bytes(0, KEY_BYTES))
-        self._order = PadStream(key)
+        self._order = self._stream_of_holders()
 
     # Values in and out.
 
@@ -124,15 +87,11 @@ class Member(Peer):
             RingRangeError: a value does not fit.
         """
         number, bits = self.next_number(), self.bits if bits < 0 else bits
-        if self.deals:
-            return SharedTensor(blank(shape), bits)
-        if owner != self.role:
-            return SharedTensor(self.pad(owner, shape, "share", number), bits)
-        assert values is not None, "the owner has the values"
-        own = encode(values, bits, where, _SIGN - 1 - bits, _FIX)
-        for holder in self.others:
-            own = own - self.pad(holder, shape, "share", number)
-        return SharedTensor(own, bits)
+        own = None
+        if owner == self.role:
+            assert values is not None, "the owner has the values"
+            own = encode(values, bits, where, SIGN - 1 - bits, _FIX)
+        return self._share(number, owner, shape, own, bits)
 
     def own(self, elements: Tensor, bits: int) -> SharedTensor:
         """What every holder adds of its own, as one sum: each one's part is its share."""
@@ -141,26 +100,9 @@ class Member(Peer):
     def public(self, shared: SharedTensor, value: float, factor: int = 1) -> SharedTensor:
         """``factor * shared + value``: what needs no message; the value at the shared scale."""
         share = shared.share * factor
-        if self.role == 0:
+        if self.first:
             share = share + round(value * 2.0**shared.bits)
         return SharedTensor(share, shared.bits)
-
-    def reveal(self, shared: SharedTensor, where: str, to: int | None = None) -> Tensor | None:
-        """The values at one holder, or at all; float64, None elsewhere. 8 n bytes, one round."""
-        number = self.next_number()
-        if self.deals:
-            return None
-        if to not in (None, self.role):
-            self.channels[to].send([shared.share], number)
-            return None
-        total = shared.share
-        if to is None:
-            (total,) = self._sums([shared.share], number)
-        else:
-            for holder in self.others:
-                total = total + self.channels[holder].receive([shared.shape], number)[0]
-        self.leakage.count("result", where, total.numel(), total.numel())
-        return decode(total, shared.bits)
 
     def shuffled(self, *tensors: SharedTensor) -> list[SharedTensor]:
         """The rows of tensors of as many rows, in one order that the dealer does not know.
@@ -173,80 +115,6 @@ class Member(Peer):
         assert self._order is not None, "`agree` comes first"
         order = permutation(self._order, len(tensors[0].share), "rows", number)
         return [each.rows(torch.from_numpy(order)) for each in tensors]
-
-    # Products and divisions.
-
-    def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """The same tensors, ready to be multiplied, in one round; 8 bytes an element.
-
-        A tensor that was opened before stays as it is, and so do its rows and its transpose: a mask
-        stands for one tensor, and meets a fresh one in every product.
-        """
-        number = self.next_number()
-        closed = [each for each in tensors if each.opened is None]
-        masks = [
-            self._mask(each.shape, "mask", at, number=number) for at, each in enumerate(closed)
-        ]
-        differences: Sequence[Tensor | None] = [None] * len(closed)
-        if self.holds and closed:
-            pairs = zip(closed, masks, strict=True)
-            differences = self._sums([each.share - mask for each, mask in pairs], number)
-        opened = (
-            replace(each, opened=Opened(mask, difference))
-            for each, mask, difference in zip(closed, masks, differences, strict=True)
-        )
-        return [each if each.opened is not None else next(opened) for each in tensors]
-
-    def multiply(
-        self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
-    ) -> SharedTensor:
-        """A product, with the fractions of both; one round where a factor was not opened before.
-
-        Args:
-            left: one factor, of axes that the operation takes.
-            right: the other.
-            operation: a bilinear map: `torch.mul`, `vfl.mpc.ring.matmul` and the like.
-        """
-        left, right = self.open(left, right)
-        number, bits = self.next_number(), left.bits + right.bits
-        u, v = left.mask(), right.mask()
-        if self.deals:
-            whole = operation(self._whole(u), self._whole(v))
-            (dealt,) = self._deal([whole], "product", number)
-            if not self.holds:
-                return SharedTensor(dealt, bits)
-        e, f = left.difference(), right.difference()
-        share = operation(e, self._plus(v, f)) + operation(u, f)
-        return SharedTensor(share + self._dealt([share.shape], "product", number)[0], bits)
-
-    def divide(
-        self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
-    ) -> SharedTensor:
-        """Without its lowest fraction bits: rounded down, or one unit more. 8 n bytes, one round.
-
-        Args:
-            shared: values whose elements are below 2^62 in magnitude.
-            shift: how many bits.
-            positive: they are from 0 to 2^63 instead.
-            below: one unit less, so that it is never above the value.
-        """
-        number, offset = self.next_number(), 0 if positive else _OFFSET
-        mask = self._mask(shared.shape, "whole", number=number)
-        if self.deals:
-            whole = self._whole(mask)
-            self._deal([(whole & _LOW) >> shift, _upper(whole, _SIGN)], "parts", number)
-            if not self.holds:
-                return SharedTensor(blank(shared.shape), shared.bits - shift)
-        hidden = self._plus(shared.share + mask, offset)
-        (opened,) = self._sums([hidden], number)
-        low, top = self._dealt([shared.shape] * 2, "parts", number)
-        # Whether the lower 63 bits carried: the two uppermost bits differ. As numbers, for those
-        # of the mask are shared: b + t - 2 b t.
-        public = _upper(opened, _SIGN)
-        share = (top * (1 - 2 * public) << (_SIGN - shift)) - low
-        known = ((opened & _LOW) >> shift) + (public << (_SIGN - shift))
-        share = self._plus(share, known - ((offset >> shift) + below))
-        return SharedTensor(share, shared.bits - shift)
 
     # Bits. Words of 64 bits whose exclusive or is the secret; n words each.
 
@@ -268,7 +136,7 @@ class Member(Peer):
         for stride in _STRIDES:
             (empty,) = self._ands([empty], [tuple((0, -at * stride) for at in range(_FAN))])
         # Places from which on all above are empty, less those where this one is too.
-        return empty ^ (_down(empty, 1, ones=self.role == 0))
+        return empty ^ (down(empty, 1, ones=self.first))
 
     def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
         """Bits as the numbers 0 and 1; axes (places, *those of the words). One round.
@@ -276,18 +144,18 @@ class Member(Peer):
         8 n bytes, or n / 8 of the uppermost bit alone.
         """
         number, shape = self.next_number(), torch.Size((len(places), *words.shape))
-        every = ELEMENT_BITS if tuple(places) == (_SIGN,) else 1
-        mask = self._mask(words.shape, "word", number=number, of_bits=True)
-        bits = torch.stack([_upper(mask, place) & 1 for place in places])
+        every = ELEMENT_BITS if tuple(places) == (SIGN,) else 1
+        mask = self._mask(words.shape, "word", number=number, numbers=WORDS)
+        bits = torch.stack([upper(mask, place) & 1 for place in places])
         if self.deals:
             self._deal([bits], "numbers", number)
             return SharedTensor(blank(shape), 0)
-        (opened,) = self._sums([_squeezed(words ^ mask, every)], number, of_bits=True)
+        (opened,) = self._sums([_squeezed(words ^ mask, every)], number, numbers=WORDS)
         opened = _spread(opened, words.shape, every)
         (dealt,) = self._dealt([shape], "numbers", number)
-        public = torch.stack([_upper(opened, place) & 1 for place in places])
+        public = torch.stack([upper(opened, place) & 1 for place in places])
         share = dealt * (1 - 2 * public)
-        return SharedTensor(share + public if self.role == 0 else share, 0)
+        return SharedTensor(share + public if self.first else share, 0)
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
         """1 where a value is below 0, else 0; no fraction bits. 29 n bytes, five rounds.
@@ -298,7 +166,7 @@ class Member(Peer):
         carry, propagate = generate << 1, total << 1
         for stride in _STRIDES:
             carry, propagate = self._carried(carry, propagate, stride, last=True)
-        return SharedTensor(self.numbers_of(self._flipped(total ^ carry, -1), [_SIGN]).share[0], 0)
+        return SharedTensor(self.numbers_of(self._flipped(total ^ carry, -1), [SIGN]).share[0], 0)
 
     def apply(
         self, shared: SharedTensor, function: Callable[[Tensor], Tensor], where: str, bits: int = -1
@@ -326,7 +194,7 @@ class Member(Peer):
             for holder in range(self.holders):
                 seen += self.channels[holder].receive([(count,)], number)[0]
             self.leakage.count("permuted values", where, count, count)
-            found = encode(function(decode(seen, shared.bits)), bits, where, _SIGN - 1 - bits, _FIX)
+            found = encode(function(decode(seen, shared.bits)), bits, where, SIGN - 1 - bits, _FIX)
             self._deal([found], "answer", number, phase="online")
             return SharedTensor(blank(shared.shape), bits)
         assert self._order is not None, "`agree` comes first"
@@ -352,10 +220,10 @@ class Member(Peer):
         number = self.next_number()
         mask = self._mask(shared.shape, "whole", number=number)
         if self.deals:
-            self._deal([mask], "bits", number, of_bits=True)
+            self._deal([mask], "bits", number, numbers=WORDS)
             return blank(shared.shape), blank(shared.shape)
         (opened,) = self._sums([shared.share + mask], number)
-        (word,) = self._dealt([shared.shape], "bits", number, of_bits=True)
+        (word,) = self._dealt([shared.shape], "bits", number)
         return ~opened & word, self._flipped(word, ~opened)
 
     def _carried(
@@ -388,7 +256,7 @@ class Member(Peer):
         """
         number, shape = self.next_number(), words[0].shape
         masks = [
-            self._mask(each.shape, "bits", at, number=number, of_bits=True)
+            self._mask(each.shape, "bits", at, number=number, numbers=WORDS)
             for at, each in enumerate(words)
         ]
         subsets = list(
@@ -405,12 +273,12 @@ class Member(Peer):
                 for subset in subsets
             ]
             made = [_squeezed(each, wanted) for each in made]
-            self._deal(made, "products", number, of_bits=True)
+            self._deal(made, "products", number, numbers=WORDS)
             return [blank(shape)] * len(products)
         hidden = [_squeezed(word ^ mask, given) for word, mask in zip(words, masks, strict=True)]
-        opened = [_spread(each, shape, given) for each in self._sums(hidden, number, of_bits=True)]
+        opened = [_spread(each, shape, given) for each in self._sums(hidden, number, numbers=WORDS)]
         sizes = [_squeezed(words[0], wanted).shape] * len(subsets)
-        dealt = self._dealt(sizes, "products", number, of_bits=True)
+        dealt = self._dealt(sizes, "products", number)
         of_masks = {
             subset: _spread(each, shape, wanted)
             for subset, each in zip(subsets, dealt, strict=True)
@@ -420,7 +288,7 @@ class Member(Peer):
             known = {(word, by): _moved(opened[word], by, ones=True) for word, by in factors}
             of_masks |= {((word, by),): _moved(masks[word], by) for word, by in factors}
             total = torch.zeros_like(words[0])
-            if self.role == 0:
+            if self.first:
                 total ^= reduce(torch.bitwise_and, known.values())
             for size in range(1, len(factors) + 1):
                 for subset in combinations(factors, size):
@@ -429,82 +297,25 @@ class Member(Peer):
             found.append(total)
         return found
 
-    def _plus(self, share: Tensor, public: Tensor | int) -> Tensor:
-        """A shared value and a public one, which the first holder adds."""
-        return share + public if self.role == 0 else share
-
-    def _whole(self, mask: Tensor) -> Tensor:
-        """At the dealer: what all holders' parts of a mask are together."""
-        return mask
-
     def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
         """A shared word with some public bits the other way."""
-        return word ^ where if self.role == 0 else word
-
-    def _sums(self, parts: Sequence[Tensor], number: int, *, of_bits: bool = False) -> list[Tensor]:
-        """What all holders' parts are together, at each of them; one round."""
-        for holder in self.others:
-            self.channels[holder].send(parts, number)
-        totals = list(parts)
-        for holder in self.others:
-            theirs = self.channels[holder].receive([part.shape for part in parts], number)
-            totals = [_joined(*pair, of_bits) for pair in zip(totals, theirs, strict=True)]
-        return totals
-
-    def _mask(
-        self, shape: Sequence[int], *purpose: str | int, number: int, of_bits: bool = False
-    ) -> Tensor:
-        """This holder's part of a uniform mask; at the dealer the whole."""
-        if not self.deals:
-            return self.pad(self.dealer, shape, "part", *purpose, number)
-        parts = [
-            self.pad(holder, shape, "part", *purpose, number) for holder in range(self.holders)
-        ]
-        return reduce(lambda one, two: _joined(one, two, of_bits), parts)
-
-    def _deal(
-        self,
-        values: Sequence[Tensor],
-        name: str,
-        number: int,
-        *,
-        of_bits: bool = False,
-        phase: str = "offline",
-    ) -> list[Tensor]:
-        """At the dealer: shares of what it knows, of which only the last holder is sent one."""
-        last = self.holders - 1
-        size = sum(value.numel() for value in values)
-        rest = torch.cat([value.reshape(-1) for value in values])
-        for holder in range(last):
-            pad = self.pad(holder, (size,), name, number)
-            rest = rest ^ pad if of_bits else rest - pad
-        self.channels[last].send([rest], number, phase)
-        return [blank(value.shape) for value in values]
-
-    def _dealt(
-        self, shapes: Sequence[Sequence[int]], name: str, number: int, *, of_bits: bool = False
-    ) -> list[Tensor]:
-        """At a holder: its share of what the dealer dealt, by `_deal` of the same arguments."""
-        if self.role == self.holders - 1:
-            return self.channels[self.dealer].receive(shapes, number)
-        size = sum(torch.Size(shape).numel() for shape in shapes)
-        return parted(self.pad(self.dealer, (size,), name, number), shapes)
+        return word ^ where if self.first else word
 
 
-class Lockstep(Member):
+class Lockstep(BeaverEngine):
     """All holders and the dealer in one process, one operation after the other, without messages.
 
-    Shares and masks have an axis of holders in front; what is opened has none. It multiplies and
-    divides, by the methods of `Member`; comparisons want parties of their own.
+    Shares and masks have an axis of holders in front; what is opened has none. Comparisons
+    want parties of their own (`Member`).
 
     Args:
         holders: 2 to 8.
     """
 
-    deals, holds = True, True
+    deals, holds, front = True, True, 1
 
     def __init__(self, holders: int) -> None:
-        super().__init__(0, {}, holders)
+        super().__init__(0, {}, holders, {})
         self._stream = PadStream(secrets.token_bytes(KEY_BYTES))
         self._block, self._taken, self._blocks = torch.empty(0, dtype=torch.int64), 0, 0
         self._waiting: list[Tensor] = []
@@ -530,12 +341,12 @@ class Lockstep(Member):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """See `Member.divide`; what is dealt for it is dealt a block at a time."""
-        shape, offset = shared.share.shape, 0 if positive else _OFFSET
+        """See `BeaverEngine.divide`; what is dealt for it is dealt a block at a time."""
+        shape, offset = shared.share.shape, 0 if positive else self.numbers.offset
         mask, part, turn = self._division(shift, shape)
         opened = self._whole(shared.share + mask) + offset
         # The share is p - t (1 - 2 b) of what is dealt and b, the upper bit of what was opened.
-        share = torch.addcmul(part, turn, opened >> _SIGN)
+        share = torch.addcmul(part, turn, opened >> SIGN)
         share[0] += ((opened >> shift) & ((1 << ELEMENT_BITS - shift) - 1)) - (
             (offset >> shift) + below
         )
@@ -548,23 +359,28 @@ class Lockstep(Member):
         if taken + count > (block[0].shape[1] if block else 0):
             mask = self._uniform((self.holders, max(_BLOCK // 4, count)))
             whole = self._whole(mask)
-            top = _upper(whole, _SIGN) << (_SIGN - shift)
-            block, taken = (mask, self.split(top - ((whole & _LOW) >> shift)), self.split(top)), 0
+            top = upper(whole, SIGN) << (SIGN - shift)
+            block, taken = (mask, self.split(top - ((whole & LOW) >> shift)), self.split(top)), 0
             block[2].mul_(2)
         self._divisions[shift] = (block, taken + count)
         return [each[:, taken : taken + count].view(tuple(shape)) for each in block]
 
     def _mask(
-        self, shape: Sequence[int], *purpose: str | int, number: int, of_bits: bool = False
+        self,
+        shape: Sequence[int],
+        *purpose: str | int,
+        number: int,
+        numbers: Ring | None = None,
     ) -> Tensor:
         return self._uniform(shape)
 
     def _whole(self, mask: Tensor) -> Tensor:
         return mask[0] + mask[1] if self.holders == 2 else mask.sum(0)
 
-    def _plus(self, share: Tensor, public: Tensor | int) -> Tensor:
-        if isinstance(public, Tensor) and public.dim() >= share.dim():
-            share = share.expand(self.holders, *public.shape)
+    def _plus(self, share: Tensor, public: Tensor) -> Tensor:
+        if public.dim() and public.shape != share.shape[1:]:
+            sizes = broadcast(share.shape[1:], public.shape)
+            share = reach(share, len(sizes)).expand(self.holders, *sizes)
         added = share.clone()
         added[0] += public
         return added
@@ -575,18 +391,18 @@ class Lockstep(Member):
         name: str,
         number: int,
         *,
-        of_bits: bool = False,
+        numbers: Ring | None = None,
         phase: str = "offline",
     ) -> list[Tensor]:
         self._waiting = [self.split(value) for value in values]
         return self._waiting
 
-    def _dealt(
-        self, shapes: Sequence[Sequence[int]], name: str, number: int, *, of_bits: bool = False
-    ) -> list[Tensor]:
+    def _dealt(self, shapes: Sequence[Sequence[int]], name: str, number: int) -> list[Tensor]:
         return self._waiting
 
-    def _sums(self, parts: Sequence[Tensor], number: int, *, of_bits: bool = False) -> list[Tensor]:
+    def _sums(
+        self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
+    ) -> list[Tensor]:
         return [self._whole(part) for part in parts]
 
 
@@ -614,25 +430,9 @@ class LocalMembers(LocalParties[Member]):
         self.agree(terms or {})
 
 
-def _joined(one: Tensor, two: Tensor, of_bits: bool) -> Tensor:
-    return one ^ two if of_bits else one + two
-
-
-def _upper(word: Tensor, place: int) -> Tensor:
-    """A word's bits from a place on, moved down to the first; zeros come in."""
-    return _down(word, place, ones=False)
-
-
-def _down(word: Tensor, by: int, *, ones: bool) -> Tensor:
-    if by == 0:
-        return word
-    kept = (1 << (ELEMENT_BITS - by)) - 1
-    return (word >> by) | ~kept if ones else (word >> by) & kept
-
-
 def _moved(word: Tensor, by: int, *, ones: bool = False) -> Tensor:
     """Up, with zeros, or down, with zeros or ones."""
-    return word << by if by >= 0 else _down(word, -by, ones=ones)
+    return word << by if by >= 0 else down(word, -by, ones=ones)
 
 
 def _squeezed(words: Tensor, every: int) -> Tensor:

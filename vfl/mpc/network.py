@@ -148,7 +148,7 @@ class Network:
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
         """The weights in plaintext at one party, named as in `share`; empty elsewhere."""
-        found = {name: party.reveal(each, to, name) for name, each in self.weights.items()}
+        found = {name: party.reveal(each, name, to) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     @torch.inference_mode()

@@ -8,23 +8,20 @@ values; the tensors it sees in the program are shapes without content. `vfl.mpc.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import math
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from vfl.core.errors import DisagreementError, ReusedPadError
+from vfl.core.errors import ReusedPadError
 from vfl.core.frame import Link
-from vfl.mpc.channel import PHASES, Channel, LeakageLedger, Traffic, pack, parted
+from vfl.mpc.channel import pack, parted
+from vfl.mpc.engine import Engine
 from vfl.mpc.permuted import (
     EXPECTED_CARRY,
     UPPER_BYTES,
@@ -41,7 +38,7 @@ from vfl.mpc.ring import (
     product_shape,
     require_integer_bits,
 )
-from vfl.mpc.rules import P0, P1, P2, Rules, name_of
+from vfl.mpc.rules import HOLDERS, P0, P1, P2, Rules
 from vfl.mpc.shares import (
     MovedIndices,
     SharedTensor,
@@ -51,7 +48,6 @@ from vfl.mpc.shares import (
     truncate_first,
     truncate_second,
 )
-from vfl.mpc.stream import KEY_BYTES, PadStream
 
 _Drawn = TypeVar("_Drawn")
 
@@ -124,80 +120,7 @@ class Product:
         return ELEMENT_BYTES - min(spare, 3) if spare >= 2 else ELEMENT_BYTES
 
 
-class Peer:
-    """A party with its channels, the pads it shares with others, and its count of operations.
-
-    Args:
-        role: 0, 1 or 2; of more parties, up to their number.
-        links: to the others, by role.
-        record: what all must have alike, as JSON values, besides the terms of `agree`.
-    """
-
-    def __init__(self, role: int, links: Mapping[int, Link], record: Mapping[str, Any]) -> None:
-        self.role = role
-        self.channels = {peer: Channel(link, name_of(peer)) for peer, link in links.items()}
-        self.leakage = LeakageLedger(name_of(role))
-        self.pads: dict[int, PadStream] = {}
-        self._record = record
-        self._number = 0
-
-    @property
-    def number(self) -> int:
-        """Of the last operation."""
-        return self._number
-
-    def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """Fresh keys for every pair, after checking that all parties are about to do the same.
-
-        The first of a pair draws 32 bytes from the operating system and sends them over the link,
-        which must be encrypted where it leaves the process. They are kept in memory only and end
-        with this object; a restarted party begins a new attempt with new ones.
-
-        Args:
-            terms: what all parties must have alike, as JSON values.
-            session: name of the session.
-            attempt: counts restarts.
-
-        Raises:
-            DisagreementError: another party has other terms.
-        """
-        text = json.dumps([terms, self._record, session, attempt], sort_keys=True)
-        digest = hashlib.sha256(text.encode()).digest()
-        for peer in sorted(self.channels):
-            secret = secrets.token_bytes(KEY_BYTES) if self.role < peer else b""
-            self.channels[peer].send_bytes(secret + digest, 0, "setup")
-            if secret:
-                self.use_key(peer, secret, session, attempt)
-        for peer in sorted(self.channels):
-            size = KEY_BYTES if self.role > peer else 0
-            raw = bytes(self.channels[peer].receive_bytes(0, size + len(digest)))
-            if not hmac.compare_digest(raw[size:], digest):
-                raise DisagreementError(
-                    f"{name_of(peer)} is about to compute something else",
-                    want="one network, one set of rules, one session at all parties",
-                    fix="compare the arguments with which the parties were started",
-                )
-            if size:
-                self.use_key(peer, raw[:size], session, attempt)
-
-    def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
-        """Bind a secret of a pair to the pair, the session and the attempt."""
-        first, second = sorted((self.role, peer))
-        about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
-        self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
-
-    def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """A pad that `peer` has too; int64 of the given axes."""
-        elements = self.pads[peer].elements64(math.prod(shape), *purpose).view("int64")
-        return torch.from_numpy(elements).reshape(tuple(shape))
-
-    def next_number(self) -> int:
-        """The number of the operation that begins; the same at all parties."""
-        self._number += 1
-        return self._number
-
-
-class Party(Peer, ABC):
+class Party(Engine, ABC):
     """One of the three.
 
     Args:
@@ -212,7 +135,7 @@ class Party(Peer, ABC):
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
-        super().__init__(role, links, rules.record())
+        super().__init__(role, links, len(HOLDERS), rules.record())
         self.rules = rules
         self.ahead: dict[tuple[str, int], tuple[object, Any]] = {}
 
@@ -320,24 +243,14 @@ class Party(Peer, ABC):
             own = encode(values, bits, where)
         return self._share(number, owner, shape, own, bits)
 
-    @abstractmethod
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
     ) -> SharedTensor:
-        """This party's part of sharing what `own` encodes at its owner."""
-
-    def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
-        """The values, at one party; float64, None elsewhere."""
-        halves = self._halves(self.next_number(), shared, to)
-        if halves is None:
-            return None
-        count = halves[0].numel()
-        self.leakage.count("result", where, count, count)
-        return decode(halves[0] + halves[1], shared.bits)
-
-    @abstractmethod
-    def _halves(self, number: int, shared: SharedTensor, to: int) -> tuple[Tensor, Tensor] | None:
-        """Both shares of what is revealed to this party; None elsewhere."""
+        if owner != self.dealer:
+            return super()._share(number, owner, shape, own, bits)
+        if own is not None:
+            return SharedTensor(self._deal([own], "share", number, phase="setup")[0], bits)
+        return SharedTensor(self._dealt([shape], "share", number)[0], bits)
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
         """The same tensors, ready to be multiplied; in thesis mode each product opens anew.
@@ -473,18 +386,6 @@ class PreparedQuestion:
     results: Sequence[Tensor]
 
 
-def traffic(party: Peer) -> list[Traffic]:
-    """What one party has sent so far."""
-    return [
-        Traffic(
-            name_of(party.role), name_of(peer), phase, channel.frames[phase], channel.sent[phase]
-        )
-        for peer, channel in sorted(party.channels.items())
-        for phase in PHASES
-        if channel.frames[phase]
-    ]
-
-
 class ShareHolder(Party):
     """One of the two parties that hold shares.
 
@@ -500,32 +401,15 @@ class ShareHolder(Party):
             self.channels[P2].keeps_early = True
 
     @property
-    def first(self) -> bool:
-        """Whether this is P0, who takes the public parts."""
-        return self.role == P0
-
-    @property
     def other(self) -> int:
         """The other holder."""
         return P1 - self.role
 
-    def _share(
-        self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
-    ) -> SharedTensor:
-        if owner == P2 and not self.first:
-            return SharedTensor(self._from_dealer([shape], number)[0], bits)
-        mask = self.pad(P2 if owner == P2 else self.other, shape, "share", number)
-        return SharedTensor(mask if own is None else own - mask, bits)
-
-    def _halves(self, number: int, shared: SharedTensor, to: int) -> tuple[Tensor, Tensor] | None:
-        share = shared.share
-        if to == self.role:
-            (theirs,) = self.channels[self.other].receive([shared.shape], number)
-            return share, theirs
-        if to == P2:
-            share = self._for_dealer(share, self.pad(self.other, share.shape, "fresh", number))
-        self.channels[to].send([share], number)
-        return None
+    def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
+        if to == self.dealer:
+            fresh = self.pad(self.other, shared.shape, "fresh", number)
+            shared = replace(shared, share=self._for_dealer(shared.share, fresh))
+        return super()._revealed(number, shared, to)
 
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
         prepared = self.prepared[asked.number] = self.drawn_ahead(
@@ -634,16 +518,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 class Dealer(Party):
     """The third party. In the program it follows, tensors are shapes."""
 
-    def _share(
-        self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
-    ) -> SharedTensor:
-        if own is not None:
-            mask = self.pad(P0, shape, "share", number)
-            self.channels[P1].send([own - mask], number, "setup")
-        return shape_only(shape, bits)
-
-    def _halves(self, number: int, shared: SharedTensor, to: int) -> tuple[Tensor, Tensor] | None:
-        return self._both(number, shared.shape) if to == P2 else None
+    def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
+        return torch.add(*self._both(number, shared.shape)) if to == self.role else None
 
     def _both(self, number: int, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
         """What P0 and P1 send of these axes."""

@@ -165,7 +165,7 @@ class PrivateModule(nn.Module):
             shared = _inputs(party, flat)
             network = self._networks[party.role]
             outputs = network.infer(party, shared)
-            found = party.reveal(outputs, P0, "outputs")
+            found = party.reveal(outputs, "outputs", P0)
             if found is not None:
                 network.check_outputs(party.rules, found)
             return found

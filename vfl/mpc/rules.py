@@ -12,7 +12,10 @@ from vfl.mpc.ring import limit_bits
 Mode = Literal["thesis", "fast"]
 MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
+HOLDERS = (P0, P1)
 NAMES = ("P0", "P1", "P2")
+#: Fewer values than this are not hidden by an order among them.
+LEAST_PERMUTED = 32
 _BITS = {"thesis": 23, "fast": 21}
 #: With 21 bits the 40 bits of a permuted share cost an error of at most 4e-6; with fewer 4 times
 #: that a bit, which soon is more than the fraction's own error.
@@ -59,7 +62,7 @@ class Rules:
     bits: int = 0
     magnitude_bits: int = _MAGNITUDE_BITS
     delta_bits: int = 16
-    least_permuted: int = 32
+    least_permuted: int = LEAST_PERMUTED
     flips: bool | None = None
 
     def __post_init__(self) -> None:

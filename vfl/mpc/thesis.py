@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vfl.mpc.engine import masked_product
 from vfl.mpc.party import Dealer, Party, Product, ShareHolder
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import SharedTensor
@@ -33,20 +34,20 @@ class ThesisHolder(Thesis, ShareHolder):
         shapes = [each.shape for each in own]
         if self.first:
             theirs = self.channels[P1].receive(shapes, number)
-            e, d = own[0] + theirs[0], own[1] + theirs[1]
-            z = operation(e, d + v) + operation(u, d)
-            z += self.pad(P2, z.shape, "product", number)
-            parts, moved = self._truncate_first([z, *more], truncations)
-            self.channels[P1].send_moved(own, moved, number)
-            return parts
-        self.channels[P0].send(own, number)
-        elements = product.shape.numel() + sum(each.numel() for each in more)
-        sizes = [elements] * len(truncations)
-        theirs, moved = self.channels[P0].receive_moved(shapes, sizes, number)
+        else:
+            self.channels[P0].send(own, number)
+            elements = product.shape.numel() + sum(each.numel() for each in more)
+            theirs, moved = self.channels[P0].receive_moved(
+                shapes, [elements] * len(truncations), number
+            )
         e, d = own[0] + theirs[0], own[1] + theirs[1]
-        z = operation(e, v) + operation(u, d)
-        z += self._from_dealer([z.shape], number)[0]
-        return self._truncate_second([z, *more], truncations, moved, product.where)
+        z = masked_product(self.numbers, operation, (e, d), u, d + v if self.first else v)
+        z += self._dealt([z.shape], "product", number)[0]
+        if not self.first:
+            return self._truncate_second([z, *more], truncations, moved, product.where)
+        parts, moved = self._truncate_first([z, *more], truncations)
+        self.channels[P1].send_moved(own, moved, number)
+        return parts
 
 
 class ThesisDealer(Thesis, Dealer):
@@ -58,6 +59,4 @@ class ThesisDealer(Thesis, Dealer):
         for operand, purpose in ((product.left, "left mask"), (product.right, "right mask")):
             halves = [self.pad(holder, operand.shape, purpose, number) for holder in (P0, P1)]
             masks.append(torch.add(*halves))
-        share = product.operation(*masks)
-        share -= self.pad(P0, share.shape, "product", number)
-        self.channels[P1].send([share], number, "offline")
+        self._deal([product.operation(*masks)], "product", number)

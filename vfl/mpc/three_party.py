@@ -24,10 +24,9 @@ from vfl.mpc.network import Layer, Loss, Network, share_targets, weight_shapes
 from vfl.mpc.party import Party
 from vfl.mpc.private_module import layers_of
 from vfl.mpc.ring import ELEMENT_BYTES
-from vfl.mpc.rules import NAMES, P0, P1
+from vfl.mpc.rules import HOLDERS, NAMES
 from vfl.mpc.shares import Opened, SharedTensor, blank, stacked
 
-HOLDERS = (P0, P1)
 #: Rows that are shared or asked at once: the bytes of their widest frame stay below it, which has
 #: a limit of its own (`vfl.core.frame.LIMIT_BYTES`).
 BLOCK_BYTES = 1 << 26
@@ -168,7 +167,7 @@ class ThreePartyNetwork:
         for start, end in row_blocks(len(index), 2 * widest):
             shared = self._rows[rows].rows(index[start:end])
             answered = self._network.infer(self.party, shared)
-            found.append(self.party.reveal(answered, self._label_role, where))
+            found.append(self.party.reveal(answered, where, self._label_role))
         disclosed = [each for each in found if each is not None]
         if not disclosed:
             return None

@@ -20,8 +20,9 @@ from typing import Any, Generic, Self, TypeVar
 from vfl.core.errors import LostPeerError, PeerFailedError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Link
 from vfl.mpc.channel import Leak, Traffic
+from vfl.mpc.engine import Peer, traffic
 from vfl.mpc.fast import FastDealer, FastHolder
-from vfl.mpc.party import Party, Peer, traffic
+from vfl.mpc.party import Party
 from vfl.mpc.rules import P2, Rules, name_of
 from vfl.mpc.thesis import ThesisDealer, ThesisHolder
 

@@ -1,8 +1,8 @@
 """What is below a fixed-precision tensor: ring elements here, or additive shares at workers.
 
-Both do what a ring of integers does. The protocols of the shares are those of
-`vfl.mpc.many_parties`, or with MACs of `vfl.mpc.authenticated`: products with a dealer's triples,
-exact divisions, signs. Each holder has its own share, and whoever leads sees none of them.
+Both do what a ring of integers does. The protocols of the shares are those of `vfl.mpc.engine`, for
+many parties or with MACs: products with a dealer's triples, exact divisions, signs. Each holder has
+its own share, and whoever leads sees none of them.
 
 A step of a computation is a kind, operands and parameters in plain data, the same for all workers;
 `perform` is what each makes of it. Workers of this process without MACs are one `Lockstep`.
@@ -16,7 +16,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +23,11 @@ from torch import Tensor
 
 from vfl.core.errors import AuthenticationError, CheatingError, UserError
 from vfl.core.registry import require, require_range
-from vfl.mpc.authenticated import FIELD, AuthenticatedMember, fresh
+from vfl.mpc.authenticated import AuthenticatedMember, fresh
+from vfl.mpc.engine import BeaverEngine
 from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Lockstep, Member
+from vfl.mpc.numbers import FIELD, RING, reach
+from vfl.mpc.numbers import Ring as Numbers
 from vfl.mpc.ring import ELEMENT_BITS, Operation, encode, matmul
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
@@ -51,16 +53,8 @@ _OPERATIONS: dict[str, Operation] = {"mul": torch.mul, "matmul": matmul}
 # one thing alone.
 
 
-def _reach(stack: Tensor, axes_wanted: int) -> Tensor:
-    """As many axes behind the first one, of length 1 where they are new."""
-    missing = axes_wanted + 1 - stack.dim()
-    return (
-        stack.reshape(stack.shape[0], *(1,) * missing, *stack.shape[1:]) if missing > 0 else stack
-    )
-
-
 def _added(one: Tensor, two: Tensor) -> Tensor:
-    return _reach(one, two.dim() - 1) + _reach(two, one.dim() - 1)
+    return reach(one, two.dim() - 1) + reach(two, one.dim() - 1)
 
 
 def _stacked(dim: int, *stacks: Tensor) -> Tensor:
@@ -86,7 +80,7 @@ def _summed(stack: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
 LINEAR: Mapping[str, Callable[..., Tensor]] = {
     "add": _added,
     "reshape": lambda stack, sizes: stack.reshape(stack.shape[0], *sizes),
-    "expand": lambda stack, sizes: _reach(stack, len(sizes)).expand(stack.shape[0], *sizes),
+    "expand": lambda stack, sizes: reach(stack, len(sizes)).expand(stack.shape[0], *sizes),
     "sum_to": lambda stack, sizes: _summed_to(stack, sizes),
     "gather": lambda stack, indices: stack.reshape(stack.shape[0], -1)[:, indices],
     "spread": _scatter_add,
@@ -97,66 +91,22 @@ LINEAR: Mapping[str, Callable[..., Tensor]] = {
 }
 
 
-class Integers:
-    """Integers modulo 2^64; what `vfl.mpc.authenticated.FIELD` is modulo a prime."""
-
-    def lift(self, elements: Tensor) -> Tensor:
-        """They are what they are."""
-        return elements
-
-    def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
-        """The product of every two elements."""
-        return one * two
-
-    def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """A map that only moves and adds elements."""
-        return linear(*operands)
-
-    def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
-        """A bilinear map; one of the two may have an axis in front, or both."""
-        if operation is not matmul:
-            return left * right
-        if left.dim() == right.dim() == 2:
-            return matmul(left, right)
-        if left.shape[-2] * left.shape[-1] * right.shape[-1] < _SMALL:
-            return left @ right
-        count = len(left) if left.dim() == 3 else len(right)
-        pairs = [(left[at] if left.dim() == 3 else left, right[at] if right.dim() == 3 else right)
-                 for at in range(count)]  # fmt: skip
-        return torch.stack([matmul(*pair) for pair in pairs])
-
-
-RING = Integers()
-#: Terms of a product below which torch's own loop over the first axis is faster.
-_SMALL = 1 << 17
-
-
-def mapped(field: Any, name: str, parameters: Sequence[Any], stacks: Sequence[Tensor]) -> Tensor:
+def mapped(
+    numbers: Numbers, name: str, parameters: Sequence[Any], stacks: Sequence[Tensor]
+) -> Tensor:
     """A linear map of stacks, by its name."""
     first, *others = stacks
     if name == "scale":  # by a public number
-        return _tensor(field.mul(first, parameters[0]))
+        return numbers.mul(first, parameters[0])
     if name == "by":  # by a public tensor, from the right or the left
         elements, operation, from_left = parameters
-        elements = field.lift(elements)
+        elements = numbers.lift(elements)
         if operation == "mul":
-            return _tensor(field.mul(_reach(first, elements.dim()), elements))
+            return numbers.mul(reach(first, elements.dim()), elements)
         pair = (elements, first) if from_left else (first, elements)
-        if field is RING:
-            return _tensor(field.product(matmul, *pair))
-        return torch.stack(
-            [field.matmul(elements, each) if from_left else field.matmul(each, elements)
-             for each in first]
-        )  # fmt: skip
+        return numbers.product(matmul, *pair)
     linear = LINEAR[name]
-    return _tensor(
-        field.additive(lambda one, *rest: linear(one, *parameters, *rest), first, *others)
-    )
-
-
-def _tensor(found: Any) -> Tensor:
-    assert isinstance(found, Tensor), "a field gives tensors"
-    return found
+    return numbers.additive(lambda one, *rest: linear(one, *parameters, *rest), first, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +126,9 @@ class Found:
     final: bool = False
 
 
-def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequence[Any]) -> Found:
+def perform(
+    member: BeaverEngine, kind: str, operands: Sequence[Any], parameters: Sequence[Any]
+) -> Found:
     """One party's part of a step.
 
     Args:
@@ -186,27 +138,18 @@ def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequ
         operands: its shares.
         parameters: of the step.
     """
-    mac = isinstance(member, AuthenticatedMember)
     if kind == "input":
         return _input(member, *operands)
     operands = [_as_share(each) for each in operands]
-    single = not mac and not isinstance(member, Lockstep)
-    field: Any = FIELD if mac else RING
     match kind:
         case "linear":
             name, *rest = parameters
-            stacks = [each.share[None] if single else each.share for each in operands]
-            found = mapped(field, name, rest, stacks)
-            return Found(SharedTensor(found[0] if single else found, 0))
+            front = (slice(None),) if member.front else (None,)
+            stacks = [each.share[front] for each in operands]
+            found = mapped(member.numbers, name, rest, stacks)
+            return Found(SharedTensor(found if member.front else found[0], 0))
         case "plus":
-            public = field.lift(parameters[0])
-            (own,) = operands
-            if isinstance(member, AuthenticatedMember):
-                return Found(member.known(own, public))
-            front = 0 if single else 1
-            sizes = (blank(own.share.shape[front:]) + blank(public.shape)).shape
-            share = own.share.expand(sizes) if single else LINEAR["expand"](own.share, sizes)
-            return Found(SharedTensor(member._plus(share, public), 0))
+            return Found(member.plus(operands[0], member.numbers.lift(parameters[0])))
         case "product":
             operation = _OPERATIONS[parameters[0]]
             if isinstance(member, Lockstep):
@@ -215,7 +158,7 @@ def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequ
             return Found(SharedTensor(member.multiply(one, two, operation).share, 0), [one, two])
         case "divide":
             return Found(SharedTensor(member.divide(operands[0], parameters[0]).share, 0))
-        case "negative":
+        case "negative" if isinstance(member, Member | AuthenticatedMember):
             return Found(member.is_negative(operands[0]))
         case "blank":
             return Found(SharedTensor(blank(parameters[0]), 0))
@@ -224,10 +167,7 @@ def perform(member: Member, kind: str, operands: Sequence[Any], parameters: Sequ
         case "mask" if isinstance(member, AuthenticatedMember):
             return _mask(member, *parameters)
         case "disclose" if isinstance(member, AuthenticatedMember):
-            value, mask = operands
-            hidden = value if member.deals else member._plus_share(value, mask)
-            (revealed,) = member.opened(hidden)
-            return Found(revealed)
+            return Found(member.opened(member.sum_of(*operands))[0])
     raise UserError("a step that no worker knows", got=kind)
 
 
@@ -256,7 +196,7 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
     return Found(MaskShare(shared, token(member.dealer)), (), readers)
 
 
-def _input(member: Member, mask: Any, masked: Any) -> Found:
+def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
     """Shares of what was hidden under a mask, for whom its owner lets read it.
 
     The token proves that the sender was given the mask. Without it the leader could put a value of
@@ -264,12 +204,12 @@ def _input(member: Member, mask: Any, masked: Any) -> Found:
     """
     assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
     if member.deals:
-        return Found(member.known(_as_share(mask), blank(masked.share.shape)))
+        return Found(member.plus(_as_share(mask), blank(masked.share.shape)))
     if not (isinstance(mask, MaskShare) and isinstance(masked, Masked)):
         raise UserError("these are no mask and no values behind one")
     if not hmac.compare_digest(mask.token, masked.token):
         raise AuthenticationError("values are behind another mask than this")
-    shared = member.known(mask.shared, FIELD.lift(masked.elements))
+    shared = member.plus(mask.shared, FIELD.lift(masked.elements))
     return Found(shared, readers=masked.readers, final=True)
 
 
@@ -280,9 +220,8 @@ def _lockstep_product(
     dims = [each.share.dim() for each in operands]
     if operation is matmul or dims[0] == dims[1]:
         one, two = member.open(*operands)
-        times = partial(RING.product, operation)
-        return Found(SharedTensor(member.multiply(one, two, times).share, 0), [one, two])
-    one, two = (SharedTensor(_reach(each.share, max(dims) - 1), 0) for each in operands)
+        return Found(SharedTensor(member.multiply(one, two, operation).share, 0), [one, two])
+    one, two = (SharedTensor(reach(each.share, max(dims) - 1), 0) for each in operands)
     return Found(SharedTensor(member.multiply(one, two, torch.mul).share, 0))
 
 

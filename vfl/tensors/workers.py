@@ -459,7 +459,7 @@ class Worker:
         Returns:
             A parcel for each holder.
         """
-        from vfl.mpc.authenticated import FIELD
+        from vfl.mpc.numbers import FIELD
         from vfl.tensors.shares import elements_of
 
         self.keys.require_known(keys)

@@ -7,10 +7,8 @@ would show a single cut, and take the sum at the label party.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,21 +19,18 @@ from vfl.config import PartyFile, TrainSettings
 from vfl.core.errors import (
     ExposedCutError,
     ProtocolError,
-    RunFolderError,
     TruncatedFrameError,
 )
 from vfl.core.frame import Frame, Kind, Payload
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.defenses import Chain, Defense, uses
-from vfl.mpc.party import Peer, traffic
-from vfl.mpc.rules import name_of
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
 from vfl.mpc.secure.masks import Ring
 from vfl.session.exchange import SUM, CutAggregator, LabelEnd, expect
 from vfl.session.identity import Identity, read_pins
 from vfl.session.schedule import EarlyStopping, Exchange
-from vfl.session.secure import Agreed, FeatureRound, HelperRound, Revealed, SecureMode
+from vfl.session.secure import Agreed, FeatureRound, HelperRound, SecureMode
 from vfl.session.terms import Terms
 from vfl.session.witness import Standing
 
@@ -270,66 +265,6 @@ def check_training(train: TrainSettings) -> None:
             )
 
 
-class Account:
-    """What one party of a network that nobody holds has learned, by phase, and what it sent.
-
-    Args:
-        party: its name.
-        roles: of all parties.
-    """
-
-    def __init__(self, party: str, roles: Sequence[str]) -> None:
-        self._party = party
-        self._names = {name_of(role): name for role, name in enumerate(roles)}
-        self._seen: Counter[tuple[str, str]] = Counter()
-        self._revealed: dict[tuple[str, str], Revealed] = {}
-
-    def note(self, peer: Peer, phase: str) -> None:
-        """What was learned since the last call belongs to this phase."""
-        found = self._counted(peer)
-        for (what, where), elements in (found - self._seen).items():
-            said = f"{what}, {where}"
-            before = self._revealed.get((phase, said))
-            times, values = (before.times, before.values) if before else (0, 0)
-            self._revealed[phase, said] = Revealed(
-                self._party, said, "all", phase, times + 1, values + elements
-            )
-        self._seen = found
-
-    def revealed(self) -> list[Revealed]:
-        """All of it."""
-        return list(self._revealed.values())
-
-    def state(self) -> list[dict[str, Any]]:
-        """What `restore` takes."""
-        return [asdict(one) for one in self._revealed.values()]
-
-    def restore(self, state: Sequence[Mapping[str, Any]], peer: Peer) -> None:
-        """Go on from what an earlier attempt had noted; what `peer` counts is in it."""
-        for one in state:
-            kept = Revealed(**one)
-            self._revealed[kept.phase, kept.what] = kept
-        self._seen = self._counted(peer)
-
-    def traffic(self, peer: Peer) -> list[dict[str, Any]]:
-        """What the party has sent, by receiver and phase."""
-        return [
-            {
-                "party": self._party,
-                "receiver": self._names[row.receiver],
-                "phase": row.phase,
-                "frames": row.frames,
-                "wire_bytes": row.wire_bytes,
-            }
-            for row in traffic(peer)
-        ]
-
-    @staticmethod
-    def _counted(peer: Peer) -> Counter[tuple[str, str]]:
-        leaks = peer.leakage.leaks()
-        return Counter({(leak.what, leak.where): leak.elements for leak in leaks})
-
-
 def refuse_work_on_cuts(agreed: Agreed) -> None:
     """Refuse a codec, a defense or another precision where nobody has a cut.
 
@@ -355,19 +290,4 @@ def refuse_work_on_cuts(agreed: Agreed) -> None:
             "no party has a model here that could be compiled: its weights are shares",
             got="train.compile = true",
             want="train.compile = false",
-        )
-
-
-def require_same_rows(party: str, ours: str, kept: str) -> None:
-    """Refuse to go on with other rows than those of a checkpoint, by their digests.
-
-    Raises:
-        RunFolderError: they differ.
-    """
-    if ours != kept:
-        raise RunFolderError(
-            f"the rows of party '{party}' changed since the checkpoint",
-            got=f"inputs {ours[:8]}...",
-            want=f"inputs {kept[:8]}...",
-            fix="put the table back as it was, or train anew",
         )

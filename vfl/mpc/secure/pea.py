@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor, nn
 
 from vfl import models
@@ -33,22 +33,15 @@ from vfl.core.errors import (
     PrivacyError,
     ProtocolError,
 )
-from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
+from vfl.core.frame import LIMIT_BYTES, Kind, Link
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
-from vfl.datasets.alignment.protocols import Message, Send
 from vfl.mpc.many_parties import MOST_HOLDERS, Member
-from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
-from vfl.mpc.secure.base import (
-    Account,
-    KeyedMode,
-    check_training,
-    offers_bytes,
-    refuse_work_on_cuts,
-    require_same_rows,
-)
-from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
+from vfl.mpc.ring import ELEMENT_BYTES
+from vfl.mpc.secure.base import check_training, refuse_work_on_cuts
+from vfl.mpc.secure.ends import NetworkEnd, NetworkMode, NetworkSizes, Place, read_description
+from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.secure_dpsgd import (
     Form,
     LocalStart,
@@ -63,12 +56,9 @@ from vfl.mpc.secure_dpsgd import (
     train_step,
 )
 from vfl.mpc.shares import SharedTensor
-from vfl.mpc.trio import Star
 from vfl.privacy import PrivacyStatement, added
 from vfl.privacy.accountants import GaussianSteps, epsilon_of, noise_for
-from vfl.session.exchange import Compute, expect
 from vfl.session.private import PrivacyPlan
-from vfl.session.relay import SealedLinks, Switchboard
 from vfl.session.schedule import Exchange
 from vfl.session.secure import (
     EVALUATE,
@@ -76,11 +66,8 @@ from vfl.session.secure import (
     TRAIN,
     Agreed,
     Happened,
-    Limits,
-    LocalStreams,
     OwnRows,
     Revealed,
-    WholeNetwork,
 )
 from vfl.session.terms import Terms
 
@@ -89,20 +76,16 @@ Start = Literal["zero", "average", "best"]
 #: How many parts of a budget a training takes that begins so.
 _PARTS: Mapping[Start, int] = {"zero": 1, "average": 2, "best": 3}
 
-#: Frames that may be on their way unread in one direction: the dealer's of one step, and others'.
-_WINDOW_FRAMES = 128
-#: What a party says of its rows, and what the label party says of everybody's.
-_OWN_BYTES, _FACTS_BYTES = 1 << 9, 1 << 14
-_STEP, _MOST_CLASSES = 1, 1024
+_MOST_CLASSES = 1024
 #: Of a row; how long it may be beside so many classes, `SgdTerms` says.
 _MOST_LENGTH = 32.0
 #: Ring elements that one frame has at most for each number of a batch: the products of bits.
 _BATCH_WORDS = 192
 #: What a holder has at once of each input, and of each number of a batch, in ring elements.
 _ROW_COPIES, _BATCH_COPIES = 6, 1024
-#: How long a thread waits for another one.
-_LOCAL_S = 600.0
 
+#: Name of the weights in what a party keeps.
+_MODEL = "weight"
 
 _Label = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -136,7 +119,7 @@ class Facts(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class PeaLayers:
+class PeaLayers(NetworkSizes):
     """The sizes of a session, which say how large a frame may be.
 
     Attributes:
@@ -161,9 +144,8 @@ class PeaLayers:
         batch = self.batch_rows * (_BATCH_COPIES * self.classes + 4 * self.columns)
         return ELEMENT_BYTES * (held + batch)
 
-    def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Not known before: how many rows a step has is drawn."""
-        return 0
+    def limits(self, rows: int) -> dict[Kind, int]:
+        return {Kind.PROTOCOL: self.frame_bytes + TAG_BYTES}
 
     @property
     def frame_bytes(self) -> int:
@@ -173,7 +155,7 @@ class PeaLayers:
         return ELEMENT_BYTES * max(inputs, batch, 4 * self.parameters, 1024)
 
 
-class Pea(KeyedMode):
+class Pea(NetworkMode):
     """Rows that nobody shows train a linear classifier, with noise of every holder.
 
     Args:
@@ -195,9 +177,13 @@ class Pea(KeyedMode):
     ('notary', True)
     """
 
-    shares_weights: ClassVar[bool] = True
-    whole_network: ClassVar[bool] = True
     reveals_model: ClassVar[bool] = True
+    #: The dealer's frames of one step, and others'.
+    window: ClassVar[int] = 128
+    waiting: ClassVar[int] = 128
+    announced_bytes: ClassVar[int] = 1 << 9
+    facts_bytes: ClassVar[int] = 1 << 14
+    facts: ClassVar[type[Settings]] = Facts
 
     def __init__(
         self,
@@ -273,63 +259,28 @@ class Pea(KeyedMode):
         for name in (*self.holders(terms), self._dealer):
             yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
-    def window_frames(self, train: Any) -> int:
-        return _WINDOW_FRAMES
+    def roles(self, agreed: Agreed) -> list[str]:
+        return [*self.holders(agreed), self._dealer]
 
-    def limits(
-        self,
-        terms: Terms,
-        party: str,
-        rows: Mapping[Kind, int],
-        layers: Mapping[str, Any] | None,
-    ) -> Limits:
-        up = {Kind.PROTOCOL: max(OFFER_BYTES, _OWN_BYTES)}
-        down = {Kind.PROTOCOL: max(offers_bytes(terms), _FACTS_BYTES)}
-        if layers is not None:
-            sizes: PeaLayers = layers[party]
-            both = {Kind.PROTOCOL: max(up[Kind.PROTOCOL], sizes.frame_bytes) + TAG_BYTES}
-            up, down = both, dict(both)
-        return up, down
-
-    def outer_network(
-        self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
-    ) -> WholeNetwork:
-        multiply_on(Compute(rows.device).device)
-        return OuterHolder(self, party, terms, rows, keys, stream)
-
-    def middle_network(
-        self,
-        terms: Terms,
-        attempt: tuple[str, int],
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-        rows: OwnRows,
-    ) -> WholeNetwork:
-        multiply_on(Compute(rows.device).device)
-        return MiddleHolder(self, terms, rows, attempt, streams, receive_any)
-
-    def local_streams(self, terms: Terms) -> LocalStreams:
-        return Star([*self.holders(terms), self._dealer], terms.label_party, _LOCAL_S)
+    def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> PeaEnd:
+        return PeaEnd(self, party, terms, rows, place)
 
 
-class _End:
-    """What the ends of all parties do alike."""
+class PeaEnd(NetworkEnd[Facts, Member]):
+    """One party's end: a holder of shares, or the dealer."""
 
-    def __init__(self, mode: Pea, party: str, terms: Terms, rows: OwnRows) -> None:
-        self.party = party
-        self._mode, self._terms, self._rows = mode, terms, rows
+    _mode: Pea
+
+    def __init__(self, mode: Pea, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
+        super().__init__(mode, party, terms, rows, place)
         self._holders = mode.holders(terms)
-        self._roles = [*self._holders, str(mode.third_party(terms.label_party))]
-        self._role = self._roles.index(party)
-        self._label_role = self._roles.index(terms.label_party)
-        self._digest = rows.digest()
         if rows.inputs is not None:  # features come first (PEA 2022, Protocol 5)
             bottom = models.make_bottom(terms.parties[party].bottom)
             assert isinstance(bottom, models.FixedBottom), "others are refused"
             self._rows = replace(rows, inputs=bottom.features(rows.inputs))
-        self._account = Account(party, self._roles)
-        self._facts: Facts | None = None
-        self._member: Member | None = None
+        if self._role == self._label_role:
+            _check_classes(rows)
+            _check_top(rows.top)
         self._plan: PrivacyPlan | None = None
         self._sgd: SecureSgd | None = None
         self._shared: SharedRows | None = None
@@ -339,40 +290,10 @@ class _End:
 
     @property
     def split(self) -> Split:
-        facts, nothing = self._agreed, np.empty(0, dtype=np.int64)
+        facts, nothing = self._facts, np.empty(0, dtype=np.int64)
         trains = self._terms.mode == "train"
         train = np.arange(self._training_rows(facts)) if trains else nothing
         return Split(train, nothing, np.arange(facts.asked))
-
-    def begin(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
-    ) -> None:
-        links, facts, session, attempt = self._join()
-        self._facts = facts
-        member = self._member = Member(self._role, links, len(self._holders))
-        about = {"terms": self._terms.digest(), "facts": facts.model_dump(mode="json")}
-        member.agree(about, session, attempt)
-        if self._terms.mode != "train":
-            self._model = None if not weights else weights[_MODEL]
-            return
-        plan = self._plan = self._plan_of(facts)
-        self._sgd = self._settings(facts, plan)
-        self._trained = 0 if state is None else int(state["trained"])
-        self._refuse_again(plan.steps)
-        own, self._shared = self._share_rows(member, self._sgd, facts)
-        self._share = first_weights(member, self._sgd)
-        if state is None and self._mode.start != "zero":
-            alone = self._alone(plan, facts)
-            longer = replace(plan, steps=plan.steps + 1)  # by a batch to judge by
-            judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
-            rows = self._shared, torch.from_numpy(judged)
-            self._share = started(member, self._sgd, alone, own, self._noise, *rows)
-        if state is not None:
-            require_same_rows(self.party, self._digest, state["inputs"])
-            self._share = replace(self._share, share=state["share"])
-            self._model = state["model"]
-            self._account.restore(state["revealed"], member)
-        self._account.note(member, SETUP)
 
     def train(self, exchange: Exchange) -> None:
         member, sgd, shared = self._begun, self._sgd, self._shared
@@ -382,15 +303,15 @@ class _End:
         batch = torch.from_numpy(exchange.rows)
         self._share = train_step(member, sgd, self._share, shared, batch, self._noise)
         self._trained += 1
-        self._wait_for_the_dealt(member)
-        self._account.note(member, TRAIN)
+        self._wait_for_the_dealt(member.next_number())
+        self._note(TRAIN)
 
     def outputs(self, exchange: Exchange) -> Tensor | None:
         if self.reveals(exchange) and self._model is None:
             assert self._share is not None, "a training has begun"
             self._model = self._begun.reveal(self._share, "model")
         found = self._answers(exchange)
-        self._account.note(self._begun, EVALUATE)
+        self._note(EVALUATE)
         return found
 
     def reveals(self, exchange: Exchange) -> bool:
@@ -424,18 +345,11 @@ class _End:
             "share": self._share.share,
             "model": self._model,
             "trained": self._trained,
-            "inputs": self._digest,
-            "revealed": self._account.state(),
+            **self._kept(),
         }
 
-    def revealed(self) -> list[Revealed]:
-        return self._account.revealed()
-
-    def traffic(self) -> list[dict[str, Any]]:
-        return self._account.traffic(self._begun)
-
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        facts = self._facts
+        facts = self._known
         if facts is None or not self._training_rows(facts):  # nothing is known of other rows
             return ()
         plan = self._plan_of(facts)
@@ -460,27 +374,75 @@ class _End:
             stated += [replace(stated[0], epsilon=epsilon_of(one, plan.delta)) for one in before]
         return (replace(added(stated), assumes=assumes),)
 
-    def send_verdict(self, verdict: bytes, step: int) -> None:
-        raise AssertionError("no epoch is judged")
+    # How it begins; see `NetworkEnd`.
 
-    def receive_verdict(self) -> bytes:
-        raise AssertionError("no epoch is judged")
+    def announced(self) -> bytes | None:
+        return None if self._own is None else self._own.model_dump_json().encode()
+
+    def facts_of(self, told: Mapping[str, bytes]) -> Facts:
+        holders = tuple(
+            read_description(OwnFacts, raw, f"party '{name}'") for name, raw in told.items()
+        )
+        assert self._rows.split is not None, "the label party has rows"
+        asked = len(self._rows.split.test)
+        classes = self._rows.names or tuple(range(self._rows.classes))  # of rows without labels
+        return Facts(holders=holders, classes=classes, asked=asked)
+
+    def sizes_of(self, facts: Facts) -> PeaLayers:
+        own = self._own
+        if len(facts.holders) != len(self._holders):
+            raise ProtocolError("the label party describes other parties than the terms have")
+        if own is not None and facts.holders[self._role] != own:
+            raise DisagreementError(
+                "the label party describes other rows than this party has",
+                got=f"{facts.holders[self._role].rows} rows",
+                want=f"{own.rows} rows",
+            )
+        _check_alike(self._mode, self._terms, facts)
+        rows = self._training_rows(facts)
+        plan = PrivacyPlan.of(self._terms, rows) if self._terms.mode == "train" else None
+        sizes = PeaLayers(
+            training_rows=rows,
+            columns=self._columns(facts),
+            classes=len(facts.classes),
+            batch_rows=facts.asked if plan is None else plan.most_rows,
+        )
+        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
+            raise ProtocolError(
+                "the inputs of all rows fit no frame",
+                got=f"{sizes.frame_bytes} bytes",
+                want=f"at most {LIMIT_BYTES} bytes",
+                fix="fewer rows or columns",
+            )
+        return sizes
+
+    def _player_of(self, links: Mapping[int, Link]) -> Member:
+        return Member(self._role, links, len(self._holders))
+
+    def _started(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
+    ) -> None:
+        member, facts = self._begun, self._facts
+        if self._terms.mode != "train":
+            self._model = None if not weights else weights[_MODEL]
+            return
+        plan = self._plan = self._plan_of(facts)
+        self._sgd = self._settings(facts, plan)
+        self._trained = 0 if state is None else int(state["trained"])
+        self._refuse_again(plan.steps)
+        own, self._shared = self._share_rows(member, self._sgd, facts)
+        self._share = first_weights(member, self._sgd)
+        if state is None and self._mode.start != "zero":
+            alone = self._alone(plan, facts)
+            longer = replace(plan, steps=plan.steps + 1)  # by a batch to judge by
+            judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
+            rows = self._shared, torch.from_numpy(judged)
+            self._share = started(member, self._sgd, alone, own, self._noise, *rows)
+        if state is not None:
+            self._share = replace(self._share, share=state["share"])
+            self._model = state["model"]
 
     # What the above is made of.
-
-    @property
-    def _agreed(self) -> Facts:
-        assert self._facts is not None, "an attempt has begun"
-        return self._facts
-
-    @property
-    def _begun(self) -> Member:
-        assert self._member is not None, "an attempt has begun"
-        return self._member
-
-    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
-        """Links, what all know alike, and which attempt of which session it is."""
-        raise NotImplementedError
 
     def _training_rows(self, facts: Facts) -> int:
         rows = [one.rows for one in facts.holders]
@@ -540,9 +502,12 @@ class _End:
             form=mode.form,
         )
 
-    def _own(self) -> OwnFacts:
+    @property
+    def _own(self) -> OwnFacts | None:
         """What this party says of itself, if it holds shares."""
         rows, inputs = self._rows, self._rows.inputs
+        if self.party not in self._holders:
+            return None
         assert rows.split is not None, "a holder has rows"
         trains = self._terms.mode == "train"
         names = ""
@@ -553,25 +518,6 @@ class _End:
             columns=0 if inputs is None else inputs[0].numel(),
             names=names,
         )
-
-    def _tell_sizes(self, facts: Facts) -> None:
-        """What follows for frames and memory; the party's own file may refuse it."""
-        rows = self._training_rows(facts)
-        plan = PrivacyPlan.of(self._terms, rows) if self._terms.mode == "train" else None
-        sizes = PeaLayers(
-            training_rows=rows,
-            columns=self._columns(facts),
-            classes=len(facts.classes),
-            batch_rows=facts.asked if plan is None else plan.most_rows,
-        )
-        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
-            raise ProtocolError(
-                "the inputs of all rows fit no frame",
-                got=f"{sizes.frame_bytes} bytes",
-                want=f"at most {LIMIT_BYTES} bytes",
-                fix="fewer rows or columns",
-            )
-        self._rows.agreed({name: sizes for name in self._roles if name != self._terms.label_party})
 
     def _refuse_again(self, last: int) -> None:
         """Refuse to train anew what may have been revealed: another noise would be averaged out."""
@@ -620,14 +566,6 @@ class _End:
         places = torch.tensor([known[name] for name in self._rows.names], dtype=torch.int64)
         return places[labels]
 
-    def _wait_for_the_dealt(self, member: Member) -> None:
-        """The dealer is asked nothing, and would else deal all steps ahead of the others."""
-        number, last = member.next_number(), len(self._holders) - 1
-        if self._role == last:
-            member.channels[member.dealer].send_bytes(b"", number, "online")
-        elif member.deals:
-            member.channels[last].receive_bytes(number, 0)
-
     def _answers(self, exchange: Exchange) -> Tensor | None:
         """The outputs of some rows at the label party, axes (rows, classes)."""
         index, part = exchange.rows, None
@@ -637,10 +575,10 @@ class _End:
             part = self._outputs(self._model, index)
         if apart:
             return part
-        member, shape = self._begun, (len(index), len(self._agreed.classes))
+        member, shape = self._begun, (len(index), len(self._facts.classes))
         shares = [
             member.share(role, shape, part if role == self._role else None, "outputs").share
-            for role, one in enumerate(self._agreed.holders)
+            for role, one in enumerate(self._facts.holders)
             if one.columns
         ]
         total = SharedTensor(torch.stack(shares).sum(0), member.bits)
@@ -651,7 +589,7 @@ class _End:
 
     def _outputs(self, model: Tensor, index: np.ndarray) -> Tensor:
         """This party's columns' part in the outputs; with the bias where it has all columns."""
-        rows, facts, mode = self._rows, self._agreed, self._mode
+        rows, facts, mode = self._rows, self._facts, self._mode
         assert rows.inputs is not None, "it has columns"
         assert rows.split is not None, "it has rows"
         phase = rows.split.test[index]
@@ -663,153 +601,6 @@ class _End:
         holders = sum(1 for one in columns if one)
         short = model_inputs(inputs, mode.longest, holders)
         return short @ model[start : start + columns[self._role]]
-
-
-_MODEL = "weight"
-
-
-class OuterHolder(_End):
-    """The end of a party with a stream to the label party only: a holder, or the dealer.
-
-    Args:
-        mode, party, terms, rows, keys, stream: see `SecureMode.outer_network`.
-    """
-
-    def __init__(
-        self, mode: Pea, party: str, terms: Terms, rows: OwnRows, keys: Agreement, stream: Link
-    ) -> None:
-        super().__init__(mode, party, terms, rows)
-        self._keys, self._stream = keys, stream
-        self._links: SealedLinks | None = None
-
-    def end(self, report: Frame) -> list[Frame]:
-        assert self._links is not None, "an attempt has begun"
-        self._links.direct.send(report)
-        return [expect(self._links.direct, Kind.DONE, 0, "the label party")]
-
-    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
-        self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
-        offers = expect(self._stream, Kind.PROTOCOL, 0, "the label party").payload
-        seals, peers = _Seals(self.party, self._keys.keys(offers)), self._terms.peers
-        links = self._links = SealedLinks(self._stream, seals, peers, _WINDOW_FRAMES)
-        own = None
-        if self.party in self._holders:
-            own = self._own()
-            links.direct.send(Frame(Kind.PROTOCOL, _STEP, own.model_dump_json().encode()))
-        told = expect(links.direct, Kind.PROTOCOL, _STEP, "the label party").payload
-        facts = _read(Facts, bytes(told), "the label party")
-        self._check(facts, own)
-        self._tell_sizes(facts)
-        found: dict[int, Link] = {self._label_role: links.direct}
-        found |= {self._roles.index(name): link for name, link in links.others.items()}
-        binding = self._keys.binding
-        return found, facts, binding.session, binding.attempt
-
-    def _check(self, facts: Facts, own: OwnFacts | None) -> None:
-        """Compare what the label party says with what this party has."""
-        if len(facts.holders) != len(self._holders):
-            raise ProtocolError("the label party describes other parties than the terms have")
-        if own is not None and facts.holders[self._role] != own:
-            raise DisagreementError(
-                "the label party describes other rows than this party has",
-                got=f"{facts.holders[self._role].rows} rows",
-                want=f"{own.rows} rows",
-            )
-        _check_alike(self._mode, self._terms, facts)
-
-
-class MiddleHolder(_End):
-    """The end of the label party, a holder, which carries what the others say to each other.
-
-    Args:
-        mode, terms, rows, attempt, streams, receive_any: see `SecureMode.middle_network`.
-    """
-
-    def __init__(
-        self,
-        mode: Pea,
-        terms: Terms,
-        rows: OwnRows,
-        attempt: tuple[str, int],
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-    ) -> None:
-        super().__init__(mode, terms.label_party, terms, rows)
-        self._attempt, self._streams = attempt, streams
-        self._board = Switchboard(streams, receive_any, lambda one, two: one != two, _WINDOW_FRAMES)
-        _check_classes(rows)
-        _check_top(rows.top)
-
-    def end(self, report: Frame) -> list[Frame]:
-        last = [self._board.links[name].receive() for name in self._terms.peers]
-        for stream in self._streams.values():
-            stream.send(report)
-        return last
-
-    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
-        links, holders = self._board.links, []
-        offers = b"".join(
-            expect(links[name], Kind.PROTOCOL, 0, f"party '{name}'").payload
-            for name in self._terms.peers
-        )
-        for stream in self._streams.values():
-            stream.send(Frame(Kind.PROTOCOL, 0, offers))
-        for name in self._holders:
-            if name == self.party:
-                holders.append(self._own())
-                continue
-            told = expect(links[name], Kind.PROTOCOL, _STEP, f"party '{name}'").payload
-            holders.append(_read(OwnFacts, bytes(told), f"party '{name}'"))
-        assert self._rows.split is not None, "the label party has rows"
-        asked = len(self._rows.split.test)
-        classes = self._rows.names or tuple(range(self._rows.classes))  # of rows without labels
-        facts = Facts(holders=tuple(holders), classes=classes, asked=asked)
-        _check_alike(self._mode, self._terms, facts)
-        described = facts.model_dump_json().encode()
-        if len(described) > _FACTS_BYTES:
-            raise ProtocolError(
-                "the names of all classes are too long to be told",
-                got=f"{len(described)} bytes",
-                want=f"at most {_FACTS_BYTES} bytes",
-            )
-        self._tell_sizes(facts)
-        for stream in self._streams.values():
-            stream.send(Frame(Kind.PROTOCOL, _STEP, described))
-        return (
-            {self._roles.index(name): link for name, link in links.items()},
-            facts,
-            *self._attempt,
-        )
-
-
-class _Seals:
-    """Seals of a party by keys that were agreed on; see `vfl.session.relay.Seals`."""
-
-    def __init__(self, party: str, keys: Mapping[str, bytes]) -> None:
-        self.others = list(keys)
-        self._there = {name: Sealing(key, party, name) for name, key in keys.items()}
-        self._back = {name: Sealing(key, name, party) for name, key in keys.items()}
-
-    def offers(self) -> list[Send]:
-        return []  # these came before
-
-    def seal(self, sent: Send, about: bytes = b"") -> list[Send]:
-        return [Send(sent.to, self._there[sent.to].seal(bytes(sent.payload), about.decode()))]
-
-    def open(
-        self, sender: str, payload: Message, about: bytes = b""
-    ) -> tuple[Message | None, list[Send]]:
-        return self._back[sender].open(bytes(payload), about.decode()), []
-
-
-def _read(kind: type[Any], raw: bytes, sender: str) -> Any:
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError:
-        raise ProtocolError(
-            f"{sender} describes its rows in another form than this version reads",
-            fix="install the same vfl version at every party",
-        ) from None
 
 
 # What is refused.

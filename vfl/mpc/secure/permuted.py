@@ -13,53 +13,39 @@ The label party has the only streams. What the two others say to each other pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from vfl import models
-from vfl.config import TrainSettings
-from vfl.core.errors import ExposedCutError, WidthError
-from vfl.core.frame import Frame, Kind, Link
+from vfl.config.toml import Settings
+from vfl.core.errors import DisagreementError, ExposedCutError, ProtocolError, WidthError
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
 from vfl.datasets import Split
 from vfl.models.mlp import IdentityBottom, MLPBottom
 from vfl.mpc.network import Layer
 from vfl.mpc.party import Party
-from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
-from vfl.mpc.rules import P1, P2, Mode, Rules
-from vfl.mpc.secure.base import (
-    Account,
-    KeyedMode,
-    check_training,
-    offers_bytes,
-    refuse_work_on_cuts,
-    require_same_rows,
-)
-from vfl.mpc.secure.description import (
-    COLUMNS_BYTES,
-    FACTS_BYTES,
-    Facts,
-    describe,
-    take_description,
-)
-from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Sealing
-from vfl.mpc.secure.relay import SEALED_BYTES, MiddleLinks, OuterLinks
+from vfl.mpc.permuted import FUNCTIONS
+from vfl.mpc.ring import ELEMENT_BYTES
+from vfl.mpc.rules import HOLDERS, LEAST_PERMUTED, P2, Mode, Rules
+from vfl.mpc.secure.base import check_training, refuse_work_on_cuts
+from vfl.mpc.secure.ends import NetworkEnd, NetworkMode, NetworkSizes, PairedSeals, Place
+from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.three_party import (
-    HOLDERS,
     Rows,
     ThreePartyNetwork,
     first_weights,
     most_frame_bytes,
+    require_frames,
     targets_of,
     whole_network,
 )
-from vfl.mpc.trio import Star, make_party
-from vfl.privacy import PrivacyStatement
-from vfl.session.exchange import Compute, expect
+from vfl.mpc.trio import make_party
 from vfl.session.schedule import Exchange
 from vfl.session.secure import (
     EVALUATE,
@@ -69,47 +55,102 @@ from vfl.session.secure import (
     AskedParty,
     Happened,
     Limits,
-    LocalStreams,
     OwnRows,
     Revealed,
-    WholeNetwork,
 )
 from vfl.session.terms import Terms
 
-#: A party sends several messages of an operation before it needs an answer, and relays more.
-_WINDOW_FRAMES = 32
 #: What a holder has at once, in ring elements, of each input, each weight, and each value of the
 #: layers in an exchange (resident memory of all three parties, halved; both modes).
 _ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
-#: How long a thread waits for another one, which may compute a large layer meanwhile.
-_LOCAL_S = 600.0
+_COLUMNS_BYTES = 4
+_Size = Annotated[int, Field(ge=0, lt=2**32)]
 _SPELLINGS = (
     "merge = 'sum' and bottom = 'mlp:hidden=none' at both, which are one linear layer; or merge = "
     "'concat' and bottom = 'identity' at both, where the top gets the columns themselves"
 )
 
 
+class Facts(Settings):
+    """What all three must know alike beside the terms of the session.
+
+    Attributes:
+        columns: of P0 and P1.
+        rows: how many of each phase are shared in this session.
+        classes: how many the labels have; 0 for numbers.
+        layers: of the network.
+    """
+
+    columns: tuple[_Size, _Size]
+    rows: dict[Rows, _Size]
+    classes: int = Field(ge=0, lt=2**32)
+    layers: tuple[Layer, ...] = Field(min_length=1, max_length=64)
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the network has."""
+        return sum((one.inputs + one.bias) * one.outputs for one in self.layers)
+
+    def check(self, own: tuple[int, Mapping[Rows, int]] | None, role: int) -> None:
+        """Compare what the label party says with what a party has.
+
+        Args:
+            own: columns, and rows of each phase, at P0 and P1; None at a dealer.
+            role: the party's.
+
+        Raises:
+            DisagreementError: it has other columns or rows.
+            ProtocolError: the layers are no network of these columns.
+        """
+        if own is not None and (self.columns[role], self.rows) != (own[0], dict(own[1])):
+            raise DisagreementError(
+                "the label party describes other rows than this party has",
+                got=f"{self.columns[role]} columns, rows {_told_counts(self.rows)}",
+                want=f"{own[0]} columns, rows {_told_counts(own[1])}",
+                fix="keep only the ids all parties share, with one split at all of them",
+            )
+        widths = [sum(self.columns), *(one.outputs for one in self.layers)]
+        fit = all(one.inputs == width for one, width in zip(self.layers, widths, strict=False))
+        if not fit or not {one.function for one in self.layers} <= {"", *FUNCTIONS}:
+            raise ProtocolError(
+                "the label party describes layers that are no network of these columns",
+                got=", ".join(f"{one.inputs}-{one.outputs}" for one in self.layers),
+                want=f"layers that follow one another from {widths[0]} columns, with a function of "
+                + ", ".join(sorted(FUNCTIONS)),
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class NetworkLayers:
-    """The network of a session, whose sizes say how large a frame may be."""
+class NetworkLayers(NetworkSizes):
+    """The network of a session.
+
+    Attributes:
+        layers: of it.
+        weights: how many it has.
+        rows: of all phases.
+    """
 
     layers: tuple[Layer, ...]
-    parameters: int
+    weights: int
     rows: int
+
+    @property
+    def parameters(self) -> int:
+        return self.weights
 
     def memory_bytes(self, rows: int) -> int:
         """About what a holder has at once; the factors were measured, and rounded up."""
         inputs = self.layers[0].inputs
         widths = inputs + sum(one.outputs for one in self.layers)
-        held = _ROW_COPIES * self.rows * inputs + _WEIGHT_COPIES * self.parameters
+        held = _ROW_COPIES * self.rows * inputs + _WEIGHT_COPIES * self.weights
         return ELEMENT_BYTES * (held + _EXCHANGE_COPIES * rows * widths)
 
-    def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Not known before: index lists and dummies depend on the values."""
-        return 0
+    def limits(self, rows: int) -> dict[Kind, int]:
+        most = most_frame_bytes(self.layers, rows)
+        return {Kind.PROTOCOL: most, Kind.OPENING: most + TAG_BYTES}
 
 
-class Permuted(KeyedMode):
+class Permuted(NetworkMode):
     """Nobody has a weight; functions are computed by a third party on permuted values.
 
     Args:
@@ -122,8 +163,12 @@ class Permuted(KeyedMode):
     (23, 'notary')
     """
 
-    shares_weights: ClassVar[bool] = True
-    whole_network: ClassVar[bool] = True
+    #: A party sends several messages of an operation before it needs an answer, and relays more.
+    window: ClassVar[int] = 32
+    waiting: ClassVar[int] = 64
+    announced_bytes: ClassVar[int] = _COLUMNS_BYTES
+    facts_bytes: ClassVar[int] = 1 << 14
+    facts: ClassVar[type[Settings]] = Facts
 
     def __init__(
         self,
@@ -131,7 +176,7 @@ class Permuted(KeyedMode):
         bits: int = 0,
         magnitude_bits: int = 8,
         delta_bits: int = 16,
-        least_permuted: int = 32,
+        least_permuted: int = LEAST_PERMUTED,
         flips: bool | None = None,
         dealer: str | None = None,
         validate: bool = False,
@@ -180,9 +225,6 @@ class Permuted(KeyedMode):
             if holder != terms.label_party:
                 yield Revealed(terms.label_party, "number of columns", holder, SETUP, 1, 1)
 
-    def window_frames(self, train: TrainSettings) -> int:
-        return _WINDOW_FRAMES
-
     def limits(
         self,
         terms: Terms,
@@ -190,54 +232,51 @@ class Permuted(KeyedMode):
         rows: Mapping[Kind, int],
         layers: Mapping[str, Any] | None,
     ) -> Limits:
-        up = {Kind.PROTOCOL: max(OFFER_BYTES, COLUMNS_BYTES)}
-        down = {Kind.PROTOCOL: max(offers_bytes(terms), FACTS_BYTES), Kind.ACK: 1}
-        if layers is None:
-            return up, down
-        network: NetworkLayers = layers[party]
-        most = most_frame_bytes(network.layers, max(rows.values()))
-        both = {Kind.PROTOCOL: most, Kind.OPENING: most + SEALED_BYTES}
-        return both, down | both
+        up, down = super().limits(terms, party, rows, layers)
+        return up, down | {Kind.ACK: 1}
 
-    def outer_network(
-        self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
-    ) -> WholeNetwork:
-        multiply_on(Compute(rows.device).device)
-        return OuterNetwork(self, party, terms, rows, keys, stream)
+    # Of three parties, what the label party carries can only be for the third: such a frame is an
+    # OPENING and has no number.
 
-    def middle_network(
-        self,
-        terms: Terms,
-        attempt: tuple[str, int],
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-        rows: OwnRows,
-    ) -> WholeNetwork:
-        multiply_on(Compute(rows.device).device)
-        return MiddleNetwork(self, terms, rows, attempt, streams, receive_any)
+    def on_stream(self, frame: Frame) -> Frame:
+        return Frame(Kind.OPENING, frame.step, frame.payload) if frame.branch else frame
 
-    def local_streams(self, terms: Terms) -> LocalStreams:
-        return Star(self.roles(terms), terms.label_party, _LOCAL_S)
+    def off_stream(self, frame: Frame, other: int) -> Frame:
+        if frame.kind is not Kind.OPENING or frame.branch:
+            return frame
+        return Frame(Kind.PROTOCOL, frame.step, frame.payload, other)
+
+    def sealed(self, party: str, keys: Mapping[str, bytes]) -> PairedSeals:
+        return _OperationSeals(party, keys)
+
+    def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> PermutedEnd:
+        return PermutedEnd(self, party, terms, rows, place)
 
 
-class _End:
-    """What the ends of all three parties do alike."""
+class _OperationSeals(PairedSeals):
+    """Seals of messages about operations."""
 
-    def __init__(self, mode: Permuted, party: str, terms: Terms, rows: OwnRows) -> None:
-        self.party = party
-        self._mode, self._terms = mode, terms
-        self._roles = mode.roles(terms)
-        self._role = self._roles.index(party)
-        self._label_role = self._roles.index(terms.label_party)
-        self._rows = rows
-        self._digest = rows.digest()
-        self._account = Account(party, self._roles)
-        self._facts: Facts | None = None
+    def _named(self, about: bytes) -> str:
+        return about.decode().replace(Kind.PROTOCOL.name, "operation", 1)
+
+
+class PermutedEnd(NetworkEnd[Facts, Party]):
+    """One party's end: P0, P1 or P2."""
+
+    _mode: Permuted
+
+    def __init__(
+        self, mode: Permuted, party: str, terms: Terms, rows: OwnRows, place: Place
+    ) -> None:
+        super().__init__(mode, party, terms, rows, place)
         self._network: ThreePartyNetwork | None = None
+        if self._role == self._label_role:
+            # The top is refused before anybody is asked; where rows stand side by side, the widths
+            # that all parties agreed on are their columns.
+            self._layers((terms.merged_width, 0))
 
     @property
     def split(self) -> Split:
-        assert self._facts is not None, "an attempt has begun"
         counts = self._facts.rows
         train, validation, test = (
             np.arange(counts.get(phase, 0)) for phase in ("train", "validation", "test")
@@ -246,18 +285,60 @@ class _End:
             test = np.arange(counts.get("predict", 0))
         return Split(train, validation, test)
 
-    def begin(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    def train(self, exchange: Exchange) -> None:
+        network, rate = self._shared, self._terms.train.learning_rate
+        network.train_step(torch.from_numpy(exchange.rows), rate)
+        if not any(layer.function for layer in network.layers):
+            self._wait_for_the_dealt(self._begun.number)
+        self._note(TRAIN)
+
+    def outputs(self, exchange: Exchange) -> Tensor | None:
+        phase, index = exchange.phase, torch.from_numpy(exchange.rows)
+        found = self._shared.outputs(phase, index, f"{phase} outputs")
+        self._note(EVALUATE)
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        return {} if self._network is None else self._network.weights()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._shared.load_weights(weights)
+
+    def training_state(self) -> dict[str, Any]:
+        return {"network": self._shared.state_dict(), **self._kept()}
+
+    # How it begins; see `NetworkEnd`.
+
+    def announced(self) -> bytes | None:
+        columns = self._columns()
+        return None if columns is None else columns.to_bytes(_COLUMNS_BYTES, "little")
+
+    def facts_of(self, told: Mapping[str, bytes]) -> Facts:
+        one, other = (_told_columns(self._terms, *each) for each in told.items())
+        return Facts(
+            columns=(one, other),
+            rows=self._counts(),
+            classes=self._rows.classes,
+            layers=self._layers((one, other)),
+        )
+
+    def sizes_of(self, facts: Facts) -> NetworkLayers:
+        columns = self._columns()
+        facts.check(None if columns is None else (columns, self._counts()), self._role)
+        require_frames(facts.layers, facts.columns, facts.classes, self._label_role)
+        return NetworkLayers(facts.layers, facts.parameters, sum(facts.rows.values()))
+
+    def _player_of(self, links: Mapping[int, Link]) -> Party:
+        return make_party(self._role, links, self._mode.rules)
+
+    def _started(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
     ) -> None:
-        links, facts, session, attempt = self._join()
-        party, self._facts = make_party(self._role, links, self._mode.rules), facts
-        about = {"terms": self._terms.digest(), "facts": facts.model_dump(mode="json")}
-        party.agree(about, session, attempt)
+        facts, holds = self._facts, self._role in HOLDERS
         network = self._network = ThreePartyNetwork(
-            party, facts.layers, facts.columns, self._label_role
+            self._begun, facts.layers, facts.columns, self._label_role
         )
         if state is None and weights is None:
-            holds = self._role in HOLDERS
             network.share_weights(first_weights(facts.layers, self._rows.secret) if holds else None)
         elif state is None and weights is not None:
             network.load_weights(weights)
@@ -267,75 +348,20 @@ class _End:
         if "train" in facts.rows:
             network.share_targets(facts.rows["train"], self._targets())
         if state is not None:
-            self._restore(state)
-        self._note(SETUP)
-
-    def train(self, exchange: Exchange) -> None:
-        network, rate = self._begun, self._terms.train.learning_rate
-        network.train_step(torch.from_numpy(exchange.rows), rate)
-        if not any(layer.function for layer in network.layers):
-            self._wait_for_the_dealt(network.party)
-        self._note(TRAIN)
-
-    @staticmethod
-    def _wait_for_the_dealt(party: Party) -> None:
-        """P2, which is asked for no function here, would else deal all steps ahead of the others.
-
-        It stands in the middle of their streams, and carries only while it waits.
-        """
-        if party.role == P1:
-            party.channels[P2].send_bytes(b"", party.number, "online")
-        elif party.role == P2:
-            party.channels[P1].receive_bytes(party.number, 0)
-
-    def outputs(self, exchange: Exchange) -> Tensor | None:
-        phase, index = exchange.phase, torch.from_numpy(exchange.rows)
-        found = self._begun.outputs(phase, index, f"{phase} outputs")
-        self._note(EVALUATE)
-        return found
-
-    def weights(self) -> dict[str, Tensor]:
-        return {} if self._network is None else self._network.weights()
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self._begun.load_weights(weights)
-
-    def training_state(self) -> dict[str, Any]:
-        return {
-            "network": self._begun.state_dict(),
-            "inputs": self._digest,
-            "revealed": self._account.state(),
-        }
-
-    def revealed(self) -> list[Revealed]:
-        return self._account.revealed()
-
-    def traffic(self) -> list[dict[str, Any]]:
-        return self._account.traffic(self._begun.party)
-
-    def reveals(self, exchange: Exchange) -> bool:
-        return False
-
-    def everybody_saved(self, commit: Callable[[], None]) -> None:
-        raise AssertionError("nothing is revealed that must not be revealed anew")
-
-    def privacy(self) -> tuple[PrivacyStatement, ...]:
-        return ()
+            network.load_state_dict(state["network"])
 
     @property
-    def _begun(self) -> ThreePartyNetwork:
+    def _shared(self) -> ThreePartyNetwork:
         assert self._network is not None, "an attempt has begun"
         return self._network
 
-    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
-        """Links, a description of the network, and which attempt of which session it is."""
-        raise NotImplementedError
-
-    def _tell_layers(self, facts: Facts) -> None:
-        network = NetworkLayers(facts.layers, facts.parameters, sum(facts.rows.values()))
-        self._rows.agreed(
-            {name: network for name in self._roles if name != self._terms.label_party}
-        )
+    def _layers(self, columns: tuple[int, int]) -> tuple[Layer, ...]:
+        classes, top = self._rows.classes, self._rows.top
+        summed = self._terms.merge == "sum"
+        width = self._terms.merged_width if summed else sum(columns)
+        if not isinstance(top, nn.Module):
+            top = models.make_top(top).build(width, classes if classes > 2 else 1)
+        return tuple(whole_network(columns, width if summed else None, top, classes))
 
     def _columns(self) -> int | None:
         if self._role == P2 or self._rows.inputs is None:
@@ -378,140 +404,8 @@ class _End:
         train = torch.from_numpy(self._phases()["train"])
         return targets_of(self._rows.labels[train], self._rows.classes)
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        require_same_rows(self.party, self._digest, state["inputs"])
-        self._begun.load_state_dict(state["network"])
-        self._account.restore(state["revealed"], self._begun.party)
-
-    def _note(self, phase: str) -> None:
-        """What was learned since the last call belongs to this phase."""
-        self._account.note(self._begun.party, phase)
-
-
-class OuterNetwork(_End):
-    """The end of a party with a stream to the label party only: a holder, or a dealer.
-
-    Args:
-        mode, party, terms, rows, keys, stream: see `SecureMode.outer_network`.
-    """
-
-    def __init__(
-        self,
-        mode: Permuted,
-        party: str,
-        terms: Terms,
-        rows: OwnRows,
-        keys: Agreement,
-        stream: Link,
-    ) -> None:
-        super().__init__(mode, party, terms, rows)
-        self._keys, self._stream = keys, stream
-        self._links: OuterLinks | None = None
-
-    def send_verdict(self, verdict: bytes, step: int) -> None:
-        raise AssertionError("the label party alone judges")
-
-    def receive_verdict(self) -> bytes:
-        assert self._links is not None, "an attempt has begun"
-        return bytes(self._links.receive(Kind.ACK).payload)
-
-    def end(self, report: Frame) -> list[Frame]:
-        assert self._links is not None, "an attempt has begun"
-        self._stream.send(report)
-        return [self._links.receive(Kind.DONE)]
-
-    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
-        self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
-        offers = expect(self._stream, Kind.PROTOCOL, 0, "the label party").payload
-        ((other, key),) = self._keys.keys(offers).items()
-        columns = self._columns()
-        facts = take_description(self._stream, columns)
-        own = None if columns is None else (columns, self._counts())
-        facts.check(own, self._role)
-        self._tell_layers(facts)
-        there, back = Sealing(key, self.party, other), Sealing(key, other, self.party)
-        self._links = OuterLinks(
-            self._stream,
-            self._label_role,
-            self._roles.index(other),
-            there,
-            back,
-            also=[Kind.ACK, Kind.DONE],
-        )
-        binding = self._keys.binding
-        return self._links.links, facts, binding.session, binding.attempt
-
     def _counts(self) -> dict[Rows, int]:
         return {phase: len(rows) for phase, rows in self._phases().items()}
-
-
-class MiddleNetwork(_End):
-    """The end of the label party, which carries what the two others say to each other.
-
-    Args:
-        mode, terms, rows, attempt, streams, receive_any: see `SecureMode.middle_network`.
-    """
-
-    def __init__(
-        self,
-        mode: Permuted,
-        terms: Terms,
-        rows: OwnRows,
-        attempt: tuple[str, int],
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-    ) -> None:
-        super().__init__(mode, terms.label_party, terms, rows)
-        self._attempt = attempt
-        self._streams = streams
-        roles = {name: role for role, name in enumerate(self._roles)}
-        self._links = MiddleLinks(roles, streams, receive_any, also=[Kind.DONE])
-        # The top is refused before anybody is asked; where rows stand side by side, the widths
-        # that all parties agreed on are their columns.
-        self._layers((terms.merged_width, 0))
-
-    def send_verdict(self, verdict: bytes, step: int) -> None:
-        for stream in self._streams.values():
-            stream.send(Frame(Kind.ACK, step, verdict))
-
-    def receive_verdict(self) -> bytes:
-        raise AssertionError("the label party alone judges")
-
-    def end(self, report: Frame) -> list[Frame]:
-        last = [self._links.receive(name, Kind.DONE) for name in self._terms.peers]
-        for stream in self._streams.values():
-            stream.send(report)
-        return last
-
-    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
-        links = self._links.links
-        offers = b"".join(
-            expect(links[self._roles.index(name)], Kind.PROTOCOL, 0, f"party '{name}'").payload
-            for name in self._terms.peers
-        )
-        for stream in self._streams.values():
-            stream.send(Frame(Kind.PROTOCOL, 0, offers))
-        facts = describe(links, self._columns(), self._facts_of)
-        return links, facts, *self._attempt
-
-    def _facts_of(self, columns: tuple[int, int]) -> Facts:
-        counts = {phase: len(rows) for phase, rows in self._phases().items()}
-        facts = Facts(
-            columns=columns,
-            rows=counts,
-            classes=self._rows.classes,
-            layers=self._layers(columns),
-        )
-        self._tell_layers(facts)
-        return facts
-
-    def _layers(self, columns: tuple[int, int]) -> tuple[Layer, ...]:
-        classes, top = self._rows.classes, self._rows.top
-        summed = self._terms.merge == "sum"
-        width = self._terms.merged_width if summed else sum(columns)
-        if not isinstance(top, nn.Module):
-            top = models.make_top(top).build(width, classes if classes > 2 else 1)
-        return tuple(whole_network(columns, width if summed else None, top, classes))
 
 
 # What is refused.
@@ -556,3 +450,26 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
         got=f"merge = '{merge}', bottom = {bottoms}",
         want=_SPELLINGS,
     )
+
+
+def _told_columns(terms: Terms, holder: str, raw: bytes) -> int:
+    """The columns that a holder announces, before a network is made of them.
+
+    Raises:
+        ProtocolError: they are others than was agreed, or a row of them fits no frame.
+    """
+    columns, most = int.from_bytes(raw, "little"), LIMIT_BYTES // ELEMENT_BYTES
+    least = 1
+    if terms.merge == "concat":
+        least = most = terms.parties[holder].width
+    if not least <= columns <= most:
+        raise ProtocolError(
+            f"party '{holder}' announces columns that cannot be",
+            got=f"{columns}",
+            want=f"{least} to {most}" if least < most else f"{most}, as was agreed",
+        )
+    return columns
+
+
+def _told_counts(rows: Mapping[Rows, int]) -> str:
+    return ", ".join(f"{phase} {count}" for phase, count in rows.items())

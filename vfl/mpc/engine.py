@@ -1,0 +1,418 @@
+"""One engine of additive shares: a number system, times where correlations come from.
+
+Of every number each holder has a summand; all holders but one learn nothing together. The last role
+is the dealer's, who deals what is random and sees no value. A program is a function of an engine:
+all parties call it with the same shapes, and at the dealer a share is a shape without content.
+
+A tensor is opened once, under a mask: all holders learn d = x - u. A product of opened tensors is
+made of openings and masks, and of a sharing of the masks' product, which is dealt (Beaver 1991):
+z = c + e (v + f) + u f, where one holder adds the public f to its v. What is dealt costs one
+message, to the last holder: the others draw their parts from streams in common with the dealer.
+What differs between the protocols of this room:
+
+    numbers         the ring 2^64, or a prime field where a lie must be found (`vfl.mpc.numbers`)
+    dealt online    `vfl.mpc.many_parties.Member` for 2 to 8 holders; `vfl.mpc.party` for 2, who ask
+                    the dealer for functions of values in an order that it does not know
+    with MACs       `vfl.mpc.authenticated`: whatever is opened is checked
+    dealt ahead     `vfl.mpc.fast` follows a program on shapes before there are values
+    in one process  `vfl.mpc.many_parties.Lockstep`: all parties at once, without messages
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl.core.errors import DisagreementError
+from vfl.core.frame import Link
+from vfl.mpc.channel import PHASES, Channel, LeakageLedger, Traffic, parted
+from vfl.mpc.numbers import RING, Ring, broadcast
+from vfl.mpc.ring import Operation, decode
+from vfl.mpc.rules import name_of
+from vfl.mpc.shares import Opened, SharedTensor, blank
+from vfl.mpc.stream import KEY_BYTES, PadStream
+
+
+class Peer:
+    """A party with its channels, the pads it shares with others, and its count of operations.
+
+    Args:
+        role: 0, 1 or 2; of more parties, up to their number.
+        links: to the others, by role.
+        record: what all must have alike, as JSON values, besides the terms of `agree`.
+    """
+
+    def __init__(self, role: int, links: Mapping[int, Link], record: Mapping[str, Any]) -> None:
+        self.role = role
+        self.channels = {peer: Channel(link, name_of(peer)) for peer, link in links.items()}
+        self.leakage = LeakageLedger(name_of(role))
+        self.pads: dict[int, PadStream] = {}
+        self._record = record
+        self._number = 0
+
+    @property
+    def number(self) -> int:
+        """Of the last operation."""
+        return self._number
+
+    def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
+        """Fresh keys for every pair, after checking that all parties are about to do the same.
+
+        The first of a pair draws 32 bytes from the operating system and sends them over the link,
+        which must be encrypted where it leaves the process. They are kept in memory only and end
+        with this object; a restarted party begins a new attempt with new ones.
+
+        Args:
+            terms: what all parties must have alike, as JSON values.
+            session: name of the session.
+            attempt: counts restarts.
+
+        Raises:
+            DisagreementError: another party has other terms.
+        """
+        text = json.dumps([terms, self._record, session, attempt], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).digest()
+        for peer in sorted(self.channels):
+            secret = secrets.token_bytes(KEY_BYTES) if self.role < peer else b""
+            self.channels[peer].send_bytes(secret + digest, 0, "setup")
+            if secret:
+                self.use_key(peer, secret, session, attempt)
+        for peer in sorted(self.channels):
+            size = KEY_BYTES if self.role > peer else 0
+            raw = bytes(self.channels[peer].receive_bytes(0, size + len(digest)))
+            if not hmac.compare_digest(raw[size:], digest):
+                raise DisagreementError(
+                    f"{name_of(peer)} is about to compute something else",
+                    want="one network, one set of rules, one session at all parties",
+                    fix="compare the arguments with which the parties were started",
+                )
+            if size:
+                self.use_key(peer, raw[:size], session, attempt)
+
+    def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
+        """Bind a secret of a pair to the pair, the session and the attempt."""
+        first, second = sorted((self.role, peer))
+        about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
+        self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
+
+    def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
+        """A pad that `peer` has too; int64 of the given axes."""
+        elements = self.pads[peer].elements64(math.prod(shape), *purpose).view("int64")
+        return torch.from_numpy(elements).reshape(tuple(shape))
+
+    def next_number(self) -> int:
+        """The number of the operation that begins; the same at all parties."""
+        self._number += 1
+        return self._number
+
+
+def traffic(party: Peer) -> list[Traffic]:
+    """What one party has sent so far."""
+    return [
+        Traffic(
+            name_of(party.role), name_of(peer), phase, channel.frames[phase], channel.sent[phase]
+        )
+        for peer, channel in sorted(party.channels.items())
+        for phase in PHASES
+        if channel.frames[phase]
+    ]
+
+
+class Engine(Peer):
+    """One party of a computation on shares: a holder, or the dealer.
+
+    Args:
+        role: from 0; the last is the dealer's.
+        links: to the others, by role. Nobody but its two ends may read one.
+        holders: how many there are.
+        record: see `Peer`.
+
+    Attributes:
+        holders: how many there are.
+        dealer: the dealer's role.
+        numbers: what shares are elements of.
+        front: axes of a share in front of its tensor's own.
+    """
+
+    numbers: Ring = RING
+    front = 0
+
+    def __init__(
+        self, role: int, links: Mapping[int, Link], holders: int, record: Mapping[str, Any]
+    ) -> None:
+        super().__init__(role, links, record)
+        self.holders = self.dealer = holders
+
+    @property
+    def deals(self) -> bool:
+        """Whether this is the dealer."""
+        return self.role == self.dealer
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is a holder; where all parties are one, it is both."""
+        return self.role != self.dealer
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the holder that takes the public parts."""
+        return self.role == 0
+
+    @property
+    def others(self) -> list[int]:
+        """The other holders."""
+        return [holder for holder in range(self.holders) if holder != self.role]
+
+    def _stream_of_holders(self) -> PadStream | None:
+        """At a holder: a stream that all holders have in common, and the dealer lacks."""
+        if self.deals:
+            return None
+        if self.role > 1:
+            return PadStream(bytes(self.channels[0].receive_bytes(0, KEY_BYTES)))
+        key = self.pads[1 - self.role].elements64(KEY_BYTES // 8, "order").tobytes()
+        if self.first:
+            for holder in self.others[1:]:
+                self.channels[holder].send_bytes(key, 0, "setup")
+        return PadStream(key)
+
+    # Values in and out.
+
+    def reveal(self, shared: SharedTensor, where: str, to: int | None = None) -> Tensor | None:
+        """The values at one party, or at all holders; float64, None elsewhere.
+
+        8 bytes an element, one round.
+
+        Args:
+            shared: what is revealed.
+            where: its name, for the account.
+            to: the role of who learns it; all holders if not given.
+        """
+        total = self._revealed(self.next_number(), shared, to)
+        if total is None:
+            return None
+        self.leakage.count("result", where, total.numel(), total.numel())
+        return decode(total, shared.bits)
+
+    def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
+        """The elements, at whoever learns them."""
+        if self.deals:
+            return None
+        if to is None:
+            return self._sums([shared.share], number)[0]
+        if to != self.role:
+            self.channels[to].send([shared.share], number)
+            return None
+        total = shared.share
+        for holder in self.others:
+            total = total + self.channels[holder].receive([shared.shape], number)[0]
+        return total
+
+    def _share(
+        self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
+    ) -> SharedTensor:
+        """Shares of the elements that a holder has; no message."""
+        if self.deals:
+            return SharedTensor(blank(shape), bits)
+        if own is None:
+            return SharedTensor(self.pad(owner, shape, "share", number), bits)
+        for holder in self.others:
+            own = own - self.pad(holder, shape, "share", number)
+        return SharedTensor(own, bits)
+
+    # Where the elements of masks and products come from.
+
+    def _mask(
+        self,
+        shape: Sequence[int],
+        *purpose: str | int,
+        number: int,
+        numbers: Ring | None = None,
+    ) -> Tensor:
+        """A holder's part of a uniform mask; at the dealer the whole."""
+        if not self.deals:
+            return self.pad(self.dealer, shape, "part", *purpose, number)
+        parts = [
+            self.pad(holder, shape, "part", *purpose, number) for holder in range(self.holders)
+        ]
+        return reduce((numbers or self.numbers).add, parts)
+
+    def _sums(
+        self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
+    ) -> list[Tensor]:
+        """What all holders' parts are together, at each of them; one round."""
+        numbers = numbers or self.numbers
+        for holder in self.others:
+            self.channels[holder].send(parts, number)
+        totals = list(parts)
+        for holder in self.others:
+            theirs = self.channels[holder].receive([part.shape for part in parts], number)
+            pairs = zip(totals, map(numbers.lift, theirs), strict=True)
+            totals = [numbers.add(*pair) for pair in pairs]
+        return totals
+
+    def _plus(self, share: Tensor, public: Tensor) -> Tensor:
+        """A share of a sum with public elements, which the first holder adds."""
+        if self.first:
+            return share + public
+        if not public.dim() or public.shape == share.shape:
+            return share
+        return share.expand(broadcast(share.shape, public.shape))
+
+    def _deal(
+        self,
+        values: Sequence[Tensor],
+        name: str,
+        number: int,
+        *,
+        numbers: Ring | None = None,
+        phase: str = "offline",
+    ) -> list[Tensor]:
+        """At the dealer: shares of what it knows, of which only the last holder is sent one."""
+        numbers, last = numbers or self.numbers, self.holders - 1
+        flat = [value.reshape(-1) for value in values]
+        rest = flat[0] if len(flat) == 1 else torch.cat(flat)
+        for holder in range(last):
+            rest = numbers.sub(rest, self.pad(holder, rest.shape, name, number))
+        self.channels[last].send([rest], number, phase)
+        return [self._blank(value.shape) for value in values]
+
+    def _dealt(self, shapes: Sequence[Sequence[int]], name: str, number: int) -> list[Tensor]:
+        """At a holder: its share of what the dealer dealt, by `_deal` of the same arguments."""
+        if self.role == self.holders - 1:
+            return self.channels[self.dealer].receive(shapes, number)
+        size = sum(math.prod(shape) for shape in shapes)
+        return parted(self.pad(self.dealer, (size,), name, number), shapes)
+
+    def _blank(self, shape: Sequence[int]) -> Tensor:
+        """What a tensor's share is at the dealer."""
+        return blank(shape)
+
+
+class BeaverEngine(Engine):
+    """An engine whose products and divisions are dealt when their turn comes."""
+
+    def plus(self, shared: SharedTensor, public: Tensor) -> SharedTensor:
+        """The sum with public elements, of the axes that both have together; no message."""
+        return SharedTensor(self._plus(shared.share, public), shared.bits)
+
+    def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
+        """The same tensors, ready to be multiplied, in one round; 8 bytes an element.
+
+        A tensor that was opened before stays as it is, and so do its rows and its transpose: a mask
+        stands for one tensor, and meets a fresh one in every product.
+        """
+        number = self.next_number()
+        closed = [each for each in tensors if each.opened is None]
+        if not closed:
+            return list(tensors)
+        masks = self._masks([each.share for each in closed], number)
+        hidden = [each.share for each in closed]
+        if self.holds:
+            hidden = [self.numbers.sub(*pair) for pair in zip(hidden, masks, strict=True)]
+        opened = (
+            replace(each, opened=Opened(mask, difference))
+            for each, mask, difference in zip(
+                closed, masks, self._opened(hidden, number), strict=True
+            )
+        )
+        return [each if each.opened is not None else next(opened) for each in tensors]
+
+    def multiply(
+        self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
+    ) -> SharedTensor:
+        """A product, with the fractions of both; one round where a factor was not opened before.
+
+        Args:
+            left: one factor, of axes that the operation takes.
+            right: the other.
+            operation: a bilinear map: `torch.mul`, `vfl.mpc.ring.matmul` and the like.
+        """
+        left, right = self.open(left, right)
+        number, bits, numbers = self.next_number(), left.bits + right.bits, self.numbers
+        u, v = left.mask(), right.mask()
+        if self.deals:
+            whole = numbers.product(operation, self._whole(u), self._whole(v))
+            (dealt,) = self._deal([whole], "product", number)
+            if not self.holds:
+                return SharedTensor(dealt, bits)
+        e, f = left.difference(), right.difference()
+        share = masked_product(numbers, operation, (e, f), u, self._plus(v, f))
+        (dealt,) = self._dealt([share.shape[self.front :]], "product", number)
+        return SharedTensor(numbers.add(share, dealt), bits)
+
+    def divide(
+        self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
+    ) -> SharedTensor:
+        """Without its lowest fraction bits: rounded down, or one unit more. 8 n bytes, one round.
+
+        Args:
+            shared: values whose elements are below 2^62 in magnitude; of the field, 2^59.
+            shift: how many bits.
+            positive: they are from 0 to 2^63 instead.
+            below: one unit less, so that it is never above the value.
+        """
+        number, bits, numbers = self.next_number(), shared.bits - shift, self.numbers
+        offset, shape = 0 if positive else numbers.offset, shared.shape[self.front :]
+        mask = self._mask_to_divide(shared.share, shift, number)
+        hidden = shared.share
+        if self.holds:
+            hidden = self._plus(numbers.add(hidden, mask), torch.tensor(offset))
+        (opened,) = self._opened([hidden], number)
+        if opened is None or not self.holds:
+            return SharedTensor(self._blank(shape), bits)
+        low, top = self._dealt([shape] * 2, "parts", number)
+        share, public = numbers.quotient(opened, low, top, shift, offset)
+        return SharedTensor(self._plus(share, numbers.lift(public - int(below))), bits)
+
+    # What the above is made of.
+
+    def _masks(self, shares: Sequence[Tensor], number: int) -> list[Tensor]:
+        """This party's parts of the masks under which tensors are opened; see `_mask`."""
+        return [self._mask(each.shape, "mask", at, number=number) for at, each in enumerate(shares)]
+
+    def _mask_to_divide(self, share: Tensor, shift: int, number: int) -> Tensor:
+        """Likewise of a division, whose parts are then dealt."""
+        mask = self._mask(share.shape, "whole", number=number)
+        if self.deals:
+            self._deal(self.numbers.parts(self._whole(mask), shift), "parts", number)
+        return mask
+
+    def _whole(self, mask: Tensor) -> Tensor:
+        """At the dealer: what all holders' parts of a mask are together."""
+        return mask
+
+    def _opened(self, hidden: Sequence[Tensor], number: int) -> Sequence[Tensor | None]:
+        """What masked shares are together, at each holder; one round."""
+        return self._sums(hidden, number) if self.holds else [None] * len(hidden)
+
+
+def masked_product(
+    numbers: Ring,
+    operation: Operation,
+    opened: tuple[Tensor, Tensor],
+    left_mask: Tensor,
+    right: Tensor,
+) -> Tensor:
+    """A holder's share of a product less the masks' product, e (v + f) + u f.
+
+    Args:
+        numbers: of the elements.
+        operation: the product.
+        opened: e and f, both factors less their masks.
+        left_mask: this holder's part of the left one's, u.
+        right: that of the right one's, v; at one holder with f added to it.
+    """
+    e, f = opened
+    return numbers.add(
+        numbers.product(operation, e, right), numbers.product(operation, left_mask, f)
+    )

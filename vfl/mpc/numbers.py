@@ -1,0 +1,210 @@
+"""The number systems that shares are of: the ring 2^64, and the prime field 2^61 - 1.
+
+Both keep their elements in int64. The ring's wrap by themselves, so that an operation is torch's
+own. The field's are from 0 to p - 1: in the ring a MAC would miss a lie about high bits.
+
+A division by 2^shift of a shared x opens c = x + offset + r under a mask r, whose parts are dealt
+(Escudero et al. 2020, section 5.1). What c lacks of the sum, where that wrapped, follows from the
+uppermost bits of c, which everybody sees, and of r, which is shared. The result is exact to a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vfl.mpc.ring import ELEMENT_BITS, Operation, matmul
+
+#: Uppermost bit of a ring element, and all bits below it.
+SIGN = ELEMENT_BITS - 1
+LOW = (1 << SIGN) - 1
+#: Bits of an element of the field, and its prime.
+BITS = 61
+P = (1 << BITS) - 1
+_HALF, _LIMB = 31, 21
+#: Terms of a product below which torch's own loop over the first axis is faster.
+_SMALL = 1 << 17
+
+
+class Ring:
+    """Integers modulo 2^64; the base of other number systems, which override what differs.
+
+    Attributes:
+        offset: makes a signed number that can be divided a positive one.
+    """
+
+    offset = 1 << (SIGN - 1)
+
+    def lift(self, elements: Tensor) -> Tensor:
+        """Signed numbers as elements."""
+        return elements
+
+    def lower(self, elements: Tensor) -> Tensor:
+        """Elements as signed numbers."""
+        return elements
+
+    def add(self, one: Tensor, two: Tensor) -> Tensor:
+        """The sum."""
+        return one + two
+
+    def sub(self, one: Tensor, two: Tensor) -> Tensor:
+        """The difference."""
+        return one - two
+
+    def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
+        """The product of every two elements."""
+        return one * two
+
+    def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
+        """A bilinear map; of matrices one may have an axis in front, or both."""
+        if operation is not matmul or left.dim() == right.dim() == 2:
+            return operation(left, right)
+        if left.shape[-2] * left.shape[-1] * right.shape[-1] < _SMALL:
+            return left @ right
+        count = len(left) if left.dim() == 3 else len(right)
+        pairs = [(left[at] if left.dim() == 3 else left, right[at] if right.dim() == 3 else right)
+                 for at in range(count)]  # fmt: skip
+        return torch.stack([matmul(*pair) for pair in pairs])
+
+    def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+        """A map that only moves and adds elements."""
+        return linear(*operands)
+
+    def parts(self, mask: Tensor, shift: int) -> list[Tensor]:
+        """Of a mask what a division leaves of it, and its uppermost bit."""
+        return [(mask & LOW) >> shift, upper(mask, SIGN)]
+
+    def quotient(
+        self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
+    ) -> tuple[Tensor, Tensor]:
+        """A share of what was opened under a mask, divided; and what one party adds to it.
+
+        Args:
+            opened: c.
+            low: a share of the first of the mask's `parts`.
+            top: of the second.
+            shift: bits that are divided away.
+            offset: what was added to x.
+        """
+        # Whether the lower 63 bits carried: the two uppermost bits differ. As numbers, for those
+        # of the mask are shared: b + t - 2 b t.
+        public = upper(opened, SIGN)
+        share = (top * (1 - 2 * public) << (SIGN - shift)) - low
+        return share, ((opened & LOW) >> shift) + (public << (SIGN - shift)) - (offset >> shift)
+
+
+class Field(Ring):
+    """Integers modulo 2^61 - 1, as int64 from 0 to p - 1; what leaves them so."""
+
+    offset = 1 << (BITS - 2)
+
+    def lift(self, elements: Tensor) -> Tensor:
+        return torch.remainder(elements, P)
+
+    def lower(self, elements: Tensor) -> Tensor:
+        return torch.where(elements > P // 2, elements - P, elements)
+
+    def reduce(self, numbers: Tensor) -> Tensor:
+        """Of numbers from 0 to 2^63."""
+        folded = (numbers & P) + (numbers >> BITS)
+        return torch.where(folded >= P, folded - P, folded)
+
+    def add(self, one: Tensor, two: Tensor) -> Tensor:
+        return self.reduce(one + two)
+
+    def sub(self, one: Tensor, two: Tensor) -> Tensor:
+        return self.reduce(one + (P - two))
+
+    def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
+        """The product of every two elements; 2^62 is 2, and 2^61 is 1.
+
+        >>> FIELD.mul(torch.tensor([P - 1, 1 << 40]), torch.tensor([P - 2, 1 << 40])).tolist()
+        [2, 524288]
+        """
+        if isinstance(two, int):
+            two = torch.tensor(two % P)
+        low = (1 << _HALF) - 1
+        one_high, one_low, two_high, two_low = one >> _HALF, one & low, two >> _HALF, two & low
+        middle = one_high * two_low + one_low * two_high
+        small = one_low * two_low
+        middle_low = (middle & ((1 << BITS - _HALF) - 1)) << _HALF
+        total = 2 * one_high * two_high + (middle >> BITS - _HALF) + middle_low
+        return self.reduce(self.reduce(total) + (small & P) + (small >> BITS))
+
+    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
+        """The product of matrices, by limbs of 21 bits whose products int64 adds up exactly."""
+        ones, twos = self._limbs(left), self._limbs(right)
+        found = torch.zeros((), dtype=torch.int64)
+        for place in range(2 * len(ones) - 1):
+            pairs = [(at, place - at) for at in range(3) if 0 <= place - at < 3]
+            total = sum(ones[at] @ twos[to] for at, to in pairs)
+            assert isinstance(total, Tensor)
+            power = 1 << (_LIMB * place % BITS)
+            found = self.add(found, self.mul(self.reduce(total), power))
+        return found
+
+    def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
+        return self.matmul(left, right) if operation is matmul else self.mul(left, right)
+
+    def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+        """See `Ring`; of fewer than 2^30 elements to one."""
+        low = linear(*(each & ((1 << _HALF) - 1) for each in operands))
+        high = linear(*(each >> _HALF for each in operands))
+        return self.add(self.lift(low), self.mul(self.lift(high), 1 << _HALF))
+
+    def parts(self, mask: Tensor, shift: int) -> list[Tensor]:
+        return [mask >> shift, mask >> (BITS - 1)]
+
+    def quotient(
+        self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
+    ) -> tuple[Tensor, Tensor]:
+        # The sum wraps around p where the mask has its upper bit, and what was opened has not.
+        wraps = 1 - (opened >> (BITS - 1))
+        share = self.sub(self.mul(top, wraps * (P >> shift)), low)
+        return share, (opened >> shift) - (offset >> shift)
+
+    def _limbs(self, elements: Tensor) -> list[Tensor]:
+        mask = (1 << _LIMB) - 1
+        return [elements & mask, elements >> _LIMB & mask, elements >> 2 * _LIMB]
+
+
+class Words(Ring):
+    """Words of 64 bits, whose sum is the exclusive or."""
+
+    def add(self, one: Tensor, two: Tensor) -> Tensor:
+        return one ^ two
+
+    def sub(self, one: Tensor, two: Tensor) -> Tensor:
+        return one ^ two
+
+
+RING, WORDS, FIELD = Ring(), Words(), Field()
+
+
+def broadcast(one: Sequence[int], two: Sequence[int]) -> torch.Size:
+    """The axes that tensors of two shapes have together."""
+    shape: torch.Size = torch.broadcast_shapes(one, two)  # type: ignore[no-untyped-call]
+    return shape
+
+
+def reach(stack: Tensor, axes: int) -> Tensor:
+    """A stack of tensors of so many axes at least, of length 1 in front of their own."""
+    missing = axes + 1 - stack.dim()
+    if missing <= 0:
+        return stack
+    return stack.reshape(stack.shape[0], *(1,) * missing, *stack.shape[1:])
+
+
+def upper(word: Tensor, place: int) -> Tensor:
+    """A word's bits from a place on, moved down to the first; zeros come in."""
+    return down(word, place, ones=False)
+
+
+def down(word: Tensor, by: int, *, ones: bool) -> Tensor:
+    """A word's bits moved down; zeros come in, or ones."""
+    if by == 0:
+        return word
+    kept = (1 << (ELEMENT_BITS - by)) - 1
+    return (word >> by) | ~kept if ones else (word >> by) & kept

@@ -1,0 +1,605 @@
+"""The base of the modes whose network nobody holds: how their parties meet, and their ends.
+
+All parties follow one program on shares. Only the label party has streams, one to each of the
+others; what two others send each other passes it sealed (`vfl.session.relay`). A mode says who
+plays which role, what a holder of shares announces of its rows, and which facts follow from that:
+
+1. Each other party sends its offer of keys, and the label party sends everybody all offers.
+2. Each holder announces its rows; the label party makes the facts of that and sends everybody them.
+3. All parties compare terms and facts over links that the label party cannot read (`Peer.agree`).
+
+A mode has one `NetworkEnd`, which a `Place` brings to the others: `Outer` at the end of one stream,
+or `Middle`, between all of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from vfl.config import TrainSettings
+from vfl.config.toml import Settings
+from vfl.core.errors import ProtocolError, RunFolderError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.datasets.alignment.protocols import Message, Send
+from vfl.mpc.engine import Peer, traffic
+from vfl.mpc.ring import multiply_on
+from vfl.mpc.rules import name_of
+from vfl.mpc.secure.base import KeyedMode, offers_bytes
+from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Sealing
+from vfl.mpc.trio import Star
+from vfl.privacy import PrivacyStatement
+from vfl.session.exchange import Compute, expect
+from vfl.session.relay import SealedLinks, Switchboard
+from vfl.session.schedule import Exchange
+from vfl.session.secure import (
+    SETUP,
+    Agreed,
+    Limits,
+    LocalStreams,
+    OwnRows,
+    Revealed,
+    WholeNetwork,
+)
+from vfl.session.terms import Terms
+
+_Facts = TypeVar("_Facts", bound=Settings)
+_Party = TypeVar("_Party", bound=Peer)
+
+_LABEL_PARTY = "the label party"
+#: Number of the messages that describe rows; offers of keys have 0.
+_DESCRIPTION = 1
+#: How long a thread waits for another one, which may compute a large layer meanwhile.
+_LOCAL_S = 600.0
+
+
+class NetworkSizes(ABC):
+    """The sizes of a session's network, which bound frames and memory; see `Layers`."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """How many weights the network has."""
+
+    @abstractmethod
+    def memory_bytes(self, rows: int) -> int:
+        """About what a holder has at once."""
+
+    @abstractmethod
+    def limits(self, rows: int) -> dict[Kind, int]:
+        """The largest payloads in either direction, of exchanges of so many rows."""
+
+    def wire_bytes(self, rows: int, trains: bool) -> int:
+        """Not known before: it depends on values, or on which rows are drawn."""
+        return 0
+
+
+class NetworkMode(KeyedMode):
+    """A mode whose network nobody holds.
+
+    Attributes:
+        window: frames that may be on their way unread in one direction.
+        waiting: frames of one party that may wait for whoever asks for them.
+        announced_bytes, facts_bytes: most bytes of what a holder announces, and of the facts.
+        facts: what they are.
+    """
+
+    shares_weights: ClassVar[bool] = True
+    whole_network: ClassVar[bool] = True
+    window: ClassVar[int]
+    waiting: ClassVar[int]
+    announced_bytes: ClassVar[int]
+    facts_bytes: ClassVar[int]
+    facts: ClassVar[type[Settings]]
+
+    def roles(self, agreed: Agreed) -> Sequence[str]:
+        """The parties by role: the holders of shares, and who deals behind them."""
+        raise NotImplementedError
+
+    def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> NetworkEnd[Any, Any]:
+        """What stands at a party in its place."""
+        raise NotImplementedError
+
+    def sealed(self, party: str, keys: Mapping[str, bytes]) -> PairedSeals:
+        """What seals messages between a party and others it has agreed on keys with."""
+        return PairedSeals(party, keys)
+
+    def on_stream(self, frame: Frame) -> Frame:
+        """A frame as it crosses a stream; one that is carried further has a number, see `relay`."""
+        return frame
+
+    def off_stream(self, frame: Frame, other: int) -> Frame:
+        """The frame that `on_stream` was given, by whose stream it crossed.
+
+        Args:
+            frame: as it came.
+            other: number of the last of those that the party at the outer end reaches so.
+        """
+        return frame
+
+    def window_frames(self, train: TrainSettings) -> int:
+        return self.window
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        up = {Kind.PROTOCOL: max(OFFER_BYTES, self.announced_bytes)}
+        down = {Kind.PROTOCOL: max(offers_bytes(terms), self.facts_bytes)}
+        if layers is None:
+            return up, down
+        sizes: NetworkSizes = layers[party]
+        both = sizes.limits(max(rows.values()))
+        return both, down | both
+
+    def outer_network(
+        self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
+    ) -> WholeNetwork:
+        multiply_on(Compute(rows.device).device)
+        return self.end(party, terms, rows, Outer(self, party, terms, keys, stream))
+
+    def middle_network(
+        self,
+        terms: Terms,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+    ) -> WholeNetwork:
+        multiply_on(Compute(rows.device).device)
+        middle = Middle(self, terms, attempt, streams, receive_any)
+        return self.end(terms.label_party, terms, rows, middle)
+
+    def local_streams(self, terms: Terms) -> LocalStreams:
+        return Star(self.roles(terms), terms.label_party, _LOCAL_S)
+
+
+class Place(ABC):
+    """Where a party stands among the others, and how it meets them.
+
+    Attributes:
+        attempt: name of the session, and how often it was begun anew.
+        direct: links that nobody else carries, by party, once the parties have met.
+    """
+
+    attempt: tuple[str, int]
+    direct: Mapping[str, Link]
+
+    @abstractmethod
+    def meet(self) -> Mapping[str, Link]:
+        """Agree on keys for a new attempt; links to the others, by party."""
+
+    @abstractmethod
+    def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
+        """Say what the party announces, and take or make the facts.
+
+        Raises:
+            ProtocolError: another party sent something else.
+        """
+
+    def confirm(self, facts: Settings) -> None:
+        """Tell everybody the facts that the label party has made and checked."""
+
+    def send_verdict(self, verdict: bytes, step: int) -> None:
+        """See `WholeNetwork.send_verdict`."""
+        raise AssertionError("the label party alone judges")
+
+    def receive_verdict(self) -> bytes:
+        """See `WholeNetwork.receive_verdict`."""
+        raise AssertionError("the label party alone judges")
+
+    @abstractmethod
+    def end(self, report: Frame) -> list[Frame]:
+        """See `WholeNetwork.end`."""
+
+
+class Outer(Place):
+    """The place of a party with a stream to the label party only: a holder, or the dealer.
+
+    Args:
+        mode, party, terms, keys, stream: see `SecureMode.outer_network`.
+    """
+
+    def __init__(
+        self, mode: NetworkMode, party: str, terms: Terms, keys: Agreement, stream: Link
+    ) -> None:
+        self._mode, self._party, self._terms = mode, party, terms
+        self._keys, self._stream = keys, stream
+        self.attempt = keys.binding.session, keys.binding.attempt
+
+    def meet(self) -> Mapping[str, Link]:
+        mode, peers, label = self._mode, self._terms.peers, self._terms.label_party
+        self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
+        offers = expect(self._stream, Kind.PROTOCOL, 0, _LABEL_PARTY).payload
+        seals = mode.sealed(self._party, self._keys.keys(offers))
+        stream = Framed(self._stream, mode, _last_other(peers, self._party))
+        links = SealedLinks(stream, seals, peers, mode.waiting)
+        self.direct = {label: links.direct}
+        return self.direct | links.others
+
+    def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
+        if (own := end.announced()) is not None:
+            self._link.send(Frame(Kind.PROTOCOL, _DESCRIPTION, own))
+        raw = _described(self._link, self._mode.facts_bytes, _LABEL_PARTY)
+        facts: _Facts = read_description(self._mode.facts, raw, _LABEL_PARTY)
+        return facts
+
+    def receive_verdict(self) -> bytes:
+        frame = self._link.receive()
+        if frame.kind is not Kind.ACK:
+            raise ProtocolError(
+                f"a message out of turn from {_LABEL_PARTY}",
+                got=frame.kind.name,
+                want="what the validation of an epoch led to",
+            )
+        return bytes(frame.payload)
+
+    def end(self, report: Frame) -> list[Frame]:
+        self._link.send(report)
+        return [expect(self._link, Kind.DONE, 0, _LABEL_PARTY)]
+
+    @property
+    def _link(self) -> Link:
+        return self.direct[self._terms.label_party]
+
+
+class Middle(Place):
+    """The place of the label party, which carries what the others send each other.
+
+    Args:
+        mode, terms, attempt, streams, receive_any: see `SecureMode.middle_network`.
+    """
+
+    def __init__(
+        self,
+        mode: NetworkMode,
+        terms: Terms,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+    ) -> None:
+        self._mode, self._terms, self.attempt = mode, terms, attempt
+        names = list(streams)
+        self._streams = {
+            name: Framed(stream, mode, _last_other(names, name)) for name, stream in streams.items()
+        }
+
+        def receive() -> tuple[str, Frame]:
+            name, frame = receive_any()
+            return name, self._streams[name].taken(frame)
+
+        board = Switchboard(self._streams, receive, lambda one, two: one != two, mode.waiting)
+        self.direct = board.links
+
+    def meet(self) -> Mapping[str, Link]:
+        offers = [
+            expect(self.direct[name], Kind.PROTOCOL, 0, f"party '{name}'").payload
+            for name in self._terms.peers
+        ]
+        self._send_all(Frame(Kind.PROTOCOL, 0, b"".join(offers)))
+        return self.direct
+
+    def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
+        told, own = {}, end.announced()
+        for name in self._mode.roles(self._terms)[:-1]:
+            if name == self._terms.label_party:
+                assert own is not None, "a holder has rows"
+                told[name] = own
+            else:
+                most = self._mode.announced_bytes
+                told[name] = _described(self.direct[name], most, f"party '{name}'")
+        return end.facts_of(told)
+
+    def confirm(self, facts: Settings) -> None:
+        described = facts.model_dump_json().encode()
+        if len(described) > self._mode.facts_bytes:
+            raise ProtocolError(
+                "the description of all rows is too long to be sent",
+                got=f"{len(described)} bytes",
+                want=f"at most {self._mode.facts_bytes} bytes",
+                fix="fewer classes, or shorter names of them",
+            )
+        self._send_all(Frame(Kind.PROTOCOL, _DESCRIPTION, described))
+
+    def send_verdict(self, verdict: bytes, step: int) -> None:
+        self._send_all(Frame(Kind.ACK, step, verdict))
+
+    def end(self, report: Frame) -> list[Frame]:
+        last = [
+            expect(self.direct[name], Kind.DONE, 0, f"party '{name}'") for name in self._terms.peers
+        ]
+        self._send_all(report)
+        return last
+
+    def _send_all(self, frame: Frame) -> None:
+        for link in self.direct.values():
+            link.send(frame)
+
+
+class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
+    """One party's end of a network that nobody holds; see `WholeNetwork`.
+
+    Args:
+        mode, terms, rows: see `SecureMode.outer_network`.
+        party: whose end it is.
+        place: where it stands.
+    """
+
+    def __init__(self, mode: Any, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
+        self.party = party
+        self._mode, self._terms, self._rows, self._place = mode, terms, rows, place
+        self._roles = list(mode.roles(terms))
+        self._role = self._roles.index(party)
+        self._label_role = self._roles.index(terms.label_party)
+        self._digest = rows.digest()
+        self._account = Account(party, self._roles)
+        self._known: _Facts | None = None
+        self._player: _Party | None = None
+
+    # What a mode says.
+
+    @abstractmethod
+    def announced(self) -> bytes | None:
+        """What the party says of its rows, if it holds shares."""
+
+    @abstractmethod
+    def facts_of(self, told: Mapping[str, bytes]) -> _Facts:
+        """At the label party: the facts, from what every holder announced.
+
+        Raises:
+            ProtocolError: a holder announced something that cannot be.
+        """
+
+    @abstractmethod
+    def sizes_of(self, facts: _Facts) -> NetworkSizes:
+        """The sizes of a network of these facts, once they were compared with the party's own rows.
+
+        Raises:
+            DisagreementError: the party has other rows.
+            ProtocolError: there is no such network.
+        """
+
+    @abstractmethod
+    def _player_of(self, links: Mapping[int, Link]) -> _Party:
+        """The party of the protocol, before it has keys."""
+
+    @abstractmethod
+    def _started(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
+    ) -> None:
+        """Share rows and weights, or go on from what an attempt before kept; see `begin`."""
+
+    # What all do alike.
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        links, label = self._place.meet(), self._terms.label_party
+        facts = self._known = self._place.describe(self)
+        sizes = self.sizes_of(facts)  # the party's own file may refuse them
+        self._rows.agreed({name: sizes for name in self._roles if name != label})
+        self._place.confirm(facts)
+        player = self._player = self._player_of(
+            {self._roles.index(name): link for name, link in links.items()}
+        )
+        about = {"terms": self._terms.digest(), "facts": facts.model_dump(mode="json")}
+        player.agree(about, *self._place.attempt)
+        if state is not None:
+            self._require_rows_of(state)
+        self._started(weights, state)
+        if state is not None:
+            self._account.restore(state["revealed"], player)
+        self._note(SETUP)
+
+    def revealed(self) -> list[Revealed]:
+        return self._account.revealed()
+
+    def traffic(self) -> list[dict[str, Any]]:
+        return self._account.traffic(self._begun)
+
+    def reveals(self, exchange: Exchange) -> bool:
+        return False
+
+    def everybody_saved(self, commit: Callable[[], None]) -> None:
+        raise AssertionError("nothing is revealed that must not be revealed anew")
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return ()
+
+    def send_verdict(self, verdict: bytes, step: int) -> None:
+        self._place.send_verdict(verdict, step)
+
+    def receive_verdict(self) -> bytes:
+        return self._place.receive_verdict()
+
+    def end(self, report: Frame) -> list[Frame]:
+        return self._place.end(report)
+
+    @property
+    def _facts(self) -> _Facts:
+        assert self._known is not None, "an attempt has begun"
+        return self._known
+
+    @property
+    def _begun(self) -> _Party:
+        assert self._player is not None, "an attempt has begun"
+        return self._player
+
+    def _note(self, phase: str) -> None:
+        """What was learned since the last call belongs to this phase."""
+        self._account.note(self._begun, phase)
+
+    def _wait_for_the_dealt(self, number: int) -> None:
+        """A dealer that is asked for nothing would else deal all steps ahead of the others."""
+        player, dealer = self._begun, len(self._roles) - 1
+        if self._role == dealer:
+            player.channels[dealer - 1].receive_bytes(number, 0)
+        elif self._role == dealer - 1:
+            player.channels[dealer].send_bytes(b"", number, "online")
+
+    def _require_rows_of(self, state: Mapping[str, Any]) -> None:
+        """Refuse to go on with other rows than those of a checkpoint, by their digests.
+
+        Raises:
+            RunFolderError: they differ.
+        """
+        if self._digest != state["inputs"]:
+            raise RunFolderError(
+                f"the rows of party '{self.party}' changed since the checkpoint",
+                got=f"inputs {self._digest[:8]}...",
+                want=f"inputs {state['inputs'][:8]}...",
+                fix="put the table back as it was, or train anew",
+            )
+
+    def _kept(self) -> dict[str, Any]:
+        """What every party keeps to go on: which rows it has, and its account."""
+        return {"inputs": self._digest, "revealed": self._account.state()}
+
+
+class PairedSeals:
+    """Seals of a party by keys that were agreed on; see `vfl.session.relay.Seals`."""
+
+    def __init__(self, party: str, keys: Mapping[str, bytes]) -> None:
+        self.others = list(keys)
+        self._there = {name: Sealing(key, party, name) for name, key in keys.items()}
+        self._back = {name: Sealing(key, name, party) for name, key in keys.items()}
+
+    def offers(self) -> list[Send]:
+        return []  # these came before
+
+    def seal(self, sent: Send, about: bytes = b"") -> list[Send]:
+        sealed = self._there[sent.to].seal(bytes(sent.payload), self._named(about))
+        return [Send(sent.to, sealed)]
+
+    def open(
+        self, sender: str, payload: Message, about: bytes = b""
+    ) -> tuple[Message | None, list[Send]]:
+        return self._back[sender].open(bytes(payload), self._named(about)), []
+
+    def _named(self, about: bytes) -> str:
+        """What a message is about, as both ends bind it to its seal."""
+        return about.decode()
+
+
+class Framed:
+    """One end of a stream, with the frames of a mode on it; see `NetworkMode.on_stream`."""
+
+    def __init__(self, stream: Link, mode: NetworkMode, other: int) -> None:
+        self._stream, self._mode, self._other = stream, mode, other
+
+    def send(self, frame: Frame) -> None:
+        self._stream.send(self._mode.on_stream(frame))
+
+    def receive(self) -> Frame:
+        return self.taken(self._stream.receive())
+
+    def taken(self, frame: Frame) -> Frame:
+        return self._mode.off_stream(frame, self._other)
+
+    def close(self) -> None:
+        """The stream is closed by who opened it."""
+
+
+def _last_other(names: Sequence[str], name: str) -> int:
+    """The number of the last of some parties that is not this one; see `vfl.session.relay`."""
+    return max(1 + at for at, each in enumerate(names) if each != name)
+
+
+def _described(link: Link, most: int, sender: str) -> bytes:
+    """The description that a party sends.
+
+    Raises:
+        ProtocolError: it sends something else, or more.
+    """
+    payload = expect(link, Kind.PROTOCOL, _DESCRIPTION, sender).payload
+    if len(payload) > most:
+        raise ProtocolError(
+            f"{sender} describes its rows at another length",
+            got=f"{len(payload)} bytes",
+            want=f"at most {most} bytes",
+        )
+    return bytes(payload)
+
+
+def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
+    """A description as its model.
+
+    Raises:
+        ProtocolError: it is of another form.
+    """
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError:
+        raise ProtocolError(
+            f"{sender} describes its rows in another form than this version reads",
+            fix="install the same vfl version at every party",
+        ) from None
+
+
+class Account:
+    """What one party of a network that nobody holds has learned, by phase, and what it sent.
+
+    Args:
+        party: its name.
+        roles: of all parties.
+    """
+
+    def __init__(self, party: str, roles: Sequence[str]) -> None:
+        self._party = party
+        self._names = {name_of(role): name for role, name in enumerate(roles)}
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._revealed: dict[tuple[str, str], Revealed] = {}
+
+    def note(self, peer: Peer, phase: str) -> None:
+        """What was learned since the last call belongs to this phase."""
+        found = self._counted(peer)
+        for (what, where), elements in (found - self._seen).items():
+            said = f"{what}, {where}"
+            before = self._revealed.get((phase, said))
+            times, values = (before.times, before.values) if before else (0, 0)
+            self._revealed[phase, said] = Revealed(
+                self._party, said, "all", phase, times + 1, values + elements
+            )
+        self._seen = found
+
+    def revealed(self) -> list[Revealed]:
+        """All of it."""
+        return list(self._revealed.values())
+
+    def state(self) -> list[dict[str, Any]]:
+        """What `restore` takes."""
+        return [asdict(one) for one in self._revealed.values()]
+
+    def restore(self, state: Sequence[Mapping[str, Any]], peer: Peer) -> None:
+        """Go on from what an earlier attempt had noted; what `peer` counts is in it."""
+        for one in state:
+            kept = Revealed(**one)
+            self._revealed[kept.phase, kept.what] = kept
+        self._seen = self._counted(peer)
+
+    def traffic(self, peer: Peer) -> list[dict[str, Any]]:
+        """What the party has sent, by receiver and phase."""
+        return [
+            {
+                "party": self._party,
+                "receiver": self._names[row.receiver],
+                "phase": row.phase,
+                "frames": row.frames,
+                "wire_bytes": row.wire_bytes,
+            }
+            for row in traffic(peer)
+        ]
+
+    @staticmethod
+    def _counted(peer: Peer) -> Counter[tuple[str, str]]:
+        leaks = peer.leakage.leaks()
+        return Counter({(leak.what, leak.where): leak.elements for leak in leaks})
