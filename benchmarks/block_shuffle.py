@@ -27,7 +27,7 @@ from benchmarks import harness
 from vfl.config import Experiment
 from vfl.core.errors import BadOptionError, MissingDataError
 from vfl.core.seeds import use_one_thread
-from vfl.session import Terms
+from vfl.session import Terms, rules
 from vfl.training.run import load_data, train
 
 
@@ -157,7 +157,7 @@ def _trained(
     with tempfile.TemporaryDirectory() as runs:
         summary = train(experiment, Path(runs), "trial", data=data)
     split = data["label"].split
-    schedule = Terms.of(experiment, "train", "trial").schedule(split)
+    schedule = rules.schedule(Terms.of(experiment, "train", "trial"), split)
     epoch = np.concatenate([one.rows for one in schedule if one.trains and one.epoch == 1])
     at = np.searchsorted(split.train, epoch)
     lag = float(np.corrcoef(at[:-1], at[1:])[0, 1])

@@ -35,6 +35,7 @@ from vfl.datasets import PartyData, split_rows
 from vfl.datasets.load import fit_inputs
 from vfl.datasets.named import read_digits
 from vfl.datasets.party import AlignedRows, Inputs
+from vfl.session import rules
 from vfl.session.schedule import Exchange
 from vfl.training.local import LocalSession
 
@@ -163,7 +164,7 @@ def _of_codec(
         return HEADER_BYTES + agreed_size(frame_bytes - HEADER_BYTES, limit_bytes)
 
     of_training = {"train": np.array(sent.frame_bytes[Kind.CUT])}
-    schedule = trained.terms.schedule(trained.label.data.split, 0)
+    schedule = rules.schedule(trained.terms, trained.label.data.split, 0)
     all_labels = parties["lender"].labels
     assert all_labels is not None
     batches = [all_labels[each.rows].numpy() for each in schedule if each.trains]

@@ -31,7 +31,7 @@ from vfl.config import Experiment, PartyFile, memory_bytes
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, UserError
 from vfl.datasets.describe import describe
-from vfl.session import Terms
+from vfl.session import Terms, rules
 from vfl.session.party_folder import own_data
 
 ROWS, COLUMNS = 1_000_000, 20
@@ -254,7 +254,7 @@ def measure(asked: Asked) -> Peak:
     load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu
     assert data.inputs is not None, "the party has columns"
     cpu, taken = time.process_time(), 0
-    for exchange in terms.schedule(data.split):
+    for exchange in rules.schedule(terms, data.split):
         if not exchange.trains or (not asked.reads_epoch and exchange.step == BATCHES):
             break
         for own in (data.inputs, data.labels):

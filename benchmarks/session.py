@@ -13,8 +13,8 @@ from benchmarks.worker import BenchmarkWorker, Endpoint, Parent
 from vfl.clients import FeatureParty
 from vfl.config.toml import Settings
 from vfl.core.frame import Frame, Kind
-from vfl.server import LabelParty
-from vfl.session import Exchange, Terms
+from vfl.session import Exchange, Terms, rules
+from vfl.session.label import LabelParty
 from vfl.transport import (
     Admission,
     Credential,
@@ -85,7 +85,7 @@ def play_label(
         Admission(job.session, credentials),
         certificate,
         plaintext=not job.tls,
-        window=terms.window_frames,
+        window=rules.window_frames(terms),
     )
     try:
         ca_pem = certificate.ca_pem.decode() if certificate else ""
@@ -117,7 +117,7 @@ def play_feature(
         hello,
         ca_pem,
         plaintext=ca_pem is None,
-        window=terms.window_frames,
+        window=rules.window_frames(terms),
     )
     try:
         build(link).run(schedule)

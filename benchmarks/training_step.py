@@ -29,10 +29,10 @@ from vfl.core.seeds import Secret, derive, generator, scoped
 from vfl.datasets import PartyData, Split
 from vfl.datasets.party import digest_of
 from vfl.mpc.secure.keys import Agreement
-from vfl.server import LabelParty, Objective
-from vfl.server.label_party import Classification, Meter
-from vfl.session import Exchange, Terms, secure
+from vfl.session import Exchange, Terms, rules, secure
 from vfl.session.exchange import Own
+from vfl.session.label import LabelParty, Objective, Records
+from vfl.session.label.party import Classification, Meter
 from vfl.session.rank_processes import store_at
 from vfl.session.ranks import ALONE, Ranks
 from vfl.session.secure import shares_weights
@@ -294,7 +294,7 @@ class Setup:
 
     def schedule(self) -> Iterator[Exchange]:
         """The exchanges, under the clock."""
-        return self._clock.over(self.terms.schedule(self.data[LABEL_PARTY].split))
+        return self._clock.over(rules.schedule(self.terms, self.data[LABEL_PARTY].split))
 
     def measurement(self, final_loss: float | None = None) -> Measurement:
         """What the clock saw."""
@@ -461,7 +461,7 @@ def host(setup: Setup, parent: Parent) -> Measurement:
             observed,
             setup.own(LABEL_PARTY),
             Objective(setup.top(), setup.experiment.label.task, setup.workload.outputs),
-            ledger=ledger,
+            records=Records(ledger),
         )
 
     label = play_label(parent, setup.job, setup.terms, build, setup.schedule())

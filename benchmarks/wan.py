@@ -28,9 +28,9 @@ from vfl.core.errors import ConfigError
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, load_bundled
 from vfl.experiments.plan import check_specs
-from vfl.server import LabelParty, Objective
 from vfl.session import Exchange, Terms
 from vfl.session.exchange import Own
+from vfl.session.label import LabelParty, Objective, Records
 from vfl.session.schedule import queries, steps_per_epoch, training
 from vfl.training.local import LocalSession
 from vfl.transport import HubLink, TcpLink, local_pair
@@ -317,7 +317,7 @@ def host(setup: Setup, parent: Parent) -> Marks:
             links,
             Own(setup.secret),
             Objective(top, "classification", setup.outputs),
-            on_epoch=mark,
+            records=Records(on_epoch=mark),
         )
         return label
 

@@ -28,7 +28,7 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret, scoped
 from vfl.datasets import PartyData, Split
 from vfl.datasets.named import read_bundled
-from vfl.session import Adversary, FeatureEnd
+from vfl.session import Adversary, FeatureEnd, rules
 from vfl.training.local import LocalSession
 
 WIDTH = 128
@@ -125,7 +125,7 @@ class Watch(Adversary):
     def follow(self, session: LocalSession) -> None:
         """Find the steps at which the second half of a session and its test begin."""
         self.session = session
-        schedule = list(session.terms.schedule(session.label.data.split, 0))
+        schedule = list(rules.schedule(session.terms, session.label.data.split, 0))
         trained = [exchange.step for exchange in schedule if exchange.trains]
         self.after = trained[len(trained) // 2]
         self.test = next(each.step for each in schedule if each.phase == "test")

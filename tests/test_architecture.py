@@ -35,6 +35,19 @@ BESIDE = {
     ("__main__", "cli"): "python -m vfl is the command line",
 }
 
+#: Files that load our own modules by name, for tables of members and of public names.
+LOAD_OURS = {"core/__init__.py", "core/products.py", "core/registry.py"}
+#: Files that load other packages by name, with the reason.
+LOAD_OTHERS = {
+    "datasets/files.py": "an extra",
+    "datasets/sql.py": "a database's driver, by the address of the table",
+    "experiments/on_ray.py": "an extra",
+    "federation/upstream.py": "Flower's internal names, which move",
+    "federation/workers.py": "modules of Flower and Arrow, before a worker forks",
+    "models/bring.py": "a user's own model",
+    "training/writers.py": "extras",
+}
+
 SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 #: Rooms and files that know sockets, with the reason.
 SOCKET_PLACES = {
@@ -65,16 +78,70 @@ def imported_modules(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def tables(tree):
+    """Tables by which the registry and its like load our modules: the one way by name."""
+    names = set()
+    for node in ast.walk(tree):
+        if is_call(node, "Registry", "lazy_names", "Product"):
+            yield node
+            names |= {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names:
+            yield node
+
+
+OURS = {
+    ".".join(("vfl", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    for path in FILES
+} - {"vfl"}
+
+
+def named_modules(tree):
+    """Our modules whose names stand in a text, other than in such a table."""
+    listed = {id(node) for table in tables(tree) for node in ast.walk(table)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            module = node.value.partition(":")[0]
+            if id(node) not in listed and module in OURS:
+                yield module
+
+
 def room_imports():
-    """(room, room it imports, file) for every import between two rooms."""
+    """(room, room it imports, file) for every import between two rooms, those by name included."""
     for path in FILES:
-        for module in imported_modules(tree_of(path)):
+        tree = tree_of(path)
+        for module in [*imported_modules(tree), *named_modules(tree)]:
             parts = module.split(".")
             if parts[0] == "vfl" and len(parts) > 1 and parts[1] not in (room_of(path), "__init__"):
                 yield room_of(path), parts[1], path.name
 
 
+def is_call(node, *dotted):
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in dotted
+
+
 ROOM_IMPORTS = sorted(set(room_imports()))
+
+
+def loads_by_name(tree):
+    calls = ("import_module", "importlib.import_module", "__import__")
+    return any(is_call(node, *calls) for node in ast.walk(tree))
+
+
+def test_the_registry_alone_loads_our_modules_by_name():
+    loading = {str(path.relative_to(PACKAGE)): tree_of(path) for path in FILES}
+    loading = {file: tree for file, tree in loading.items() if loads_by_name(tree)}
+    assert set(loading) == LOAD_OURS | set(LOAD_OTHERS)
+    naming = [file for file in LOAD_OTHERS if any(names_of_ours(loading[file]))]
+    assert naming == []
+
+
+def names_of_ours(tree):
+    """Our modules named in a text, and names that are made with our own as they begin."""
+    yield from named_modules(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield from (part for part in ast.unparse(node).split("'") if part.startswith("vfl."))
 
 
 def test_every_room_has_a_floor():
@@ -193,10 +260,6 @@ def test_a_training_on_a_table_loads_nothing_that_it_does_not_need(tmp_path):
     assert not loaded & NEEDLESS
 
 
-def is_call(node, *dotted):
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in dotted
-
-
 def unsafe_things(tree):
     """Descriptions of whatever could run code that comes from data."""
     for module in imported_modules(tree):
@@ -237,6 +300,20 @@ def test_no_code_comes_from_data(path):
 )
 def test_unsafe_things_are_found(text):
     assert list(unsafe_things(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import vfl.server.app",
+        "from importlib import import_module\nimport_module('vfl.server.app')",
+        "ROOMS = {'label': 'vfl.server.app'}",
+        "FRONT = 'vfl.server.app:server_app'",
+    ],
+)
+def test_an_arrow_is_found_however_it_is_drawn(text):
+    tree = ast.parse(text)
+    assert "vfl.server.app" in {*imported_modules(tree), *named_modules(tree)}
 
 
 def test_sockets_live_in_few_places():

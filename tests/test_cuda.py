@@ -18,7 +18,6 @@ from vfl.datasets import load_bundled
 from vfl.mpc import ring
 from vfl.training.local import LocalSession
 from vfl.training.run import evaluate, predict, train
-from vfl.training.u_shape import UShapedSession
 
 CARD = os.environ.get("VFL_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(
@@ -183,7 +182,7 @@ def test_a_middle_party(digits, merge):
     settings = experiment_of(
         merge=merge, middle={"party": "compute", "width": 12, "model": "mlp:hidden=20,last=relu"}
     )
-    assert_alike(*both(settings, digits, session=UShapedSession))
+    assert_alike(*both(settings, digits, session=LocalSession))
 
 
 def write_table(path, rows=240):

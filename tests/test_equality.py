@@ -14,6 +14,7 @@ from torch import nn
 from vfl.config import Experiment
 from vfl.core.seeds import Secret, permutation
 from vfl.datasets import load_bundled
+from vfl.session import rules
 from vfl.training.local import LocalSession
 
 SEED, EPOCHS, BATCH_ROWS = 3, 2, 32
@@ -102,7 +103,7 @@ def train_split(session, data):
         lambda top, given, result: logits.append(result.detach()) if top.training else None
     )
     session.run()
-    exchanges = session.terms.schedule(data["lender"].split)
+    exchanges = rules.schedule(session.terms, data["lender"].split)
     batches = [data["lender"].labels[exchange.rows] for exchange in exchanges if exchange.trains]
     pairs = zip(logits, batches, strict=True)
     losses = [float(nn.functional.cross_entropy(*pair)) for pair in pairs]

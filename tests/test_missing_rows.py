@@ -18,7 +18,7 @@ from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.scheduler import run_cells
 from vfl.serving.local import serve
-from vfl.session import Exchange
+from vfl.session import Exchange, rules
 from vfl.session.schedule import own_rows
 from vfl.training.alignment import align
 from vfl.training.local import LocalSession
@@ -140,7 +140,7 @@ def test_only_cuts_of_own_rows_are_sent(folder, data):
     held = data["registry"].held
     found = {(party, kind, step): size for party, kind, step, size in sent.frames}
     expected = {}
-    for exchange in session.terms.schedule(data["registry"].split):
+    for exchange in rules.schedule(session.terms, data["registry"].split):
         for party in SHARES:
             rows = int(held[party][exchange.rows].sum())
             kinds = (Kind.CUT, Kind.GRAD) if exchange.trains else (Kind.QUERY,)
@@ -183,7 +183,7 @@ def test_a_step_moves_bottoms_top_and_vectors_by_the_gradients_of_one_network(fo
     with torch.no_grad():
         for vector in session.label.model["missing"].parameters():
             vector.copy_(torch.linspace(-1, 1, 6))
-    first = next(iter(session.terms.schedule(data["registry"].split)))
+    first = next(iter(rules.schedule(session.terms, data["registry"].split)))
     modules = [session.label.model, *(client.end.model for client in session.clients)]
     for module in modules:
         module.train()
@@ -228,7 +228,7 @@ def test_it_goes_on_bit_for_bit(folder, tmp_path, name):
     settings = experiment(folder, *HARD[name])
     data = load_data(settings)
     whole = LocalSession(settings, data, outputs=2).run()
-    exchanges = list(whole.terms.schedule(data["registry"].split))
+    exchanges = list(rules.schedule(whole.terms, data["registry"].split))
     if name == "in flight":
         out = [
             len(own_rows(one, held)) == 0

@@ -13,6 +13,7 @@ from torch import nn
 from vfl.config import Experiment
 from vfl.core.seeds import permutation
 from vfl.datasets import load_bundled
+from vfl.session import rules
 from vfl.training.local import LocalSession
 
 PARTIES = ("left", "right")
@@ -159,7 +160,7 @@ def test_cuts_leave_exactly_when_the_contract_says(data, in_flight):
     half.send_cut, half.take_gradient = send_cut, take_gradient
     pipelined.run()
     for epoch in range(EPOCHS):
-        steps = [e.step for e in pipelined.terms.schedule(data["label"].split)
+        steps = [e.step for e in rules.schedule(pipelined.terms, data["label"].split)
                  if e.trains and e.epoch == epoch + 1]  # fmt: skip
         wanted = []
         for position, step in enumerate(steps):

@@ -15,6 +15,7 @@ from vfl.core.errors import (
 from vfl.core.frame import Kind
 from vfl.datasets import load_bundled
 from vfl.mpc.secure.masks import Ring
+from vfl.session import rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -203,7 +204,7 @@ def test_going_back_to_a_checkpoint_takes_new_keys_and_changes_nothing(data, tmp
 def test_a_session_that_goes_back_itself_takes_new_keys(data):
     trace = Trace([Kind.CUT])
     masked = session(data, observers=[trace])
-    schedule = list(masked.terms.schedule(data["label"].split))[:3]
+    schedule = list(rules.schedule(masked.terms, data["label"].split))[:3]
     for _ in range(2):
         masked.go_on(None, schedule)
     left = [frame.payload for frame in trace if frame.party == "left" and frame.step == 1]
@@ -252,7 +253,7 @@ def test_a_trace_is_refused(data, tmp_path):
 def test_without_keys_nothing_is_sent(data):
     masked = session(data)
     with pytest.raises(ProtocolError, match="no keys"):
-        masked.clients[0].begin(next(iter(masked.terms.schedule(data["label"].split))))
+        masked.clients[0].begin(next(iter(rules.schedule(masked.terms, data["label"].split))))
 
 
 def broken(data, value):

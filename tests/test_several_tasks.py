@@ -27,7 +27,6 @@ from vfl.session import PartyFolder, Terms
 from vfl.session.consent import check_consent
 from vfl.training.local import LocalSession
 from vfl.training.run import RunFolder, evaluate, load_data, predict, train
-from vfl.training.several_tasks import SeveralTasksSession
 from vfl.transport.link import Observed, local_pair
 
 ROWS, WIDTH, EVERYBODY = 240, 5, ("bank", "shop", "clinic", "insurer")
@@ -88,7 +87,7 @@ def test_bottoms_learn_from_the_weighted_sum_and_each_top_from_its_own_labels(ta
         }
         tops = {"clinic": nn.Linear(2 * WIDTH, 2), "insurer": nn.Linear(2 * WIDTH, 1)}
     by_hand = nn.ModuleDict(copy.deepcopy(bottoms | tops))
-    SeveralTasksSession(
+    LocalSession(
         settings,
         data,
         outputs=2,
@@ -129,7 +128,7 @@ def test_a_weight_of_nearly_nothing_leaves_the_training_of_the_label_party_that_
     (task,) = settings.tasks
     faint = settings.model_copy(update={"tasks": (task.model_copy(update={"weight": 1e-30}),)})
     data = load_data(settings)
-    both = SeveralTasksSession(faint, data, outputs=2).run()
+    both = LocalSession(faint, data, outputs=2).run()
     alone = settings.model_copy(update={"tasks": None})
     plain = LocalSession(alone, {n: data[n] for n in EVERYBODY[:3]}, outputs=2).run()
     for name in EVERYBODY[:3]:
@@ -155,9 +154,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(table, tmp_path, codec, in_f
             if killed_at == (party, frame.step, direction):
                 raise Killed
 
-        return SeveralTasksSession(
-            settings, data, outputs=2, checkpoints=folder, observers=[observer]
-        )
+        return LocalSession(settings, data, outputs=2, checkpoints=folder, observers=[observer])
 
     whole = session().run()
     for end in [("bank", 4, "up"), ("shop", 9, "down"), ("shop", 10, "up")]:
@@ -265,7 +262,7 @@ def test_cuts_tell_a_label_party_of_the_labels_that_others_learn(table):
         {name: data[name] for name in EVERYBODY[:3]},
         outputs=2,
     )
-    sessions = {"both": SeveralTasksSession(settings, data, outputs=2), "alone": alone}
+    sessions = {"both": LocalSession(settings, data, outputs=2), "alone": alone}
     costs, split = data["insurer"].labels.numpy(), data["clinic"].split
     for name, session in sessions.items():
         cuts = [client.cut(torch.arange(ROWS)) for client in session.run().clients]
@@ -323,7 +320,7 @@ def test_every_party_may_have_a_table_of_its_own(table, tmp_path):
     expected = frame.set_index("key").loc[ids, "cost"].to_numpy()
     assert np.allclose(data["insurer"].labels.numpy(), expected)
     assert data["bank"].inputs.shape[1] == 3
-    session = SeveralTasksSession(settings, data, outputs=2).run()
+    session = LocalSession(settings, data, outputs=2).run()
     assert session.others["insurer"].history[-1]["test_rmse"] > 0
 
 
@@ -353,7 +350,7 @@ def test_a_label_party_that_leads_may_have_columns_which_stay_with_it(table):
     own = settings.parties["shop"]
     parties = {"bank": settings.parties["bank"], "clinic": own}
     settings = settings.model_copy(update={"parties": parties})
-    session = SeveralTasksSession(settings, load_data(settings), outputs=2).run()
+    session = LocalSession(settings, load_data(settings), outputs=2).run()
     assert session.whole_ledger().bytes_by_party("up").keys() == {"bank", "bank to insurer"}
     assert session.label.model["top"].in_features == 2 * WIDTH
     assert session.others["insurer"].model["top"][0].in_features == WIDTH
@@ -362,11 +359,7 @@ def test_a_label_party_that_leads_may_have_columns_which_stay_with_it(table):
 def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(table):
     settings = experiment_of(table)
     data = load_data(settings)
-    for use in (
-        grid_cells,
-        value_cells,
-        lambda one: LocalSession(one, data, outputs=2),
-    ):
+    for use in (grid_cells, value_cells):
         with pytest.raises(ConfigError, match="no place for several label parties"):
             use(settings)
     digits = settings.model_copy(

@@ -20,7 +20,7 @@ from vfl.core.seeds import Secret, generator, scoped
 from vfl.datasets import load_bundled
 from vfl.mpc.secure.beaver import owner_of, partner_of
 from vfl.mpc.secure.shared_layer import INPUT_BITS, WEIGHT_BITS, first_weights
-from vfl.session import Adversary
+from vfl.session import Adversary, rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -307,7 +307,7 @@ def test_a_trace_an_adversary_and_a_look_at_a_cut_are_refused(data, tmp_path):
 
 
 def first_exchange(session):
-    return next(iter(session.terms.schedule(session.label.data.split)))
+    return next(iter(rules.schedule(session.terms, session.label.data.split)))
 
 
 def test_without_keys_nothing_is_sent(data):

@@ -23,7 +23,7 @@ from vfl.mpc.secure.beaver import ShareHolder, size_of
 from vfl.mpc.secure.keys import TAG_BYTES, Sealing
 from vfl.mpc.secure.shared_layer import encode_inputs
 from vfl.mpc.stream import PadStream
-from vfl.session import Exchange
+from vfl.session import Exchange, rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -115,7 +115,7 @@ def rows_and_labels(data, gradients, width):
     """The last epoch's gradients by training row, their direction alone, and the true labels."""
     settings = experiment("none")
     session = LocalSession(settings, data, outputs=10)
-    schedule = session.terms.schedule(data["label"].split)
+    schedule = rules.schedule(session.terms, data["label"].split)
     last = [one for one in schedule if one.trains and one.epoch == EPOCHS]
     rows = torch.cat([torch.from_numpy(one.rows) for one in last])
     values = torch.cat([gradients[one.step].reshape(-1, width).double() for one in last])

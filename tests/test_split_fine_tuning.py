@@ -12,7 +12,8 @@ from vfl.core.seeds import scoped
 from vfl.datasets import PartyData
 from vfl.datasets.split import split_rows
 from vfl.models import make_bottom
-from vfl.training.u_shape import UShapedSession
+from vfl.session import rules
+from vfl.training.local import LocalSession
 
 SIZES = "words=40,tokens=8,layers=3,heads=2,front=1"
 WORDS = 6
@@ -53,9 +54,7 @@ def parts(rank):
 def played(texts, modules, **codecs):
     front, middle, head = modules
     bottoms = {"user": front, "server": middle}
-    return UShapedSession(
-        experiment_of(**codecs), texts, outputs=2, bottoms=bottoms, top=head
-    ).run()
+    return LocalSession(experiment_of(**codecs), texts, outputs=2, bottoms=bottoms, top=head).run()
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -68,7 +67,7 @@ def test_it_is_the_monolith_bit_for_bit(texts, rank):
     optimizer = torch.optim.Adam(
         [one for one in monolith.parameters() if one.requires_grad], lr=0.01
     )
-    for exchange in session.terms.schedule(texts["user"].split):
+    for exchange in rules.schedule(session.terms, texts["user"].split):
         if exchange.trains:
             rows = torch.from_numpy(exchange.rows)
             optimizer.zero_grad()

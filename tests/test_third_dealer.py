@@ -18,6 +18,7 @@ from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
 from vfl.mpc.secure.beaver import DealerEnd, partner_of
 from vfl.mpc.secure.shared_layer import WEIGHT_BITS, first_weights
+from vfl.session import rules
 from vfl.session.trace import Trace
 
 TANH = "mlp:hidden=32,activation=tanh"
@@ -185,7 +186,7 @@ def test_what_would_expose_weights_or_cuts_is_refused(data, changes, word):
 
 
 def first_exchange(session):
-    return next(iter(session.terms.schedule(session.label.data.split)))
+    return next(iter(rules.schedule(session.terms, session.label.data.split)))
 
 
 def ask(session, step, rows=3):

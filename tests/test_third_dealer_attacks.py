@@ -22,6 +22,7 @@ from vfl.mpc.secure.beaver import ShareHolder
 from vfl.mpc.secure.keys import OFFER_BYTES
 from vfl.mpc.secure.shared_layer import encode_inputs
 from vfl.mpc.stream import PadStream
+from vfl.session import rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -104,7 +105,11 @@ def test_the_owners_whole_transcript_is_worth_no_more_than_nothing(data, trained
 def rows_and_labels(data, gradients):
     """The last epoch's gradients by training row, their direction alone, and the true labels."""
     terms = LocalSession(of("none"), data, outputs=10).terms
-    last = [one for one in terms.schedule(data[LABEL].split) if one.trains and one.epoch == EPOCHS]
+    last = [
+        one
+        for one in rules.schedule(terms, data[LABEL].split)
+        if one.trains and one.epoch == EPOCHS
+    ]
     rows = torch.cat([torch.from_numpy(one.rows) for one in last])
     values = torch.cat([gradients[one.step].reshape(-1, WIDTH).double() for one in last])
     return torch.nn.functional.normalize(values, dim=1).float(), data[LABEL].labels[rows]

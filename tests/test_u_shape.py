@@ -27,12 +27,11 @@ from vfl.datasets import load_bundled
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.comparison import comparison_of
 from vfl.experiments.value import value_cells
-from vfl.session import Adversary, PartyFolder, Terms
+from vfl.session import Adversary, PartyFolder, Terms, rules
 from vfl.session.consent import check_consent
 from vfl.training.local import LocalSession
 from vfl.training.run import RunFolder, train
 from vfl.training.specs import check_specs
-from vfl.training.u_shape import UShapedSession
 
 PARTIES, WIDTH, MIDDLE = ["bank", "shop"], 6, 12
 ASKED = {"party": "compute", "width": MIDDLE, "model": "mlp:hidden=20,last=relu"}
@@ -97,7 +96,7 @@ def test_middle_and_head_train_as_the_whole_top_does_bit_for_bit(digits, merge, 
         bottoms=copy.deepcopy(bottoms),
         top=whole,
     ).run()
-    parts = UShapedSession(
+    parts = LocalSession(
         experiment_of(True, merge, **train),
         digits,
         outputs=10,
@@ -122,9 +121,9 @@ def test_codecs_of_the_cuts_and_of_the_output_are_two(digits):
     settings = settings.model_copy(
         update={"middle": settings.middle.model_copy(update={"codec": "topk:k=4"})}
     )
-    session = UShapedSession(settings, digits, outputs=10).run()
+    session = LocalSession(settings, digits, outputs=10).run()
     sent = session.ledger.bytes_by_party("up")
-    dense = UShapedSession(experiment_of(), digits, outputs=10).run().ledger.bytes_by_party("up")
+    dense = LocalSession(experiment_of(), digits, outputs=10).run().ledger.bytes_by_party("up")
     assert sent["bank"] == sent["shop"] < dense["bank"]
     assert sent["bank"] < sent["compute"] < dense["compute"]
 
@@ -139,9 +138,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(digits, tmp_path, codec, in_
             if killed_at == (party, frame.step, direction):
                 raise Killed
 
-        return UShapedSession(
-            settings, digits, outputs=10, checkpoints=folder, observers=[observer]
-        )
+        return LocalSession(settings, digits, outputs=10, checkpoints=folder, observers=[observer])
 
     whole = session().run()
     for end in [("bank", 6, "up"), ("compute", 13, "down"), ("shop", 14, "down")]:
@@ -235,7 +232,7 @@ def scores_of(data, session, gradients, attack):
     from sklearn.metrics import roc_auc_score
 
     label = data["clinic"]
-    exchanges = [one for one in session.terms.schedule(label.split) if one.trains]
+    exchanges = [one for one in rules.schedule(session.terms, label.split) if one.trains]
     train = label.split.train
     codes = label.labels[torch.from_numpy(train)]
     leaked = [int((codes == code).nonzero()[0]) for code in (0, 1)]
@@ -270,7 +267,7 @@ def test_the_gradients_of_the_output_tell_the_middle_nearly_every_label(attack):
     for defense in ("none", "label_dp:epsilon=0.5"):
         settings = experiment_of(epochs=1).model_copy(update={"defense": defense})
         ears = {"compute": Listener("compute"), "bank": Listener("bank")}
-        session = UShapedSession(settings, data, outputs=2, adversaries=ears).run()
+        session = LocalSession(settings, data, outputs=2, adversaries=ears).run()
         for name, ear in ears.items():
             found[name, defense] = scores_of(data, session, ear.kept, attack)
     print(found)  # docs/results/roles.md has these
@@ -285,7 +282,7 @@ def test_the_gradients_of_the_output_tell_the_middle_nearly_every_label(attack):
 def test_defenses_of_one_end_stand_beside_a_middle(digits, defense):
     settings = experiment_of(epochs=1).model_copy(update={"defense": defense})
     check_specs(settings)
-    session = UShapedSession(settings, digits, outputs=10).run()
+    session = LocalSession(settings, digits, outputs=10).run()
     assert session.label.history[-1]["train_loss"] > 0
 
 
@@ -293,7 +290,7 @@ def test_defenses_of_one_end_stand_beside_a_middle(digits, defense):
 def test_defenses_that_join_both_ends_are_refused(digits, defense):
     settings = experiment_of().model_copy(update={"defense": defense})
     with pytest.raises(SpecError, match="cuts and labels together"):
-        UShapedSession(settings, digits, outputs=10)
+        LocalSession(settings, digits, outputs=10)
     with pytest.raises(SpecError, match="cuts and labels together"):
         check_specs(settings)
 
@@ -330,7 +327,6 @@ def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
         grid_cells,
         value_cells,
         lambda one: comparison_of(one.model_copy(update={"compare": asked})),
-        lambda one: LocalSession(one, digits, outputs=10),
     ):
         with pytest.raises(ConfigError, match="no place for a party in the middle"):
             use(settings)

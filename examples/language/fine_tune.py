@@ -21,8 +21,8 @@ from vfl import models
 from vfl.attacks.scoring import auc
 from vfl.config import Experiment, read_experiment
 from vfl.core.seeds import scoped
+from vfl.training.local import LocalSession
 from vfl.training.run import load_data
-from vfl.training.u_shape import UShapedSession
 
 NAMES = ["trained", "codec", "middle_codec", "accuracy", "auc", "guess", "cut_bytes",
          "output_bytes", "cut_gradient_bytes", "output_gradient_bytes", "seconds"]  # fmt: skip
@@ -46,7 +46,7 @@ def parts_of(experiment: Experiment, words: int) -> tuple[nn.Module, nn.Module, 
         )
 
 
-def centrally(session: UShapedSession, inputs: Tensor, labels: Tensor, whole: nn.Module) -> None:
+def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.Module) -> None:
     """Train as one model, over the rows of that session's schedule."""
     learned = [one for one in whole.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=session.terms.train.learning_rate)
@@ -92,12 +92,10 @@ def main() -> None:
         front, between, head = parts_of(experiment, user.inputs.shape[1])
         given = {"bottoms": {"user": front, "server": between}, "top": head, "outputs": 2}
         started = time.perf_counter()
-        session = UShapedSession(experiment, data, **given).run()
+        session = LocalSession(experiment, data, **given).run()
         seconds = time.perf_counter() - started
         up, down = (session.ledger.bytes_by_party(way) for way in ("up", "down"))
-        asking = UShapedSession(
-            experiment, data, mode="predict", weights=session.weights(), **given
-        )
+        asking = LocalSession(experiment, data, mode="predict", weights=session.weights(), **given)
         received = down["user"], down["server"]
         sent = up["user"], up["server"]
         tell("split", (codec, middle_codec), asking.run().outputs(), *sent, *received, seconds)

@@ -7,7 +7,7 @@ from vfl.attacks.cases import decoded, last_cuts, recorded_exchanges
 from vfl.config import Experiment
 from vfl.core.errors import DataError
 from vfl.datasets import load_bundled
-from vfl.session import Adversary
+from vfl.session import Adversary, rules
 from vfl.session.trace import TRACE, TRAINING, Trace, read
 from vfl.training.local import LocalSession
 
@@ -68,7 +68,9 @@ def test_an_exchange_is_what_the_party_sent_and_received(recordings):
     found = recorded_exchanges(recordings.memory(), "bank", train)
     assert [one.step for one in found] == list(recordings.bank.gradients)
     assert {one.epoch for one in found} == {1, 2}
-    exchanges = {one.step: one for one in recordings.session.terms.schedule(recordings.split)}
+    exchanges = {
+        one.step: one for one in rules.schedule(recordings.session.terms, recordings.split)
+    }
     for one in found:
         assert torch.equal(one.cuts(), recordings.bank.cuts[one.step])
         assert torch.equal(one.gradients, recordings.bank.gradients[one.step])

@@ -18,7 +18,7 @@ from benchmarks.wan import (
 from vfl.config import with_overrides
 from vfl.core.errors import ConfigError, SpecError
 from vfl.datasets import load_bundled
-from vfl.session import Terms
+from vfl.session import Terms, rules
 
 DIGITS = wan_experiment("digits", "none", 50, 1e-3, 2, 0)
 LINE = Wan(mbps=80, round_trip_ms=40)
@@ -34,7 +34,7 @@ def exchanges():
 def test_every_epoch_trains_every_row_in_the_order_of_the_session(exchanges):
     found, terms, data = exchanges
     trained = [each.rows for each in found if each.trains]
-    asked = [each.rows for each in terms.schedule(data.split) if each.trains]
+    asked = [each.rows for each in rules.schedule(terms, data.split) if each.trains]
     assert len(trained) == len(asked)
     assert all(np.array_equal(*pair) for pair in zip(trained, asked, strict=True))
     assert [each.step for each in found] == list(range(len(found)))

@@ -14,7 +14,7 @@ from vfl.core.storage import weights_digest
 from vfl.datasets import load_bundled
 from vfl.models.bring import BroughtBottom
 from vfl.models.mlp import MLPBottom
-from vfl.session import Terms
+from vfl.session import Terms, rules
 from vfl.session.exchange import Own
 from vfl.transport.link import local_pair
 
@@ -51,7 +51,7 @@ def test_first_weights_follow_from_the_partys_secret_alone(bank):
 
 def test_it_plays_a_whole_session(bank):
     party, label = build(bank)
-    exchanges = list(terms_of().schedule(bank.split))
+    exchanges = list(rules.schedule(terms_of(), bank.split))
     for exchange in exchanges:
         answer = Frame(Kind.GRAD, exchange.step, bytes(16 * len(exchange.rows)))
         label.send(answer if exchange.trains else Frame(Kind.ACK, exchange.step))

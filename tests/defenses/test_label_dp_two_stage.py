@@ -13,7 +13,7 @@ from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
 from vfl.defenses import LabelKind, make
-from vfl.session import Adversary
+from vfl.session import Adversary, rules
 from vfl.training.local import LocalSession
 
 LENDER = Secret.of_simulation(0, "lender")
@@ -105,7 +105,7 @@ def test_in_a_training_late_rows_are_silent_in_the_first_stage_only(data):
     asked = experiment("label_dp_two_stage:epsilon=3,epochs=2")
     session = LocalSession(asked, data, outputs=10, adversaries={"bank": spy}).run()
     silent = {1: set(), 2: set(), 3: set(), 4: set()}
-    for exchange in session.terms.schedule(data["lender"].split):
+    for exchange in rules.schedule(session.terms, data["lender"].split):
         if exchange.trains:
             silent[exchange.epoch] |= set(exchange.rows[spy.silent[exchange.step]])
     share = len(silent[1]) / len(data["lender"].split.train)

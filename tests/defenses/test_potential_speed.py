@@ -12,6 +12,7 @@ from vfl.config import Experiment
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData, Split
 from vfl.defenses.potential import potential_energy
+from vfl.session import rules
 from vfl.training.local import LocalSession
 
 pytestmark = pytest.mark.slow
@@ -79,9 +80,9 @@ def step_ms(data, defense, bottom, batch_size):
         }
     )
     session = LocalSession(experiment, data, outputs=10)
-    exchanges = [e for e in session.terms.schedule(data["label"].split) if e.trains]
+    exchanges = [e for e in rules.schedule(session.terms, data["label"].split) if e.trains]
     started = time.process_time()
-    session.label.run(exchanges, before=session._begin, after=session._finish)
+    session.label.run(exchanges, session.clients)
     return 1e3 * (time.process_time() - started) / len(exchanges)
 
 

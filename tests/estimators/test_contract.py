@@ -9,7 +9,7 @@ from vfl import VFLClassifier, VFLRegressor
 IMPOSSIBLE = {
     "check_sample_weight_equivalence_on_dense_data": (
         "copies of a row change the batches, and the scales of columns at parties that know no "
-        "weights; tests/server/test_task.py holds the equivalence for the loss of a batch"
+        "weights; tests/session/label/test_task.py holds the equivalence for the loss of a batch"
     )
 }
 

@@ -46,10 +46,13 @@ def vfl():
         print("worker", os.getppid(), shared.run(["vfl", "end", "5"]), flush=True)
     sys.exit(int(sys.argv[2]))
 
+def preload():
+    import json, numpy
+
 if os.environ.get("THREADED"):
     threaded()
 workers._warm_up = lambda: None
-workers.serve({"session": session, "vfl": vfl}, ["json", "numpy"], int(sys.argv[1]))
+workers.serve({"session": session, "vfl": vfl}, [preload], int(sys.argv[1]))
 """
 
 

@@ -25,6 +25,7 @@ from vfl.models import make_bottom
 from vfl.mpc.many_parties import Member
 from vfl.mpc.secure import pea
 from vfl.mpc.stream import PadStream
+from vfl.session import rules
 from vfl.session.consent import check_layers
 from vfl.session.private import PrivacyPlan
 from vfl.session.secure import make
@@ -80,7 +81,7 @@ def in_clear(session, inputs, labels, classes=2, longest=8.0):
     rows = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], 1)
     truth = torch.nn.functional.one_hot(labels.long(), classes).double()
     weights = torch.zeros(rows.shape[1], classes, dtype=torch.float64)
-    for exchange in terms.schedule(session.label.network.split):
+    for exchange in rules.schedule(terms, session.label.network.split):
         if exchange.trains:
             x, y = rows[exchange.rows], truth[exchange.rows]
             errors = (x @ weights / 4 + 0.5).clamp(0, 1) - y

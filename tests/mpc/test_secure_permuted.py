@@ -31,7 +31,7 @@ from vfl.mpc.network import fixed_point_rate
 from vfl.mpc.ring import decode
 from vfl.mpc.secure.permuted import PermutedEnd
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
-from vfl.session import secure
+from vfl.session import rules, secure
 from vfl.training import run as in_process
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, session_of
@@ -105,7 +105,7 @@ def in_clear(session, data):
             values = torch.relu(values) if layer.function == "relu" else values
         return values
 
-    for exchange in terms.schedule(label.split):
+    for exchange in rules.schedule(terms, label.split):
         if not exchange.trains:
             continue
         index = torch.from_numpy(exchange.rows)
@@ -218,7 +218,7 @@ def test_the_shares_are_those_of_the_protocol_alone(fixed_keys, mode, label, top
             network.share_rows(phase, len(rows), own, "inputs")
         truth = targets_of(data[label].labels[split.train], 2) if party.role == role else None
         network.share_targets(len(split.train), truth)
-        for exchange in session.terms.schedule(session.label.network.split):
+        for exchange in rules.schedule(session.terms, session.label.network.split):
             index = torch.from_numpy(exchange.rows)
             if exchange.trains:
                 network.train_step(index, 0.5)

@@ -260,7 +260,7 @@ def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where)
 
 @pytest.mark.parametrize("changes", [{"codec": "randtopk:k=2"}, {"defense": "gradient_noise"}])
 def test_a_feature_party_refuses_them_itself(session, changes, monkeypatch):
-    monkeypatch.setattr("vfl.server.session.refuse", lambda terms, split, size: None)
+    monkeypatch.setattr("vfl.server.session.refuse_ranks", lambda terms, split, size: None)
     in_ranks(session, 2, 2)
     with pytest.raises(PeerFailedError, match="2 ranks would not train as one does"):
         session.play(**changes)

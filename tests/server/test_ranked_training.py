@@ -12,9 +12,9 @@ from vfl.config import Experiment
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
-from vfl.server import LabelParty, Objective
-from vfl.session import Introduction, Terms
+from vfl.session import Introduction, Terms, rules
 from vfl.session.exchange import Own
+from vfl.session.label import LabelParty, Objective, Records
 from vfl.session.ranks import Ranks
 from vfl.training.local import LocalSession
 from vfl.transport import (
@@ -66,7 +66,7 @@ def in_ranks(data, settings, size):
             0,
             Admission(SESSION, {name: credentials[name, rank] for name in PARTIES}),
             certificate,
-            window=terms.window_frames,
+            window=rules.window_frames(terms),
         )
         for rank in range(size)
     ]
@@ -81,12 +81,16 @@ def in_ranks(data, settings, size):
         known = credentials[name, rank]
         hello = Hello(SESSION, known.node, known.token, about)
         link = TcpLink.connect(
-            "127.0.0.1", hubs[rank].port, hello, certificate.ca_pem, window=terms.window_frames
+            "127.0.0.1",
+            hubs[rank].port,
+            hello,
+            certificate.ca_pem,
+            window=rules.window_frames(terms),
         )
         try:
             party = features[name, rank] = FeatureParty(data[name], terms, link, own(name, rank))
             party.resume(0, ())
-            party.run(party.stopping.follow(terms.schedule(data[name].split)))
+            party.run(party.stopping.follow(rules.schedule(terms, data[name].split)))
         finally:
             link.close()
 
@@ -96,10 +100,10 @@ def in_ranks(data, settings, size):
         links = {n: Observed(hubs[rank].link(n), n, "label", [ledger]) for n in PARTIES}
         objective = Objective.of(settings.label, data["label"].outputs)
         one = labels[rank] = LabelParty(
-            data["label"], terms, links, own("label", rank), objective, ledger=ledger
+            data["label"], terms, links, own("label", rank), objective, records=Records(ledger)
         )
         one.resume(0)
-        one.run(one.stopping.follow(terms.schedule(data["label"].split)))
+        one.run(one.stopping.follow(rules.schedule(terms, data["label"].split)))
 
     def guarded(play, *arguments):
         try:
@@ -195,7 +199,7 @@ def test_figures_are_of_whole_batches_and_of_all_streams(data):
 
 def test_every_row_is_at_one_rank(data):
     terms = Terms.of(experiment(), "train", "run")
-    for whole in terms.schedule(data["label"].split):
+    for whole in rules.schedule(terms, data["label"].split):
         shares = [Ranks("a", rank, 3).share(whole).rows for rank in range(3)]
         assert np.array_equal(np.concatenate(shares), whole.rows)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1

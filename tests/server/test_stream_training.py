@@ -12,10 +12,10 @@ from vfl.core.storage import joint_digest
 from vfl.datasets import load_bundled
 from vfl.mpc.secure.base import binding_of
 from vfl.mpc.secure.keys import Agreement
-from vfl.server import LabelParty, Objective
-from vfl.session import Introduction, Terms, secure
+from vfl.session import Introduction, Terms, rules, secure
 from vfl.session.exchange import Own
 from vfl.session.identity import Identity
+from vfl.session.label import LabelParty, Objective, Records
 from vfl.training.local import LocalSession
 from vfl.transport import (
     Admission,
@@ -88,7 +88,11 @@ def over_streams(data, settings, moments=(), tls=True):
     certificate = session_certificate(["127.0.0.1"]) if tls else None
     credentials = {name: Credential(f"node-{name}", "t" * 40 + name) for name in PARTIES}
     hub = TcpHub(
-        "127.0.0.1", 0, Admission(SESSION, credentials), certificate, window=terms.window_frames
+        "127.0.0.1",
+        0,
+        Admission(SESSION, credentials),
+        certificate,
+        window=rules.window_frames(terms),
     )
     ca = certificate.ca_pem if certificate else None
     parties, threads, ends = {}, [], []
@@ -97,14 +101,14 @@ def over_streams(data, settings, moments=(), tls=True):
         for name in PARTIES:
             about = Introduction.of(data[name], terms, SESSION).model_dump()
             hello = Hello(SESSION, credentials[name].node, credentials[name].token, about)
-            window = terms.window_frames
+            window = rules.window_frames(terms)
             link = TcpLink.connect("127.0.0.1", hub.port, hello, ca, window=window)
             ends.append(link)
             own = Cutting(link, moments if name == "right" else ())
             secret = Secret.of_simulation(0, name)
             parties[name] = FeatureParty(data[name], terms, own, Own(secret))
             parties[name].start()
-            schedule = terms.schedule(data[name].split)
+            schedule = rules.schedule(terms, data[name].split)
             whole = (parties[name], schedule, identities, terms)
             threads.append(threading.Thread(target=play, args=whole))
         hub.wait_all(PARTIES, 10.0)
@@ -112,12 +116,12 @@ def over_streams(data, settings, moments=(), tls=True):
         secret = Secret.of_simulation(0, "label")
         label = LabelParty(
             data["label"], terms, links, Own(secret), Objective.of(settings.label, 10),
-            ledger=ledger,
+            records=Records(ledger),
         )  # fmt: skip
         for thread in threads:
             thread.start()
         label.aggregator.begin()
-        label.run(terms.schedule(data["label"].split))
+        label.run(rules.schedule(terms, data["label"].split))
         for thread in threads:
             thread.join(timeout=30)
     finally:
@@ -201,7 +205,7 @@ def test_a_stream_cut_changes_nothing(data, place):
 
 def test_the_last_exchange_is_the_one_that_was_cut(data):
     settings = experiment("none")
-    schedule = list(Terms.of(settings, "train", "run").schedule(data["label"].split))
+    schedule = list(rules.schedule(Terms.of(settings, "train", "run"), data["label"].split))
     assert schedule[-1].step == LAST
 
 

@@ -6,12 +6,11 @@ from torch import nn
 
 from vfl.compression import INFERENCE, Codec, Decoded
 from vfl.compression.none import Uncompressed
-from vfl.config import TrainSettings
 from vfl.core.errors import WidthError
 from vfl.core.frame import Kind
 from vfl.core.seeds import Secret
 from vfl.defenses import Defense
-from vfl.session.exchange import CutTerms, LabelEnd, Own, optimizer_factory
+from vfl.session.exchange import CutTerms, LabelEnd, Own
 
 RATE, ROWS = 0.1, 5
 
@@ -301,56 +300,3 @@ def test_cuts_in_flight_are_made_again_from_the_state_they_were_made_with(start)
     assert again.digest() == game.digest()
     for each in (game, again):
         assert (each.feature.codec.committed, each.label.codec.committed) == (9, 11)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "options"),
-    [
-        ("adam", torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.2}),
-        ("sgd", torch.optim.SGD, {"lr": 0.01, "weight_decay": 0.2, "momentum": 0.5}),
-    ],
-)
-def test_optimizers_follow_the_settings(name, kind, options):
-    settings = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.2, momentum=0.5)
-    built = optimizer_factory(settings)(nn.Linear(2, 2).parameters())
-    assert isinstance(built, kind)
-    assert {key: built.param_groups[0][key] for key in options} == options
-
-
-@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
-def test_optimizers_move_weights_as_those_of_torch(name, kind):
-    """Bit for bit, although they come without what torch.compile needs."""
-    settings = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.2, momentum=0.5)
-    weights = [nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2)]
-    options = {"lr": 0.01, "weight_decay": 0.2} | ({"momentum": 0.5} if name == "sgd" else {})
-    optimizers = [optimizer_factory(settings)([weights[0]]), kind([weights[1]], **options)]
-    for step in range(4):
-        for weight, optimizer in zip(weights, optimizers, strict=True):
-            optimizer.zero_grad()
-            (weight**3 * (step + 1)).sum().backward()
-            optimizer.step()
-            optimizer.load_state_dict(optimizer.state_dict())
-    assert torch.equal(*weights)
-
-
-@pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_what_was_registered_for_every_optimizer_runs_around_each_step(name):
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
-    weight, seen = nn.Parameter(torch.ones(1)), []
-    weight.grad = torch.ones(1)
-    handles = [
-        register_optimizer_step_pre_hook(lambda *_: seen.append(weight.item())),
-        register_optimizer_step_post_hook(lambda *_: seen.append(weight.item())),
-    ]
-    try:
-        optimizer_factory(TrainSettings(optimizer=name))([weight]).step()
-    finally:
-        for handle in handles:
-            handle.remove()
-    before, after = seen
-    assert before == 1
-    assert after < 1

@@ -21,7 +21,7 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS
-from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
+from vfl.session import Introduction, PartyReport, SessionMessage, check_consent, rules
 from vfl.session.consent import frame_limits
 from vfl.session.exchange import Own
 from vfl.session.secure import SECURE
@@ -187,7 +187,7 @@ def test_options_with_wild_numbers(valid, data, cases, axes):
         party = FeatureParty(own, terms, link, Own(Secret.of_simulation(0, "bank")))
         if terms.secure == "none":
             party.start()
-            party.begin(next(terms.schedule(own.split)))
+            party.begin(next(rules.schedule(terms, own.split)))
         built.append(case)
 
     assert hammer(cases, one) > cases / 4

@@ -17,7 +17,7 @@ from vfl.core.frame import LIMIT_BYTES, Frame, Kind, pack_header
 from vfl.core.seeds import Secret
 from vfl.experiments.plan import of_experiment
 from vfl.mpc.secure.shared_layer import LayerAxes
-from vfl.session import Terms
+from vfl.session import Terms, rules
 from vfl.session.consent import frame_limits, most_rows
 from vfl.session.schedule import QUERY_ROWS
 from vfl.training.run import load_data
@@ -220,7 +220,7 @@ def test_no_party_makes_the_label_party_hold_more_than_the_plan_says(tmp_path):
     experiment = read_experiment(tmp_path / "plan.toml")
     data = load_data(experiment)
     terms = Terms.of(experiment, "train", "run")
-    limits, window = frame_limits(terms, "bank", data["bank"].split), terms.window_frames
+    limits, window = frame_limits(terms, "bank", data["bank"].split), rules.window_frames(terms)
     credentials = {"bank": Credential("7", "t" * 43)}
     admission = Admission("session-1", credentials, limits=lambda _: limits)
     hub = TcpHub("127.0.0.1", 0, admission, timeouts=FAST, window=window)

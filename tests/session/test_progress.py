@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vfl.datasets import Split
+from vfl.session import rules
 from vfl.session.progress import AlignmentProgress, SessionProgress, WaitingFor, exchanges_of
 from vfl.session.terms import PartyTerms, Terms
 
@@ -69,7 +70,7 @@ def test_the_total_is_that_of_the_schedule(mode, dp):
 
 
 def test_rates_and_time_left_follow_from_the_clock():
-    exchanges = list(terms().schedule(split()))
+    exchanges = list(rules.schedule(terms(), split()))
     told = watched(exchanges, seconds=0.5)
     middle = told[10]
     assert middle.done == 20
@@ -83,7 +84,7 @@ def test_rates_and_time_left_follow_from_the_clock():
 
 
 def test_a_report_a_second_at_most_and_one_at_the_end():
-    exchanges = list(terms().schedule(split()))
+    exchanges = list(rules.schedule(terms(), split()))
     told = watched(exchanges, seconds=0.01)
     assert len(told) == 2 + int(0.01 * (len(exchanges) - 1))
     assert [report.is_over for report in told] == [False] * (len(told) - 1) + [True]
@@ -92,13 +93,13 @@ def test_a_report_a_second_at_most_and_one_at_the_end():
 
 
 def test_a_training_that_stopped_early_is_over():
-    exchanges = list(terms().schedule(split()))[:7]
+    exchanges = list(rules.schedule(terms(), split()))[:7]
     last = watched(exchanges, seconds=2.0)[-1]
     assert (last.done, last.total, last.is_over) == (7, 7, True)
 
 
 def test_a_resumed_training_begins_where_it_was():
-    exchanges = list(terms().schedule(split(), 20))
+    exchanges = list(rules.schedule(terms(), split(), 20))
     first, second = watched(exchanges, seconds=2.0)[:2]
     assert (first.done, second.done) == (20, 21)
     assert second.per_second == pytest.approx(0.5)

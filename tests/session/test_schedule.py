@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vfl.config import TrainSettings
 from vfl.datasets import Split
-from vfl.session import Terms, schedule
+from vfl.session import Terms, rules, schedule
 from vfl.session.schedule import (
     QUERY_ROWS,
     asking,
@@ -104,7 +104,7 @@ def test_asking_goes_over_the_rows_in_order():
 
 def test_both_sides_compute_the_same_schedule(terms, data):
     """One side has only the terms that crossed as text, and its own party's split."""
-    here = list(terms.schedule(data["lender"].split))
+    here = list(rules.schedule(terms, data["lender"].split))
     received = Terms.model_validate_json(terms.model_dump_json())
     there = list(received.schedule(data["shop"].split))
     assert len(here) == len(there) > 6

@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 from vfl.config import Experiment
 from vfl.datasets import split_rows
 from vfl.datasets.party import AlignedRows, Inputs
-from vfl.session import Adversary
+from vfl.session import Adversary, rules
 from vfl.training.local import LocalSession
 
 
@@ -57,7 +57,7 @@ def leaks(data, session, spy, first):
     """
     label = data["label"]
     norms, cosines = [], []
-    for exchange in session.terms.schedule(label.split):
+    for exchange in rules.schedule(session.terms, label.split):
         if not exchange.trains or exchange.epoch > first:
             continue
         truth, grad = label.labels.numpy()[exchange.rows], spy.gradients[exchange.step]

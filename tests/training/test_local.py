@@ -9,8 +9,8 @@ from torch import nn
 from vfl.config import Experiment
 from vfl.core.frame import HEADER_BYTES, Kind
 from vfl.datasets import load_bundled
-from vfl.server import summarise
 from vfl.session import Adversary
+from vfl.session.label import summarise
 from vfl.session.trace import TRAINING, Trace
 from vfl.training.local import LocalSession
 

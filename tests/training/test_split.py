@@ -10,7 +10,7 @@ from vfl.config import Experiment
 from vfl.core.errors import ConfigError, DataError, NonFiniteError, SpecError, WidthError
 from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
-from vfl.session import Terms
+from vfl.session import Terms, rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -64,7 +64,7 @@ def test_a_loop_around_it_trains_what_a_session_trains(codec):
     session.run()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     terms = Terms.of(experiment, "train", "run")
-    for exchange in terms.schedule(data["label"].split):
+    for exchange in rules.schedule(terms, data["label"].split):
         rows = torch.from_numpy(exchange.rows)
         inputs = {name: data[name].inputs[rows] for name in ("left", "right")}
         loss = nn.functional.cross_entropy(model(inputs), data["label"].labels[rows])

@@ -20,7 +20,7 @@ from vfl.core.errors import DataError, SpecError, VFLError
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData, Split
 from vfl.defenses import DEFENSES, make, uses
-from vfl.session import Terms
+from vfl.session import Terms, rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 from vfl.training.specs import read_checked
@@ -214,7 +214,7 @@ def train(model, data):
     """The loop of somebody else, over the batches of the session's epochs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     terms = Terms.of(experiment_of(), "train", "run")
-    for exchange in terms.schedule(data["label"].split):
+    for exchange in rules.schedule(terms, data["label"].split):
         rows = torch.from_numpy(exchange.rows)
         labels = data["label"].labels[rows]
         outputs = model({name: data[name].inputs[rows] for name in COLUMNS}, labels)

@@ -42,7 +42,7 @@ from vfl.core.frame import Kind, Link
 from vfl.core.seeds import Secret, scoped
 from vfl.datasets import PartyData, Split
 from vfl.mpc.secure.sum import ring_of
-from vfl.session import PartyFolder, Terms
+from vfl.session import PartyFolder, Terms, rules
 from vfl.session.exchange import CutTerms, FeatureEnd, Own
 from vfl.session.schedule import queries
 from vfl.session.secure import nobodys_bottom, shares_weights
@@ -115,7 +115,7 @@ def decoded(
     Raises:
         FrameError: bytes the codec did not make.
     """
-    exchanges = {exchange.step: exchange for exchange in terms.schedule(split)}
+    exchanges = {exchange.step: exchange for exchange in rules.schedule(terms, split)}
     decoders: dict[str, Decoder] = {}
     for one in trace:
         exchange = exchanges[one.step]

@@ -7,7 +7,8 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from vfl.federation.processes import Service
     from vfl.federation.project import LabelFolder
     from vfl.session.ledger import Entry
+    from vfl.session.rank_processes import Order
 
 _LOOK_EVERY_S = 0.2
 #: How long a rank on a machine of its own rests after an error, and after many in a row.
 _REST_S, _LONGEST_REST_S = 1.0, 10.0
-#: Where a further rank is played, by the party's side.
-_RANK_ROOMS = {"feature": "vfl.clients.session", "label": "vfl.server.rank"}
 Ranks = Annotated[
     int | None,
     typer.Option(
@@ -135,10 +135,17 @@ def _run_supernode(party_file: Path) -> None:
     supervise(start, _follow, say)
 
 
+def _play_rank(order: Order) -> None:
+    """Play the rank that an order is for: one side of a session needs nothing of the other."""
+    if order["side"] == "feature":
+        from vfl.clients.session import play_rank
+    else:
+        from vfl.server.rank import play_rank
+    play_rank(order)
+
+
 def _run_rank(party_file: Path, rank: int) -> NoReturn:
     """Play one session after the other; what ends one is said, and the next one waited for."""
-    from importlib import import_module
-
     from vfl.core.seeds import use_one_thread
     from vfl.session.rank_machines import joined
 
@@ -148,7 +155,7 @@ def _run_rank(party_file: Path, rank: int) -> NoReturn:
         say(f"rank {rank} waits for rank 0")
         try:
             with joined(party_file, rank, say) as order:
-                import_module(_RANK_ROOMS[order["side"]]).play_rank(order)
+                _play_rank(order)
             say(f"rank {rank} is done")
             rest_s = _REST_S
         except PeerError as error:
@@ -260,6 +267,28 @@ def renew(
         say(f"{certificates / 'server.pem'} is good for {days} days; restart {stands}")
 
 
+def _preload_parties() -> None:
+    """Import both sides of a session, so that no child of a standing worker does."""
+    import vfl.clients.app
+    import vfl.server.app  # noqa: F401
+
+
+def _preload_commands() -> None:
+    """Import what the label party's commands run, and what answers rows by HTTP."""
+    import vfl.experiments.pages
+    import vfl.experiments.plan
+    import vfl.serving.front
+    import vfl.training.federated
+    import vfl.training.specs  # noqa: F401
+
+
+_PRELOADS: Mapping[str, Sequence[Callable[[], None]]] = {
+    "flower-superexec": (),
+    "flwr-clientapp": (_preload_parties,),
+    "flwr-serverapp": (_preload_commands, _preload_parties),
+}
+
+
 def worker(
     life: Annotated[int, typer.Argument(metavar="FD", help="A pipe that closes with the service.")],
 ) -> None:
@@ -276,20 +305,19 @@ def worker(
     names = [name] if name else [*of_flower]
     if not name:  # a terminal's Ctrl-C is for the command that shares it, which passes it on
         os.setsid()
-    preloaded = [module for each in names for module in workers.PRELOADED[each]]
-    workers.serve({each: of_flower[each] for each in names} | {"vfl": main}, preloaded, life)
+    preloads: list[Callable[[], object]] = [partial(workers.preload, each) for each in names]
+    preloads += [own for each in names for own in _PRELOADS[each]]
+    workers.serve({each: of_flower[each] for each in names} | {"vfl": main}, preloads, life)
 
 
 def rank() -> None:
     """Be a further rank of a party; its first one starts it and sends its order."""
-    from importlib import import_module
-
     from vfl.core.seeds import use_one_thread
     from vfl.session.rank_processes import ordered
 
     with ordered() as order:
         use_one_thread()
-        import_module(_RANK_ROOMS[order["side"]]).play_rank(order)
+        _play_rank(order)
 
 
 def hand_over(path: Path) -> None:

@@ -6,17 +6,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from vfl.clients.session import attached
 from vfl.config import PartyFile
 from vfl.core.errors import DisagreementError
 from vfl.core.frame import Kind
 from vfl.core.version import VERSION
 from vfl.session import Introduction, PartyReport, SessionMessage
-from vfl.session.alignment import (
-    OwnAlignment,
-    Post,
-)
+from vfl.session.alignment import OwnAlignment, Post
 from vfl.session.consent import check_alignment, frame_limits
+from vfl.session.handshake import attached
 from vfl.session.relay import PairSeals
 from vfl.session.terms import AlignTerms
 

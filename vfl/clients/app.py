@@ -23,7 +23,7 @@ from vfl.core.errors import (
 from vfl.core.products import products
 from vfl.core.registry import named
 from vfl.core.text import printable
-from vfl.session import SessionMessage, for_others, unexpected
+from vfl.session import SessionMessage, for_others, rules, unexpected
 
 
 def client_app() -> ClientApp:
@@ -93,5 +93,5 @@ def _own_file(context: Context, asked: SessionMessage | None) -> PartyFile:
             want="--node-config 'party-file=\"/path/to/party.toml\"'",
             fix="start it with: vfl up party.toml",
         )
-    name = asked.terms.peers[int(position)]
+    name = rules.peers(asked.terms)[int(position)]
     return read_party_file(Path(str(folder)) / name / "party.toml")

@@ -14,11 +14,12 @@ from vfl.core.errors import DataError
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
+from vfl.core.torch_internals import optimizer_factory
 from vfl.datasets import PartyData
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward, require_rows_apart
 from vfl.session import EarlyStopping, Exchange, Terms, secure
-from vfl.session.exchange import CutTerms, FeatureEnd, Own, optimizer_factory
+from vfl.session.exchange import CutTerms, FeatureEnd, Own
 from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure import FeatureRound
@@ -208,8 +209,8 @@ class FeatureParty:
         return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> Tensor:
-        rows = self._ranks.share(exchange).rows
-        if exchange.trains:
+        rows = exchange.rows if self._ranks.alone else self._ranks.share(exchange).rows
+        if exchange.trains and self._at_branches.branches is not None:
             self._at_branches.expect(exchange.step, rows)
         if self._held is not None:
             rows = rows[own_rows(exchange, self._held)]

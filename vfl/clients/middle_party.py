@@ -21,6 +21,7 @@ from vfl.core.frame import Link
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
+from vfl.core.torch_internals import optimizer_factory
 from vfl.defenses.base import Undefended
 from vfl.session import EarlyStopping, Exchange, Terms
 from vfl.session.exchange import (
@@ -30,7 +31,6 @@ from vfl.session.exchange import (
     LabelEnd,
     Own,
     gather,
-    optimizer_factory,
     restore,
     set_training,
 )
@@ -131,6 +131,9 @@ class MiddleParty:
             self.end.send_cut(merged, exchange.step)
         else:
             self.end.send_query(merged, exchange.step)
+
+    def answer(self, exchange: Exchange) -> None:
+        """Nothing is relayed to it."""
 
     def finish(self, exchange: Exchange) -> None:
         """Take the gradient of the output and send each party that of its cut, or a receipt."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from importlib import import_module
 from typing import Any
 
 import torch
 
+from vfl.clients.alignment import take_part_in_alignment
 from vfl.clients.feature_party import FeatureParty
 from vfl.clients.middle_party import MiddleParty
 from vfl.clients.serving import ServedMiddle, ServedParty
@@ -30,11 +30,13 @@ from vfl.session import (
     Terms,
     check_consent,
     check_dealers_consent,
+    rules,
     secure,
 )
 from vfl.session.consent import (
     check_layers,
     check_middles_consent,
+    check_ranks,
     check_rows,
     check_spent,
     check_tasks_consent,
@@ -43,7 +45,11 @@ from vfl.session.consent import (
     most_of_an_epoch,
 )
 from vfl.session.exchange import Own, expect
-from vfl.session.handshake import errors_reported
+from vfl.session.handshake import attached
+from vfl.session.label import LabelParty, Objective, Records, summarise
+from vfl.session.label.asking import ServingParty
+from vfl.session.label.front import FRONTS
+from vfl.session.label.summary import test_figures, write_predictions
 from vfl.session.ledger import Entry, Meter, Spent
 from vfl.session.party_folder import (
     own_checkpoints,
@@ -54,14 +60,13 @@ from vfl.session.party_folder import (
 )
 from vfl.session.rank_machines import further_ranks
 from vfl.session.rank_processes import FurtherRanks, Order, device_of
-from vfl.session.ranks import check_ranks
 from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
 from vfl.session.secure import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.session.witness import Announcement
-from vfl.transport import Hello, LinkLimits, Observed, ObservedPoll, TcpLink, Timeouts
+from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
 
 #: How long an attempt waits for one that lost its stream, and still writes its account.
@@ -87,8 +92,6 @@ def take_part(
         VFLError: anything else that ended the session; the label party was told.
     """
     if isinstance(message.terms, AlignTerms):
-        from vfl.clients.alignment import take_part_in_alignment
-
         return take_part_in_alignment(message, message.terms, party, say)
     return _PartySession(message, party, say).play()
 
@@ -116,8 +119,8 @@ def play_rank(order: Order) -> None:
         own = Own(Secret.fresh(), device=device, ranks=order.join_group(device, data))
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
         feature.resume(message.start, ())
-        followed = feature.stopping.follow(terms.schedule(data.split, message.start))
-        feature.run(own.ranks.metered(followed, meter))
+        followed = feature.stopping.follow(rules.schedule(terms, data.split, message.start))
+        feature.run(own.ranks.metered(followed, meter.bytes))
         digest = feature.weights_digest()
         order.reply({"weights": digest})
         seconds = time.perf_counter() - started
@@ -140,7 +143,7 @@ class _PartySession:
         self.ledger, self.folder = own_ledger(party), own_folder(party, self.terms)
         self.data, self.recorders = None, list[Recorder]()
         self.split: Split | None = None
-        if self.name == self.terms.dealer:
+        if self.name == rules.dealer(self.terms):
             _check_role(party, "dealer", "deal")
             check_dealers_consent(self.terms, self.name, party.consent)
             return
@@ -221,7 +224,7 @@ class _PartySession:
         """Links to others, sealed from end to end, through the label party."""
         terms = self.terms
         seals = PairSeals(self.party, terms, self.message.session, others, self._standing)
-        links = SealedLinks(link, seals, terms.peers, terms.window_frames)
+        links = SealedLinks(link, seals, rules.peers(terms), rules.window_frames(terms))
         links.agree()
         return links
 
@@ -238,7 +241,7 @@ class _PartySession:
             return self._conclude(middle.weights_digest(), links.direct)
         meter.most = most_of_an_epoch(terms, split, limits_of_links(terms, self.name, split))
         middle.resume(start)
-        middle.run(meter.through(middle.stopping.follow(terms.schedule(split, start))))
+        middle.run(meter.through(middle.stopping.follow(rules.schedule(terms, split, start))))
         if self.trains:
             self.ledger.end(terms.run, middle.weights_digest())
             rowless = PartyData(self.name, None, None, None, split, b"")
@@ -257,31 +260,29 @@ class _PartySession:
         """
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has labels"
-        # By name: a feature party needs none of it, and a party plays one side.
-        server, summary = map(import_module, ("vfl.server.label_party", "vfl.server.summary"))
         links, ledger = self._sealed(link, terms.feature_parties), Ledger()
         counted = {
             party: Observed(pair, party, "label", [ledger]) for party, pair in links.others.items()
         }
         task = terms.tasks[name].settings_of(name)
-        label = server.LabelParty(
+        label = LabelParty(
             data,
             terms.at_label(name),
             counted,
             own,
-            server.Objective.of(task, self._outputs(data)),
+            Objective.of(task, self._outputs(data)),
             weights=None if self.trains else folder.weights(),
-            ledger=ledger,
+            records=Records(ledger),
         )
         meter.most = most_of_an_epoch(terms, data.split, limits_of_links(terms, name, data.split))
         label.resume(self.message.start)
-        label.run(meter.through(terms.schedule(data.split, self.message.start)))
-        digest: str = label.weights_digest()
-        figures = summary.summarise(label, digest, str(folder.path))
+        label.run(meter.through(rules.schedule(terms, data.split, self.message.start)))
+        digest = label.weights_digest()
+        figures = summarise(label, digest, str(folder.path))
         if self.trains:
             self.ledger.end(terms.run, digest)
             answers = torch.cat(label.tested) if label.tested else None
-            folder.save(data, terms, label.weights(), summary.test_figures(figures), answers)
+            folder.save(data, terms, label.weights(), test_figures(figures), answers)
             write_json(folder.path / "summary.json", figures | {"history": label.history})
         elif terms.mode == "evaluate":
             path = next_evaluation(folder.path)
@@ -289,15 +290,13 @@ class _PartySession:
             write_json(path, figures)
         else:
             path = folder.path / "predictions.csv"
-            summary.write_predictions(path, data, label.outputs, folder.classes())
+            write_predictions(path, data, label.outputs, folder.classes())
         return self._conclude(digest, links.direct)
 
     def _answer(self, stream: TcpLink, own: Own, meter: Meter) -> PartyReport:
         """Play a further label party that answers its own clients, at its own address."""
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has rows"
-        server = import_module("vfl.server.label_party")
-        serving = import_module("vfl.server.serving")
         observed = ObservedPoll(stream, name, "feature", [meter])
         links = self._sealed(observed, terms.feature_parties)
         lead = PolledPair(links, None, observed)
@@ -306,12 +305,12 @@ class _PartySession:
             for party in terms.feature_parties
         }
         task, classes = terms.tasks[name].settings_of(name), folder.classes()
-        label = server.LabelParty(
+        label = LabelParty(
             data,
             terms.at_label(name),
             ends,
             own,
-            server.Objective.of(task, 1 if classes is None else len(classes)),
+            Objective.of(task, 1 if classes is None else len(classes)),
             weights=folder.weights(),
         )
 
@@ -325,13 +324,12 @@ class _PartySession:
                 over = True
             return over
 
-        # By name, as at the label party that leads: only who serves needs an HTTP server.
-        front = import_module("vfl.serving.front").open_own_front(self.party, folder.path, ended)
+        front = FRONTS.member("http").open_task(self.party, folder.path, ended)
         self.say(front.welcome)
         try:
             front.show(terms.run, terms.feature_parties, data, classes, folder.drift())
             asker = (1 + terms.serving.index(name), 1 + len(terms.serving))
-            asking = serving.ServingParty(label, asker=asker)
+            asking = ServingParty(label, asker=asker)
             try:
                 front.play(asking)
             finally:
@@ -404,9 +402,9 @@ class _PartySession:
         if terms.takers:
             streams = limits_of_links(terms, self.name, data.split)
         meter.most = most_of_an_epoch(terms, data.split, streams)
-        feature.resume(start, terms.in_flight_at(data.split, start))
-        followed = feature.stopping.follow(terms.schedule(data.split, start))
-        schedule = meter.through(own.ranks.metered(followed, meter))
+        feature.resume(start, rules.in_flight_at(terms, data.split, start))
+        followed = feature.stopping.follow(rules.schedule(terms, data.split, start))
+        schedule = meter.through(own.ranks.metered(followed, meter.bytes))
         weights = {self.name: feature.weights}
         with recording(self.recorders, schedule, start, weights, self.say) as exchanges:
             feature.run(exchanges)
@@ -509,7 +507,7 @@ def _check_asked(party: PartyFile, terms: Terms) -> None:
     if party.party not in terms.feature_parties:
         raise DisagreementError(
             f"party '{party.party}' is not part of this experiment",
-            want=", ".join(terms.peers),
+            want=", ".join(rules.peers(terms)),
         )
     if party.role != "data":
         raise DisagreementError(
@@ -527,32 +525,3 @@ def _check_role(party: PartyFile, role: str, does: str) -> None:
             got=f"role = '{party.role}'",
             want=f"role = '{role}' in its own file, and no [data]",
         )
-
-
-@contextmanager
-def attached(
-    message: SessionMessage, introduction: Introduction, limits: LinkLimits
-) -> Iterator[TcpLink]:
-    """The party's end of the stream, introduced; what goes wrong meanwhile is told to the others.
-
-    Args:
-        message: what Flower brought.
-        introduction: what the party says of itself.
-        limits: what frames may carry.
-
-    Raises:
-        LostPeerError: nobody is there.
-        PeerFailedError: the label party does not let this party in, and says why.
-    """
-    hello = Hello(message.session, message.node, message.token, introduction.model_dump())
-    link = TcpLink.connect(
-        message.host,
-        message.port,
-        hello,
-        message.ca_pem.encode(),
-        Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
-        message.terms.window_frames,
-        limits=limits,
-    )
-    with errors_reported(link, introduction.party):
-        yield link

@@ -15,7 +15,7 @@ from vfl.core.frame import Link
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.privacy import PrivacyStatement
-from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, secure
+from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure
 from vfl.session.exchange import Own
 from vfl.session.secure import Layers, OwnRows, Revealed, require_honest
 
@@ -100,7 +100,7 @@ class WholeNetworkParty:
             state = self.checkpoints.load(start)
             self.stopping.restore(state["stopping"])
         self.network.begin(self._weights, None if state is None else state["network"])
-        schedule = self.terms.schedule(self.network.split, start)
+        schedule = rules.schedule(self.terms, self.network.split, start)
         for exchange in through(self.stopping.follow(schedule)):
             reveals = self.network.reveals(exchange)
             kept = self.checkpoints if exchange.saves or reveals else None

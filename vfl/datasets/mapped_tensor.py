@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vfl.core.torch_internals import PLAIN_RESULTS
 from vfl.datasets.on_disk import MappedArray, Pages, note
 
 
@@ -16,7 +17,7 @@ class MappedTensor(Tensor):
     """Reads like any tensor; batches of its rows leave little of the file in memory."""
 
     # What follows of it is plain.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = PLAIN_RESULTS
     pages: Pages | None
 
     @classmethod

@@ -20,7 +20,7 @@ from vfl.datasets import PartyData, Split, split_rows
 from vfl.datasets.load import fit_inputs, partition_columns
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs
 from vfl.datasets.table import check_owners, pick_columns
-from vfl.server import EpochRecord
+from vfl.session.label import EpochRecord
 from vfl.session.schedule import one_epoch
 from vfl.training.local import LocalSession
 from vfl.training.specs import checked

@@ -28,12 +28,12 @@ from vfl.datasets.alignment.positions import last_version
 from vfl.datasets.describe import TableReport, describe
 from vfl.datasets.doubts import doubts
 from vfl.federation.project import LabelFolder
-from vfl.server import LabelParty, Objective
 from vfl.server.whole_network import WholeNetworkLabel
-from vfl.session import Terms, advice, secure
+from vfl.session import Terms, advice, rules, secure
 from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
 from vfl.session.exchange import Own
 from vfl.session.identity import keys_of
+from vfl.session.label import LabelParty, Objective
 from vfl.session.party_folder import own_data, table_format
 from vfl.session.private import PrivacyPlan
 from vfl.session.ranges import ranges_of
@@ -216,7 +216,7 @@ def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
 
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
     """First weights of the label party; a top or bottom that does not fit its rows is told here."""
-    links = {name: local_pair()[0] for name in terms.peers}
+    links = {name: local_pair()[0] for name in rules.peers(terms)}
     own = Own(Secret.of_simulation(experiment.seed, data.name))
     objective = Objective.of(experiment.label, 1 if data.classes is None else len(data.classes))
     if secure.make(terms.secure).whole_network:
@@ -339,7 +339,7 @@ def _traffic(
     most *= 1 + len(terms.tasks)
     if terms.middle is not None:
         most += expected_bytes(terms.at_label(), terms.middle.party, split)
-    window = terms.window_frames
+    window = rules.window_frames(terms)
     held = [frame_limits(terms, name, split, shared).held_bytes(window) for name in names]
     facts["held_bytes_per_party"] = max(held)
     return facts | {"at_most_bytes": most + dealt_bytes(terms, own.values(), split)}

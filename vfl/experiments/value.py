@@ -271,7 +271,7 @@ def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> Non
     import torch
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    from vfl.server.quality import classification_quality, regression_quality
+    from vfl.session.label.quality import classification_quality, regression_quality
 
     path = folder.cells_path / cell.name
     if (path / "summary.json").exists():

@@ -32,7 +32,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -59,12 +59,8 @@ _MAX_REQUEST_BYTES = 1 << 20
 _ANSWER_TIMEOUT_S = 30.0
 #: A worker that dies at once must not keep a core busy with its starts.
 _RESTART_S = 5.0
-#: What a session needs, so that no child imports it; the rest is small.
+#: Other packages' modules that a session needs, so that no child imports them; the rest is small.
 _APPS = (
-    "vfl.clients.alignment",
-    "vfl.clients.app",
-    "vfl.clients.serving",
-    "vfl.server.app",
     "pyarrow.dataset",
     "pyarrow.pandas_compat",
     "pyarrow.parquet",
@@ -82,11 +78,6 @@ PRELOADED = {
         upstream.SERVERAPP.module,
         upstream.BUNDLE.module,
         upstream.CONTROL.module,
-        "vfl.experiments.pages",
-        "vfl.experiments.plan",
-        "vfl.serving.front",
-        "vfl.training.federated",
-        "vfl.training.specs",
         *_APPS,
     ),
 }
@@ -374,16 +365,24 @@ def _identity() -> list[str]:
 # --- the worker ----------------------------------------------------------------------------------
 
 
-def serve(programs: Mapping[str, Program], preloaded: Sequence[str], lifeline: int) -> None:
+def preload(program: str) -> None:
+    """Import the modules of other packages that a program needs."""
+    for module in PRELOADED[program]:
+        import_module(module)
+
+
+def serve(
+    programs: Mapping[str, Program], preloads: Iterable[Callable[[], object]], lifeline: int
+) -> None:
     """Run as a standing worker: import, then fork a child for each request until `lifeline` closes.
 
     Args:
         programs: by name, what a caller may ask for.
-        preloaded: modules to import.
+        preloads: import what the programs need.
         lifeline: a pipe that closes with the process that keeps the worker.
     """
-    for module in preloaded:
-        import_module(module)
+    for imports in preloads:
+        imports()
     _warm_up()
     listener = socket.socket(fileno=os.dup(0))
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
@@ -420,13 +419,17 @@ def _warm_up() -> None:
 
     The optimiser is our own: torch's imports its compiler. So does counting on torch's meta device.
     """
-    torch = import_module("torch")
-    settings = import_module("vfl.config").TrainSettings()
+    import torch
+
+    from vfl.config import TrainSettings
+    from vfl.core.torch_internals import optimizer_factory
+    from vfl.models import make_bottom
+    from vfl.models.footprint import footprint
+
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    import_module("vfl.session.exchange").optimizer_factory(settings)([parameter]).step()
-    counted = import_module("vfl.models").make_bottom("mlp:hidden=none")
-    import_module("vfl.models.footprint").footprint(counted, (1,), 1)
+    optimizer_factory(TrainSettings())([parameter]).step()
+    footprint(make_bottom("mlp:hidden=none"), (1,), 1)
 
 
 def _reset_child(listener: socket.socket, lifeline: int) -> None:
@@ -436,7 +439,9 @@ def _reset_child(listener: socket.socket, lifeline: int) -> None:
     os.close(lifeline)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    import_module("numpy").random.seed()  # Python does this for `random` alone
+    import numpy as np
+
+    np.random.seed()  # Python does this for `random` alone
 
 
 def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -> None:

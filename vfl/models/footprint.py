@@ -36,11 +36,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from vfl.core.errors import SpecError, VFLError
 from vfl.core.seeds import scoped
+from vfl.core.torch_internals import TorchDispatchMode, tree_leaves
 from vfl.models.base import Bottom, Shape
 
 

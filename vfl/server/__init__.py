@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from vfl.server.label_party import EpochRecord, LabelParty, Objective
-from vfl.server.summary import summarise
+from vfl.session.label import EpochRecord, LabelParty, Objective, Records, summarise
 
-__all__ = ["EpochRecord", "LabelParty", "Objective", "summarise"]
+__all__ = ["EpochRecord", "LabelParty", "Objective", "Records", "summarise"]

@@ -35,6 +35,7 @@ from vfl.session import (
     Terms,
     check_introduction,
     for_others,
+    rules,
     secure,
     unexpected,
 )
@@ -154,7 +155,7 @@ class Federation:
                 step_s=self.settings.step_timeout_s,
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
-            self.terms.window_frames,
+            rules.window_frames(self.terms),
         )
         if open_ranks is not None:
             self._ranks = open_ranks(certificate, self._nodes)
@@ -166,7 +167,9 @@ class Federation:
             if not (self._partial and self._node_of):
                 absence.where = f"the stream at {self.settings.stream_host}:{self._hub.port}"
                 raise
-        return {party: self._link(party) for party in self.terms.peers if party in self._node_of}
+        return {
+            party: self._link(party) for party in rules.peers(self.terms) if party in self._node_of
+        }
 
     def lost(self, party: str) -> None:
         """A party does not answer any more; the session goes on without it, until it is back."""
@@ -219,7 +222,7 @@ class Federation:
         assert self._hub is not None, "everybody has joined"
         limits = {
             party: frame_limits(self.terms, party, self.own.split, layers)
-            for party in self.terms.peers
+            for party in rules.peers(self.terms)
         }
         for party, each in limits.items():
             self._hub.link(self._node_of[party]).agree(each)
@@ -256,7 +259,7 @@ class Federation:
 
     def _wait_for_nodes(self) -> dict[str, int]:
         """Node ids by registered name; in a simulation by a made-up one, for nodes have none."""
-        wanted = self.terms.peers
+        wanted = rules.peers(self.terms)
         deadline = time.monotonic() + self.join_timeout_s
         while True:
             nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
@@ -337,7 +340,7 @@ class Federation:
         answer = self._meet(party, introduction)
         self._node_of[party] = name
         what = f"{introduction.rows} rows, same order"
-        if party == self.terms.rowless:
+        if party == rules.rowless(self.terms):
             what = "it deals" if self.terms.middle is None else "it stands in the middle"
         elif secure.make(self.terms.secure).divides_rows:
             what = f"{introduction.rows} rows of its own"
@@ -364,7 +367,7 @@ class Federation:
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()
-        self._waiting([party for party in self.terms.peers if party not in self._node_of])
+        self._waiting([party for party in rules.peers(self.terms) if party not in self._node_of])
         for reply in self.grid.pull_messages(list(self._pending)) if self._pending else ():
             name = self._pending.pop(reply.metadata.reply_to_message_id, "a party")
             self._hear(name, reply)

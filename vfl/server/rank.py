@@ -17,11 +17,11 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData
-from vfl.server.label_party import LabelParty, Objective
-from vfl.session import Introduction, PartyReport, Terms, check_introduction
+from vfl.session import Introduction, PartyReport, Terms, check_introduction, rules
 from vfl.session.consent import frame_limits
 from vfl.session.exchange import Own
 from vfl.session.handshake import RankStream, errors_reported
+from vfl.session.label.party import LabelParty, Objective, Records
 from vfl.session.ledger import Meter
 from vfl.session.party_folder import own_data
 from vfl.session.rank_processes import FurtherRanks, Order, device_of
@@ -142,7 +142,7 @@ def _hub(
         ),
         certificate,
         Timeouts(step_s=settings.step_timeout_s, rejoin_window_s=settings.rejoin_window_s),
-        terms.window_frames,
+        rules.window_frames(terms),
     )
 
 
@@ -155,16 +155,20 @@ def _train(
     data: PartyData,
     hub: TcpHub,
 ) -> None:
-    hub.wait_all(terms.peers, settings.join_timeout_s)
+    hub.wait_all(rules.peers(terms), settings.join_timeout_s)
     ledger, meter, start = Ledger(), Meter(), int(order["start"])
-    links = {name: Observed(hub.link(name), name, "label", [ledger, meter]) for name in terms.peers}
+    links = {
+        name: Observed(hub.link(name), name, "label", [ledger, meter])
+        for name in rules.peers(terms)
+    }
     device = device_of(party.device, order.local_rank)
     # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
     own = Own(Secret.fresh(), device=device, ranks=order.join_group(device, data))
-    one = LabelParty(data, terms, links, own, Objective.of(label, data.outputs), ledger=ledger)
+    objective, records = Objective.of(label, data.outputs), Records(ledger)
+    one = LabelParty(data, terms, links, own, objective, records=records)
     one.resume(start)
-    schedule = one.stopping.follow(terms.schedule(data.split, start))
-    one.run(own.ranks.metered(schedule, meter))
+    schedule = one.stopping.follow(rules.schedule(terms, data.split, start))
+    one.run(own.ranks.metered(schedule, meter.bytes))
     order.reply({"weights": one.weights_digest()})
     for name, link in links.items():
         PartyReport.of(link.receive(), name)

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from itertools import count
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
@@ -30,20 +28,19 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
 from vfl.core.registry import command_of
 from vfl.core.storage import joint_digest, locked, write_json
-from vfl.datasets import PartyData, Split
-from vfl.datasets.table import Classes
+from vfl.datasets import Split
 from vfl.server.alignment import run_alignment
 from vfl.server.federation import Federation, OpenRanks
-from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
 from vfl.server.rank import start_ranks
-from vfl.server.serving import ServingParty
-from vfl.server.summary import summarise, test_figures, write_predictions
 from vfl.server.whole_network import WholeNetworkLabel
-from vfl.session import Exchange, PartyFolder, PartyReport, Terms, secure, unexpected
+from vfl.session import Exchange, PartyFolder, PartyReport, Terms, rules, secure, unexpected
 from vfl.session.checkpoint import newest_common
-from vfl.session.consent import frame_limits, limits_of_links, most_of_an_epoch
-from vfl.session.drift import Drift
+from vfl.session.consent import frame_limits, limits_of_links, most_of_an_epoch, refuse_trace
 from vfl.session.exchange import Own
+from vfl.session.label.asking import ServingParty
+from vfl.session.label.front import FRONTS, ServingFront
+from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Records
+from vfl.session.label.summary import summarise, test_figures, write_predictions
 from vfl.session.ledger import Meter
 from vfl.session.party_folder import (
     own_checkpoints,
@@ -56,8 +53,8 @@ from vfl.session.party_folder import (
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.rank_machines import further_ranks
 from vfl.session.rank_processes import device_of
-from vfl.session.ranks import refuse, refuse_trace
 from vfl.session.relay import Carried, Switchboard
+from vfl.session.rules import refuse_ranks
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
@@ -70,42 +67,6 @@ _RANKS_S = 15.0
 _MOST_ATTEMPTS = 1000  # a message names no later one; its session is new in each
 
 
-class Front(Protocol):
-    """What has rows answered while the label party serves; see `vfl.serving`.
-
-    Attributes:
-        welcome: where it listens, for people.
-        was_ready: whether rows of what is shown could be answered once.
-        tasks: further label parties that are to serve meanwhile.
-    """
-
-    tasks: tuple[str, ...]
-    welcome: str
-    was_ready: bool
-
-    def show(
-        self,
-        version: str,
-        parties: list[str],
-        data: PartyData,
-        classes: Classes | None,
-        drift: Drift,
-    ) -> None:
-        """What the next session serves."""
-
-    def following(self) -> Path | None:
-        """The folder of the run to go on with, told once; None ends the service."""
-
-    def play(self, serving: ServingParty) -> None:
-        """Ask for rows until it is told to end; what ends the session early is raised."""
-
-    def lost(self, error: VFLError) -> bool:
-        """Answer with an error until everybody is back; whether to wait for that."""
-
-    def close(self) -> None:
-        """Answer nobody any more."""
-
-
 def run_session(
     grid: Grid,
     experiment: Experiment,
@@ -114,7 +75,7 @@ def run_session(
     *,
     resume: bool = False,
     simulation: bool = False,
-    front: Front | None = None,
+    front: ServingFront | None = None,
     settings: Sequence[str] = (),
 ) -> None:
     """One session at the label party, its run folder included.
@@ -173,11 +134,9 @@ def _serve(
     first = RunFolder.open(party.run_path(terms.run))
     served: list[str] = []
     before: tuple[Experiment, Terms] | None = None
-    front: Front | None = None
+    front: ServingFront | None = None
     try:
-        # By name, as secure modes are: only who serves needs what an HTTP server needs.
-        front = import_module("vfl.serving.front").open_front(party, terms.run)
-        assert front is not None, "it was opened"
+        front = FRONTS.member("http").open_lead(party, terms.run)
         terms = terms.served_with(front.tasks)
         while True:
             try:
@@ -222,7 +181,7 @@ class LabelSession:
         terms: Terms,
         folder: RunFolder,
         simulation: bool = False,
-        front: Front | None = None,
+        front: ServingFront | None = None,
     ) -> None:
         self.grid = grid
         self.experiment = experiment
@@ -236,7 +195,7 @@ class LabelSession:
         self.ranks = party.ranks if terms.mode == "train" else 1
         if self.ranks > 1:
             refuse_trace(party, self.ranks)
-            refuse(terms, self.data.split, self.ranks)
+            refuse_ranks(terms, self.data.split, self.ranks)
             if simulation:
                 raise ConfigError("a simulation's parties have one rank each", where="node.ranks")
         self.front = front
@@ -244,7 +203,7 @@ class LabelSession:
             require_servable(terms)
             classes = own_folder(party, terms).classes()
             drift = own_folder(party, terms).drift()
-            asked = [name for name in terms.peers if name not in terms.serving]
+            asked = [name for name in rules.peers(terms) if name not in terms.serving]
             front.show(terms.run, asked, self.data, classes, drift)
             self.say(front.welcome)
 
@@ -279,7 +238,7 @@ class LabelSession:
                 if not secure.shares_weights(terms)
             ]
             if terms.takers:
-                links = [limits_of_links(terms, name, split) for name in terms.peers]
+                links = [limits_of_links(terms, name, split) for name in rules.peers(terms)]
                 streams = [one for own in links for one in own]
             meter.most = most_of_an_epoch(terms, split, streams)
             secret, device = own_secret(self.party, entry), self.party.device
@@ -374,7 +333,7 @@ class LabelSession:
         ):
             mode = secure.make(terms.secure)
             carried = terms.feature_parties if terms.middle is not None else ()
-            carried = terms.peers if mode.whole_network else carried
+            carried = rules.peers(terms) if mode.whole_network else carried
 
             def count(party: str, way: str, frame: Frame) -> None:
                 """Of what is carried for a middle each cut once; of other label parties nothing.
@@ -394,8 +353,9 @@ class LabelSession:
                 own = replace(own, device=device, ranks=ranks.join_group(data))
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
-            more: dict[str, Any] = {"ledger": ledger}
-            more |= {"on_epoch": self.folder.epoch} if trains else {"weights": folder.weights()}
+            records = Records(ledger, self.folder.epoch) if trains else Records(ledger)
+            more: dict[str, Any] = {"records": records}
+            more |= {} if trains else {"weights": folder.weights()}
 
             def receive() -> tuple[str, Frame]:
                 return receive_any(links)
@@ -418,11 +378,11 @@ class LabelSession:
                 meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
             label.resume(start)
             if self.front is not None:
-                absent = [name for name in terms.peers if name not in links]
+                absent = [name for name in rules.peers(terms) if name not in links]
                 here = self._serve(self.front, label, federation, ends, absent, meter)
                 return self._end(label, federation, here)
-            followed = label.stopping.follow(terms.schedule(data.split, start))
-            followed = own.ranks.metered(followed, meter)
+            followed = label.stopping.follow(rules.schedule(terms, data.split, start))
+            followed = own.ranks.metered(followed, meter.bytes)
             schedule = self._watched(meter.through(followed), label.split)
             weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
@@ -437,13 +397,13 @@ class LabelSession:
         """The link to every party, through a switchboard where parties write to each other."""
         terms = self.terms
         if not terms.takers:
-            absent = [name for name in terms.peers if name not in links]
+            absent = [name for name in rules.peers(terms) if name not in links]
             return {**links, **{name: local_pair()[0] for name in absent}}
 
         def pairs(sender: str, receiver: str) -> bool:
             return (sender in terms.takers) is not (receiver in terms.takers)
 
-        board = Switchboard(links, receive, pairs, terms.window_frames)
+        board = Switchboard(links, receive, pairs, rules.window_frames(terms))
         if self.front is None:
             return board.links
         behind, names = terms.middle is not None, terms.at_label().feature_parties
@@ -451,7 +411,7 @@ class LabelSession:
 
     def _serve(
         self,
-        front: Front,
+        front: ServingFront,
         label: LabelParty,
         federation: Federation,
         ends: Mapping[str, Link],

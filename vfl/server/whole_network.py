@@ -11,19 +11,18 @@ from torch import Tensor
 
 from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
-from vfl.core.ledger import Ledger
 from vfl.datasets import PartyData, Split
 from vfl.privacy import PrivacyStatement
-from vfl.server.label_party import (
+from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure
+from vfl.session.exchange import Own
+from vfl.session.label.party import (
     AnyLabelParty,
-    EpochRecord,
     Objective,
+    Records,
     Regression,
     Task,
     make_task,
 )
-from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, secure
-from vfl.session.exchange import Own
 from vfl.session.secure import (
     EVALUATE,
     SETUP,
@@ -49,8 +48,7 @@ class WholeNetworkLabel(AnyLabelParty):
         own: what is its own.
         objective: what is learned.
         weights: what was kept of the training, for evaluation and prediction.
-        ledger: where the links count.
-        on_epoch: told one record an epoch.
+        records: where it counts.
         agreed: see `SecureMode.outer_network`.
 
     Raises:
@@ -68,8 +66,7 @@ class WholeNetworkLabel(AnyLabelParty):
         objective: Objective,
         *,
         weights: Mapping[str, Tensor] | None = None,
-        ledger: Ledger | None = None,
-        on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+        records: Records | None = None,
         agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None,
     ) -> None:
         mode = secure.make(terms.secure)
@@ -78,7 +75,7 @@ class WholeNetworkLabel(AnyLabelParty):
         task, rows = task_and_rows(data, terms, objective, own, agreed)
         self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
         stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
-        super().__init__(data, terms, own, task, ledger, on_epoch, stopping)
+        super().__init__(data, terms, own, task, records, stopping)
         self.reports: list[PartyReport] = []
         self._shares: dict[str, Tensor] | None = None
         if terms.mode != "train":
@@ -99,12 +96,12 @@ class WholeNetworkLabel(AnyLabelParty):
         self.network.begin(self._shares, None if state is None else state["network"])
         if state is not None:
             self.progress.restore(state["progress"])
-        schedule = self.stopping.follow(self.terms.schedule(self.network.split, start))
+        schedule = self.stopping.follow(rules.schedule(self.terms, self.network.split, start))
         self._go_through(through(schedule), self._step)
         frames = self.network.end(Frame(Kind.DONE))
         self.reports = [
             PartyReport.of(frame, name)
-            for frame, name in zip(frames, self.terms.peers, strict=True)
+            for frame, name in zip(frames, rules.peers(self.terms), strict=True)
         ]
 
     @property
@@ -120,6 +117,9 @@ class WholeNetworkLabel(AnyLabelParty):
     def revealed(self) -> list[Revealed]:
         """What the label party learned: kinds and sizes."""
         return self.network.revealed()
+
+    def traffic(self) -> list[dict[str, Any]]:
+        return self.network.traffic()
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         return self.network.privacy()

@@ -5,6 +5,6 @@ A session of mode ``serve`` has no schedule: the label party says which rows it 
 
     serving/front.py     token, limits, ids -> positions
     serving/service.py   requests that wait -> one batch; all of this on the event loop of HTTP
-    server/serving.py    ASK to every party       ==> clients/serving.py   counted, or REFUSAL
-    server/label_party.py  the same query as of a prediction  <==   QUERY
+    session/label/asking.py  ASK to every party   ==> clients/serving.py   counted, or REFUSAL
+    session/label/party.py   the same query as of a prediction  <==   QUERY
 """

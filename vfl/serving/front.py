@@ -33,9 +33,10 @@ from vfl.core.storage import Seal, read_json, write_json, write_text
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.datasets.table import Classes
-from vfl.server.serving import ServingParty
 from vfl.serving.service import RowBudget, Service, Unavailable
 from vfl.session.drift import Drift
+from vfl.session.label.asking import ServingParty
+from vfl.session.label.front import ServingFront
 from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome
 from vfl.transport.stream import listen, require_loopback
 
@@ -539,8 +540,8 @@ class _Server(HttpServer):
         await super().startup(sockets)
 
 
-class HttpFront:
-    """A service that listens; see `vfl.server.session.Front`.
+class HttpFront(ServingFront):
+    """A service that listens.
 
     Args:
         owner: the label party.
@@ -608,6 +609,26 @@ class HttpFront:
         self.welcome = f"listens at {self.address}; clients show the token in {token_file}"
         write_json(self._state, {"address": self.address, "process": os.getpid()})
 
+    @classmethod
+    def open_lead(cls, party: PartyFile, run: str) -> HttpFront:
+        """See `ServingFront.open_lead`: as the party's file and what `vfl serve` left there say."""
+        folder = party.run_path(run)
+        path, options = folder / SETTINGS_FILE, dict[str, Any]()
+        if path.exists():
+            try:
+                left = LeadSettings.model_validate(read_json(path))
+            except ValueError:
+                raise RunFolderError(
+                    "settings of the service cannot be read", where=str(path)
+                ) from None
+            options = left.model_dump(exclude_unset=True)
+        return cls(party.party, settings_of(party, options), folder)
+
+    @classmethod
+    def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
+        """See `ServingFront.open_task`: it listens as [serve] of the party's own file says."""
+        return cls(party.party, settings_of(party, {}), folder, ended)
+
     def show(
         self,
         version: str,
@@ -660,39 +681,6 @@ def _listening(settings: ServeSettings) -> socket.socket:
             "choose another port (--port, or port in the [serve] of a party's own file), or 0"
         )
         raise
-
-
-def open_front(party: PartyFile, run: str) -> HttpFront:
-    """The service of the label party's own run, as its file and what `vfl serve` left there say.
-
-    Raises:
-        RunFolderError: what `vfl serve` wrote there cannot be read.
-        UserError: see `settings_of` and `HttpFront`.
-    """
-    folder = party.run_path(run)
-    path, options = folder / SETTINGS_FILE, dict[str, Any]()
-    if path.exists():
-        try:
-            options = LeadSettings.model_validate(read_json(path)).model_dump(exclude_unset=True)
-        except ValueError:
-            raise RunFolderError(
-                "settings of the service cannot be read", where=str(path)
-            ) from None
-    return HttpFront(party.party, settings_of(party, options), folder)
-
-
-def open_own_front(party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
-    """The service of a further label party, as [serve] of its own file says.
-
-    Args:
-        party: its file.
-        folder: its own part of the run.
-        ended: asked now and then whether the session has ended.
-
-    Raises:
-        UserError: see `settings_of` and `HttpFront`.
-    """
-    return HttpFront(party.party, settings_of(party, {}), folder, ended)
 
 
 def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSettings:

@@ -10,38 +10,32 @@ from vfl.config import Consent
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, VFLError
 from vfl.core.storage import locked
-from vfl.server import LabelParty
-from vfl.server.serving import ServingParty
 from vfl.serving.front import HttpFront, LeadSettings
-from vfl.session import PartyFolder
+from vfl.session import PartyFolder, rules
+from vfl.session.label import LabelParty
+from vfl.session.label.asking import ServingParty
 from vfl.session.ledger import Meter
 from vfl.session.serving import Requests, require_servable
 from vfl.training.local import LocalSession
 from vfl.training.run import load_again, trained
-from vfl.training.several_tasks import SeveralTasksSession
-from vfl.training.u_shape import UShapedSession
-
-Session = LocalSession | SeveralTasksSession | UShapedSession
 
 
-def serving_of(session: Session, label: LabelParty) -> ServingParty:
+def serving_of(session: LocalSession, label: LabelParty) -> ServingParty:
     """A label party of a session in this process, its other parties ready to answer."""
-    if isinstance(session, LocalSession):
-        session.begin()
-    features = session.features if isinstance(session, UShapedSession) else session.clients
+    session.begin()
     test, held = label.data.split.test, label.data.held
 
     def requests(party: str) -> Requests:
         rows = test[held[party][test]] if held else test
         return Requests(rows, Consent(max_rows_per_second=1e9), Meter())
 
-    served = [ServedParty(one, requests(one.name)) for one in features]
+    served = [ServedParty(one, requests(one.name)) for one in session.clients]
 
     def answer() -> None:
         for party in served:
             party.answer()
 
-    if not isinstance(session, UShapedSession):
+    if session.middle is None:
         return ServingParty(label, answer)
     middle = ServedMiddle(session.middle, requests(session.middle.name))
 
@@ -82,7 +76,7 @@ def serve(
     try:
         while True:
             drift = PartyFolder(folder.party(label.data.name)).drift()
-            asked = [name for name in session.terms.peers if name not in task]
+            asked = [name for name in rules.peers(session.terms) if name not in task]
             front.show(version, asked, label.data, label.data.classes, drift)
             ready(front)
             front.play(serving_of(session, label))
@@ -98,14 +92,11 @@ def serve(
         front.close()
 
 
-def _session(folder: RunFolder, task: Sequence[str]) -> tuple[Session, LabelParty]:
+def _session(folder: RunFolder, task: Sequence[str]) -> tuple[LocalSession, LabelParty]:
     """The session of a run, and the label party that answers: of one task, or the first one."""
     with locked(folder.path):
         data = load_again(folder)
         session = trained(folder, data, "serve", serving=task)
     require_servable(session.terms)
-    assert isinstance(session, Session), "networks that nobody holds were refused"
-    if isinstance(session, SeveralTasksSession):
-        name = task[0] if task else session.label.data.name
-        return session, session.leads(name)
-    return session, session.label
+    assert isinstance(session, LocalSession), "networks that nobody holds were refused"
+    return session, session.leads(task[0]) if task else session.label

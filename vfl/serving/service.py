@@ -39,8 +39,8 @@ from vfl.core.errors import (
     VFLError,
 )
 from vfl.core.storage import Seal, read_sealed_json, write_sealed_json
-from vfl.server.serving import Answer, RefusedRequest, ServingParty
 from vfl.session.drift import Drift
+from vfl.session.label.asking import Answer, RefusedRequest, ServingParty
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.serving import Refused
 

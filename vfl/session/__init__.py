@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from vfl.core.torch_internals import Compute
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.consent import check_consent, check_dealers_consent
-from vfl.session.exchange import Adversary, Compute, FeatureEnd, LabelEnd
+from vfl.session.exchange import Adversary, FeatureEnd, LabelEnd
 from vfl.session.handshake import (
     Introduction,
     PartyReport,

@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.compression import Codec
-from vfl.config import Consent
-from vfl.core.errors import ConsentError
+from vfl.config import Consent, PartyFile
+from vfl.core.errors import ConfigError, ConsentError
 from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Kind
 from vfl.core.registry import parts
 from vfl.core.version import VERSION
@@ -48,7 +48,7 @@ from vfl.datasets import Split
 from vfl.defenses.base import FIT_ROWS
 from vfl.models import Bottom, Shape
 from vfl.models.footprint import footprint
-from vfl.session import secure
+from vfl.session import rules, secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ledger import Spent
 from vfl.session.private import PrivacyPlan
@@ -87,14 +87,14 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None
         shared: the party's layers, where first layers are shared.
     """
     if shared is not None:  # and an answer may carry a byte
-        exchanges = terms.schedule(split)
+        exchanges = rules.schedule(terms, split)
         return sum(shared.wire_bytes(len(one.rows), one.trains) + 1 for one in exchanges)
     codec = compression.make(terms.codec)
     width = codec.wire_width(terms.parties[party].width)
     return sum(
         (codec.payload_limit(len(exchange.rows), width) if way == 0 or exchange.trains else 0)
         + HEADER_BYTES
-        for exchange in terms.schedule(split)
+        for exchange in rules.schedule(terms, split)
         for way in range(2)
     )
 
@@ -107,10 +107,10 @@ def dealt_bytes(terms: Terms, layers: Iterable[Layers], split: Split) -> int:
         layers: of every feature party.
         split: of the rows.
     """
-    if terms.dealer is None:
+    if rules.dealer(terms) is None:
         return 0
     mode, served = secure.make(terms.secure), list(layers)
-    exchanges = terms.schedule(split)
+    exchanges = rules.schedule(terms, split)
     return sum(mode.helper_bytes(served, len(one.rows), one.trains) for one in exchanges)
 
 
@@ -295,6 +295,50 @@ def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
             got=f"{spent_bytes} bytes sent and received",
             want=f"bytes <= {most_bytes}",
             fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
+        )
+
+
+def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
+    """Refuse a session in more ranks than a party runs, or in several that it cannot have.
+
+    The label party has refused the same before, if it is honest.
+
+    Raises:
+        ConsentError: with both numbers, or with the setting that is in the way.
+        ConfigError: a trace would have rank 0's frames alone.
+    """
+    if asked == 1:
+        return
+    try:
+        rules.refuse_ranks(terms, split, asked)
+    except ConfigError as mistake:
+        raise ConsentError(
+            f"party '{party.party}' does not consent: {mistake.what}",
+            where=mistake.where,
+            got=mistake.got,
+        ) from None
+    refuse_trace(party, asked)
+    if asked > (own := party.ranks):
+        raise ConsentError(
+            f"party '{party.party}' does not run that many ranks",
+            got=f"{asked} ranks",
+            want=f"at most {own}",
+            fix=f"vfl up party.toml --ranks {asked} there, or fewer at the label party",
+        )
+
+
+def refuse_trace(party: PartyFile, asked: int) -> None:
+    """Refuse to record a session in several ranks.
+
+    Raises:
+        ConfigError: a trace would have rank 0's frames alone.
+    """
+    if asked > 1 and party.trace.enabled:
+        raise ConfigError(
+            "a trace would hold the frames of one rank of several",
+            where="[trace]",
+            got=f"{asked} ranks",
+            fix="leave [trace] out, or one rank at every party",
         )
 
 
@@ -521,7 +565,7 @@ def _company(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     """With whom a party hides its cut: the fewer others, the more a sum tells of it."""
     present, least = terms.feature_parties, consent.min_parties
     if least is None:  # beside a third party that deals, the label party sees no single cut
-        least = 2 if terms.dealer is None else 1
+        least = 2 if rules.dealer(terms) is None else 1
     if len(present) < least:
         yield f"{len(present)} feature parties", f"at least {least} in a secure mode"
     missing = [name for name in consent.parties if name not in present]
@@ -583,7 +627,7 @@ def frame_limits(
     down |= {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES}
     if terms.mode == "serve":
         down[Kind.ASK], up[Kind.REFUSAL] = ROW_BYTES * rows[Kind.QUERY], REFUSAL_BYTES
-    elif party != terms.dealer:
+    elif party != rules.dealer(terms):
         down[Kind.ACK] = _ANSWER_BYTES
     return LinkLimits(_at_most_a_frame(up), _at_most_a_frame(down))
 

@@ -17,34 +17,25 @@ stashing: Harlap et al. 2018, PipeDream, section 3.3).
 
 from __future__ import annotations
 
-import atexit
-import inspect
 import math
-import os
-import shutil
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.func import functional_call
-from torch.optim.optimizer import _global_optimizer_post_hooks as _POST_HOOKS
-from torch.optim.optimizer import _global_optimizer_pre_hooks as _PRE_HOOKS
 
 from vfl.compression import INFERENCE, Codec, Encoded, StepContext
-from vfl.config import TrainSettings
-from vfl.core.errors import NonFiniteError, ProtocolError, UserError, WidthError
+from vfl.core.errors import NonFiniteError, ProtocolError, WidthError
 from vfl.core.frame import Frame, Kind, Link, Payload
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret, scoped
+from vfl.core.torch_internals import Compute, OptimizerFactory, go_back
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import Call, PrivateHalf
@@ -52,7 +43,7 @@ from vfl.privacy.premise import Forward
 from vfl.session import ranks
 from vfl.session.checkpoint import Checkpoints
 from vfl.session.journal import Journal
-from vfl.session.ranks import ALONE, OptimizerFactory, Ranks
+from vfl.session.ranks import ALONE, Ranks
 from vfl.session.schedule import EarlyStopping, Exchange
 
 
@@ -98,80 +89,6 @@ HONEST = Adversary()
 #: Stands where a party's name does; no party has it, for it is longer than a name can be.
 SUM = "the sum of the feature parties' cuts"
 _PROCESSOR = torch.device("cpu")
-_COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
-
-
-class Compute:
-    """A party's device; no other party knows it or needs to.
-
-    Args:
-        device: "cpu", "cuda", "cuda:1", as torch names it.
-        precision: "float32", or "bfloat16" for automatic mixed precision in the forward passes;
-            weights, cuts and gradients stay float32. On a card float32 convolutions are exact,
-            where torch would round what they multiply to 10 bits (TF32).
-        compiled: whether models run as `torch.compile` makes them; dropout draws the same.
-
-    Raises:
-        UserError: torch cannot use that device here, or cannot compile for it.
-    """
-
-    def __init__(
-        self, device: str = "cpu", precision: str = "float32", compiled: bool = False
-    ) -> None:
-        try:
-            self.device = torch.device(device)
-            torch.empty(0, device=self.device)
-            if self.device.type == "cuda":
-                torch.backends.cudnn.allow_tf32 = False
-        except (RuntimeError, AssertionError) as problem:
-            raise UserError(
-                f"torch cannot use the device '{device}' here",
-                got=str(problem).splitlines()[0],
-                want="cpu, or cuda with a graphics card and a torch built for it",
-            ) from None
-        self._mixed = precision == "bfloat16"
-        self._compiled = compiled
-        self._compiled_parts: dict[str, Callable[[Tensor], Tensor]] = {}
-        if compiled and self.device.type == "cpu" and shutil.which("g++") is None:
-            raise UserError(
-                "torch compiles models for the processor with a C++ compiler, and none is here",
-                where="train.compile",
-                want="g++ in the path of this party",
-                fix="install it, or leave train.compile = false",
-            )
-
-    def take(self, model: nn.ModuleDict) -> None:
-        """Bring a party's model here; names and values of its weights stay."""
-        model.to(self.device)
-        if not self._compiled:
-            return
-        # torch's own folder for this has a name that anybody on the machine could be first to use.
-        if _COMPILED_CODE not in os.environ:
-            folder = TemporaryDirectory(prefix="vfl-compiled-")
-            os.environ[_COMPILED_CODE] = folder.name
-            atexit.register(folder.cleanup)
-        # torch's compiler looks at every input so, a merged cut among them.
-        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-        options: dict[str, str | int | bool | Callable[..., Any]] = {
-            "fallback_random": True,
-            "fx_graph_cache": False,
-        }
-        self._compiled_parts = {
-            part: torch.compile(model[part], options=options)
-            for part in ("bottom", "top")
-            if part in model
-        }
-
-    def run(self, model: nn.ModuleDict, part: str, values: Tensor) -> Tensor:
-        """What one part of a model that was taken makes of `values`."""
-        outputs: Tensor = self._compiled_parts.get(part, model[part])(values)
-        return outputs
-
-    def forward(self) -> AbstractContextManager[None]:
-        """What a model's forward pass runs under."""
-        if not self._mixed:
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
 
 #: Layers whose forward pass draws nothing. Any other class, a user's above all, may draw.
@@ -281,61 +198,6 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
             where=f"step {frame.step}",
         )
     return torch.zeros(0, width)
-
-
-def _without_compiler(kind: type[optim.Optimizer]) -> Any:
-    """An optimiser without the hooks of torch.compile, whose import takes a second of CPU.
-
-    Its methods are torch's own, as they stand behind those hooks, and a step is no range of torch's
-    profiler, which takes longer than a step of a small model. What was registered to run before and
-    after a step does.
-    """
-    hooked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-    plain = {name: inspect.unwrap(getattr(kind, name)) for name in hooked}
-    own_step = torch.no_grad()(inspect.unwrap(kind.step))
-
-    def step(optimizer: optim.Optimizer) -> None:
-        for before in chain(_PRE_HOOKS.values(), optimizer._optimizer_step_pre_hooks.values()):
-            before(optimizer, (), {})
-        own_step(optimizer)
-        for after in chain(optimizer._optimizer_step_post_hooks.values(), _POST_HOOKS.values()):
-            after(optimizer, (), {})
-
-    step.hooked = True  # type: ignore[attr-defined]  # so torch leaves it as it is
-    return type(kind.__name__, (kind,), plain | {"step": step})
-
-
-_Adam: type[optim.Adam] = _without_compiler(optim.Adam)
-_SGD: type[optim.SGD] = _without_compiler(optim.SGD)
-#: Weights up to which one call a step for all of a party's tensors is faster than one for each; it
-#: takes the memory of all of them at once, and gives the same bits.
-_FEW_WEIGHTS = 1 << 18
-
-
-def _go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    """`torch.autograd.backward`, which imports torch's symbolic shapes to compare two sizes.
-
-    They take a second of CPU, and the comparison 30 microseconds a step. The engine refuses sizes
-    that differ by itself.
-    """
-    engine = torch.autograd.Variable._execution_engine
-    flags = {"allow_unreachable": True, "accumulate_grad": True}
-    engine.run_backward(tuple(roots), tuple(grads), False, False, (), **flags)
-
-
-def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
-    """A function that builds the optimiser the settings name for a party's own parameters."""
-    options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-    kind: Callable[..., optim.Optimizer] = _Adam
-    if settings.optimizer == "sgd":
-        kind, options = _SGD, options | {"momentum": settings.momentum}
-
-    def build(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-        own = list(parameters)
-        few = sum(weight.numel() for weight in own) <= _FEW_WEIGHTS
-        return kind(own, **options, foreach=few or None)
-
-    return build
 
 
 #: Fewest rows a query's forward pass has. Libraries multiply fewer by other routines, whose last
@@ -798,7 +660,7 @@ class FeatureEnd(_End):
         if not any(root.requires_grad for root in roots):
             return  # nothing learned of this cut; an optimiser's momentum would move on
         drop_gradients(self._trainable)
-        _go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
+        go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
         if pending.stash is not None:
             pending.stash.hand_over()
         self._optimizer.step()

@@ -33,9 +33,10 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
-from vfl.session import secure
+from vfl.session import rules, secure
 from vfl.session.terms import SHORT, AlignTerms, Terms, differing
 from vfl.session.witness import MOST, Announcement
+from vfl.transport import Hello, LinkLimits, TcpLink, Timeouts
 
 _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
@@ -69,7 +70,7 @@ class Introduction(Settings):
     ) -> Introduction:
         """The introduction of a party that holds `data`; of the one that has no rows."""
         return cls(
-            party=str(terms.rowless) if data is None else data.name,
+            party=str(rules.rowless(terms)) if data is None else data.name,
             version=VERSION,
             terms=terms.digest(),
             settings=terms.settings(),
@@ -103,11 +104,11 @@ def check_introduction(
         MisalignedError: other rows, or the same rows in another order.
     """
     party = introduction.party
-    if party not in terms.peers:
+    if party not in rules.peers(terms):
         raise DisagreementError(
             f"party '{party}' is not part of this experiment",
             got=party,
-            want=", ".join(terms.peers),
+            want=", ".join(rules.peers(terms)),
             fix="use the names of the experiment's [parties] in the party files",
         )
     check_version(introduction.version, f"party '{party}'")
@@ -121,7 +122,11 @@ def check_introduction(
             want=want,
             fix=f"send both sides the same experiment: terms {digests}",
         )
-    if party == terms.rowless or terms.mode == "align" or secure.make(terms.secure).divides_rows:
+    if (
+        party == rules.rowless(terms)
+        or terms.mode == "align"
+        or secure.make(terms.secure).divides_rows
+    ):
         return  # it has no rows, or they are to be found, or are its own
     if introduction.rows != own.rows:
         raise MisalignedError(
@@ -372,3 +377,32 @@ def unexpected(bug: BaseException, party: str) -> VFLError:
         got=type(bug).__name__,
         fix="its own log has the traceback",
     )
+
+
+@contextmanager
+def attached(
+    message: SessionMessage, introduction: Introduction, limits: LinkLimits
+) -> Iterator[TcpLink]:
+    """The party's end of the stream, introduced; what goes wrong meanwhile is told to the others.
+
+    Args:
+        message: what Flower brought.
+        introduction: what the party says of itself.
+        limits: what frames may carry.
+
+    Raises:
+        LostPeerError: nobody is there.
+        PeerFailedError: the label party does not let this party in, and says why.
+    """
+    hello = Hello(message.session, message.node, message.token, introduction.model_dump())
+    link = TcpLink.connect(
+        message.host,
+        message.port,
+        hello,
+        message.ca_pem.encode(),
+        Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
+        rules.window_frames(message.terms),
+        limits=limits,
+    )
+    with errors_reported(link, introduction.party):
+        yield link

@@ -33,7 +33,7 @@ from vfl.core.errors import ConsentError, DisagreementError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.core.storage import close_to_others, locked
-from vfl.session import secure
+from vfl.session import rules, secure
 from vfl.session.journal import Journal
 from vfl.session.schedule import Exchange
 from vfl.session.spending import Spending
@@ -272,7 +272,7 @@ class SessionLedger(Spending[Entry]):
             closed = entry.state == "ended"
             peers: Sequence[str] = ("",)
             if self.party == terms.label_party:
-                peers = terms.peers
+                peers = rules.peers(terms)
             if self.party in terms.takers:
                 peers = ("", *terms.feature_parties)
             path = self._journal(terms.run)
@@ -465,7 +465,7 @@ def notes(terms: Terms, party: str) -> bool:
     need no journal; the noise below them does, and so what they hide is noted. Evaluations and
     predictions repeat no exchange of each other: they are counted.
     """
-    if terms.mode != "train" or party == terms.dealer:
+    if terms.mode != "train" or party == rules.dealer(terms):
         return False
     if terms.middle is not None and party == terms.middle.party:  # its output, and gradients
         return compression.make(terms.middle.codec).draws or compression.make(terms.codec).draws
@@ -495,7 +495,7 @@ def _bound(terms: Terms, party: str, now: str) -> Entry:
         party=party,
         terms=binding_of(terms),
         settings=_settings(terms),
-        parties=tuple(dict.fromkeys([*terms.peers, terms.label_party])),
+        parties=tuple(dict.fromkeys([*rules.peers(terms), terms.label_party])),
         secure=terms.secure,
         defense=terms.defense,
         codec=terms.codec,

@@ -10,37 +10,28 @@ one backward pass of one loss where a split model has two (Li et al. 2020, PyTor
 section 3.1). Its engine is used below it: one all-reduce a step, by gloo, or by NCCL between cards.
 
 Batch norm takes its statistics over all ranks, forwards and backwards, as torch's `SyncBatchNorm`
-does on cards alone. What else a batch's rows have in common would be of a rank's share: `refuse`
-and `fit` name what cannot be the same as with one rank.
+does on cards alone. What else a batch's rows have in common would be of a rank's share: `fit` and
+`vfl.session.rules.refuse_ranks` name what cannot be the same as with one rank.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
-from itertools import groupby, product, takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import groupby, product
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.functional import batch_norm
 
-from vfl import compression, defenses
-from vfl.core.errors import ConfigError, ConsentError, LostRankError, SpecError
+from vfl.core.errors import LostRankError, SpecError
 from vfl.core.ledger import Ledger, Traffic
-from vfl.defenses.base import Undefended
+from vfl.core.torch_internals import OptimizerFactory, gloo_at
 from vfl.session.schedule import Exchange
-
-if TYPE_CHECKING:
-    from vfl.compression import Codec
-    from vfl.config import PartyFile
-    from vfl.datasets import Split
-    from vfl.session.ledger import Meter
-    from vfl.session.terms import Terms
 
 #: Where ranks on one machine meet. What gloo and NCCL carry is not encrypted, and gloo lets
 #: everybody in who reaches its port; ranks on several machines use streams of their own.
@@ -53,8 +44,6 @@ _ROWS_APART = (
     nn.AdaptiveAvgPool2d, nn.MultiheadAttention, nn.GRU, nn.LSTM,
 )  # fmt: skip
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 
 
 class Group(Protocol):
@@ -116,6 +105,9 @@ class Ranks:
         size: how many ranks there are.
         group: of all of them.
 
+    Attributes:
+        alone: whether there are no other ranks.
+
     Raises:
         LostRankError: by every collective method: another rank ended, or was silent for too long.
     """
@@ -124,6 +116,7 @@ class Ranks:
         self, party: str = "", rank: int = 0, size: int = 1, group: Group | None = None
     ) -> None:
         self.party, self.rank, self.size = party, rank, size
+        self.alone = size == 1
         self._together = group
 
     @classmethod
@@ -142,23 +135,14 @@ class Ranks:
         """
         from torch import distributed
 
-        # Groups of our own, beside torch's global one: gloo listens at this address alone.
-        gloo: Any = distributed.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=LOOPBACK)]
-        options._timeout = timedelta(seconds=timeout_s)
+        # Groups of our own, beside torch's global one.
         with _named(party):
-            group = gloo(store, rank, size, options)
+            group = gloo_at(LOOPBACK, store, rank, size, timeout_s)
             of_weights = None
             if torch.device(device).type == "cuda" and distributed.is_nccl_available():
                 nccl: Any = distributed.ProcessGroupNCCL
                 of_weights = nccl(store, rank, size, nccl.Options())
         return cls(party, rank, size, TorchGroup(party, group, of_weights))
-
-    @property
-    def alone(self) -> bool:
-        """Whether there are no other ranks."""
-        return self.size == 1
 
     def share(self, exchange: Exchange) -> Exchange:
         """The exchange with this rank's rows: consecutive ones, as many as the others' or one more.
@@ -262,13 +246,13 @@ class Ranks:
         ]
         ledger.restore([row for row in merged if row["frames"]])
 
-    def metered(self, schedule: Iterable[Exchange], meter: Meter) -> Iterator[Exchange]:
-        """The same exchanges; after each epoch rank 0's meter has the bytes of all ranks."""
+    def metered(
+        self, schedule: Iterable[Exchange], counted: MutableMapping[str, int]
+    ) -> Iterator[Exchange]:
+        """The same exchanges; after each epoch rank 0 has counted the bytes of all ranks."""
         for _, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             yield from exchanges
-            meter.bytes.update(
-                zip(meter.bytes, self.count_at_first(list(meter.bytes.values())), strict=True)
-            )
+            counted.update(zip(counted, self.count_at_first(list(counted.values())), strict=True))
 
     @property
     def _group(self) -> Group:
@@ -315,91 +299,6 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
         f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",
         got=how or "its connection to the other ranks broke, or it was silent for too long",
     )
-
-
-def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
-    """Refuse a session in more ranks than a party runs, or in several that it cannot have.
-
-    The label party has refused the same before, if it is honest.
-
-    Raises:
-        ConsentError: with both numbers, or with the setting that is in the way.
-        ConfigError: a trace would have rank 0's frames alone.
-    """
-    if asked == 1:
-        return
-    try:
-        refuse(terms, split, asked)
-    except ConfigError as mistake:
-        raise ConsentError(
-            f"party '{party.party}' does not consent: {mistake.what}",
-            where=mistake.where,
-            got=mistake.got,
-        ) from None
-    refuse_trace(party, asked)
-    if asked > (own := party.ranks):
-        raise ConsentError(
-            f"party '{party.party}' does not run that many ranks",
-            got=f"{asked} ranks",
-            want=f"at most {own}",
-            fix=f"vfl up party.toml --ranks {asked} there, or fewer at the label party",
-        )
-
-
-def refuse_trace(party: PartyFile, asked: int) -> None:
-    """Refuse to record a session in several ranks.
-
-    Raises:
-        ConfigError: a trace would have rank 0's frames alone.
-    """
-    if asked > 1 and party.trace.enabled:
-        raise ConfigError(
-            "a trace would hold the frames of one rank of several",
-            where="[trace]",
-            got=f"{asked} ranks",
-            fix="leave [trace] out, or one rank at every party",
-        )
-
-
-def refuse(terms: Terms, split: Split, size: int) -> None:
-    """Refuse a training that several ranks would not do as one rank does.
-
-    Args:
-        terms: of the session.
-        split: its rows.
-        size: how many ranks.
-
-    Raises:
-        ConfigError: with the setting that is in the way.
-    """
-    codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
-    epoch = takewhile(lambda one: one.epoch == 1 and one.trains, terms.schedule(split))
-    smallest = min((len(one.rows) for one in epoch), default=size)
-    for stands, where, got, why in (
-        (terms.mode != "train", "mode", terms.mode, "only a training has several"),
-        (terms.dp is not None, "dp", "DP-SGD", "noise is drawn for whole batches"),
-        (terms.secure != "none", "secure", terms.secure, "masks are of whole batches"),
-        (not isinstance(defense, Undefended), "defense", terms.defense,
-         "a defense draws for whole batches, or looks at them"),
-        (not _rows_apart(codec), "codec", terms.codec,
-         "this codec draws, learns, or has one scale for a batch"),
-        (terms.train.in_flight > 1, "train.in_flight", str(terms.train.in_flight),
-         "a checkpoint holds the frames in flight of rank 0 alone"),
-        (terms.train.compile, "train.compile", "true", "compiled models know no other ranks"),
-        (terms.middle is not None, "middle", "a party in the middle", "it has one rank"),
-        (bool(terms.tasks), "tasks", "further label parties", "they have one rank each"),
-        (terms.missing_rows != "intersection", "data.missing_rows", terms.missing_rows,
-         "a share may hold none of a party's rows"),
-        (smallest < size, "train.batch_size", f"a batch of {smallest} rows",
-         "every rank needs a row of every batch"),
-    ):  # fmt: skip
-        if stands:
-            raise ConfigError(
-                f"{size} ranks would not train as one does: {why}",
-                where=where,
-                got=got,
-                fix="one rank at every party, or another setting",
-            )
 
 
 def fit(model: nn.Module, ranks: Ranks) -> None:
@@ -472,8 +371,3 @@ def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
     if norm.weight is not None:
         outputs = outputs * norm.weight.view(shape) + norm.bias.view(shape)
     return outputs
-
-
-def _rows_apart(codec: Codec) -> bool:
-    adds_loss = type(codec).local_loss is not compression.Codec.local_loss
-    return codec.rows_apart and not (codec.draws or codec.learns or adds_loss)

@@ -24,6 +24,7 @@ from vfl.core.errors import AuthenticationError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets.alignment.protocols import Message, Send
 from vfl.datasets.on_disk import DiskBytes
+from vfl.session import rules
 from vfl.session.identity import Identity, read_pins
 from vfl.session.terms import Terms
 from vfl.session.witness import Standing
@@ -71,7 +72,7 @@ class PairSeals:
         self._me, self._standing = party.party, standing
         named = terms.feature_parties if others is None else others
         self.others = [name for name in named if name != self._me]
-        facts = [session, terms.digest(), *terms.peers, terms.label_party]
+        facts = [session, terms.digest(), *rules.peers(terms), terms.label_party]
         self._binding = hashlib.sha256(json.dumps(facts).encode()).digest()
         self._own, self._waiting = Agreeing(), dict[str, list[Message]]()
         self._sealing = dict[str, Direction[Message, Message]]()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,9 +28,6 @@ from vfl.core.seeds import Secret
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.datasets.split import split_rows
-from vfl.session import secure
-from vfl.session.private import PrivacyPlan
-from vfl.session.schedule import Exchange, asking, shuffled_in_blocks, starting, training
 
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
 _NAMED = 4
@@ -164,18 +160,6 @@ class Terms(Settings):
         return [name for name in self.parties if name != self.label_party]
 
     @property
-    def dealer(self) -> str | None:
-        """The third party that only deals; None where there is no such party."""
-        return secure.make(self.secure).third_party(self.label_party)
-
-    @property
-    def peers(self) -> list[str]:
-        """Everybody the label party has a stream to: the feature parties and third parties."""
-        third = [] if self.rowless is None else [self.rowless]
-        further = self.serving if self.mode == "serve" else self.tasks
-        return [*self.feature_parties, *third, *further]
-
-    @property
     def takers(self) -> list[str]:
         """Who takes cuts through the label party, sealed: the middle, or further label parties.
 
@@ -184,11 +168,6 @@ class Terms(Settings):
         if self.middle is not None:
             return [self.middle.party]
         return list(self.serving if self.mode == "serve" else self.tasks)
-
-    @property
-    def rowless(self) -> str | None:
-        """The third party without rows: one that only deals, or the one in the middle."""
-        return self.dealer if self.middle is None else self.middle.party
 
     def split_of(self, rows: int) -> Split:
         """The split of so many rows, as each party makes it.
@@ -275,19 +254,6 @@ class Terms(Settings):
             left_out.setdefault("parties", {name: {"branches"} for name in self.parties})
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
-    @property
-    def window_frames(self) -> int:
-        """Most frames that may be on their way unread in one direction of a stream."""
-        pairs = 1
-        if self.takers:
-            pairs += max(len(self.feature_parties), len(self.takers))
-        return pairs * secure.make(self.secure).window_frames(self.train)
-
-    def in_flight_at(self, split: Split, step: int) -> Iterator[Exchange]:
-        """The last exchanges before `step`, whose gradients a party may still await there."""
-        earlier = self.schedule(split, max(0, step - self.train.in_flight))
-        return takewhile(lambda exchange: exchange.step < step, earlier)
-
     def settings(self) -> dict[str, str]:
         """Each setting as short text, to say which differ; long ones by the start of a digest."""
         content = self.model_dump(mode="json")
@@ -298,29 +264,6 @@ class Terms(Settings):
         else:
             del flat["dp"]["key"]
         return {name: _short(value) for name, value in flat.items()}
-
-    def schedule(self, split: Split, start: int = 0) -> Iterator[Exchange]:
-        """The session's exchanges over rows split this way, from exchange `start` on."""
-        return starting(self._exchanges(split), start)
-
-    def _exchanges(self, split: Split) -> Iterator[Exchange]:
-        if self.mode == "train":
-            plan = PrivacyPlan.of(self, len(split.train))
-            return training(
-                self.seed,
-                self.train.epochs if plan is None else plan.epochs,
-                self._batches(split.train) if plan is None else plan.batches(self, split.train),
-                split.train,
-                split.validation,
-                split.test,
-                self.train.checkpoint_every,
-            )
-        return asking("test" if self.mode == "evaluate" else "predict", split.test)
-
-    def _batches(self, rows: np.ndarray) -> int | Callable[[int], Iterator[np.ndarray]]:
-        if self.train.shuffle == "full":
-            return self.train.batch_size
-        return lambda epoch: shuffled_in_blocks(self.seed, epoch, self.train, rows)
 
 
 class AlignTerms(Terms):

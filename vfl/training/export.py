@@ -29,9 +29,9 @@ from vfl.core.seeds import Secret, generator
 from vfl.core.storage import joint_digest, weights_digest, write_bytes, write_json, write_text
 from vfl.datasets import PartyData
 from vfl.datasets.split import Split
-from vfl.server import LabelParty, Objective
 from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
+from vfl.session.label import LabelParty, Objective
 from vfl.session.secure import label_parties, nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
 

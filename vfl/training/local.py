@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.clients import FeatureParty
+from vfl.clients.middle_party import MiddleParty
 from vfl.config import Experiment
 from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Link, Observer
@@ -18,17 +19,18 @@ from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest
 from vfl.datasets import PartyData
-from vfl.server import EpochRecord, LabelParty, Objective
-from vfl.session import CHECKPOINTS, Adversary, Checkpoints, Exchange, Mode, Terms, secure
+from vfl.session import CHECKPOINTS, Adversary, Checkpoints, Exchange, Mode, Terms, rules, secure
 from vfl.session.checkpoint import newest_common
 from vfl.session.exchange import HONEST, Own
+from vfl.session.label import EpochRecord, LabelParty, Objective
+from vfl.session.label.party import Beside, Records
 from vfl.session.progress import SessionProgress, Tell
 from vfl.session.secure import FeatureRound, HelperRound
-from vfl.session.trace import recorders_of, recording
-from vfl.transport.link import Observed, TransportLink, local_pair
+from vfl.session.trace import Recorder, recorders_of, recording
+from vfl.training.specs import check_beside_middle
+from vfl.transport.link import FanOut, Observed, TransportLink, local_pair
 
 if TYPE_CHECKING:
-    from vfl.clients.middle_party import MiddleParty
     from vfl.clients.whole_network import WholeNetworkParty
     from vfl.server.whole_network import WholeNetworkLabel
 
@@ -84,8 +86,12 @@ class PartiesSession:
         options: what they bring.
     """
 
-    clients: Sequence[FeatureParty | MiddleParty | WholeNetworkParty]
     label: LabelParty | WholeNetworkLabel
+
+    @property
+    def beside(self) -> Sequence[FeatureParty | MiddleParty | WholeNetworkParty | LabelParty]:
+        """Everybody who keeps weights, or shares of them, beside the label party that leads."""
+        raise NotImplementedError
 
     def __init__(
         self, experiment: Experiment, mode: Mode, parties: Collection[str], options: Options
@@ -97,7 +103,7 @@ class PartiesSession:
         self._tell = options.get("on_progress")
         self._weights = options.get("weights") or {}
         given, adversaries = options.get("secrets") or {}, options.get("adversaries") or {}
-        everybody = dict.fromkeys([*parties, *self.terms.peers])
+        everybody = dict.fromkeys([*parties, *rules.peers(self.terms)])
         stand_ins = {name: Secret.of_simulation(self.terms.seed, name) for name in everybody}
         self._secrets = {**stand_ins, **given}
         self.terms = self.terms.keyed(self._secrets[self.terms.label_party])
@@ -151,13 +157,17 @@ class PartiesSession:
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
         """Everybody's weights, or shares of them, by party."""
-        everybody = {client.name: client.weights() for client in self.clients}
-        return everybody | {self.label.data.name: self.label.weights()}
+        return {one.name: one.weights() for one in (*self.beside, self.label)}
 
     def weights_digest(self) -> str:
         """One digest of the parties' own digests in name order."""
-        digests = [(client.name, client.weights_digest()) for client in self.clients]
-        return joint_digest([*digests, (self.label.data.name, self.label.weights_digest())])
+        return joint_digest(
+            [(one.name, one.weights_digest()) for one in (*self.beside, self.label)]
+        )
+
+    def whole_ledger(self) -> Ledger:
+        """What crossed every link."""
+        return self.ledger
 
     def outputs(self) -> Tensor:
         """What a prediction session gave, in row order; axes (rows, outputs)."""
@@ -165,17 +175,30 @@ class PartiesSession:
 
 
 class LocalSession(PartiesSession):
-    """One session of an experiment with every party in this process.
+    """One session of an experiment with every party in this process, each in the role that it has.
+
+    A feature party sends the same frame to whoever takes cuts, and takes the weighted sum of what
+    comes back: that is the label party, several of them, or the party in the middle.
 
     Args:
         experiment: what to do.
-        data: each party's aligned rows, by party, the label party's included.
+        data: each party's aligned rows, by party, the label parties' included.
         mode: train, evaluate or predict.
-        outputs: number of classes, or 1 for a regression.
-        options: what the parties bring, and where results go; see `Options`.
+        outputs: number of classes of [label], or 1 for a regression.
+        options: what the parties bring, and where results go; see `Options`. `bottoms` may hold the
+            middle's model, and the tops of further label parties.
+
+    Raises:
+        SpecError: a plug-in cannot be built, does not fit, or has no place here.
+
+    Attributes:
+        clients: the feature parties.
+        middle: the party between them and the label party; None without.
+        label: the label party that leads.
+        others: further label parties, by name; while serving those whose tasks are served.
+        helper: a third party that only helps; None without.
     """
 
-    clients: list[FeatureParty]
     label: LabelParty
 
     def __init__(
@@ -187,52 +210,93 @@ class LocalSession(PartiesSession):
         outputs: int,
         **options: Unpack[Options],
     ) -> None:
-        experiment.refuse_roles("this session")
-        super().__init__(experiment, mode, data, options)
+        label, asked = experiment.label.party, experiment.middle
+        between = [] if asked is None else [asked.party]
+        if asked is not None:
+            check_beside_middle(experiment.defense)
+        super().__init__(experiment, mode, [*data, *between], options)
         if self._mode.whole_network:
             raise ExposedCutError(
                 "nobody has a model here, not even in parts that go on by themselves",
                 got=f"secure = '{self.terms.secure}'",
                 want="vfl train on an experiment file, or secure = 'none', 'sum' or 'beaver'",
             )
-        self.next_step, self._session, self._attempt = 0, token_hex(16), 0
-        folder, label = options.get("checkpoints"), experiment.label.party
-        self._recorders = {
-            name: recorders_of(
-                experiment.trace, folder, self.terms, own, self._own[name].checkpoints
-            )
-            for name, own in data.items()
-        }
-        connect = options.get("connect", lambda party: local_pair())
-        links, ends, self.helper = self._links(connect, options.get("observers", ()))
-        bottoms = options.get("bottoms") or {}
-        self.clients = [self._feature(data[name], end, bottoms) for name, end in ends.items()]
+        self._session, self._attempt = token_hex(16), 0
+        self._recorders = self._recorders_of(experiment, data, options.get("checkpoints"))
+        further = [] if between else self.terms.takers
+        self._ledgers = {name: Ledger() for name in further}
+        connect: Connect = options.get("connect", lambda party: local_pair())
+        observers, bottoms = options.get("observers", ()), options.get("bottoms") or {}
+        links = self._links(between or [label, *further], connect, observers)
+        self.clients = [
+            self._feature(data[name], self._link_of(name), bottoms)
+            for name in self.terms.feature_parties
+        ]
+        self.middle: MiddleParty | None = None
+        if between:
+            (name,) = between
+            here, there = connect(name)
+            cuts = links.pop(name)
+            links[label] = {name: Observed(here, name, "label", [self.ledger, *observers])}
+            self.middle = self._middle(name, cuts, there, bottoms)
+        self.helper: HelperRound | None = None
+        if (dealer := rules.dealer(self.terms)) is not None:
+            here, there = connect(dealer)
+            links[label][dealer] = Observed(here, dealer, "label", [self.ledger, *observers])
+            self.helper = self._mode.helper_round(self.terms, there)
         self.label = LabelParty(
             data[label],
-            self.terms,
-            links,
+            self.terms.at_label(),
+            links[label],
             self._own[label],
-            Objective.of(experiment.label, outputs, options.get("top")),
-            own_bottom=bottoms.get(label),
+            Objective.of(experiment.label, outputs, options.get("top"), bottoms.get(label)),
             weights=self._weights.get(label),
-            ledger=self.ledger,
-            on_epoch=options.get("on_epoch", lambda record: None),
+            records=Records(self.ledger, options.get("on_epoch", lambda record: None)),
         )
+        self.others = {
+            name: LabelParty(
+                data[name],
+                self.terms.at_label(name),
+                links[name],
+                self._own[name],
+                Objective.of(experiment.task_of(name), data[name].outputs, bottoms.get(name)),
+                weights=self._weights.get(name),
+                records=Records(self._ledgers[name]),
+            )
+            for name in further
+        }
+
+    @property
+    def beside(self) -> Sequence[FeatureParty | MiddleParty | LabelParty]:
+        between = [] if self.middle is None else [self.middle]
+        return [*self.clients, *between, *self.others.values()]
+
+    @property
+    def next_step(self) -> int:
+        """Number of the exchange that would follow."""
+        return self.label.next_step
 
     def run(self) -> LocalSession:
         """Go through the whole session, or the rest of it."""
         self.begin()
-        start = self._start()
-        self.label.resume(start)
-        split = self.label.data.split
+        start, split = self._start(), self.label.split
+        if self.middle is not None:
+            self.middle.resume(start)
+        for party in self.others.values():
+            party.resume(start)
+        self.label.resume(start)  # then, for its ledger has counted what was just sent again
         for client in self.clients:
-            client.resume(start, self.terms.in_flight_at(split, start))
-        schedule = self._watched(self.label.stopping.follow(self.terms.schedule(split, start)))
+            client.resume(start, rules.in_flight_at(self.terms, split, start))
+        schedule = rules.schedule(self.terms, split, start)
+        schedule = self._watched(self.label.stopping.follow(schedule))
         weights = {client.name: client.weights for client in self.clients}
-        weights[self.label.data.name] = self.label.weights
+        weights[self.label.name] = self.label.weights
         recorders = [one for own in self._recorders.values() for one in own]
+        further = [_Follower(one, start) for one in self.others.values()]
         with recording(recorders, schedule, start, weights, self._say) as exchanges:
-            self.label.run(exchanges, self._begin, self._finish, self._answer)
+            self.label.run(exchanges, [*self._players(), *further])
+        for one in further:
+            one.end()
         return self
 
     def begin(self) -> None:
@@ -256,50 +320,129 @@ class LocalSession(PartiesSession):
             states: of sessions on other rows as well; None starts anew.
             schedule: exchanges numbered on from `next_step` of that session.
         """
+        assert not self.terms.takers, "only where the label party alone takes cuts"
         self.begin()
         if states is not None:
-            self.label.load_training_state(states[self.label.data.name])
+            self.label.load_training_state(states[self.label.name])
         for client in self.clients:
             if states is None:
                 client.start()
             else:
                 client.load_training_state(states[client.name])
-        self.label.run(schedule, self._begin, self._finish, self._answer)
+        self.label.run(schedule, self._players())
         return self
 
     def training_states(self) -> dict[str, dict[str, Any]]:
         """What each party needs to go on: weights, optimiser, and what was counted."""
-        everybody = {client.name: client.training_state() for client in self.clients}
-        return everybody | {self.label.data.name: self.label.training_state()}
+        return {one.name: one.training_state() for one in (*self.beside, self.label)}
+
+    def leads(self, name: str) -> LabelParty:
+        """A label party whom alone the feature parties answer from now on."""
+        for client in self.clients:
+            client.end.link = self._ends[name][client.name]
+        return self.label if name == self.label.name else self.others[name]
+
+    def whole_ledger(self) -> Ledger:
+        """What crossed every link, those to further label parties under a name that says so."""
+        rows: list[Mapping[str, Any]] = [*self.ledger.state()]
+        for name, own in self._ledgers.items():
+            rows += [row | {"party": f"{row['party']} to {name}"} for row in own.state()]
+        whole = Ledger()
+        whole.restore(rows)
+        return whole
+
+    def _recorders_of(
+        self, experiment: Experiment, data: Mapping[str, PartyData], folder: Path | None
+    ) -> dict[str, list[Recorder]]:
+        """A trace replays links to one label party; where there are others there is none."""
+        if self.terms.takers:
+            return {}
+        return {
+            name: recorders_of(
+                experiment.trace, folder, self.terms, own, self._own[name].checkpoints
+            )
+            for name, own in data.items()
+        }
 
     def _links(
-        self, connect: Connect, observers: Sequence[Observer]
-    ) -> tuple[dict[str, Link], dict[str, Link], HelperRound | None]:
-        """The label party's ends, watched, by party; feature parties' own; and who only helps."""
-        links, ends = dict[str, Link](), dict[str, Link]()
-        for name in self.terms.feature_parties:
-            here, ends[name] = connect(name)
+        self, takers: Sequence[str], connect: Connect, observers: Sequence[Observer]
+    ) -> dict[str, dict[str, Link]]:
+        """The ends of who takes cuts, watched, by taker and feature party."""
+        links = {taker: dict[str, Link]() for taker in takers}
+        self._ends = {taker: dict[str, Link]() for taker in takers}
+        for party in self.terms.feature_parties:
             # Both ends of a feature party's link are here, and its recorders see the same frames.
-            recorders = self._recorders[name] + self._recorders[self.terms.label_party]
-            watching: list[Observer] = [self.ledger, *observers, *recorders]
-            links[name] = Observed(here, name, "label", watching)
-        if (dealer := self.terms.dealer) is None:
-            return links, ends, None
-        here, there = connect(dealer)
-        links[dealer] = Observed(here, dealer, "label", [self.ledger, *observers])
-        return links, ends, self._mode.helper_round(self.terms, there)
+            recorders = [
+                one
+                for name in (party, self.terms.label_party)
+                for one in self._recorders.get(name, ())
+            ]
+            for taker in takers:
+                here, self._ends[taker][party] = connect(party)
+                watching: Sequence[Observer] = [self.ledger, *observers, *recorders]
+                if taker in self._ledgers:
+                    watching = [self._ledgers[taker]]
+                links[taker][party] = Observed(here, party, "label", watching)
+        return links
 
-    def _begin(self, exchange: Exchange) -> None:
-        for client in self.clients:
-            client.begin(exchange)
+    def _link_of(self, party: str) -> Link:
+        """A feature party's own end, to everybody who takes its cuts."""
+        ends = [own[party] for own in self._ends.values()]
+        return ends[0] if len(ends) == 1 else FanOut(ends)
 
-    def _answer(self, exchange: Exchange) -> None:
-        if self.helper is not None:
-            self.helper.serve()
-        for client in self.clients:
-            client.answer(exchange)
+    def _middle(
+        self, name: str, cuts: Mapping[str, Link], link: Link, models: Mapping[str, nn.Module]
+    ) -> MiddleParty:
+        return MiddleParty(
+            self.terms,
+            cuts,
+            link,
+            self._own[name],
+            model=models.get(name),
+            weights=self._weights.get(name),
+            ledger=self.ledger,
+        )
 
-    def _finish(self, exchange: Exchange) -> None:
-        self.next_step = exchange.step + 1
-        for client in self.clients:
-            client.finish(exchange)
+    def _players(self) -> list[Beside]:
+        """Who plays beside the label party, in the order in which they send."""
+        helping = [] if self.helper is None else [_Helper(self.helper)]
+        between = [] if self.middle is None else [self.middle]
+        return [*helping, *self.clients, *between]
+
+
+class _Helper:
+    """A third party without columns, which serves when its turn comes."""
+
+    def __init__(self, end: HelperRound) -> None:
+        self._end = end
+
+    def begin(self, exchange: Exchange) -> None:
+        """It waits to be asked."""
+
+    def answer(self, exchange: Exchange) -> None:
+        """Serve what is asked."""
+        self._end.serve()
+
+    def finish(self, exchange: Exchange) -> None:
+        """It has served."""
+
+
+class _Follower:
+    """A further label party, which goes through the same exchanges from one on."""
+
+    def __init__(self, label: LabelParty, start: int) -> None:
+        self._steps = label.steps(rules.schedule(label.terms, label.split, start))
+
+    def begin(self, exchange: Exchange) -> None:
+        """It sends nothing before the cuts."""
+
+    def answer(self, exchange: Exchange) -> None:
+        """It relays nothing."""
+
+    def finish(self, exchange: Exchange) -> None:
+        """Take the cuts of the exchange and send their gradients."""
+        next(self._steps)
+
+    def end(self) -> None:
+        """Make the record of the last epoch."""
+        next(self._steps, None)

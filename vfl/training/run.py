@@ -44,17 +44,15 @@ from vfl.datasets.files import column_names
 from vfl.datasets.load import NO_ENCODERS
 from vfl.datasets.named import own_parts
 from vfl.datasets.on_disk import OnDisk
-from vfl.server import EpochRecord, summarise
-from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
+from vfl.session.label import EpochRecord, summarise
+from vfl.session.label.summary import revealed, test_figures, write_predictions
 from vfl.session.party_folder import own_table, require_numbers
 from vfl.session.progress import ProgressReport, Tell
 from vfl.training.local import LocalSession, Options
-from vfl.training.several_tasks import SeveralTasksSession
-from vfl.training.u_shape import UShapedSession
 from vfl.training.whole_network import WholeNetworkSession
 
-AnySession = LocalSession | SeveralTasksSession | UShapedSession | WholeNetworkSession
+AnySession = LocalSession | WholeNetworkSession
 #: What a dishonest party learned from a training, in its part of the run.
 _ADVERSARY = "adversary"
 
@@ -311,10 +309,6 @@ def session_of(
     kind: type[AnySession] = LocalSession
     if secure.make(experiment.secure).whole_network:
         kind = WholeNetworkSession
-    elif experiment.middle is not None:
-        kind = UShapedSession
-    elif experiment.tasks:
-        kind = SeveralTasksSession
     outputs = data[experiment.label.party].outputs
     return kind(experiment, data, mode=mode, outputs=outputs, **options)
 
@@ -442,8 +436,7 @@ def train(
         if doubted := [*found, *summary.get("warnings", ())]:
             summary["warnings"] = doubted
         summary["sources"] = sources_read(experiment)
-        several = session.whole_ledger() if isinstance(session, SeveralTasksSession) else None
-        folder.finish(summary, several or session.ledger)
+        folder.finish(summary, session.whole_ledger())
         return summary
 
 
@@ -462,7 +455,7 @@ def accounts_of(session: AnySession) -> dict[str, Any]:
 
 def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
     """The figures and bytes of further label parties, each of which knows its own."""
-    if not isinstance(session, SeveralTasksSession):
+    if not isinstance(session, LocalSession):
         return {}
     found = {}
     for name, one in session.others.items():
@@ -568,7 +561,7 @@ def predict(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) ->
         for party, own in data.items():
             PartyFolder(folder.party(party)).save_predicted(own)
         write_predictions(path, label, session.label.outputs, label.classes)
-        if isinstance(session, SeveralTasksSession):
+        if isinstance(session, LocalSession):
             for name, one in session.others.items():
                 own_path = folder.path / f"predictions-{name}.csv"
                 write_predictions(own_path, data[name], one.outputs, data[name].classes)

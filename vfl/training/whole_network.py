@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, Unpack
@@ -11,9 +11,10 @@ from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.core.frame import Frame, Observer
 from vfl.datasets import PartyData
-from vfl.server import Objective
 from vfl.server.whole_network import WholeNetworkLabel
-from vfl.session import Mode, Terms
+from vfl.session import Mode, Terms, rules
+from vfl.session.label import Objective
+from vfl.session.label.party import Records
 from vfl.session.secure import Revealed
 from vfl.session.trace import recorders_of
 from vfl.training.local import Options, PartiesSession
@@ -44,7 +45,7 @@ class WholeNetworkSession(PartiesSession):
         outputs: int,
         **options: Unpack[Options],
     ) -> None:
-        peers = Terms.of(experiment, mode, experiment.name).peers
+        peers = rules.peers(Terms.of(experiment, mode, experiment.name))
         super().__init__(experiment, mode, dict.fromkeys([*data, *peers]), options)
         self._mode.refuse(self.terms)
         for own_rows in data.values():
@@ -67,7 +68,7 @@ class WholeNetworkSession(PartiesSession):
                 bottom=bottoms.get(name),
                 weights=self._weights.get(name),
             )
-            for name in self.terms.peers
+            for name in rules.peers(self.terms)
         ]
         self.clients = [one for one in self._everybody if one.name in data]
         watching: list[Observer] = [self.ledger, *options.get("observers", ())]
@@ -90,9 +91,12 @@ class WholeNetworkSession(PartiesSession):
             self._own[label],
             Objective.of(experiment.label, outputs, options.get("top")),
             weights=self._weights.get(label),
-            ledger=self.ledger,
-            on_epoch=options.get("on_epoch", lambda record: None),
+            records=Records(self.ledger, options.get("on_epoch", lambda record: None)),
         )
+
+    @property
+    def beside(self) -> Sequence[WholeNetworkParty]:
+        return self.clients
 
     def run(self) -> WholeNetworkSession:
         """Go through the whole session, or the rest of it."""

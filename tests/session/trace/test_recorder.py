@@ -6,6 +6,7 @@ import pytest
 from vfl.core.errors import RunFolderError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import weights_digest
+from vfl.session import rules
 from vfl.session.trace import Recorder, read, recorder
 
 LAST = 21  # three epochs of six batches and a validation query, and the test rows
@@ -28,7 +29,7 @@ def test_a_feature_party_holds_its_own_side_only(training, party):
 
 def test_every_frame_says_which_rows_it_is_about(training):
     session = training.session().run()
-    schedule = {one.step: one for one in session.terms.schedule(session.label.data.split)}
+    schedule = {one.step: one for one in rules.schedule(session.terms, session.label.data.split)}
     assert max(schedule) == LAST
     for frame in training.read("lender").frames():
         exchange = schedule[frame.step]
@@ -193,7 +194,7 @@ def test_frames_that_are_on_their_way_at_a_checkpoint(training, data, tmp_path):
         """Each cut leaves before the gradient of the one before it has come."""
         own = Recorder(tmp_path / "pipelined", "bank", settings, session.terms, split)
         own.begin(start, dict)
-        for exchange in own.follow(session.terms.schedule(split, start)):
+        for exchange in own.follow(rules.schedule(session.terms, split, start)):
             if exchange.step == checkpoint:
                 own.save(checkpoint)
             own("bank", "up", Frame(Kind.CUT, exchange.step, b"cut %d" % exchange.step))

@@ -27,6 +27,7 @@ from vfl.core.seeds import Secret
 from vfl.defenses import Chain, Defense, uses
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
 from vfl.mpc.secure.masks import Ring
+from vfl.session import rules
 from vfl.session.exchange import SUM, CutAggregator, LabelEnd, expect
 from vfl.session.identity import Identity, read_pins
 from vfl.session.schedule import EarlyStopping, Exchange
@@ -50,7 +51,7 @@ class KeyedMode(SecureMode):
         Raises:
             MissingDataError, DataError: one of the files is missing or holds something else.
         """
-        others = [name for name in terms.peers if name != party.party]
+        others = [name for name in rules.peers(terms) if name != party.party]
         return Agreement(
             party.party,
             Identity.kept_at(party.beside(party.identity.key)),
@@ -63,10 +64,13 @@ class KeyedMode(SecureMode):
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> dict[str, Agreement]:
-        own = {name: Identity.of_simulation(secrets[name].key("identity")) for name in terms.peers}
+        own = {
+            name: Identity.of_simulation(secrets[name].key("identity"))
+            for name in rules.peers(terms)
+        }
         pins = {name: identity.public for name, identity in own.items()}
         binding = binding_of(terms, session, attempt)
-        return {name: Agreement(name, own[name], pins, binding) for name in terms.peers}
+        return {name: Agreement(name, own[name], pins, binding) for name in rules.peers(terms)}
 
 
 class SummingMode(KeyedMode):
@@ -129,12 +133,12 @@ class SummingMode(KeyedMode):
 
 def binding_of(terms: Terms, session: str, attempt: int) -> Binding:
     """What the keys of one attempt are bound to."""
-    return Binding(session, attempt, terms.digest(), tuple(terms.peers))
+    return Binding(session, attempt, terms.digest(), tuple(rules.peers(terms)))
 
 
 def offers_bytes(terms: Terms) -> int:
     """Everybody's offers of keys, that of a third party included."""
-    return OFFER_BYTES * len(terms.peers)
+    return OFFER_BYTES * len(rules.peers(terms))
 
 
 class SummedCuts(CutAggregator):

@@ -68,6 +68,7 @@ from vfl.core.errors import ExposedCutError, ProtocolError, RunFolderError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link, Payload
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
+from vfl.core.torch_internals import Compute
 from vfl.defenses import uses
 from vfl.mpc.channel import elements_of, pack, size_of, split_payload
 from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
@@ -94,10 +95,10 @@ from vfl.mpc.secure.shared_layer import (
 )
 from vfl.mpc.secure.sum import QUERY, TRAINING
 from vfl.mpc.stream import KEY_BYTES, PadStream
+from vfl.session import rules
 from vfl.session.exchange import (
     HONEST,
     Adversary,
-    Compute,
     CutAggregator,
     LabelEnd,
     Own,
@@ -179,15 +180,16 @@ class Beaver(SummingMode):
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
         label, order = terms.label_party, tuple(terms.feature_parties)
+        dealer = rules.dealer(terms)
         for name in order:  # how many columns a layer has, which holders and dealer must know
-            for observer in (label, terms.dealer or partner_of(name, order)):
+            for observer in (label, dealer or partner_of(name, order)):
                 yield Revealed(observer, "number of columns", name, SETUP, 1, 1)
         what = "outputs of the first layers"
         of, what = (order[0], what) if len(order) == 1 else ("all", f"sum of the {what}")
         for phase, times, rows in happened:
             yield Revealed(label, what, of, phase, times, rows * terms.parties[order[0]].width)
-            if terms.dealer is not None:
-                yield Revealed(terms.dealer, "rows of an exchange", "all", phase, times, times)
+            if dealer is not None:
+                yield Revealed(dealer, "rows of an exchange", "all", phase, times, times)
 
     def limits(
         self,
@@ -196,7 +198,7 @@ class Beaver(SummingMode):
         rows: Mapping[Kind, int],
         layers: Mapping[str, Any] | None,
     ) -> Limits:
-        if party == terms.dealer:
+        if party == rules.dealer(terms):
             return _dealing_limits(terms, rows, layers)
         up = {Kind.PROTOCOL: max(OFFER_BYTES, COLUMNS_BYTES)}
         down = {Kind.PROTOCOL: max(offers_bytes(terms), KEY_BYTES + COLUMNS_BYTES)}
@@ -224,7 +226,7 @@ class Beaver(SummingMode):
         return bytes_to_deal(layers, rows, trains)
 
     def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
-        held = None if terms.dealer is None else Partner(party, secret, party)
+        held = None if rules.dealer(terms) is None else Partner(party, secret, party)
         return SharedGradient(party, terms.train.learning_rate, held)
 
     def feature_round(
@@ -234,7 +236,7 @@ class Beaver(SummingMode):
         _require_linear(bottom, party, columns, terms.parties[party].width)
         width = terms.parties[party].width
         multiply_on(Compute(own.device).device)
-        return ShareHolder(party, columns, width, link, own.secret, terms.dealer)
+        return ShareHolder(party, columns, width, link, own.secret, rules.dealer(terms))
 
     def aggregator(
         self,
@@ -246,15 +248,16 @@ class Beaver(SummingMode):
     ) -> CutAggregator:
         ring = self.ring_of(terms)
         multiply_on(next(iter(ends.values())).device)
-        if terms.dealer is None:
+        if (dealer := rules.dealer(terms)) is None:
             return DealtSum(ends, ring, ledger, stopping)
-        return PartnerSum(ends, ring, ledger, stopping, terms.dealer, links[terms.dealer])
+        return PartnerSum(ends, ring, ledger, stopping, dealer, links[dealer])
 
     def helper_round(self, terms: Terms, link: Link) -> HelperRound:
-        assert terms.dealer is not None, "a third party deals"
+        dealer = rules.dealer(terms)
+        assert dealer is not None, "a third party deals"
         owners = {name: terms.parties[name].width for name in terms.feature_parties}
         most_rows = max(terms.train.batch_size, QUERY_ROWS)
-        return DealerEnd(terms.dealer, owners, link, most_rows)
+        return DealerEnd(dealer, owners, link, most_rows)
 
     def offer(self, end: FeatureRound | HelperRound, keys: Agreement) -> None:
         super().offer(end, keys)

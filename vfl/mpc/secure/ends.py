@@ -27,6 +27,7 @@ from vfl.config import TrainSettings
 from vfl.config.toml import Settings
 from vfl.core.errors import ProtocolError, RunFolderError
 from vfl.core.frame import Frame, Kind, Link
+from vfl.core.torch_internals import Compute
 from vfl.datasets.alignment.protocols import Message, Send
 from vfl.mpc.engine import Peer, traffic
 from vfl.mpc.ring import multiply_on
@@ -35,7 +36,8 @@ from vfl.mpc.secure.base import KeyedMode, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Sealing
 from vfl.mpc.trio import Star
 from vfl.privacy import PrivacyStatement
-from vfl.session.exchange import Compute, expect
+from vfl.session import rules
+from vfl.session.exchange import expect
 from vfl.session.relay import SealedLinks, Switchboard
 from vfl.session.schedule import Exchange
 from vfl.session.secure import (
@@ -217,7 +219,7 @@ class Outer(Place):
         self.attempt = keys.binding.session, keys.binding.attempt
 
     def meet(self) -> Mapping[str, Link]:
-        mode, peers, label = self._mode, self._terms.peers, self._terms.label_party
+        mode, peers, label = self._mode, rules.peers(self._terms), self._terms.label_party
         self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
         offers = expect(self._stream, Kind.PROTOCOL, 0, _LABEL_PARTY).payload
         seals = mode.sealed(self._party, self._keys.keys(offers))
@@ -283,7 +285,7 @@ class Middle(Place):
     def meet(self) -> Mapping[str, Link]:
         offers = [
             expect(self.direct[name], Kind.PROTOCOL, 0, f"party '{name}'").payload
-            for name in self._terms.peers
+            for name in rules.peers(self._terms)
         ]
         self._send_all(Frame(Kind.PROTOCOL, 0, b"".join(offers)))
         return self.direct
@@ -315,7 +317,8 @@ class Middle(Place):
 
     def end(self, report: Frame) -> list[Frame]:
         last = [
-            expect(self.direct[name], Kind.DONE, 0, f"party '{name}'") for name in self._terms.peers
+            expect(self.direct[name], Kind.DONE, 0, f"party '{name}'")
+            for name in rules.peers(self._terms)
         ]
         self._send_all(report)
         return last

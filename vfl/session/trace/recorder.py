@@ -20,7 +20,7 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import size
 from vfl.core.storage import Seal, pack_weights
 from vfl.datasets import PartyData, Split
-from vfl.session import Checkpoints, Exchange, Terms
+from vfl.session import Checkpoints, Exchange, Terms, rules
 from vfl.session.party_folder import own_folder
 from vfl.session.trace.store import (
     HELD_BYTES,
@@ -104,7 +104,7 @@ class Recorder:
         self._files = sum(entry.epoch is None for entry in self._store.entries())
         self._checkpoint = self._next = start
         self._weights = weights
-        for exchange in self._terms.schedule(self._split, max(0, start - _BEHIND)):
+        for exchange in rules.schedule(self._terms, self._split, max(0, start - _BEHIND)):
             if exchange.step >= start:
                 break
             self._note(exchange)

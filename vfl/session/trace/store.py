@@ -65,7 +65,7 @@ from vfl.core.storage import (
 )
 from vfl.core.version import VERSION
 from vfl.datasets import Split
-from vfl.session import Exchange, Terms
+from vfl.session import Exchange, Terms, rules
 
 TRAINING = (Kind.CUT, Kind.GRAD)
 EVALUATION = (Kind.QUERY,)
@@ -444,7 +444,7 @@ def expected_bytes(
     widths = [codec.wire_width(terms.parties[name].width) for name in links]
     frames_bytes = files = epoch = 0
     unwritten = False
-    for exchange in terms.schedule(split, start):
+    for exchange in rules.schedule(terms, split, start):
         if exchange.epoch != epoch or exchange.saves:
             files, unwritten = files + unwritten, False
         epoch = exchange.epoch

@@ -22,10 +22,10 @@ from vfl.core.errors import (
     ProtocolError,
 )
 from vfl.core.frame import Frame, Kind, Link
-from vfl.server.label_party import LabelParty
-from vfl.server.missing import PartialCuts
 from vfl.session import Exchange
 from vfl.session.exchange import SUM
+from vfl.session.label.missing import PartialCuts
+from vfl.session.label.party import LabelParty
 from vfl.session.serving import Peeked, Refused, refusals, request
 
 #: Most parties whose contributions are computed: every subset of them takes a pass of the top.

@@ -13,7 +13,7 @@ from vfl.core.errors import DataError, NonFiniteError, WidthError
 from vfl.core.storage import weights_digest
 from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
-from vfl.session import Adversary
+from vfl.session import Adversary, rules
 from vfl.training.local import LocalSession
 
 PARTIES = ["bank", "shop"]
@@ -56,8 +56,8 @@ def test_a_broken_gradient_leaves_every_weight_as_it_was(data):
         broken.run()
     assert caught.value.where == "step 3"
     stopped = session_of(data, parties)
-    exchanges = list(stopped.terms.schedule(data["lender"].split))[:3]
-    stopped.label.run(exchanges, before=stopped._begin, after=stopped._finish)
+    exchanges = list(rules.schedule(stopped.terms, data["lender"].split))[:3]
+    stopped.label.run(exchanges, stopped.clients)
     assert digests(broken) == digests(stopped)
     assert digests(broken) != digests(session_of(data, parties))
 
@@ -136,7 +136,7 @@ def test_the_hooks_of_a_defense_at_the_label_party(data, noted):
     session.run()
     split, labels = data["lender"].split, data["lender"].labels
     assert noted[0] == ("labels", len(split.train))
-    first = next(iter(session.terms.schedule(split)))
+    first = next(iter(rules.schedule(session.terms, split)))
     assert noted[1] == ("logits", True)
     assert noted[2] == ("loss", ("bank", "shop"), ((labels[first.rows] + 1) % 10).tolist())
     assert noted[-1] == ("logits", False)
@@ -164,8 +164,8 @@ def test_targets_are_what_the_loss_is_taken_of_and_figures_are_of_predictions(da
     session.label.model["top"].register_forward_hook(
         lambda top, given, out: raw.append(out.detach())
     )
-    first = next(iter(session.terms.schedule(data["lender"].split)))
-    session.label.run([first], before=session._begin, after=session._finish)
+    first = next(iter(rules.schedule(session.terms, data["lender"].split)))
+    session.label.run([first], session.clients)
     figures = session.label.history[0]
     even = -torch.log_softmax(raw[0] - 1, dim=1).mean()
     assert figures["train_loss"] == pytest.approx(float(even), rel=1e-5)
@@ -184,6 +184,6 @@ def test_the_loss_of_a_defense_is_added(data, monkeypatch):
     monkeypatch.setattr(DEFENSES, "_members", DEFENSES._members | {"pushing": Pushing})
     top = nn.Linear(20, 10)
     session = session_of(data, experiment={"defense": "pushing"}, top=top)
-    first = next(iter(session.terms.schedule(data["lender"].split)))
-    session.label.run([first], before=session._begin, after=session._finish)
+    first = next(iter(rules.schedule(session.terms, data["lender"].split)))
+    session.label.run([first], session.clients)
     assert float(top.bias.grad.sum()) == pytest.approx(3 * len(first.rows) * 10, rel=1e-5)

@@ -5,7 +5,7 @@ from shared_layers import DEALER, LABEL, experiment
 
 from vfl.core.frame import Kind
 from vfl.datasets import load_bundled
-from vfl.server.summary import summarise
+from vfl.session.label.summary import summarise
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 

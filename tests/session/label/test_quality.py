@@ -8,7 +8,7 @@ import torch
 from sklearn import metrics
 
 from vfl.core.seeds import generator
-from vfl.server.quality import (
+from vfl.session.label.quality import (
     classification_quality,
     label_ranks,
     reduced,

@@ -9,7 +9,7 @@ import torch
 
 from vfl.core.text import as_written
 from vfl.datasets import Dealing, Label, OwnTable, load_own
-from vfl.server.summary import prediction_table, write_predictions
+from vfl.session.label.summary import prediction_table, write_predictions
 
 ROWS = 40
 

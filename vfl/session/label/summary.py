@@ -16,9 +16,8 @@ from vfl import compression
 from vfl.core.storage import write_text
 from vfl.core.text import formula_free
 from vfl.datasets import PartyData
-from vfl.server.label_party import AnyLabelParty, Progress
-from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Terms, secure
+from vfl.session.label.party import AnyLabelParty, Progress
 from vfl.session.secure import EVALUATE, TRAIN, Revealed
 
 
@@ -64,8 +63,8 @@ def summarise(
     figures["epochs"] = len(party.history)
     if "best_epoch" in last:
         figures["best_epoch"] = last["best_epoch"]
-    if isinstance(party, WholeNetworkLabel):
-        figures["traffic"] = party.network.traffic()
+    if traffic := party.traffic():
+        figures["traffic"] = traffic
     if doubted := training_doubts(party.history) if terms.mode == "train" else []:
         figures["warnings"] = doubted
     return figures | {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vfl.core.seeds import generator
-from vfl.server.label_party import (
+from vfl.session.label.party import (
     FEW_CLASSES,
     Classification,
     ManyClasses,

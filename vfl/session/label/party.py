@@ -10,12 +10,12 @@ First what is learned and measured: a task says what is minimised and what the o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, fields
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -30,23 +30,16 @@ from vfl.core.frame import Link
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
+from vfl.core.torch_internals import Compute, optimizer_factory
 from vfl.datasets import PartyData, Split
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
 from vfl.privacy import PrivacyStatement
-from vfl.privacy.dpsgd import Call
+from vfl.privacy.dpsgd import Call, PrivateHalf
 from vfl.privacy.premise import require_rows_apart
-from vfl.server.missing import MissingCuts, PartialCuts
-from vfl.server.quality import (
-    classification_quality,
-    reduced,
-    reduced_quality,
-    regression_quality,
-)
-from vfl.session import EarlyStopping, Exchange, Terms, ranks, secure
+from vfl.session import EarlyStopping, Exchange, Terms, ranks, rules, secure
 from vfl.session.exchange import (
     SUM,
-    Compute,
     CutTerms,
     Draws,
     LabelEnd,
@@ -57,9 +50,15 @@ from vfl.session.exchange import (
     drop_gradients,
     filled,
     gather,
-    optimizer_factory,
     restore,
     set_training,
+)
+from vfl.session.label.missing import MissingCuts, PartialCuts
+from vfl.session.label.quality import (
+    classification_quality,
+    reduced,
+    reduced_quality,
+    regression_quality,
 )
 from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.secure import Revealed
@@ -93,7 +92,7 @@ class Task(nn.Module):
         return self.answers(outputs)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
-        """The figures of a whole phase by name; see `vfl.server.quality`."""
+        """The figures of a whole phase by name; see `vfl.session.label.quality`."""
         raise NotImplementedError
 
 
@@ -417,6 +416,7 @@ class Objective:
         outputs: number of classes, or 1.
         class_weight: "none" or "balanced".
         hits: a hit rate at so many classes is measured; 0 measures none.
+        bottom: a module for the own columns instead of the one the terms name.
     """
 
     top: str | nn.Module
@@ -424,15 +424,36 @@ class Objective:
     outputs: int
     class_weight: str = "none"
     hits: int = 0
+    bottom: nn.Module | None = None
 
     @classmethod
-    def of(cls, label: LabelSettings, outputs: int, top: nn.Module | None = None) -> Objective:
-        """What the settings name, with another top if one is given."""
-        return cls(top or label.top, label.task, outputs, label.class_weight, label.hits)
+    def of(
+        cls,
+        label: LabelSettings,
+        outputs: int,
+        top: nn.Module | None = None,
+        bottom: nn.Module | None = None,
+    ) -> Objective:
+        """What the settings name, with other models if some are given."""
+        weighing = label.class_weight, label.hits
+        return cls(top or label.top, label.task, outputs, *weighing, bottom)
 
 
 def _nothing(_: Any) -> None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Where it is kept what a session has cost and learned.
+
+    Attributes:
+        ledger: where the links count.
+        on_epoch: told one record an epoch.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger)
+    on_epoch: Callable[[EpochRecord], None] = _nothing
 
 
 class AnyLabelParty:
@@ -443,8 +464,7 @@ class AnyLabelParty:
         terms: what was agreed.
         own: its secret, its adversary, its device, and where it saves.
         task: what is learned.
-        ledger: where traffic is counted, for the epoch records.
-        on_epoch: told one record an epoch.
+        records: where it counts.
         stopping: which weights stay, and for how long it trains.
 
     Attributes:
@@ -459,21 +479,26 @@ class AnyLabelParty:
         terms: Terms,
         own: Own,
         task: Task,
-        ledger: Ledger | None,
-        on_epoch: Callable[[EpochRecord], None],
+        records: Records | None,
         stopping: EarlyStopping,
     ) -> None:
+        records = records or Records()
         self.data = data
         self.terms = terms
-        self.ledger = ledger or Ledger()
+        self.ledger = records.ledger
         self.outputs: list[Tensor] = []
         self.tested: list[Tensor] = []
-        self.progress = Progress(task, self.ledger, on_epoch)
+        self.progress = Progress(task, records.ledger, records.on_epoch)
         self.stopping = stopping
         self._task = task
         self._complete = data.complete
         self._checkpoints = own.checkpoints
         self._ranks = own.ranks
+
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        return self.data.name
 
     @property
     def split(self) -> Split:
@@ -497,6 +522,10 @@ class AnyLabelParty:
         """What it learned beside what terms and counts say: kinds and sizes."""
         return []
 
+    def traffic(self) -> list[dict[str, Any]]:
+        """What it sent by receiver and phase, where that is more than its ledger has."""
+        return []
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """What is promised to whoever has a row or a label in this session."""
         return ()
@@ -516,7 +545,7 @@ class AnyLabelParty:
                 if exchange.last and exchange.trains:
                     self.progress.train_seconds += time.perf_counter() - started
                 yield exchange
-            self._ranks.merge(self.ledger, self.terms.peers)
+            self._ranks.merge(self.ledger, rules.peers(self.terms))
             best = self.stopping.best_epoch
             more = self._spent() | ({"best_epoch": best} if best else {})
             self.progress.end_epoch(epoch, time.perf_counter() - started, more)
@@ -559,6 +588,19 @@ class AnyLabelParty:
                 self.progress.meter(phase).add(own, truth, float(self._task(own, truth)))
 
 
+class Beside(Protocol):
+    """Another party of a session in one process; whoever sends last takes first what comes back."""
+
+    def begin(self, exchange: Exchange) -> None:
+        """Send what the exchange asks for."""
+
+    def answer(self, exchange: Exchange) -> None:
+        """Send what follows from what other parties said."""
+
+    def finish(self, exchange: Exchange) -> None:
+        """Take what comes back."""
+
+
 class LabelParty(AnyLabelParty):
     """Plays the label party through the exchanges of a session.
 
@@ -568,15 +610,18 @@ class LabelParty(AnyLabelParty):
         links: the stream to each feature party, and to a third party that deals.
         own: what is its own; the first weights of the top follow from the secret.
         objective: what is learned.
-        own_bottom: a module for the own columns instead of the one the terms name.
         weights: trained weights, for evaluation and prediction.
-        ledger: where the links count.
-        on_epoch: told one record an epoch.
+        records: where it counts.
 
     Raises:
         SpecError: a plug-in does not fit, or the defense means nothing for such labels.
         ExposedCutError: a secure sum would hide nothing.
+
+    Attributes:
+        next_step: number of the exchange that would follow.
     """
+
+    next_step = 0
 
     def __init__(
         self,
@@ -586,28 +631,45 @@ class LabelParty(AnyLabelParty):
         own: Own,
         objective: Objective,
         *,
-        own_bottom: nn.Module | None = None,
         weights: Mapping[str, Tensor] | None = None,
-        ledger: Ledger | None = None,
-        on_epoch: Callable[[EpochRecord], None] = _nothing,
+        records: Records | None = None,
     ) -> None:
-        self._defense = defense = _defense(data, terms, objective)
         mode, self._secret, self._adversary = secure.make(terms.secure), own.secret, own.adversary
+        self._defense = defense = _defense(data, terms, objective)
         mode.refuse(terms)
         with scoped(own.secret.number("init")):
-            top = objective.top
-            if not isinstance(top, nn.Module):
-                top = models.make_top(top).build(terms.merged_width, objective.outputs)
-            top = defense.wrap_top(top, terms.merged_width)
-            bottom = _own_bottom(data, terms, own_bottom)
-            self.ends: dict[str, LabelEnd] = {}
-            for name in terms.feature_parties:
-                width, codec = terms.parties[name].width, mode.label_codec(name, terms, own.secret)
-                agreed = CutTerms(name, width, codec, defense, terms.train.in_flight)
-                self.ends[name] = LabelEnd(agreed, own, links[name])
+            top = _own_top(terms, objective, defense)
+            bottom = _own_bottom(data, terms, objective.bottom)
+            self.ends = _ends(terms, mode, defense, own, links)
         task = make_task(objective.task, objective.outputs, objective.hits)
         stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
-        super().__init__(data, terms, own, task, ledger, on_epoch, stopping)
+        super().__init__(data, terms, own, task, records, stopping)
+        missing = self._take_models(top, bottom, own)
+        self._optimizer = None
+        if terms.mode == "train" and self._trainable:
+            build = own.ranks.together(optimizer_factory(terms.train))
+            self._optimizer = own.adversary.optimizer(build(self._trainable))
+        self._at_branches = RowsAtBranches(terms, data.split.train, data.name)
+        self._plan = PrivacyPlan.of(terms, len(data.split.train))
+        self.private = self._private_half(objective)
+        self.aggregator = (
+            mode.aggregator(terms, self.ends, links, self.ledger, stopping)
+            if missing is None
+            else PartialCuts(self.ends, self.ledger, stopping, data.held, missing)
+        )
+        self._labels = data.labels
+        self._row_weights: Tensor | None = None
+        self._positions: Tensor | None = None
+        if data.labels is not None and terms.mode == "train":
+            self._take_labels(data.labels, objective)
+        if weights is not None:
+            self.load_weights(weights)
+
+    def _take_models(
+        self, top: nn.Module, bottom: nn.Module | None, own: Own
+    ) -> MissingCuts | None:
+        """Make one model of what is trained here, on the device; the vectors of missing rows."""
+        terms, defense = self.terms, self._defense
         self.model = nn.ModuleDict({"top": top})
         if bottom is not None:
             self.model["bottom"] = bottom
@@ -615,9 +677,9 @@ class LabelParty(AnyLabelParty):
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
         ranks.fit(self.model, own.ranks)
-        self.model["task"] = task
+        self.model["task"] = self._task
         missing = None
-        if data.held:
+        if self.data.held:
             _refuse_whole_cuts(defense)
             missing = MissingCuts({name: terms.parties[name].width for name in self.ends})
             self.model["missing"] = missing
@@ -627,88 +689,77 @@ class LabelParty(AnyLabelParty):
         self._draws = Draws(own.secret, "rng", top, always=always)
         self._own_draws = Draws(own.secret, "own", bottom or nn.Identity(), always=always)
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
-        self._optimizer = None
-        if terms.mode == "train" and self._trainable:
-            build = own.ranks.together(optimizer_factory(terms.train))
-            self._optimizer = own.adversary.optimizer(build(self._trainable))
+        return missing
+
+    def _private_half(self, objective: Objective) -> PrivateHalf | None:
+        """DP-SGD of what is trained here, where it is agreed on; rows apart, where they must be."""
+        data, terms = self.data, self.terms
         shapes = [
             (one.width,) if data.inputs is None or name != data.name else data.inputs.shape[1:]
             for name, one in terms.parties.items()
         ]
-        if "top" in defense.separate_rows:
+        if "top" in self._defense.separate_rows:
             require_rows_apart(self.model, self._through_model, shapes, "the top")
-        self._plan, self.private = PrivacyPlan.of(terms, len(data.split.train)), None
-        self._at_branches = RowsAtBranches(terms, data.split.train, data.name)
-        if self._plan is not None and self._optimizer is not None:
-            self._refuse_beside_dp(objective)
-            law = (terms, data.name, self.model, self._through_model, shapes)
-            self.private = self._plan.half(*law, own.secret, self._at_branches.branches)
-        self.aggregator = (
-            mode.aggregator(terms, self.ends, links, self.ledger, stopping)
-            if missing is None
-            else PartialCuts(self.ends, self.ledger, stopping, data.held, missing)
-        )
-        self._labels, self._row_weights = data.labels, None
-        self._positions: Tensor | None = None
-        if (labels := data.labels) is not None and terms.mode == "train":
-            train = torch.from_numpy(data.split.train)
-            # Copies of all labels only where something reads them: a table may be larger than
-            # memory.
-            if defenses.uses(defense, "counts"):
-                self._positions = torch.full((len(labels),), -1)
-                self._positions[train] = torch.arange(len(train))
-            if defenses.uses(defense, "labels"):
-                self._labels = labels = labels.clone()
-                labels[train] = defense.labels(labels[train], own.secret)
-            # Of the labels as trained: true ones would tell what a defense hides.
-            balance = objective.class_weight
-            self._row_weights = training_weights(labels, train, data.row_weights, balance)
-            known = None if self._row_weights is None else self._row_weights[train]
-            if task.fits:
-                task.fit(labels[train], known)
-            if self._plan is not None and self._row_weights is not None:
-                raise PrivacyError(
-                    "[dp] bounds what a row adds, and rows or classes of different weight add more",
-                    where="label.class_weight",
-                    want="'none', and no weights of rows",
-                )
-        if weights is not None:
-            self.load_weights(weights)
+        if self._plan is None or self._optimizer is None:
+            return None
+        self._refuse_beside_dp(objective)
+        law = (terms, data.name, self.model, self._through_model, shapes)
+        return self._plan.half(*law, self._secret, self._at_branches.branches)
 
-    def run(
-        self,
-        schedule: Iterable[Exchange],
-        before: Callable[[Exchange], None] = _nothing,
-        after: Callable[[Exchange], None] = _nothing,
-        between: Callable[[Exchange], None] = _nothing,
-    ) -> None:
+    def _take_labels(self, labels: Tensor, objective: Objective) -> None:
+        """Make of the labels what is trained on, and let the task look at them.
+
+        Copies of all of them are made only where something reads those: a table may be larger than
+        memory.
+        """
+        train = torch.from_numpy(self.data.split.train)
+        if defenses.uses(self._defense, "counts"):
+            self._positions = torch.full((len(labels),), -1)
+            self._positions[train] = torch.arange(len(train))
+        if defenses.uses(self._defense, "labels"):
+            self._labels = labels = labels.clone()
+            labels[train] = self._defense.labels(labels[train], self._secret)
+        # Of the labels as trained: true ones would tell what a defense hides.
+        weights = training_weights(labels, train, self.data.row_weights, objective.class_weight)
+        if self._task.fits:
+            self._task.fit(labels[train], None if weights is None else weights[train])
+        if self._plan is not None and weights is not None:
+            raise PrivacyError(
+                "[dp] bounds what a row adds, and rows or classes of different weight add more",
+                where="label.class_weight",
+                want="'none', and no weights of rows",
+            )
+        self._row_weights = weights
+
+    def run(self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()) -> None:
         """Go through a session; `stopping.follow` makes its schedule one that may stop early.
 
-        Where all parties are in one process, `before` and `after` frame each exchange, and
-        `between` lets them answer what was relayed to them.
+        Args:
+            schedule: the exchanges.
+            others: the other parties of a session in one process, in the order in which they send.
         """
-        for _ in self.steps(schedule, before, after, between):
+        for _ in self.steps(schedule, others):
             pass
 
     def steps(
-        self,
-        schedule: Iterable[Exchange],
-        before: Callable[[Exchange], None] = _nothing,
-        after: Callable[[Exchange], None] = _nothing,
-        between: Callable[[Exchange], None] = _nothing,
+        self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()
     ) -> Iterator[Exchange]:
-        """The same, an exchange at a time: each is given when it is done."""
+        """The same, an exchange at a time: each is given when it is done here."""
 
         def step(exchange: Exchange) -> None:
             if exchange.saves:
-                self._ranks.merge(self.ledger, self.terms.peers)
+                self._ranks.merge(self.ledger, rules.peers(self.terms))
             if self._checkpoints is not None and exchange.saves:
                 self._checkpoints.save(exchange.step, self.training_state())
-            before(exchange)
+            for other in others:
+                other.begin(exchange)
             self.aggregator.relay(exchange)
-            between(exchange)
+            for other in others:
+                other.answer(exchange)
             (self._train if exchange.trains else self._evaluate)(exchange)
-            after(exchange)
+            for other in reversed(others):
+                other.finish(exchange)
+            self.next_step = exchange.step + 1
 
         return self._one_by_one(schedule, step)
 
@@ -776,7 +827,7 @@ class LabelParty(AnyLabelParty):
         return {"defense": self._defense, **codecs}
 
     def _train(self, whole: Exchange) -> None:
-        exchange = self._ranks.share(whole)
+        exchange = whole if self._ranks.alone else self._ranks.share(whole)
         context = StepContext(exchange.step, training=True, secret=self._secret)
         counts = None
         if self._positions is not None:
@@ -973,6 +1024,25 @@ def _refuse_whole_cuts(defense: Defense) -> None:
                 where="defense",
                 fix="data.missing_rows = 'intersection', or another defense",
             )
+
+
+def _own_top(terms: Terms, objective: Objective, defense: Defense) -> nn.Module:
+    top = objective.top
+    if not isinstance(top, nn.Module):
+        top = models.make_top(top).build(terms.merged_width, objective.outputs)
+    return defense.wrap_top(top, terms.merged_width)
+
+
+def _ends(
+    terms: Terms, mode: secure.SecureMode, defense: Defense, own: Own, links: Mapping[str, Link]
+) -> dict[str, LabelEnd]:
+    """This end of the round with each feature party, in merge order."""
+    ends = {}
+    for name in terms.feature_parties:
+        width, codec = terms.parties[name].width, mode.label_codec(name, terms, own.secret)
+        agreed = CutTerms(name, width, codec, defense, terms.train.in_flight)
+        ends[name] = LabelEnd(agreed, own, links[name])
+    return ends
 
 
 def _own_bottom(data: PartyData, terms: Terms, given: nn.Module | None) -> nn.Module | None:

@@ -1,0 +1,8 @@
+"""The label party's end of a session: what any party does that holds labels and a top model."""
+
+from __future__ import annotations
+
+from vfl.session.label.party import EpochRecord, LabelParty, Objective, Records
+from vfl.session.label.summary import summarise
+
+__all__ = ["EpochRecord", "LabelParty", "Objective", "Records", "summarise"]

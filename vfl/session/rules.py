@@ -1,0 +1,125 @@
+"""What follows from the terms of a session: who takes part, and which exchanges there are.
+
+Terms are data, and import no rule. Secure modes and `[dp]` have rules of their own, which are used
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+
+import numpy as np
+
+from vfl import compression, defenses
+from vfl.compression import Codec
+from vfl.core.errors import ConfigError
+from vfl.datasets import Split
+from vfl.defenses.base import Undefended
+from vfl.session import secure
+from vfl.session.private import PrivacyPlan
+from vfl.session.schedule import Exchange, asking, shuffled_in_blocks, starting, training
+from vfl.session.terms import Terms
+
+
+def dealer(terms: Terms) -> str | None:
+    """The third party that only deals; None where there is no such party."""
+    return secure.third_party(terms)
+
+
+def rowless(terms: Terms) -> str | None:
+    """The third party without rows: one that only deals, or the one in the middle."""
+    return dealer(terms) if terms.middle is None else terms.middle.party
+
+
+def peers(terms: Terms) -> list[str]:
+    """Everybody the label party has a stream to: the feature parties and third parties."""
+    third = [] if (name := rowless(terms)) is None else [name]
+    further = terms.serving if terms.mode == "serve" else terms.tasks
+    return [*terms.feature_parties, *third, *further]
+
+
+def window_frames(terms: Terms) -> int:
+    """Most frames that may be on their way unread in one direction of a stream."""
+    pairs = 1
+    if terms.takers:
+        pairs += max(len(terms.feature_parties), len(terms.takers))
+    return pairs * secure.make(terms.secure).window_frames(terms.train)
+
+
+def schedule(terms: Terms, split: Split, start: int = 0) -> Iterator[Exchange]:
+    """The session's exchanges over rows split this way, from exchange `start` on."""
+    return starting(_exchanges(terms, split), start)
+
+
+def in_flight_at(terms: Terms, split: Split, step: int) -> Iterator[Exchange]:
+    """The last exchanges before `step`, whose gradients a party may still await there."""
+    earlier = schedule(terms, split, max(0, step - terms.train.in_flight))
+    return takewhile(lambda exchange: exchange.step < step, earlier)
+
+
+def _exchanges(terms: Terms, split: Split) -> Iterator[Exchange]:
+    if terms.mode == "train":
+        plan = PrivacyPlan.of(terms, len(split.train))
+        return training(
+            terms.seed,
+            terms.train.epochs if plan is None else plan.epochs,
+            _batches(terms, split.train) if plan is None else plan.batches(terms, split.train),
+            split.train,
+            split.validation,
+            split.test,
+            terms.train.checkpoint_every,
+        )
+    return asking("test" if terms.mode == "evaluate" else "predict", split.test)
+
+
+def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterator[np.ndarray]]:
+    if terms.train.shuffle == "full":
+        return terms.train.batch_size
+    return lambda epoch: shuffled_in_blocks(terms.seed, epoch, terms.train, rows)
+
+
+def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
+    """Refuse a training that several ranks would not do as one rank does.
+
+    Args:
+        terms: of the session.
+        split: its rows.
+        size: how many ranks.
+
+    Raises:
+        ConfigError: with the setting that is in the way.
+    """
+    codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
+    epoch = takewhile(lambda one: one.epoch == 1 and one.trains, schedule(terms, split))
+    smallest = min((len(one.rows) for one in epoch), default=size)
+    for stands, where, got, why in (
+        (terms.mode != "train", "mode", terms.mode, "only a training has several"),
+        (terms.dp is not None, "dp", "DP-SGD", "noise is drawn for whole batches"),
+        (terms.secure != "none", "secure", terms.secure, "masks are of whole batches"),
+        (not isinstance(defense, Undefended), "defense", terms.defense,
+         "a defense draws for whole batches, or looks at them"),
+        (not _rows_apart(codec), "codec", terms.codec,
+         "this codec draws, learns, or has one scale for a batch"),
+        (terms.train.in_flight > 1, "train.in_flight", str(terms.train.in_flight),
+         "a checkpoint holds the frames in flight of rank 0 alone"),
+        (terms.train.compile, "train.compile", "true", "compiled models know no other ranks"),
+        (terms.middle is not None, "middle", "a party in the middle", "it has one rank"),
+        (bool(terms.tasks), "tasks", "further label parties", "they have one rank each"),
+        (terms.missing_rows != "intersection", "data.missing_rows", terms.missing_rows,
+         "a share may hold none of a party's rows"),
+        (smallest < size, "train.batch_size", f"a batch of {smallest} rows",
+         "every rank needs a row of every batch"),
+    ):  # fmt: skip
+        if stands:
+            raise ConfigError(
+                f"{size} ranks would not train as one does: {why}",
+                where=where,
+                got=got,
+                fix="one rank at every party, or another setting",
+            )
+
+
+def _rows_apart(codec: Codec) -> bool:
+    adds_loss = type(codec).local_loss is not compression.Codec.local_loss
+    return codec.rows_apart and not (codec.draws or codec.learns or adds_loss)
