@@ -280,7 +280,7 @@ def test_a_command_shows_no_text_of_a_warning_or_a_bug(monkeypatch, capsys):
         raise ValueError(MARKS[4])
 
     monkeypatch.delenv("VFL_DEBUG", raising=False)
-    monkeypatch.setattr("vfl.cli.app", run)
+    monkeypatch.setattr("vfl.cli.commands.app", run)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(SystemExit):
         main()

@@ -19,7 +19,7 @@ from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import of_experiment as plan_of
-from vfl.session import PartyFolder, Terms
+from vfl.session import PartyFolder, Terms, rules
 from vfl.session.private import PrivacyPlan
 from vfl.training.local import LocalSession
 from vfl.training.run import train
@@ -108,7 +108,7 @@ def test_rows_are_drawn_alike_for_all_and_from_no_public_seed(data):
     terms = Terms.of(settings, "train", "run")
 
     def batches(one):
-        return [each.rows.tolist() for each in one.schedule(split) if each.trains]
+        return [each.rows.tolist() for each in rules.schedule(one, split) if each.trains]
 
     mine, again = terms.keyed(Secret(b"1" * 32)), terms.keyed(Secret(b"1" * 32))
     assert batches(mine) == batches(again)

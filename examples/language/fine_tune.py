@@ -21,6 +21,7 @@ from vfl import models
 from vfl.attacks.scoring import auc
 from vfl.config import Experiment, read_experiment
 from vfl.core.seeds import scoped
+from vfl.session import rules
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data
 
@@ -50,7 +51,7 @@ def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.M
     """Train as one model, over the rows of that session's schedule."""
     learned = [one for one in whole.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=session.terms.train.learning_rate)
-    for exchange in session.terms.schedule(session.label.data.split):
+    for exchange in rules.schedule(session.terms, session.label.data.split):
         if exchange.trains:
             rows = torch.from_numpy(exchange.rows)
             optimizer.zero_grad()

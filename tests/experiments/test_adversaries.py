@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from vfl.clients import FeatureParty
 from vfl.config import Experiment, read_experiment
 from vfl.core.errors import ConfigError, HijackError, UserError
 from vfl.core.storage import read_json
@@ -14,7 +15,6 @@ from vfl.experiments.leaderboard import in_measure, leaderboard, utility_of
 from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.results import LoadedGrid, records_of
 from vfl.experiments.scheduler import run_cells
-from vfl.training import local
 from vfl.training.run import train as train_once
 from vfl.training.specs import check_specs
 
@@ -165,7 +165,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("spec", [EAGER, BACKDOOR, NOISE, BENT])
 def test_a_training_that_is_killed_goes_on_to_the_same_table(spec, whole, tmp_path, monkeypatch):
-    left, finish = iter(range(20)), local.LocalSession._finish
+    left, finish = iter(range(20)), FeatureParty.finish
 
     def dying(self, exchange):
         if next(left, None) is None:
@@ -176,10 +176,10 @@ def test_a_training_that_is_killed_goes_on_to_the_same_table(spec, whole, tmp_pa
     shutil.copytree(whole.path, tmp_path / "grid")
     folder = GridFolder(tmp_path / "grid")
     shutil.rmtree(folder.cells_path / cell.name)
-    monkeypatch.setattr(local.LocalSession, "_finish", dying)
+    monkeypatch.setattr(FeatureParty, "finish", dying)
     with pytest.raises(Killed):
         run_cells(folder, [cell])
-    monkeypatch.setattr(local.LocalSession, "_finish", finish)
+    monkeypatch.setattr(FeatureParty, "finish", finish)
     assert list((folder.cells_path / cell.name).rglob("committed.json"))
     assert run_cells(folder, [cell]) == []
     assert timeless(folder) == timeless(whole)

@@ -66,7 +66,7 @@ def watched(exchanges, seconds, agreed=None):
 @pytest.mark.parametrize("dp", [None, DP | {"noise": 1.0}, DP | {"epsilon": 2.0, "noise": 2.0}])
 def test_the_total_is_that_of_the_schedule(mode, dp):
     agreed = terms(mode, dp)
-    assert exchanges_of(agreed, split()) == len(list(agreed.schedule(split())))
+    assert exchanges_of(agreed, split()) == len(list(rules.schedule(agreed, split())))
 
 
 def test_rates_and_time_left_follow_from_the_clock():

@@ -57,8 +57,15 @@ def session_relay(tmp_path):
         identity.public.keep_at(tmp_path / other / "peers" / f"{name}.pub")
         text = f'party = "{name}"\n[data]\nsource = "x.csv"\nid = "id"\n'
         (tmp_path / name / "party.toml").write_text(text)
-    agreed = {"feature_parties": NAMES, "peers": NAMES, "label_party": "lender"}
-    terms = SimpleNamespace(digest=lambda: "a" * 64, **agreed)
+    terms = SimpleNamespace(
+        digest=lambda: "a" * 64,
+        feature_parties=NAMES,
+        label_party="lender",
+        secure="none",
+        middle=None,
+        mode="train",
+        tasks=(),
+    )
     for name in NAMES:
         seals[name] = PairSeals(read_party_file(tmp_path / name / "party.toml"), terms, SESSION)
     offers = [seals[name].offers()[0].payload for name in NAMES]
