@@ -17,7 +17,8 @@ from vfl.defenses import DEFENSES
 from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.plan import check_specs, of_experiment
 from vfl.experiments.value import value_cells
-from vfl.testing import AdversaryContract, AttackContract, DefenseContract
+from vfl.privacy.accountants import ACCOUNTANTS
+from vfl.testing import AccountantContract, AdversaryContract, AttackContract, DefenseContract
 from vfl.training.run import load_data, train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -25,6 +26,7 @@ PROGRAMS = {
     "own_loop.py": 0.93,
     "outside_defense.py": 0.93,
     "inner_layers.py": 0.9,
+    "outside_accountant.py": None,
     "outside_codec.py": None,
     "attack_a_training.py": None,
     "outside_attack.py": None,
@@ -58,7 +60,7 @@ def outputs(tmp_path_factory):
     folder, printed = tmp_path_factory.mktemp("empty"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for registry in (ADVERSARIES, ATTACKS, CODECS, DEFENSES):
+        for registry in (ACCOUNTANTS, ADVERSARIES, ATTACKS, CODECS, DEFENSES):
             patch.setattr(registry, "_members", dict(registry._members))
         for name in PROGRAMS:
             out, err = io.StringIO(), io.StringIO()
@@ -83,6 +85,12 @@ def test_the_codec_from_outside_halves_the_bytes(outputs):
     assert "2.0000" in values[0]
 
 
+def test_the_accountant_from_outside_is_a_little_worse_than_rdp(outputs):
+    found = re.findall(r"epsilon (\d\.\d+)", outputs["outside_accountant.py"])
+    ours, theirs = map(float, found)
+    assert theirs < ours < 1.2 * theirs
+
+
 def test_inner_layers_tell_less_when_they_repel(outputs):
     read = [int(share) for share in re.findall(r"read (\d+)%", outputs["inner_layers.py"])]
     assert read[1] < read[0] - 10
@@ -105,6 +113,11 @@ class FromOutside:
     def _registered(self, monkeypatch):
         monkeypatch.setattr(self.registry, "_members", dict(self.registry._members))
         runpy.run_path(str(EXAMPLES / self.file))
+
+
+class TestTheAccountantFromOutside(FromOutside, AccountantContract):
+    registry, file = ACCOUNTANTS, "outside_accountant.py"
+    specs = ("zcdp",)
 
 
 class TestTheAttackFromOutside(FromOutside, AttackContract):

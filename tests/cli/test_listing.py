@@ -10,6 +10,7 @@ from vfl.datasets.alignment.ids import ID_RULES
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
+from vfl.privacy.accountants import ACCOUNTANTS
 from vfl.session.secure import SECURE
 
 FAMILIES = {
@@ -22,6 +23,7 @@ FAMILIES = {
     "tops": TOPS,
     "alignments": PROTOCOLS,
     "id_rules": ID_RULES,
+    "accountants": ACCOUNTANTS,
 }
 
 

@@ -8,19 +8,19 @@ from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-from vfl.core.errors import BadOptionError, MissingPackageError, PrivacyError
+from vfl.core.errors import BadOptionError, MissingPackageError, PrivacyError, UnknownNameError
+from vfl.core.registry import parse
 from vfl.privacy.accountants import (
     ACCOUNTANTS,
     GaussianSteps,
     epsilon_by,
     epsilon_of,
     gaussian_epsilon,
-    moments,
     noise_for,
-    rdp,
     steps_for,
 )
-from vfl.privacy.accountants import strong_composition as strong
+from vfl.privacy.accountants.base import log_moments
+from vfl.testing import AccountantContract
 
 CASE = GaussianSteps(noise=4.0, steps=10_000, sampling_rate=0.01)
 #: Abadi et al. 2016, section 3 and 5.2, recomputed, and what later accountants make of it.
@@ -35,7 +35,7 @@ def needs(name):
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_the_reference_case(name):
     needs(name)
-    assert ACCOUNTANTS[name](CASE, 1e-5) == pytest.approx(KNOWN[name], rel=0.005)
+    assert epsilon_by(CASE, 1e-5, name) == pytest.approx(KNOWN[name], rel=0.005)
 
 
 def test_a_moment_is_the_integral_it_stands_for():
@@ -46,9 +46,7 @@ def test_a_moment_is_the_integral_it_stands_for():
         return norm.pdf(x, 0, noise) * (mixed / norm.pdf(x, 0, noise)) ** order
 
     log_moment = math.log(quad(integrand, -30, 40, limit=500)[0])
-    from vfl.privacy.accountants import _log_moments
-
-    assert _log_moments(rate, noise, (order,))[0] == pytest.approx(log_moment, rel=1e-6)
+    assert log_moments(rate, noise, (order,))[0] == pytest.approx(log_moment, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +60,9 @@ def test_ours_beside_googles(rate, noise, steps):
     step = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
     theirs = RdpAccountant().compose(events.SelfComposedDpEvent(step, steps)).get_epsilon(1e-5)
     steps_of = GaussianSteps(noise, steps, rate)
-    assert rdp(steps_of, 1e-5) == pytest.approx(theirs, rel=0.06)
-    assert epsilon_of(steps_of, 1e-5, "pld") <= rdp(steps_of, 1e-5) <= moments(steps_of, 1e-5)
+    pld, rdp, moments = (epsilon_of(steps_of, 1e-5, name) for name in ("pld", "rdp", "moments"))
+    assert rdp == pytest.approx(theirs, rel=0.06)
+    assert pld <= rdp <= moments
 
 
 def test_without_sampling_it_is_exact_and_every_bound_lies_above():
@@ -123,7 +122,8 @@ def test_strong_composition_of_several_kinds_spends_delta_once_in_all(count):
 
 def test_kinds_without_steps_take_no_share_of_delta():
     none = GaussianSteps(1.0, 0)
-    assert epsilon_by([CASE, none], 1e-5, "strong_composition") == strong(CASE, 1e-5)
+    name = "strong_composition"
+    assert epsilon_by([CASE, none], 1e-5, name) == epsilon_by(CASE, 1e-5, name)
 
 
 def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise():
@@ -153,10 +153,19 @@ def test_numbers_out_of_range(wrong):
 def test_what_cannot_be_asked(monkeypatch):
     with pytest.raises(BadOptionError):
         epsilon_by(CASE, 0.0, "rdp")
-    with pytest.raises(BadOptionError, match="accountant"):
+    with pytest.raises(UnknownNameError, match="accountant"):
         epsilon_by(CASE, 1e-5, "guess")
     with pytest.raises(PrivacyError, match="no noise"):
         noise_for(1e-9, 1e-12, 10**9)
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(MissingPackageError, match="pld"):
         epsilon_by(CASE, 1e-5, "pld")
+
+
+class TestRegisteredAccountants(AccountantContract):
+    specs = ("rdp", "pld", "pld:interval=1e-3", "moments", "moments:most=64", "strong_composition")
+
+
+def test_every_accountant_is_under_contract():
+    tested = {parse(spec)[0] for spec in TestRegisteredAccountants.specs}
+    assert tested == set(ACCOUNTANTS.names())

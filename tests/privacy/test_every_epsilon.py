@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from vfl import tensors
 from vfl.compression import StepContext
+from vfl.core.errors import ConsentError
 from vfl.core.seeds import Secret
 from vfl.defenses import LabelKind, label_dp, make
 from vfl.horizontal import Averager, ClientState, ClientTrainer, Update, add_noise, plan_noise
@@ -182,6 +184,32 @@ def test_one_row_or_branch_in_all_halves(released, network, quantile, by, shuffl
         assert allowed(moved, plan.statement(1).epsilon)
 
 
+@measures("session/private.py:PrivacyPlan.statement")
+def test_a_row_that_leaves_its_place_empty_where_rounding_decides_every_gradient(released):
+    """Weights take what is left of a float32 sum times 1e12, and the loss takes its sign."""
+    draw = torch.Generator().manual_seed(0)
+    rows, first = torch.randn(70, 7, generator=draw), torch.randn(1, 7, generator=draw)
+    rows -= (rows @ first.T) / (first @ first.T) * first
+    model = nn.Sequential(nn.Linear(7, 1, bias=False), nn.Linear(1, 1))
+    plan = PrivacyPlan(70, 70, 1, 1, 2.0, DELTA, "rdp", 1, False)
+    dp = SimpleNamespace(clips={}, clip=1.0, clip_by="half", quantile=None)
+    half = plan.half(SimpleNamespace(dp=dp), "a", model, model, [(7,)], SECRET)
+    with torch.no_grad():
+        for weight, value in zip(model.parameters(), (first, 1e12, 0.0), strict=True):
+            weight.copy_(torch.as_tensor(value))
+
+    def step(taken):
+        with half.recording() as calls:
+            output = model(rows * taken)
+        half.give_gradients(output, output.detach() * taken, calls, 0)
+
+    whole = released.of(lambda: step(torch.ones(70, 1)))
+    for row in range(0, 70, 9):
+        taken = torch.ones(70, 1).index_fill(0, torch.tensor([row]), 0.0)
+        moved = float((whole - released.of(lambda t=taken: step(t))).norm())
+        assert 0 < moved <= CLOSE / plan.noise
+
+
 # --- horizontal trainings -----------------------------------------------------------------------
 
 
@@ -280,6 +308,28 @@ def test_a_label_at_a_worker_where_rows_have_as_many_steps_as_a_batch_rows(relea
         return
     found = released.of(lambda: plan.gradients(rows, other, weights))
     assert float((whole - found).norm()) <= 2 * CLOSE / plan.noise
+
+
+@measures("tensors/private.py:promise_of")
+def test_a_record_in_all_that_an_owner_granted():
+    """Tables and teachers are spent to the last step; all steps together stay within the sum."""
+    (alice,) = tensors.virtual("alice")
+    for tag in ("x", "y"):
+        alice.load(torch.ones(9, 2), tag=tag)
+        alice.grant(tag, epsilon=0.5)
+    alice.grant("y", epsilon=0.25, delta=2e-5)  # once more: what was spent before stays spent
+    alice.teach("network", nn.Identity(), "bob", epsilon=1.0, delta=1e-6)
+    whole = alice.granted()
+    assert (whole.epsilon, whole.delta) == (2.25, pytest.approx(4.1e-5))
+    spent = []
+    for budget in (Budget(0.5, 1e-5), Budget(0.5, 1e-5), Budget(0.25, 2e-5), Budget(1.0, 1e-6)):
+        left = iter(range(10_000))
+        with pytest.raises(ConsentError):
+            all(budget.take(9.0, 1.0, "alice") is None for _ in left)
+        assert next(left) < 9_999
+        spent += budget.spent
+    together = math.sqrt(sum(one.steps for one in spent)) / 9.0
+    assert 0.5 < gaussian_epsilon(1.0, together, whole.delta) <= whole.epsilon
 
 
 @measures("tensors/private.py:pate")
@@ -510,6 +560,8 @@ def test_the_tail_of_a_law_has_no_gaps_as_wide_as_a_grid(monkeypatch, law):
             word = (word >> 11) | ((word & 2047) << 53)  # the lower 53 bits count there
         words = word.to_bytes(8, "little") + bytes(8)
         monkeypatch.setattr(Secret, "stream", lambda *_, w=words: w)
+        whole = np.frombuffer(words, np.int64)
+        monkeypatch.setattr(Secret, "words", lambda *_, w=whole: w.copy())
         if law == "kernel":
             found.append(float(kernel.normal_draws(SECRET, 1)[0]))
         else:

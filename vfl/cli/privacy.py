@@ -52,7 +52,7 @@ def epsilon(
     plan = _planned(rows, batch_size, epochs, sampling_rate, steps, sampling)
     steps_of = accountants.GaussianSteps(noise / plan["sensitivity"], plan["steps"], plan["rate"])
     told: dict[str, Any] = {}
-    for name in accountants.ACCOUNTANTS:
+    for name in accountants.ACCOUNTANTS.names():
         try:
             told[name] = accountants.epsilon_by(steps_of, delta, name)
         except MissingPackageError as missing:
@@ -74,7 +74,7 @@ def noise(
     delta: Delta = 1e-5,
     sampling: Sampling = "poisson",
     accountant: Annotated[
-        Literal["rdp", "pld", "moments"], typer.Option(help="What counts the budget.")
+        str, typer.Option(help="What counts the budget; `vfl list accountants`.")
     ] = "rdp",
     json: Json = False,
 ) -> None:

@@ -23,6 +23,7 @@ Family = Literal[
     "tops",
     "alignments",
     "id_rules",
+    "accountants",
 ]
 
 
@@ -86,6 +87,7 @@ def _registries() -> dict[str, Registry[Any]]:
     from vfl.datasets.alignment.protocols import PROTOCOLS
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, TOPS
+    from vfl.privacy.accountants import ACCOUNTANTS
     from vfl.session.secure import SECURE
 
     return {
@@ -98,6 +100,7 @@ def _registries() -> dict[str, Registry[Any]]:
         "tops": TOPS,
         "alignments": PROTOCOLS,
         "id_rules": ID_RULES,
+        "accountants": ACCOUNTANTS,
     }
 
 

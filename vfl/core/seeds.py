@@ -14,7 +14,7 @@ import math
 import secrets
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -173,6 +173,25 @@ class Secret:
         """`count` bytes of the AES-256-CTR key stream of one purpose."""
         cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
         return cipher.encryptor().update(bytes(count))
+
+    def words(self, count: int, *purpose: str | int) -> npt.NDArray[np.int64]:
+        """The `stream` of one purpose as whole numbers of 64 bits, in memory to write to."""
+        found = np.empty(8 * count + 15, np.uint8)  # room that `update_into` asks for
+        cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
+        cipher.encryptor().update_into(bytes(8 * count), found.data)
+        return found[: 8 * count].view("<i8")
+
+    def tag(self, values: npt.NDArray[Any], *purpose: str | int) -> str:
+        """A text that two arrays share only when all their bytes are the same, like `fingerprint`.
+
+        Only who has the secret can compute it: a GMAC of AES-256 (NIST SP 800-38D), whose tag
+        enters a key and is shown to nobody.
+        """
+        cipher = Cipher(algorithms.AES(self.key("tag", *purpose)), modes.GCM(bytes(12)))
+        tagging = cipher.encryptor()
+        tagging.authenticate_additional_data(np.ascontiguousarray(values).view(np.uint8).data)
+        tagging.finalize()
+        return tagging.tag.hex()
 
     def uniform(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
         """Uniform draws on [0, 1) with 53 random bits each; float64 of `shape`.

@@ -17,8 +17,9 @@ from vfl.horizontal.plan import NoisePlan, update_sensitivity
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.models import Shape, make_bottom
 from vfl.privacy import kernel
-from vfl.privacy.dpsgd import Call, RowClipper
+from vfl.privacy.dpsgd import RowClipper
 from vfl.privacy.premise import prove
+from vfl.privacy.row_gradients import Call
 
 #: Norms that a client remembers, the newest ones.
 _MOST_NORMS = 100_000
@@ -191,8 +192,8 @@ class ClientTrainer:
         assert self.clipper is not None
         settings = self.settings
         norms = torch.zeros(0, dtype=torch.float64)
-        sums = [torch.zeros_like(one, dtype=torch.float64) for one in self.weights]
-        norm, count = state.norm or settings.clip_norm, sum(one.numel() for one in sums)
+        norm, count = state.norm or settings.clip_norm, sum(one.numel() for one in self.weights)
+        total = torch.zeros(count, dtype=torch.float64)
         calls: list[Call] = []
         if len(rows):
             with self.clipper.recording() as calls:
@@ -209,13 +210,10 @@ class ClientTrainer:
         law = kernel.NoisySum(norm, self.plan.multiplier * norm, count)
         if len(rows):
             bounds = torch.tensor([law.bound if noisy else norm], dtype=torch.float64)
-            sums, (norms,) = self.clipper.sums(output, grad, self.weights, calls, bounds)
+            total, (norms,) = self.clipper.sums(output, grad, self.weights, calls, bounds)
         if noisy:
-            found = torch.cat([one.reshape(-1) for one in sums])
-            released = kernel.release([law], found, secret, "horizontal noise", "steps", *at)
-            parts = torch.split(released, [one.numel() for one in sums])
-            sums = [part.view_as(one) for part, one in zip(parts, sums, strict=True)]
-        self._descend([one / size for one in sums])
+            total = kernel.release([law], total, secret, "horizontal noise", "steps", *at)
+        self._descend(kernel.shared_out(total / size, self._begin))
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
             # Of the first step alone where one noise is added at the end: a later one's rows all
             # depend on each row of the first.

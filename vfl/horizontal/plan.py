@@ -19,7 +19,7 @@ from vfl.privacy.accountants import (
     gaussian_epsilon,
     noise_for,
 )
-from vfl.privacy.statement import ALIKE
+from vfl.privacy.statement import EMPTY_PLACE
 
 #: Noise of the counts that a quantile needs, over that of what is clipped, in sensitivities.
 _COUNTS_NOISE = 2.0
@@ -185,7 +185,7 @@ def _statement(
         accountant=accountant,
         assumes=(
             "a person has one record at one client",
-            *((ALIKE,) if settings.noise == "steps" else ()),
+            *((EMPTY_PLACE,) if settings.noise == "steps" else ()),
             *(("means and deviations of columns were public",) if settings.classes else ()),
             *assumes,
         ),

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -21,7 +21,7 @@ from vfl.core.errors import NonFiniteError, PrivacyError
 from vfl.core.registry import require
 from vfl.core.seeds import Secret
 from vfl.privacy import kernel
-from vfl.privacy.row_gradients import RULES, LayerGradients
+from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
 #: What a clip norm bounds: all weights of a half together, or each layer's by themselves.
 Group = Literal["half", "layer"]
@@ -32,39 +32,8 @@ _COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
-class FirstAxis:
-    """Whether a layer's inputs have the rows on their first axis.
-
-    Once it had the length of two batches of different sizes, and never another: a layer that takes
-    the steps of a sequence first looks the same where a batch has as many rows as a row has steps.
-    """
-
-    def __init__(self) -> None:
-        self._sizes: set[int] = set()
-        self._other = False
-
-    def has_rows(self, length: int, rows: int) -> bool:
-        """Note what one batch shows, and answer."""
-        if length != rows:
-            self._other = True
-        elif len(self._sizes) < 2:
-            self._sizes.add(rows)
-        return len(self._sizes) == 2 and not self._other
-
-    def reject(self) -> None:
-        """From now on the answer is no."""
-        self._other = True
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What went through one layer once; `version` tells whether something changed it since."""
-
-    module: nn.Module
-    inputs: Tensor
-    output: Tensor
-    version: int
-    first_axis: FirstAxis
+#: A model's output, the gradient of each row's own loss at it, and what `recording` gave for it.
+Pass = tuple[Tensor, Tensor, Sequence[Call]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +64,7 @@ class RowClipper:
 
     Attributes:
         model: the same.
+        trusts_rules: whether rules of layers give gradients of rows; None until `prove` tries them.
         norms: of each group of weights, float64, axes (groups,).
         sizes: how many weights each group has, axes (groups,).
 
@@ -115,35 +85,26 @@ class RowClipper:
                     " LayerNorm in its place",
                 )
         self.model = model
+        self.trusts_rules: bool | None = None
         self._layers = [one for one in model.modules() if _own_weights(one)]
-        self._first_axes = {id(one): FirstAxis() for one in self._layers}
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        owner: dict[int, int] = {}
-        for at, layer in enumerate(self._layers):
-            for weight in _own_weights(layer):
-                owner.setdefault(id(weight), at)
-        owned = sum(len(_own_weights(one)) for one in self._layers)
-        self._shared = len(self._weights) < owned
+        owned = [_own_weights(layer) for layer in self._layers]
+        self._shared = len(self._weights) < sum(map(len, owned))
+        owner = {id(one): at for at, own in reversed([*enumerate(owned)]) for one in own}
         groups = max(1, len(self._layers)) if by == "layer" else 1
+        self._group_of_layer = [at if by == "layer" else 0 for at in range(len(owned))]
+        self._size_of_layer = [sum(one.numel() for one in own) for own in owned]
         #: Of each weight, in the order of the model's, which has group after group.
         self.group_of = [owner[id(weight)] if by == "layer" else 0 for weight in self._weights]
         self.norms = torch.full((groups,), norm / math.sqrt(groups), dtype=torch.float64)
         self.sizes = [0] * groups
         for group, weight in zip(self.group_of, self._weights, strict=True):
             self.sizes[group] += weight.numel()
-        self._calls: list[Call] | None = None
-        for layer in self._layers:
-            layer.register_forward_hook(self._note)
+        self._recorder = Recorder(self._layers)
 
-    @contextmanager
-    def recording(self) -> Iterator[list[Call]]:
+    def recording(self) -> AbstractContextManager[list[Call]]:
         """What goes through the layers meanwhile."""
-        calls: list[Call] = []
-        self._calls = calls
-        try:
-            yield calls
-        finally:
-            self._calls = None
+        return self._recorder.recording()
 
     def row_norms(
         self, output: Tensor, grad: Tensor, weights: Sequence[Tensor], calls: Sequence[Call]
@@ -158,7 +119,7 @@ class RowClipper:
         """
         layers = self._of_layers(output, grad, calls)
         if layers is not None:
-            return self._norms(layers, output)
+            return self._norms(layers)
         rows = (self._norms_of(_gradients(output, one, weights)) for one in _alone(grad))
         return torch.stack(list(rows), 1)
 
@@ -170,8 +131,8 @@ class RowClipper:
         calls: Sequence[Call],
         bounds: Tensor | None = None,
         units: Tensor | None = None,
-    ) -> tuple[list[Tensor], Tensor]:
-        """The sum over rows of each row's gradient, clipped; float64, one of each weight.
+    ) -> tuple[Tensor, Tensor]:
+        """The sum over rows of each row's gradient, clipped.
 
         Args:
             output: see `row_norms`.
@@ -183,7 +144,8 @@ class RowClipper:
                 rows is then clipped in place of each row's.
 
         Returns:
-            The sums, and the norms before clipping, float64, axes (groups, rows or units).
+            The sum, of the numbers of all weights one behind the other, axes (numbers,); and the
+            norms before clipping, axes (groups, rows or units). Both are float64.
         """
         if [one.shape for one in weights] != [one.shape for one in self._weights]:
             raise ValueError("weights of other shapes than the model's")
@@ -195,59 +157,81 @@ class RowClipper:
         layers = self._of_layers(output, grad, calls)
         if layers is None:
             return self._one_by_one(output, _alone(grad), weights, bounds)
-        norms = self._norms(layers, output)
-        factors = kernel.clip_factors(norms, bounds[:, None])
-        sums = [torch.zeros_like(one, dtype=torch.float64) for one in weights]
-        by_id = {id(weight): index for index, weight in enumerate(self._weights)}
-        for layer, found in layers:
-            at = [by_id[id(weight)] for weight in _own_weights(layer)]
-            for index, one in zip(at, found.weighted(factors[self.group_of[at[0]]]), strict=True):
-                sums[index] = one
-        return sums, norms
+        return self._clipped(layers, bounds)
 
-    def _note(self, module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-        if self._calls is None:
-            return
-        one = inputs[0] if len(inputs) == 1 else None
-        if isinstance(one, Tensor) and one.dim() > 1 and isinstance(output, Tensor):
-            first_axis = self._first_axes[id(module)]
-            self._calls.append(Call(module, one.detach(), output, output._version, first_axis))
+    def sums_of_passes(
+        self, passes: Sequence[Pass], weights: Sequence[Tensor], bounds: Tensor
+    ) -> Tensor:
+        """The sum of `sums` of rows that went through the model each by itself.
+
+        Float32 then rounds a row's gradient alike whatever rows are beside it.
+
+        Args:
+            passes: what each row made.
+            weights: see `row_norms`.
+            bounds: of each group, axes (groups,).
+        """
+        whole = torch.zeros(sum(self.sizes), dtype=torch.float64)
+        one_position = all(
+            type(call.module) is nn.Linear and call.inputs.dim() == 2
+            for *_, calls in passes for call in calls
+        )  # fmt: skip
+        followed = [self._passed_back(*one) for one in passes] if one_position else [None]
+        if not followed or None in followed:
+            return sum((self.sums(*one[:2], weights, one[2], bounds)[0] for one in passes), whole)
+        calls = zip(*(each for each in followed if each is not None), strict=True)
+        layers = {}
+        for of_layer in calls:
+            inputs, grads = ([one.inputs for one, _ in of_layer], [grad for _, grad in of_layer])
+            call = replace(of_layer[0][0], inputs=torch.cat(inputs))
+            layers[call.module] = gradients_of(call, torch.cat(grads))
+        return self._clipped([layers.get(layer) for layer in self._layers], bounds)[0]
+
+    def _clipped(
+        self, layers: Sequence[LayerGradients | None], bounds: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What `sums` gives, from gradients of rows of each layer."""
+        norms = self._norms(layers)
+        factors = kernel.clip_factors(norms, bounds[:, None])
+        parts = []
+        for found, group, size in zip(
+            layers, self._group_of_layer, self._size_of_layer, strict=True
+        ):
+            parts += [factors.new_zeros(size)] if found is None else found.weighted(factors[group])
+        return torch.cat([one.reshape(-1) for one in parts]), norms
 
     def follows_rules(self, calls: Sequence[Call], rows: int) -> bool:
-        """Whether the rules of layers give the norms of a batch of so many rows."""
-        ruled = bool(calls) and _ruled(calls, rows) and not self._shared
-        return ruled and self._once(calls)
-
-    def distrust_rules(self) -> None:
-        """Give every row a backward pass from now on."""
-        for one in self._first_axes.values():
-            one.reject()
+        """Whether rules of layers give the gradients of a batch of so many rows."""
+        ruled = bool(self.trusts_rules and not self._shared and calls)
+        return ruled and self._recorder.ruled(calls, rows)
 
     def _of_layers(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
-    ) -> list[tuple[nn.Module, LayerGradients]] | None:
-        """Each layer's gradients of rows; None where a layer has no rule for this call."""
+    ) -> list[LayerGradients | None] | None:
+        """Gradients of rows of each layer, None of one without a part; None without a rule."""
+        found = self._passed_back(output, grad, calls)
+        if found is None:
+            return None
+        by_layer = {call.module: gradients_of(call, of_output) for call, of_output in found}
+        return [by_layer.get(layer) for layer in self._layers]
+
+    def _passed_back(
+        self, output: Tensor, grad: Tensor, calls: Sequence[Call]
+    ) -> list[tuple[Call, Tensor]] | None:
+        """Calls with a part, and the gradient of what each gave; None where rules do not hold."""
         if not self.follows_rules(calls, len(output)):
             return None
         outputs = [call.output for call in calls]
         found = torch.autograd.grad(output, outputs, grad, retain_graph=True, allow_unused=True)
-        return [
-            (call.module, RULES[type(call.module)](call.module, call.inputs, of_output))
-            for call, of_output in zip(calls, found, strict=True)
-            if of_output is not None
-        ]
+        return [(call, one) for call, one in zip(calls, found, strict=True) if one is not None]
 
-    def _once(self, calls: Sequence[Call]) -> bool:
-        """Whether each layer was called once."""
-        called = sorted(id(call.module) for call in calls)
-        return called == sorted(id(layer) for layer in self._layers)
-
-    def _norms(self, layers: Sequence[tuple[nn.Module, LayerGradients]], output: Tensor) -> Tensor:
-        squares = output.new_zeros(len(self.norms), len(output), dtype=torch.float64)
-        by_id = {id(w): group for w, group in zip(self._weights, self.group_of, strict=True)}
-        for layer, found in layers:
-            squares[by_id[id(_own_weights(layer)[0])]] += found.squares()
-        return squares.sqrt()
+    def _norms(self, layers: Sequence[LayerGradients | None]) -> Tensor:
+        squares: list[Tensor | float] = [0.0] * len(self.norms)
+        for found, group in zip(layers, self._group_of_layer, strict=True):
+            if found is not None:
+                squares[group] = squares[group] + found.squares()
+        one = next(each for each in squares if isinstance(each, Tensor))
+        return torch.stack([torch.zeros_like(one) + each for each in squares]).sqrt()
 
     def _norms_of(self, gradients: Sequence[Tensor]) -> Tensor:
         """Of one row's gradient, axes (groups,)."""
@@ -258,7 +242,7 @@ class RowClipper:
 
     def _one_by_one(
         self, output: Tensor, grads: Iterable[Tensor], weights: Sequence[Tensor], bounds: Tensor
-    ) -> tuple[list[Tensor], Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """By one backward pass a row or unit.
 
         Raises:
@@ -281,7 +265,7 @@ class RowClipper:
             factors = kernel.clip_factors(norms[-1], bounds)
             for total, group, one in zip(totals, self.group_of, found, strict=True):
                 total.add_(kernel.scaled(one[None], factors[group : group + 1])[0])
-        return totals, torch.stack(norms, 1)
+        return torch.cat([one.reshape(-1) for one in totals]), torch.stack(norms, 1)
 
 
 class PrivateHalf:
@@ -377,13 +361,11 @@ class PrivateHalf:
         bounds = torch.tensor([law.bound for law in laws], dtype=torch.float64)
         noisy, norms = torch.zeros(()), grad.new_zeros(len(laws), 0)
         for name, part in parts.items():
-            sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+            total = torch.zeros(sum(clipper.sizes), dtype=torch.float64)
             if len(output):
-                sums, norms = clipper.sums(output, part, weights, calls, bounds, units)
-            flat = torch.cat([one.reshape(-1) for one in sums])
-            noisy = noisy + kernel.release(laws, flat, self._secret, "dp_sgd", name, step)
-        split = torch.split(noisy / self.batch_size, [one.numel() for one in self._weights])
-        left = [one.to(of).reshape(of.shape) for one, of in zip(split, self._weights, strict=True)]
+                total, norms = clipper.sums(output, part, weights, calls, bounds, units)
+            noisy = noisy + kernel.release(laws, total, self._secret, "dp_sgd", name, step)
+        left = kernel.shared_out(noisy / self.batch_size, self._weights)
         for weight, one in zip(self._weights, left, strict=True):
             weight.grad = one
         self.watch(step, left)
@@ -424,31 +406,3 @@ def _alone(grad: Tensor) -> Iterator[Tensor]:
         alone = torch.zeros_like(grad)
         alone[row] = grad[row]
         yield alone
-
-
-def _ruled(calls: Sequence[Call], rows: int) -> bool:
-    """Whether rules give the norms of all these calls; every layer's first axis is looked at."""
-    first = [call.first_axis.has_rows(len(call.inputs), rows) for call in calls]
-    return all(first) and all(map(_has_rule, calls))
-
-
-def _has_rule(call: Call) -> bool:
-    unchanged = call.output.requires_grad and call.output._version == call.version
-    exact = call.output.dtype is not torch.float64  # products of its norms may underflow
-    return unchanged and exact and type(call.module) in RULES and _plain(call.module)
-
-
-def _plain(module: nn.Module) -> bool:
-    """Whether a layer of a known class works as its rule says, with the weights that it knows."""
-    names = {"weight"} if isinstance(module, nn.Embedding) else {"weight", "bias"}
-    if set(module._parameters) != names or "forward" in vars(module):
-        return False
-    hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    others = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
-    if any(hooks) or not all(isinstance(one, RowClipper) for one in others):
-        return False  # they may change what goes through
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
-        return module.groups == 1 and module.padding_mode == "zeros"
-    if isinstance(module, nn.Embedding):
-        return module.max_norm is None and not (module.scale_grad_by_freq or module.sparse)
-    return True

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vfl.core.errors import PrivacyError
 from vfl.core.registry import require
-from vfl.core.seeds import Secret, fingerprint
+from vfl.core.seeds import Secret
 
 Law = Literal["gaussian", "laplace"]
 #: Bounds of a norm: its grid and its noise are then ordinary float32 numbers.
@@ -72,6 +72,25 @@ def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
     order, values = 1 if law == "laplace" else 2, rows.flatten(1)
     norms: Tensor = torch.linalg.vector_norm(values, order, 1, dtype=torch.float64)
     return norms
+
+
+def norm_bounds(rows: Tensor) -> Tensor:
+    """At least the 2-norm of each row, and about as much; float64, axes (rows,).
+
+    In float32, n squares and their sum round by a share of at most n 2^-24 (Higham 2002, section
+    3.1), and squares below 2^-126 may be lost. What is added is more than that. Float64 takes over
+    for rows whose squares may overflow; a row's bound never depends on another row.
+
+    Args:
+        rows: float32, axes (rows, parts, numbers); a few hundred numbers, for a close bound.
+    """
+    parts = torch.linalg.vector_norm(rows, 2, 2)
+    rounding, lost = rows.shape[2] * 2.0**-23, 2.0**-62 * math.sqrt(rows.shape[1:].numel())
+    bounds = norms_of(parts.double()).mul_(1 + rounding).add_(lost)
+    huge = ~(parts < 2.0**60).all(1)
+    if bool(huge.any()):
+        bounds[huge] = norms_of(rows[huge])
+    return bounds
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
@@ -156,19 +175,25 @@ def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: s
         PrivacyError: the sum has another length or is not finite, so noise would not cover it.
     """
     total, counts = total.detach().double().cpu(), [law.count for law in laws]
-    if total.shape != (sum(counts),) or not bool(total.isfinite().all()):
+    if total.shape != (sum(counts),) or not math.isfinite(float(total.sum())):
         raise PrivacyError(
             "noise cannot cover this sum",
             got=f"axes {tuple(total.shape)}, or a number that is not finite",
             want=f"{sum(counts)} finite numbers",
         )
-    draws = normal_draws(secret, len(total), *purpose, repr(tuple(laws)), fingerprint(total))
-    parts = zip(laws, torch.split(total, counts), torch.split(draws, counts), strict=True)
-    noisy = [
-        ((part / law.step).round_() + (draw * (law.deviation / law.step)).round_()) * law.step
-        for law, part, draw in parts
-    ]
-    return noisy[0] if len(noisy) == 1 else torch.cat(noisy)
+    bound_to = repr(tuple(laws)), secret.tag(total.numpy(), "noise")
+    noisy = normal_draws(secret, len(total), *purpose, *bound_to)
+    for law, part, of in zip(
+        laws, torch.split(noisy, counts), torch.split(total, counts), strict=True
+    ):
+        part.mul_(law.deviation / law.step).round_().add_((of / law.step).round_()).mul_(law.step)
+    return noisy
+
+
+def shared_out(total: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """A sum, axes (numbers,), in parts of the shape, type and device of each weight."""
+    parts = torch.split(total, [one.numel() for one in weights])
+    return [one.to(of).view(of.shape) for one, of in zip(parts, weights, strict=True)]
 
 
 def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: str | int) -> Tensor:
@@ -216,7 +241,7 @@ def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
     gaps of the tail; see `vfl.core.seeds.log_unit`.
     """
     half = (count + 1) // 2
-    words = torch.frombuffer(bytearray(secret.stream(16 * half, *purpose)), dtype=torch.int64)
+    words = torch.from_numpy(secret.words(2 * half, *purpose))
     unit = (words & ((1 << 53) - 1)).double()
     above = unit[:half].neg_().add_(2.0**53)
     rare = (above < 2.0**40).nonzero()[:, 0]  # elsewhere 53 bits are finer than any grid
@@ -224,4 +249,7 @@ def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
     above[rare] -= (2048 * upper + lower + 0.5) * 2.0**-22
     radius = above.mul_(2.0**-53).log_().mul_(-2).sqrt_()
     angle = unit[half:].mul_(2.0**-53 * 2 * math.pi)
-    return torch.cat([radius * angle.cos(), radius * angle.sin_()])[:count]
+    draws = torch.empty_like(unit)
+    torch.cos(angle, out=draws[:half])
+    torch.sin(angle, out=draws[half:])
+    return draws.view(2, half).mul_(radius).view(-1)[:count]

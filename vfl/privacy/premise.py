@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from vfl.core.errors import PrivacyError
 from vfl.core.seeds import scoped
-from vfl.privacy.dpsgd import Call, RowClipper
+from vfl.privacy.dpsgd import RowClipper
+from vfl.privacy.row_gradients import Call
 
 #: From rows of each input to outputs, as the training runs it.
 Forward = Callable[..., object]
@@ -65,9 +66,9 @@ def prove(
 ) -> None:
     """Refuse a model that does not keep rows apart; nothing of the trial stays in the model.
 
-    The clipper learns which layers have rows on their first axis. Where its rules do not give the
-    true norms, as with weights that a function uses beside their own layer, it takes one backward
-    pass a row from then on.
+    The clipper trusts the rules of layers from then on where they gave the true gradients of
+    batches of every size. Elsewhere, as with weights that a function uses beside their own layer
+    or with layers that take the steps of a sequence first, it takes one backward pass a row.
 
     Args:
         clipper: of the model.
@@ -136,6 +137,8 @@ class _Trial:
         _move(self._weights)
         self._before = self._tensors()
         rows, others = self._choose_rows()
+        if self._clipper is not None and self._clipper.trusts_rules is None:
+            self._clipper.trusts_rules = True
         self._try_state(rows, others)
         self._try_batches(rows, most_rows)
         self._try_sizes(rows)
@@ -262,13 +265,15 @@ class _Trial:
             pairs = zip(rows, others, strict=True)
             mixed = [other.index_copy(0, at, one[part]) for one, other in pairs]
             again = self._outputs(mixed)
-            if _differ(output[part], again[part], _SAME_BATCH):
+            if _differ(output[part], again[part], 0.0):
                 raise self._mixes(self._passes(rows), self._passes(mixed), part, part)
             if clipper is not None and len(part) == 1:
                 self._try_gradients(output, again, part)
         checked = [row for part in kept for row in part]
-        if clipper is not None and clipper.follows_rules(calls, size) and checked:
-            self._try_rules(clipper, output, calls, checked)
+        if clipper is not None and clipper.trusts_rules:
+            clipper.trusts_rules = clipper.follows_rules(calls, size) and (
+                not checked or self._rules_hold(clipper, output, calls, checked)
+            )
 
     def _try_gradients(self, output: Tensor, again: Tensor, row: list[int]) -> None:
         """A row has one gradient, whatever the other rows are."""
@@ -282,21 +287,19 @@ class _Trial:
                 want="a gradient that follows from the row and the weights",
             )
 
-    def _try_rules(
+    def _rules_hold(
         self, clipper: RowClipper, output: Tensor, calls: Sequence[Call], checked: Sequence[int]
-    ) -> None:
-        """Where rules of layers give other norms or sums than true gradients, they are left."""
+    ) -> bool:
+        """Whether rules of layers give the norms and sums of true gradients."""
         grad = self._gradients_at(output, checked)
-        sums, norms = clipper.sums(output, grad, self._weights, calls)
+        total, norms = clipper.sums(output, grad, self._weights, calls)
         expected, true_norms = self._clipped(clipper, output, grad, checked)
         wrong = (norms[:, checked].double() - true_norms).abs()
         least = 1e-4 * float(true_norms.max())
         close = bool((wrong <= _NORM * true_norms.clamp_min(least)).all())
         bounds = clipper.norms[:, None].to(true_norms)
-        pairs = zip(sums, expected, strict=True)
-        apart = sum(float((one - two).double().square().sum()) for one, two in pairs) ** 0.5
-        if not close or apart > 2 * _NORM * float(true_norms.minimum(bounds).sum()):
-            clipper.distrust_rules()
+        apart = float((total - torch.cat([one.reshape(-1) for one in expected])).norm())
+        return close and apart <= 2 * _NORM * float(true_norms.minimum(bounds).sum())
 
     def _try_sizes(self, rows: Rows) -> None:
         """A row's output is the same among fewer rows, and at another place among them.

@@ -10,8 +10,10 @@ sums are of the very same numbers, in float64.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -19,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.privacy.kernel import norms_of, scaled
+from vfl.privacy.kernel import norm_bounds, norms_of, scaled
 
 #: Numbers of a block of rows whose gradients stay in the processor's cache.
-_BLOCK_NUMBERS = 1 << 16
+_BLOCK_NUMBERS = 1 << 18
 #: Numbers of all rows' gradients of a layer that are kept for the sum.
 _MOST_KEPT = 1 << 22
 #: What reading and converting one number of a row's gradient takes, in multiplications.
@@ -32,15 +34,85 @@ _OPERATIONS = 32
 _CANCELLED = 2.0**-20
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What went through one layer once; `version` tells whether something changed it since."""
+
+    module: nn.Module
+    inputs: Tensor
+    output: Tensor
+    version: int
+
+
+class Recorder:
+    """Notes what goes through layers.
+
+    Args:
+        layers: those that have weights.
+    """
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        self.layers = layers
+        self._names = sorted(map(id, layers))
+        self._calls: list[Call] | None = None
+        for layer in layers:
+            layer.register_forward_hook(self._note)
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Call]]:
+        """The calls of the layers meanwhile."""
+        calls: list[Call] = []
+        self._calls = calls
+        try:
+            yield calls
+        finally:
+            self._calls = None
+
+    def ruled(self, calls: Sequence[Call], rows: int) -> bool:
+        """Whether a rule knows each call, each layer was called once, and rows come first."""
+        if sorted(id(call.module) for call in calls) != self._names:
+            return False
+        return all(len(call.inputs) == rows and _has_rule(call) for call in calls)
+
+    def _note(self, module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+        if self._calls is None:
+            return
+        one = inputs[0] if len(inputs) == 1 else None
+        if isinstance(one, Tensor) and one.dim() > 1 and isinstance(output, Tensor):
+            self._calls.append(Call(module, one.detach(), output, output._version))
+
+
+def _has_rule(call: Call) -> bool:
+    unchanged = call.output.requires_grad and call.output._version == call.version
+    exact = call.output.dtype is not torch.float64  # products of its norms may underflow
+    return unchanged and exact and type(call.module) in RULES and _plain(call.module)
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether a layer of a known class works as its rule says, with the weights that it knows."""
+    names = {"weight"} if isinstance(module, nn.Embedding) else {"weight", "bias"}
+    if module._parameters.keys() != names or "forward" in vars(module):
+        return False
+    hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    others = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
+    if any(hooks) or not all(isinstance(one, Recorder) for one in others):
+        return False  # they may change what goes through
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return module.groups == 1 and module.padding_mode == "zeros"
+    if isinstance(module, nn.Embedding):
+        return module.max_norm is None and not (module.scale_grad_by_freq or module.sparse)
+    return True
+
+
 class LayerGradients(Protocol):
     """Every row's gradient of the weights of one layer."""
 
     def squares(self) -> Tensor:
-        """The square of each row's norm over all weights of the layer; float64, axes (rows,)."""
+        """At least the square of each row's norm over all weights; float64, axes (rows,)."""
         ...
 
     def weighted(self, factors: Tensor) -> list[Tensor]:
-        """The sum over rows, each times its factor; float64, one of each trained weight.
+        """The sum over rows, each times its factor; float64, the numbers of each trained weight.
 
         Args:
             factors: float64, axes (rows,); 0 leaves a row out, also one that is not finite.
@@ -62,20 +134,14 @@ class Explicit:
         return torch.stack([norms_of(one) for one in self._gradients]).square().sum(0)
 
     def weighted(self, factors: Tensor) -> list[Tensor]:
-        flat = ((one.flatten(1), one.shape[1:]) for one in self._gradients)
-        return [_sum_of_blocks([one], factors).reshape(shape) for one, shape in flat]
+        return [factors @ _kept(one.flatten(1).double(), factors) for one in self._gradients]
 
 
-def _sum_of_blocks(gradients: Iterable[Tensor], factors: Tensor) -> Tensor:
-    """The sum over rows that come in blocks, axes (rows, numbers), each times its factor."""
-    some_are_out, at, total = bool((factors == 0).any()), 0, torch.zeros(())
-    for block in gradients:
-        by = factors[at : at + len(block)]
-        at += len(block)
-        # 0 times infinity is 0 here.
-        values = scaled(block, (by != 0).double()) if some_are_out else block.double()
-        total = total.to(values) + by @ values
-    return total
+def _kept(values: Tensor, factors: Tensor) -> Tensor:
+    """Values by row, axes (rows, ...), with 0 in the rows that are left out: 0 times infinity."""
+    if bool((factors > 0).all()):
+        return values
+    return values.masked_fill((factors == 0).reshape(-1, *(1,) * (values.dim() - 1)), 0.0)
 
 
 class Outer:
@@ -87,7 +153,7 @@ class Outer:
     """
 
     def __init__(self, inputs: Tensor, grad: Tensor, weight: bool, bias: bool) -> None:
-        self._inputs, self._grad = inputs, grad
+        self._inputs, self._grad = inputs.double(), grad.double()
         self._weight, self._bias = weight, bias
 
     def squares(self) -> Tensor:
@@ -99,28 +165,24 @@ class Outer:
         return squares.addcmul(of_grad, of_grad) if self._bias else squares
 
     def weighted(self, factors: Tensor) -> list[Tensor]:
-        inputs, by = _float64("inputs", self._inputs), factors[:, None]
-        grad = _float64("gradients", self._grad)
-        if bool((factors == 0).any()):  # 0 times infinity is 0 here
-            inputs, grad = (one.masked_fill_(by == 0, 0.0) for one in (inputs, grad))
-        grad *= by
-        found = [grad.T @ inputs] if self._weight else []
+        grad = _kept(self._grad, factors) * factors[:, None]
+        found = [grad.T @ _kept(self._inputs, factors)] if self._weight else []
         return [*found, grad.sum(0)] if self._bias else found
 
 
 class Positions:
-    """y = W x + b at many positions of a row: the gradient of W is the sum of outer products.
+    """y = W x at many positions of a row: the gradient of W is the sum of outer products.
 
-    Gradients of rows are computed block by block, and once more for the sum where they are too many
-    to keep; or never where products of positions take fewer operations (Li et al. 2022, section
-    4.1).
+    A bias is the weight of one more input, which is 1 everywhere. Gradients of rows are computed
+    block by block, and once more for the sum where they are too many to keep; or never where
+    products of positions take fewer operations (Li et al. 2022, section 4.1).
 
     Args:
         layer: whose gradients these are.
         inputs: gives those of some rows, axes (rows, positions, inputs).
-        grad: axes (rows, positions, outputs).
+        grad: axes (rows, outputs, positions).
         width: how many inputs.
-        weight, bias: whether they are trained.
+        bias: whether the last one is that of a bias.
     """
 
     def __init__(
@@ -129,101 +191,71 @@ class Positions:
         inputs: Callable[[slice], Tensor],
         grad: Tensor,
         width: int,
-        weight: bool,
         bias: bool,
     ) -> None:
-        self._inputs, self._grad = inputs, grad
-        self._weight, self._bias = weight, bias
-        positions, outputs = grad.shape[1:]
+        self._inputs, self._grad, self._bias = inputs, grad, bias
+        outputs, positions = grad.shape[1:]
         self._shape, numbers = (outputs, width), outputs * width
         of_rows = numbers * (2 * positions + _OPERATIONS)
         # Of float64, in copies of their own.
         of_products = 6 * positions * (positions * (width + outputs) + numbers)
         self._by_products = of_rows > of_products
-        self._kept: Tensor | None = None
-        if weight and not self._by_products and len(grad) * numbers <= _MOST_KEPT:
-            count, kept = len(grad) * numbers, _GRADIENTS.get(layer)
-            if (
-                kept is None
-                or kept.numel() < count
-                or (kept.dtype, kept.device)
-                != (
-                    grad.dtype,
-                    grad.device,
-                )
-            ):
-                kept = _GRADIENTS[layer] = grad.new_empty(count)
-            self._kept = kept[:count].view(len(grad), numbers)
+        self._memory: Tensor | None = None
+        if not self._by_products and len(grad) * numbers <= _MOST_KEPT:
+            self._memory = _memory_of(layer, (len(grad), *self._shape), grad)
 
     def squares(self) -> Tensor:
-        squares = self._grad.new_zeros(len(self._grad), dtype=torch.float64)
-        if self._weight and self._by_products:
-            inputs, grad = self._inputs(slice(None)).double(), self._grad.double()
-            squares += ((inputs @ inputs.mT) * (grad @ grad.mT)).sum((1, 2)).clamp_min(0)
-            parts = (inputs.norm(dim=2) * grad.norm(dim=2)).sum(1)
-            squares += (_CANCELLED * parts).square()
-        elif self._weight:
-            squares += torch.cat([norms_of(one) for one in self._gradients()]).square()
-        return squares + norms_of(self._of_bias()).square() if self._bias else squares
+        if not self._by_products:
+            return torch.cat([norm_bounds(one) for one in self._gradients()]).square()
+        inputs, grad = self._inputs(slice(None)).double(), self._grad.double()
+        squares = ((inputs @ inputs.mT) * (grad.mT @ grad)).sum((1, 2)).clamp_min(0)
+        parts = (inputs.norm(dim=2) * grad.norm(dim=1)).sum(1)
+        found: Tensor = squares + (_CANCELLED * parts).square()
+        return found
 
     def weighted(self, factors: Tensor) -> list[Tensor]:
-        found = []
-        if self._weight and self._by_products:
-            inputs = self._inputs(slice(None)).double()
-            inputs = inputs.masked_fill(factors[:, None, None] == 0, 0.0)
-            found.append(scaled(self._grad, factors).flatten(0, 1).T @ inputs.flatten(0, 1))
-        elif self._weight:
-            sums = _sum_of_blocks(self._gradients(again=True), factors)
-            found.append(sums.reshape(self._shape))
-        return [*found, _sum_of_blocks([self._of_bias()], factors)] if self._bias else found
+        if self._by_products:
+            inputs = _kept(self._inputs(slice(None)).double(), factors)
+            grad = scaled(self._grad.mT, factors)
+            total = grad.flatten(0, 1).T @ inputs.flatten(0, 1)
+        else:
+            at, total = 0, factors.new_zeros(math.prod(self._shape))
+            for block in self._gradients(again=True):
+                by = factors[at : at + len(block)]
+                at += len(block)
+                total += by @ _kept(block.flatten(1).double(), by)
+            total = total.view(self._shape)
+        if not self._bias:
+            return [total]
+        parts = [total[:, :-1], total[:, -1]]
+        return [one for one in parts if one.numel()]
 
     def _gradients(self, *, again: bool = False) -> Iterator[Tensor]:
-        """Of W, by blocks of rows, float64, axes (rows, outputs * inputs); each until the next."""
+        """By blocks of rows, axes (rows, outputs, inputs); the next may be in the same memory."""
         rows = max(1, _BLOCK_NUMBERS // math.prod(self._shape))
         for start in range(0, len(self._grad), rows):
             at = slice(start, start + rows)
-            grad = self._grad[at].mT
-            if self._kept is None:
-                block = _scratch("products", (len(grad), *self._shape), grad)
-            else:
-                block = self._kept[at].view(-1, *self._shape)
-            if self._kept is None or not again:
-                torch.bmm(grad, self._inputs(at), out=block)
-            yield _float64("block", block.flatten(1))
-
-    def _of_bias(self) -> Tensor:
-        return self._grad.sum(1, dtype=torch.float64)
+            if self._memory is None:
+                yield torch.bmm(self._grad[at], self._inputs(at))
+                continue
+            block = self._memory[at]
+            if not again:
+                torch.bmm(self._grad[at], self._inputs(at), out=block)
+            yield block
 
 
-_KEPT = threading.local()
-#: Memory for the gradients of a layer's rows, while the layer is there.
-_GRADIENTS: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+#: Memory for the gradients of a layer's rows, while the layer is there: fresh pages would cost
+#: more than the arithmetic.
+_MEMORY: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
-def _scratch(
-    name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Memory of this thread that is used again: fresh pages would cost more than the arithmetic.
-
-    Args:
-        name: of the use; what an earlier call gave for it is overwritten.
-        shape: of the tensor.
-        like: gives the device, and the type without `dtype`.
-        dtype: of the tensor.
-    """
-    key, count = (name, dtype or like.dtype, like.device), math.prod(shape)
-    if not hasattr(_KEPT, "memory"):
-        _KEPT.memory = {}
-    kept: Tensor | None = _KEPT.memory.get(key)
-    if kept is None or kept.numel() < count:
-        kept = torch.empty(count, dtype=dtype or like.dtype, device=like.device)
-        _KEPT.memory[key] = kept
-    return kept[:count].view(*shape)
-
-
-def _float64(name: str, values: Tensor) -> Tensor:
-    """A copy in float64 in the scratch memory of that name."""
-    return _scratch(name, values.shape, values, torch.float64).copy_(values)
+def _memory_of(layer: nn.Module, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Numbers of that shape, type and device, which the next call for the layer overwrites."""
+    kept, count = _MEMORY.get(layer), math.prod(shape)
+    fits = kept is not None and (kept.dtype, kept.device) == (like.dtype, like.device)
+    if kept is None or not fits or kept.numel() < count:
+        kept = _MEMORY[layer] = like.new_empty(count)
+    return kept[:count].view(shape)
 
 
 class Lookups:
@@ -265,16 +297,20 @@ def _trained(module: nn.Module, name: str) -> bool:
 
 
 def _linear(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    trained = _trained(module, "weight"), _trained(module, "bias")
+    weight, bias = _trained(module, "weight"), _trained(module, "bias")
     if inputs.dim() == 2:
-        return Outer(inputs, grad, *trained)
-    flat = inputs.flatten(1, -2)
-    return Positions(module, flat.__getitem__, grad.flatten(1, -2), flat.shape[2], *trained)
+        return Outer(inputs, grad, weight, bias)
+    inputs = inputs.flatten(1, -2)
+    inputs = inputs if weight else inputs[:, :, :0]
+    inputs = F.pad(inputs, (0, 1), value=1.0) if bias else inputs
+    return Positions(module, inputs.__getitem__, grad.flatten(1, -2).mT, inputs.shape[2], bias)
 
 
 def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
     """A linear layer at every position, of the patch that is there."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
+    if inputs.dim() == 3:
+        inputs = inputs[:, :, None]
     kernel, dilation, stride = (
         (1,) * (2 - len(one)) + one for one in (module.kernel_size, module.dilation, module.stride)
     )
@@ -285,33 +321,38 @@ def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradie
         after = [one - one // 2 for one in around]
     else:
         before = after = [0] * (2 - len(module.padding)) + list(module.padding)
-    if inputs.dim() == 3:
-        inputs, grad = inputs[:, :, None], grad[:, :, None]
-    padding = tuple(before)
-    if before != after:
-        inputs, padding = F.pad(inputs, (before[1], after[1], before[0], after[0])), (0, 0)
+    weight, bias = _trained(module, "weight"), _trained(module, "bias")
+    padding = (before[1], after[1], before[0], after[0])
+    how = (tuple(inputs.shape[1:]), kernel, dilation, stride, padding)
+    taken = _patches(*how, weight, bias, inputs.device)
+    # Each row's numbers behind a 0 and a 1.
+    numbers = F.pad(F.pad(inputs.flatten(1), (1, 0), value=1.0), (1, 0))
 
     def patches(at: slice) -> Tensor:
-        return F.unfold(inputs[at], kernel, dilation, padding, stride).mT
+        return numbers[at].index_select(1, taken.view(-1)).view(-1, *taken.shape)
 
-    trained = _trained(module, "weight"), _trained(module, "bias")
-    width = inputs.shape[1] * kernel[0] * kernel[1]
-    found = Positions(module, patches, grad.flatten(2).mT, width, *trained)
-    return _Reshaped(found, module.weight.shape) if trained[0] else found
+    return Positions(module, patches, grad.flatten(2), taken.shape[1], bias)
 
 
-class _Reshaped:
-    """Gradients of a matrix, which the layer keeps in another shape."""
+@lru_cache(maxsize=256)
+def _patches(
+    shape: tuple[int, ...],
+    kernel: tuple[int, ...],
+    dilation: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    weight: bool,
+    bias: bool,
+    device: torch.device,
+) -> Tensor:
+    """Which numbers of a row a convolution takes, axes (positions, inputs).
 
-    def __init__(self, gradients: LayerGradients, shape: torch.Size) -> None:
-        self._gradients, self._shape = gradients, shape
-
-    def squares(self) -> Tensor:
-        return self._gradients.squares()
-
-    def weighted(self, factors: Tensor) -> list[Tensor]:
-        first, *rest = self._gradients.weighted(factors)
-        return [first.reshape(self._shape), *rest]
+    Number 0 is that of the padding, number 1 the input of a bias, the last one of every position.
+    """
+    numbers = torch.arange(2, math.prod(shape) + 2, dtype=torch.float64).view(1, *shape)
+    found = F.unfold(F.pad(numbers, padding), kernel, dilation, 0, stride)[0].T.long()
+    found = found if weight else found[:, :0]
+    return (F.pad(found, (0, 1), value=1) if bias else found).contiguous().to(device)
 
 
 def _embedding(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
@@ -347,3 +388,8 @@ RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradi
     nn.LayerNorm: _normalisation,
     nn.GroupNorm: _normalisation,
 }
+
+
+def gradients_of(call: Call, grad: Tensor) -> LayerGradients:
+    """By the rule of a layer, from the gradient of its output."""
+    return RULES[type(call.module)](call.module, call.inputs, grad)

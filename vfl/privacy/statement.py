@@ -17,8 +17,9 @@ Adversary = Literal["partner", "outsider with the model", "outsider with predict
 #: What one epsilon is about.
 Span = Literal["exchange", "epoch", "training"]
 
-#: What clipping rows of one batch takes for granted where a row more makes a batch longer.
-ALIKE = "float32 rounds a row's gradient alike in every batch"
+#: How a record is removed where the number of rows is public: zero-out (Kairouz et al. 2021). All
+#: others keep their places in batches of the same size, so float32 rounds them alike.
+EMPTY_PLACE = "a removed record leaves its place in the table, and in a batch, empty"
 
 UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary, Span))
 

@@ -38,8 +38,9 @@ from vfl.core.seeds import Secret, scoped
 from vfl.core.torch_internals import Compute, OptimizerFactory, go_back
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
-from vfl.privacy.dpsgd import Call, PrivateHalf
+from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward
+from vfl.privacy.row_gradients import Call
 from vfl.session import ranks
 from vfl.session.checkpoint import Checkpoints
 from vfl.session.journal import Journal

@@ -30,7 +30,7 @@ from vfl.privacy.accountants import (
 )
 from vfl.privacy.dpsgd import Branches, PrivateHalf
 from vfl.privacy.premise import Forward, prove
-from vfl.privacy.statement import ALIKE
+from vfl.privacy.statement import EMPTY_PLACE
 from vfl.session.schedule import batches, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class PrivacyPlan:
         hidden += (
             ("a person is at one branch, and all parties agree on it",) if self.clients else ()
         )
-        hidden += () if self.shuffled else ("the number of rows is public", ALIKE)
+        hidden += () if self.shuffled else ("the number of rows is public", EMPTY_PLACE)
         return PrivacyStatement(
             protects="records",
             against="whoever has the models a training leaves, or asks them; no party of it",

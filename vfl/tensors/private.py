@@ -22,7 +22,7 @@ from vfl.core.registry import require, require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.privacy import PrivacyStatement, kernel
 from vfl.privacy.accountants import GaussianSteps, epsilon_by, epsilon_of, steps_for
-from vfl.privacy.dpsgd import RowClipper
+from vfl.privacy.dpsgd import Pass, RowClipper
 from vfl.privacy.premise import prove
 from vfl.tensors.base import axes
 from vfl.tensors.budgets import MOST_KINDS
@@ -175,6 +175,25 @@ class Budget:
         return low
 
 
+def promise_of(budget: Budget) -> PrivacyStatement:
+    """What a budget promises each record, however it is spent.
+
+    A record less moves one vote of a teacher, as another value of it does.
+    """
+    return PrivacyStatement(
+        protects="records",
+        against="whoever sees every gradient and label that leaves a worker",
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        unit="record",
+        per="training",
+        relation="add or remove",
+        adversary="partner",
+        accountant="rdp",
+        assumes=("each worker keeps its secret", "the aggregator tells nobody the votes"),
+    )
+
+
 class Plan:
     """A network as a worker trains it for one training; see `sanitised_gradients`."""
 
@@ -223,8 +242,7 @@ class Plan:
             total = self._clipped_sum(inputs[taken], labels[taken])
         noisy = kernel.release([self.law], total, self.secret, "noise", self.step)
         noisy /= self.rate * len(inputs)
-        parts = torch.split(noisy.float(), self.sizes)
-        return [part.view(each.shape) for part, each in zip(parts, self.weights, strict=True)]
+        return kernel.shared_out(noisy, self.weights)
 
     @torch.no_grad()
     def _load(self, weights: Sequence[Tensor]) -> None:
@@ -243,15 +261,13 @@ class Plan:
 
         Whoever chose the weights may make such a rounding decide every row's gradient.
         """
-        bounds = torch.tensor([self.law.bound], dtype=torch.float64)
-        total = torch.zeros(self.law.count, dtype=torch.float64)
+        passes: list[Pass] = []
         for row, one in zip(torch.split(batch, 1), torch.split(truth, 1), strict=True):
             with self.clipper.recording() as calls:
                 output = self._rows_out(row.clone())
-            grad = _LOSSES[self.loss](output.detach(), one).to(output)
-            sums, _ = self.clipper.sums(output, grad, self.weights, calls, bounds)
-            total += torch.cat([each.reshape(-1) for each in sums])
-        return total
+            passes.append((output, _LOSSES[self.loss](output.detach(), one).to(output), calls))
+        bounds = torch.tensor([self.law.bound], dtype=torch.float64)
+        return self.clipper.sums_of_passes(passes, self.weights, bounds)
 
 
 def sanitised_gradients(worker: Worker, request: Mapping[str, Any]) -> list[Tensor]:

@@ -34,6 +34,7 @@ from vfl.tensors.keys import WorkerKeys, seal
 from vfl.tensors.wire import packed, unpacked
 
 if TYPE_CHECKING:
+    from vfl.privacy import PrivacyStatement
     from vfl.tensors.budgets import BudgetLedger
 
 #: Who asks, in this process.
@@ -117,6 +118,7 @@ class Worker:
         self.sessions: dict[Any, Any] = {}
         self.members: dict[str, Any] = {}
         self.budgets: dict[int, Any] = {}
+        self._granted: list[Any] = []
         self.plans: dict[str, Any] = {}
         self.teachers: dict[str, Any] = {}
         self._counted: set[bytes] = set()
@@ -176,6 +178,7 @@ class Worker:
             budget.spent = self._ledger.spent(tag)
             budget.keep = partial(self._ledger.keep, tag)
         self.budgets[number] = budget
+        self._granted.append(budget)
 
     def teach(
         self,
@@ -197,7 +200,22 @@ class Worker:
         """
         from vfl.tensors.private import Budget, Teacher
 
-        self.teachers[tag] = Teacher(network, aggregator, Budget(epsilon, delta))
+        budget = Budget(epsilon, delta)
+        self.teachers[tag] = Teacher(network, aggregator, budget)
+        self._granted.append(budget)
+
+    def granted(self) -> PrivacyStatement:
+        """What all that its owner has granted so far may tell of one record, which may be in all.
+
+        Tables, teachers and repeated grants are accounted for apart, so epsilons and deltas add up.
+
+        Raises:
+            PrivacyError: nothing was granted.
+        """
+        from vfl.privacy.statement import added
+        from vfl.tensors.private import promise_of
+
+        return added(map(promise_of, self._granted))
 
     def stop(self) -> None:
         """End, and hold nothing; what is asked later raises LostPeerError."""

@@ -13,6 +13,7 @@ from vfl.core import lazy_names
 
 if TYPE_CHECKING:
     from vfl.experiments.study import add_attack
+    from vfl.testing.accountant import AccountantContract
     from vfl.testing.adversary import AdversaryContract
     from vfl.testing.attack import AttackContract, GradientAttackContract, InputAttackContract
     from vfl.testing.codec import CodecContract
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vfl.testing.writer import RunWriterContract
 
 _HOMES = {
+    "AccountantContract": "vfl.testing.accountant",
     "AdversaryContract": "vfl.testing.adversary",
     "AttackContract": "vfl.testing.attack",
     "CodecContract": "vfl.testing.codec",
@@ -36,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AccountantContract",
     "AdversaryContract",
     "AttackContract",
     "CodecContract",

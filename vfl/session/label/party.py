@@ -35,8 +35,9 @@ from vfl.datasets import PartyData, Split
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
 from vfl.privacy import PrivacyStatement
-from vfl.privacy.dpsgd import Call, PrivateHalf
+from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import require_rows_apart
+from vfl.privacy.row_gradients import Call
 from vfl.session import EarlyStopping, Exchange, Terms, ranks, rules, secure
 from vfl.session.exchange import (
     SUM,
@@ -894,8 +895,8 @@ class LabelParty(AnyLabelParty):
     ) -> None:
         """Gradients of the cuts as ever, and clipped and noisy ones of this party's own weights."""
         assert self.private is not None, "only where there is a plan"
-        torch.autograd.backward([total], inputs=cuts, retain_graph=True)
         (of_outputs,) = torch.autograd.grad(total, [outputs], retain_graph=True)
+        torch.autograd.backward([outputs], [of_outputs], inputs=cuts, retain_graph=True)
         self.private.give_gradients(outputs, of_outputs * len(outputs), calls, step)
 
     def _refuse_beside_dp(self, objective: Objective) -> None:

@@ -1,0 +1,50 @@
+"""What was done to a record: steps of noise, which say nothing of what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vfl.core.registry import require
+
+#: Steps that one event may have.
+MOST_STEPS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianSteps:
+    """Steps of Gaussian noise on a sum of records, as one record meets them.
+
+    Attributes:
+        noise: deviation of the noise over the sensitivity.
+        steps: how many.
+        sampling_rate: probability that a step has the record, for each record by itself (Poisson
+            sampling); 1 is a record in every step.
+
+    Raises:
+        BadOptionError: a number out of range.
+    """
+
+    noise: float
+    steps: int
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        require("noise", self.noise, "above 0", 0 < self.noise < math.inf)
+        require("steps", self.steps, f"0 to {MOST_STEPS}", 0 <= self.steps <= MOST_STEPS)
+        rate = self.sampling_rate
+        require("sampling_rate", rate, "above 0, at most 1", 0 < rate <= 1)
+
+
+#: Steps of one kind, or of several kinds one after the other.
+Steps = GaussianSteps | Sequence[GaussianSteps]
+
+
+def poisson_steps(rows: int, batch_size: int) -> int:
+    """Steps of an epoch of Poisson sampling; each has a row with probability batch_size / rows.
+
+    >>> poisson_steps(60_000, 600), poisson_steps(5, 600)
+    (100, 1)
+    """
+    return max(1, round(rows / batch_size))

@@ -1,0 +1,95 @@
+"""The tests every accountant passes; a plug-in author subclasses `AccountantContract`.
+
+    class TestMine(AccountantContract):
+        specs = ["mine:orders=32"]
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+import math
+from unittest import SkipTest
+
+from vfl.core.errors import MissingPackageError
+from vfl.core.registry import parse
+from vfl.privacy.accountants import ACCOUNTANTS, epsilon_by, gaussian_epsilon, noise_for, steps_for
+from vfl.privacy.events import GaussianSteps
+from vfl.testing.base import Contract, global_states, require_still
+
+#: Kinds of steps, from a little noise to much, sampled and not.
+_KINDS = (
+    GaussianSteps(0.8, 1),
+    GaussianSteps(4.0, 20),
+    GaussianSteps(1.1, 300, 0.02),
+    GaussianSteps(0.7, 50, 0.2),
+)
+_DELTA = 1e-5
+#: What an accountant may round by.
+_CLOSE = 1 - 1e-3
+
+
+class AccountantContract(Contract):
+    """What holds for every bound of what Gaussian steps cost."""
+
+    family = "accountant"
+
+    def test_nothing_costs_less_than_it_does(self, spec: str) -> None:
+        for kind in _KINDS:
+            found = self.cost(spec, kind)
+            assert math.isfinite(found), "an epsilon is not finite"
+            assert found >= _CLOSE * _least(kind), "an epsilon is below what the steps cost"
+
+    def test_more_steps_less_noise_and_a_smaller_delta_never_cost_less(self, spec: str) -> None:
+        for kind in _KINDS:
+            found, rate = self.cost(spec, kind), kind.sampling_rate
+            more = self.cost(spec, GaussianSteps(kind.noise, 2 * kind.steps, rate))
+            louder = self.cost(spec, GaussianSteps(2 * kind.noise, kind.steps, rate))
+            surer = self.cost(spec, kind, _DELTA / 100)
+            assert louder <= found <= min(more, surer), "an epsilon goes the wrong way"
+
+    def test_steps_of_several_kinds_cost_no_less_than_each(self, spec: str) -> None:
+        found = self.cost(spec, _KINDS)
+        assert found >= _CLOSE * max(self.cost(spec, kind) for kind in _KINDS)
+        assert self.cost(spec, (*_KINDS, GaussianSteps(1.0, 0))) == found
+
+    def test_a_record_that_is_never_met_costs_nothing(self, spec: str) -> None:
+        assert self.cost(spec, GaussianSteps(1.0, 0)) == 0.0
+
+    def test_the_same_question_has_one_answer_and_draws_nothing(self, spec: str) -> None:
+        states = global_states()
+        for kind in _KINDS:
+            assert self.cost(spec, kind) == self.cost(spec, kind)
+        require_still(states)
+
+    def test_a_budget_gives_noise_and_steps_that_stay_within_it(self, spec: str) -> None:
+        self.cost(spec, _KINDS[0])
+        noise = noise_for(3.0, _DELTA, 100, 0.02, spec)
+        assert self.cost(spec, GaussianSteps(noise, 100, 0.02)) <= 3.0
+        steps = steps_for(3.0, _DELTA, noise, 0.02, spec)
+        assert steps >= 100
+        assert self.cost(spec, GaussianSteps(noise, steps, 0.02)) <= 3.0
+
+    def test_its_name_is_in_the_list(self, spec: str) -> None:
+        assert parse(spec)[0] in ACCOUNTANTS.names()
+
+    def cost(
+        self, spec: str, steps: GaussianSteps | tuple[GaussianSteps, ...], delta: float = _DELTA
+    ) -> float:
+        """What steps cost; a test is skipped where a package is missing."""
+        try:
+            return epsilon_by(steps, delta, spec)
+        except MissingPackageError as missing:
+            raise SkipTest(str(missing)) from None
+
+
+def _least(kind: GaussianSteps) -> float:
+    """What steps cost at least: without sampling exactly, else a step that has the record.
+
+    A step has it with probability q, so a test of the record errs at least as one at delta / q.
+    """
+    rate = kind.sampling_rate
+    if rate == 1:
+        return gaussian_epsilon(kind.noise, math.sqrt(kind.steps), _DELTA)
+    alone = gaussian_epsilon(kind.noise, 1.0, _DELTA / rate)
+    return math.log1p(rate * math.expm1(alone))
