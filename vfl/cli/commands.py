@@ -1,4 +1,8 @@
-"""Every command of vfl, and what runs one."""
+"""The table of commands and the entry point `main`.
+
+A command's function and options are in another file of this package, or in a product's
+`command.py`; options that commands share are in `vfl.cli.output`.
+"""
 
 from __future__ import annotations
 

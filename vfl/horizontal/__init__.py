@@ -3,7 +3,8 @@
 `settings` is the file of `vfl horizontal`. `plan` says how much noise a budget needs and what that
 promises, `client` trains on a client's rows, `average` joins what clients send, `flower` carries
 both as a Flower ServerApp and ClientApp, and `simulation` plays everybody in one process. `party`
-and `server` are the ends of a project's parties, `study` and `command` what a user starts.
+and `server` are the ends of a project's parties, and `ledger` keeps what a party has spent. A user
+starts `study` and `command`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The protocols stand on one engine of shares (`engine`). Chapter 5 of the thesis of split learning
 (2025), corrected: two parties hold shares, a third deals randomness and evaluates functions on
 permuted values. Chapter 6, where a third deals ahead only, is `vfl.llm`'s. No sockets live here and
-no models; `private` and ``secure = "permuted"`` are the doors of the users. docs/mpc.md says who
-learns what.
+no models. Users call `private`, or set a secure mode of `vfl.mpc.secure` in an experiment.
+docs/mpc.md says who learns what.
 """
 
 from vfl.mpc.network import Layer, Network

@@ -1,6 +1,7 @@
-"""Additive shares: a tensor as one of its two holders has it, or its shape at the dealer.
+"""Additive shares: a tensor as one of its holders has it, or its shape at the dealer.
 
-And their truncation: division by a power of two without the rare huge error. Each holder divides
+`vfl.mpc.engine` multiplies shares; this file holds them, and describes truncation by two holders: a
+division by a power of two without the rare huge error. Each holder divides
 its own share. That is off by one unit at most, unless the first share lies within |z| of the
 ring's turning point: then it is off by N / 2^shift, with probability 2 |z| / N (thesis, 2025,
 theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore moves such a share

@@ -1,4 +1,9 @@
-"""What parties agree on before and while they exchange: terms, schedule, consent, handshake."""
+"""A session: what parties agree on, both ends of a round, and what a party keeps on its disk.
+
+Agreement: `terms`, `rules`, `schedule`, `consent`, `ranges`, `handshake`. The round: `exchange` and
+`label`. A party's disk: `spending`, `ledger`, `journal`, `witness`, `checkpoint`, `trace`.
+Several processes of one party: `ranks`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session asks of a party, held against what the party's own file allows, and on the wire.
+"""Check what a session asks against a party's own file, and limit the size of every frame.
 
 Both ends compute how large a frame may be: the codec, the width and the most rows of an exchange
 say how many bytes a cut, its gradient or a secure mode's message can take. A larger frame is

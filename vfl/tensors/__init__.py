@@ -5,7 +5,8 @@
     shared = vfl.tensors.fix_precision(x).share(alice, bob, dealer=carol)
 
 Ordinary torch code runs on both. After `hook()` tensors and modules have `send` and the like as
-methods. Workers live in this process: see docs/tensors.md for what that protects, and what not.
+methods. Workers of `virtual` live in this process and protect nobody; workers of a `Pool` are other
+processes. docs/tensors.md says what that protects, and what not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All parties in one process: the same parties, the same frames, a function call as the link."""
+"""All parties in one process: the same parties, the same frames, a function call as the link.
+
+`vfl.training.whole_network` plays the parties of a network that nobody holds, as threads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The page of a run or a grid: one static HTML file that fetches nothing."""
+"""Pages of runs, grids, comparisons and values: each is one static HTML file that fetches nothing.
+
+Each kind has a file `*_page.py` that yields its sections (`sections`); `build` prints them.
+"""
 
 from __future__ import annotations
 

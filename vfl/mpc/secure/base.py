@@ -1,4 +1,6 @@
-"""What modes share that sum the feature parties' values under masks.
+"""The base of the modes `sum` and `beaver`, which sum the feature parties' values under masks.
+
+The contract of every mode is `vfl.session.secure.SecureMode`.
 
 They need keys that every pair of feature parties agrees on before the first exchange, refuse what
 would show a single cut, and take the sum at the label party.
