@@ -300,6 +300,7 @@ class _Bench:
             owner=listening["owner"],
             dealer=listening["dealer"],
             limits=limits,
+            dealer_counts=False,  # what is compared is the computation, between two parties
         )
         start_standing(project, held, lambda name: network.command(at[name]))
         worker = held.enter_context(BenchmarkWorker("llm", network.command(at["user"])))

@@ -118,7 +118,8 @@ def command_named(words):
 def test_commands_that_are_named_exist_with_their_options(page):
     for words in commands_of(page):
         command, rest = command_named(words)
-        known = {option for parameter in command.params for option in parameter.opts}
+        options = [(*one.opts, *one.secondary_opts) for one in command.params]
+        known = {option for each in options for option in each}
         asked = {word.partition("=")[0] for word in rest if word.startswith("-")}
         assert asked <= known | {"--help"}, f"vfl {' '.join(words)}"
 

@@ -133,7 +133,8 @@ def test_a_classifier_gives_the_logits_of_plain_torch(parties, tmp_path):
         user.ask_all([[1] * 33])
 
 
-def test_what_was_dealt_ahead_needs_no_dealer_and_is_used_once(project):
+def test_without_a_dealer_that_counts_what_was_dealt_ahead_needs_none(parties):
+    project = parties("owner", "dealer", dealer_counts=False)
     user = project.user()
     user.deal(len(PROMPT), 3, questions=2)
     assert user.left() == {"4-3": 2}
@@ -174,10 +175,10 @@ def test_used_material_never_returns_whoever_was_killed_after_taking_it(project,
 
 
 @pytest.mark.parametrize("party", ["user", "owner"])
-def test_damaged_material_is_given_up_and_the_next_is_taken(project, party):
+def test_damaged_material_is_given_up_and_the_next_is_taken(parties, party):
+    project = parties("owner", "dealer")
     user = project.user()
     user.deal(len(PROMPT), 2, questions=2)
-    project.end("dealer")
     first = min((project.folder / party / "store").glob("material-*/*.safetensors"))
     whole = bytearray(first.read_bytes())
     whole[-5] ^= 1
@@ -234,7 +235,8 @@ def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, mode):
     assert phases["setup"] == weights + layers * HEADER_BYTES
     # A record of TLS 1.3 adds header, type and tag; greetings of TLS and ours come once.
     records = 22 * (reply.phases["online"]["messages"] + reply.phases["control"]["messages"])
-    assert 0 < real - phases["online"] - phases["control"] - records < 2000
+    words = reply.phases["control"]["between"]["owner and user"]
+    assert 0 < real - phases["online"] - words - records < 2000
     assert sum(reply.phases["online"]["between"].values()) == phases["online"]
 
 

@@ -96,13 +96,49 @@ def session(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    """A private model of which two questions may be asked, dealt for more."""
+def dealt(tmp_path, monkeypatch):
+    """Makes a private model with material for questions; whoever stands is let go afterwards."""
     monkeypatch.setattr(llm, "_GRACE_S", 0.0)
-    parties = LlmParties(tmp_path, limits={"max_questions": 2}).start("owner", "dealer")
-    parties.user().deal(4, 1, questions=4)
-    yield parties
-    parties.end()
+    made = []
+
+    def make(questions, **options):
+        made.append(LlmParties(tmp_path, **options).start("owner", "dealer"))
+        made[-1].user().deal(4, 1, questions=questions)
+        return made[-1]
+
+    yield make
+    for parties in made:
+        parties.end()
+
+
+@pytest.fixture
+def asked(dealt):
+    """A private model of which two questions may be asked, dealt for more."""
+    return dealt(4, limits={"max_questions": 2})
+
+
+def asked_twice(parties, newer=()):
+    """Ask, put the stores of both ends back, ask again: the material that both questions used.
+
+    Args:
+        parties: dealt for one question.
+        newer: what the copy has nevertheless as it is later.
+    """
+    used = []
+    stores = {name: parties.folder / name / "store" for name in ("owner", "user")}
+    for name, store in stores.items():
+        shutil.copytree(store, parties.folder / f"copy-{name}")
+    for question in ([7, 3, 9, 41], [5, 60, 12, 33]):
+        parties.user().ask(question, 1)
+        used.append({path.name for path in stores["owner"].glob("material-*/*.used")})
+        parties.end("owner")
+        for name, store in stores.items():
+            copy = parties.folder / f"copy-{name}"
+            for each in newer:
+                put_back(store / each, copy / each)
+            put_back(copy, store)
+        parties.start("owner")
+    return used[0] & used[1]
 
 
 def test_spent_epsilon_is_not_forgotten(session):
@@ -157,3 +193,61 @@ def test_a_model_owner_counts_every_question(asked):
     except VFLError:
         return
     raise BrokenPromiseError("3 questions were answered where the owner allows 2")
+
+
+def test_no_material_answers_two_questions_after_both_ends_went_back(dealt):
+    """What a question has used is used by no other, though owner and user forget it together."""
+    try:
+        asked_twice(dealt(1))
+    except VFLError as refusal:
+        assert "V411" in str(refusal)  # noqa: PT017 - anything else breaks the promise
+        return
+    raise BrokenPromiseError("two questions were answered with one material")
+
+
+def test_without_a_dealer_that_counts_both_ends_can_forget_together(dealt):
+    """What `dealer_counts = false` costs; docs/backups.md says so."""
+    assert asked_twice(dealt(1, dealer_counts=False))
+
+
+def test_material_is_counted_by_its_name_too(dealt):
+    """A copy that was made within a session may count beyond what the session announced."""
+    parties = dealt(1)
+    with pytest.raises(VFLError, match="V501"):
+        asked_twice(parties, newer=["witness"])
+    parties.user().ask([5, 60, 12, 33], 1)  # that material is given up, and other is dealt
+
+
+def test_a_user_that_leaves_the_dealer_out_has_no_answer(dealt, monkeypatch):
+    """Material is not taken at the owner before the dealer has heard both."""
+    parties = dealt(1)
+    owner = parties.folder / "owner" / "store"
+    monkeypatch.setattr(llm.User, "called_to_count", lambda self, streams, wires, *more: wires)
+    with pytest.raises(VFLError):
+        parties.user(patience_s=2.0).ask([7, 3, 9, 41], 1)
+    assert not list(owner.glob("material-*/*.used"))
+
+
+def test_a_user_that_names_other_material_to_the_dealer_has_no_answer(dealt, monkeypatch):
+    """Owner and user want the same material counted, or the dealer ends the question."""
+    parties = dealt(2)
+    called = llm.Party.called_to_count
+
+    def lying(self, streams, wires, plan, account):
+        (other,) = set(self.store(plan.setup).names()) - set(plan.names)
+        return called(self, streams, wires, plan.model_copy(update={"names": (other,)}), account)
+
+    monkeypatch.setattr(llm.User, "called_to_count", lying)
+    with pytest.raises(VFLError, match="want different things"):
+        parties.user().ask([7, 3, 9, 41], 1)
+    assert not list((parties.folder / "owner" / "store").glob("material-*/*.used"))
+
+
+def test_no_question_begins_while_the_dealer_that_counts_is_away(dealt):
+    """It is refused by name, and its material stays good."""
+    parties = dealt(1)
+    parties.end("dealer")
+    with pytest.raises(VFLError, match="the dealer cannot be reached"):
+        parties.user().ask([7, 3, 9, 41], 1)
+    parties.start("dealer")
+    assert len(parties.user().ask([7, 3, 9, 41], 1).tokens) == 1

@@ -70,6 +70,13 @@ def init(
         str, typer.Option(help="fast, or thesis for the protocols as printed.")
     ] = "fast",
     integer_bits: IntegerBits = 8,
+    dealer_counts: Annotated[
+        bool,
+        typer.Option(
+            "--dealer-counts/--no-dealer-counts",
+            help="The dealer stands by at every question, and counts its material as used.",
+        ),
+    ] = True,
 ) -> None:
     """Write a project: a folder each for the model owner, the user and the dealer.
 
@@ -100,6 +107,7 @@ def init(
         limits=limits,
         mode=mode,
         integer_bits=integer_bits,
+        dealer_counts=dealer_counts,
     )
     say(f"wrote {folder}: one folder each for owner, user and dealer")
     say(f"then: vfl llm serve {folder}/owner; vfl llm deal {folder}/dealer")
@@ -128,7 +136,7 @@ def deal(
     """Deal as the dealer until interrupted; as the user, have material dealt ahead.
 
     With the dealer's folder the options mean nothing. With the user's, questions of exactly that
-    length can be asked later without the dealer. A classifier answers no tokens.
+    length can be asked later, and nothing is dealt for them then. A classifier answers no tokens.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import Dealer

@@ -52,6 +52,9 @@ class LlmTerms(Settings):
         labels: names of a classifier's classes.
         end_tokens: that end an answer.
         mode, shown_bytes, first_bytes, integer_bits: see `vfl.llm.two_party.Form`.
+        dealer_counts: whether the dealer takes part in the beginning of every question and counts
+            its material as used, so that not even owner and user together use it twice after both
+            were put back from a copy. `vfl llm init` writes true.
         limits: what the model owner consents to.
     """
 
@@ -65,6 +68,7 @@ class LlmTerms(Settings):
     shown_bytes: int = Field(default=3, ge=2, le=8)
     first_bytes: int = Field(default=4, ge=2, le=8)
     integer_bits: int = Field(default=8, ge=4, le=15)
+    dealer_counts: bool = False
     limits: LlmLimits = LlmLimits()
 
     def digest(self) -> str:

@@ -2,8 +2,9 @@
 
 The protocols are those of `vfl.llm.two_party`. The owner (P0) and the dealer (P2) stand and listen,
 the user (P1) calls; in the offline phase each pair has a stream, in the online phase the owner and
-the user alone. Every stream is TLS 1.3 with a token of its pair; before anything is shared, all
-have signed fresh keys of this session with the identity keys they pinned of each other.
+the user alone, once a dealer that counts has marked the question's material as used. Every stream
+is TLS 1.3 with a token of its pair; before anything is shared, all have signed fresh keys of this
+session with the identity keys they pinned of each other.
 
 Whoever takes material marks it as used, on its disk, before it says a word that depends on it.
 """
@@ -154,6 +155,15 @@ class Account:
         """So much more."""
         before = self.spent.setdefault(phase, {}).get(pair, (0, 0))
         self.spent[phase][pair] = (before[0] + size, before[1] + messages)
+
+    def add_all(self, pair: str, spent: Mapping[str, tuple[int, int]]) -> None:
+        """What `of` gave at another party."""
+        for phase, (size, messages) in spent.items():
+            self.add(phase, pair, size, messages)
+
+    def of(self, pair: str) -> dict[str, tuple[int, int]]:
+        """Bytes and messages of one pair, by phase."""
+        return {phase: row[pair] for phase, row in self.spent.items() if pair in row}
 
     def facts(self, phase: str, seconds: float, questions: int = 1) -> dict[str, Any]:
         """A phase's bytes, messages and seconds, of one of so many questions."""
@@ -397,6 +407,20 @@ class Party:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
+    @contextmanager
+    def _failing(self, wire: Wire) -> Iterator[Wire]:
+        """A stream whose other end learns why this one stops."""
+        try:
+            yield wire
+        except BaseException as error:
+            wire.fail(error)
+            raise
+        finally:
+            wire.close()
+
+    def _open(self, streams: ExitStack, peer: Literal["owner", "dealer"], account: Account) -> Wire:
+        return streams.enter_context(self._failing(self.call(peer, account)))
+
     def check(self, said: Talk) -> None:
         """Both ends are about to do the same.
 
@@ -465,6 +489,36 @@ class Party:
         for name in wires:
             role.use_key(ROLES[name], keys[name], session, 0)
         return role
+
+    def called_to_count(
+        self, streams: ExitStack, wires: Mapping[LlmParty, Wire], plan: Talk, account: Account
+    ) -> dict[LlmParty, Wire]:
+        """All streams that a question begins with: the dealer's too, if the terms say it counts.
+
+        Raises:
+            LostPeerError: the dealer is away.
+        """
+        if not self.terms.dealer_counts:
+            return {**wires}
+        dealer = self._open(streams, "dealer", account)
+        dealer.send_talk(plan)
+        return {**wires, "dealer": dealer}
+
+    def take(self, wires: Mapping[LlmParty, Wire], plan: Talk) -> tuple[Role, list[Tensor]]:
+        """Meet who takes part in a question, and take its material, which is from now on used.
+
+        A dealer that counts has marked it as used, too, before this returns.
+
+        Raises:
+            RolledBackError: a party's folder was put back from a copy.
+            PeerFailedError: the dealer has counted this material before.
+        """
+        role = self.meet(wires, plan.session)
+        material = self.store(plan.setup).take(plan.names[0])
+        if dealer := wires.get("dealer"):
+            dealer.send_talk(plan, Kind.DONE)
+            dealer.receive_talk(Kind.DONE)
+        return role, material
 
     # Files.
 
@@ -590,8 +644,8 @@ class Owner(Party):
         if waiting > limits.max_dealt:
             raise _refused("questions that are dealt", waiting, "max_dealt", limits)
         account = Account()
-        dealer = self.call("dealer", account)
-        try:
+        with ExitStack() as streams:
+            dealer = self._open(streams, "dealer", account)
             session = asked.session + secrets.token_hex(16)
             plan = asked.model_copy(update={"session": session, "setup": known, "names": ()})
             dealer.send_talk(plan)
@@ -603,11 +657,6 @@ class Owner(Party):
             dealer.send_talk(plan)
             wire.send_talk(plan)
             self._play(wire, dealer, plan, account)
-        except BaseException as error:
-            dealer.fail(error)
-            raise
-        finally:
-            dealer.close()
 
     def _play(self, wire: Wire, dealer: Wire, plan: Talk, account: Account) -> None:
         role = self.meet({"user": wire, "dealer": dealer}, plan.session)
@@ -618,8 +667,7 @@ class Owner(Party):
             store.put(name, role.prepare(_program(layers, _blank(plan), plan.count)))
             wire.receive_talk(Kind.DONE)  # it has its half
         dealer.receive_talk(Kind.DONE)
-        spent = {phase: row[_ELSEWHERE] for phase, row in account.spent.items()}
-        wire.send_talk(plan.model_copy(update={"spent": spent}), Kind.DONE)
+        wire.send_talk(plan.model_copy(update={"spent": account.of(_ELSEWHERE)}), Kind.DONE)
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
 
     def _answer(self, wire: Wire, asked: Talk, account: Account) -> None:
@@ -630,11 +678,13 @@ class Owner(Party):
         session = asked.session + secrets.token_hex(16)
         plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
         self._consent(asked.texts)  # before anything is dealt for what would be refused
-        wire.send_talk(plan)
-        if not both or store is None:
+        if not both:
+            wire.send_talk(plan)
             return
-        role = self.meet({"user": wire}, session)
-        material = store.take(both[0])  # marked as used from here on, whatever happens
+        with ExitStack() as streams:
+            wires = self.called_to_count(streams, {"user": wire}, plan, account)
+            wire.send_talk(plan)
+            role, material = self.take(wires, plan)
         sizes = {name: getattr(asked, name) for name in ("prompt_tokens", "count", "texts")}
         append_line(self._asked, {"at": time.time(), "weights": self._digest, **sizes})
         account.phase = "online"
@@ -643,7 +693,7 @@ class Owner(Party):
         with suppress(_EnoughError):
             role.answer(program, material)
         wire.receive_talk(Kind.DONE)
-        wire.send_talk(plan, Kind.DONE)
+        wire.send_talk(plan.model_copy(update={"spent": account.of(_ELSEWHERE)}), Kind.DONE)
         seconds = time.monotonic() - began
         self.say(f"answered {_sizes(asked)} in {seconds:.1f} s")
 
@@ -673,32 +723,53 @@ class Owner(Party):
 
 
 class Dealer(Party):
-    """The dealer: works before the question is asked and sees nothing of it."""
+    """The dealer: works before the question is asked, counts its material, sees nothing of it."""
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         owner = wires["owner"] = Wire(hub.link("owner"), Account(), "owner and dealer")
-        self.check(owner.receive_talk())
-        known = str(self.setup().get("setup", ""))
-        owner.send_talk(self.talk("deal", 1, 1, setup=known))
         plan = owner.receive_talk()
+        self.check(plan)
+        known = str(self.setup().get("setup", ""))
+        if plan.task == "deal":
+            owner.send_talk(self.talk("deal", 1, 1, setup=known))
+            plan = owner.receive_talk()
         hub.wait_all(["user"], self.file.patience_s, partial(owner.watch, hub.link("owner")))
         user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
         theirs = user.receive_talk()
         self.check(theirs)
-        same = ("session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
+        same = ("task", "session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
         if any(getattr(theirs, name) != getattr(plan, name) for name in same):
-            raise DisagreementError("the model owner and the user want different things dealt")
+            raise DisagreementError("the model owner and the user want different things")
         self.require_within(plan)
         limits = self.terms.limits
         if (dealt := len(plan.names) * plan.texts) > limits.max_dealt:
             raise _refused("questions that are dealt", dealt, "max_dealt", limits)
         role = self.meet(wires, plan.session)
+        if plan.task == "ask":
+            self._count(wires, plan, known)
+            return
         layers = self.shared(role, plan, Account())
-        for _ in plan.names:
+        store = self.store(plan.setup)
+        for name in plan.names:
+            store.put(name, ())  # the name alone, before anybody has what it names
             role.prepare(_program(layers, _blank(plan), plan.count))
         owner.send_talk(plan, Kind.DONE)
         user.receive_talk(Kind.DONE)
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
+
+    def _count(self, wires: Mapping[LlmParty, Wire], plan: Talk, known: str) -> None:
+        """Mark the material of a question as used, which both ends have done.
+
+        Raises:
+            ReusedPadError: it was used before, or dealt before this store was lost.
+        """
+        for wire in wires.values():
+            wire.receive_talk(Kind.DONE)
+        store = self.store(known)
+        for name in plan.names:
+            store.take(name)
+        for wire in wires.values():
+            wire.send_talk(plan, Kind.DONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -771,8 +842,7 @@ class User(Party):
                 self.say(f"dealt {done} of {len(plan.names)} questions")
             dealer.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
             seconds = time.monotonic() - began
-            for phase, spent in owner.receive_talk(Kind.DONE).spent.items():
-                account.add(phase, _ELSEWHERE, *spent)
+            account.add_all(_ELSEWHERE, owner.receive_talk(Kind.DONE).spent)
         record = self.setup()
         if plan.fresh:
             record["spent"] = account.facts("setup", record["spent"]["seconds"])
@@ -871,10 +941,11 @@ class User(Party):
             self._check_plan(plan, asked)
             if not plan.names:
                 return None
-            if plan.names[0] not in own:
+            if plan.names[0] not in own or plan.setup != setup:
                 raise ProtocolError("the model owner names material that nobody has")
-            role = self.meet({"owner": owner}, plan.session)
-            material = self.store(setup).take(plan.names[0])
+            with ExitStack() as counting:
+                wires = self.called_to_count(counting, {"owner": owner}, plan, account)
+                role, material = self.take(wires, plan)
             account.phase, began = "online", time.monotonic()
             answers: list[list[int]] = [[] for _ in prompts]
             logits = None
@@ -888,27 +959,13 @@ class User(Party):
                 logits = role.answer(program, material)
             seconds = time.monotonic() - began
             owner.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
-            owner.receive_talk(Kind.DONE)
+            account.add_all(_ELSEWHERE, owner.receive_talk(Kind.DONE).spent)
         offline = facts.get("kinds", {}).get(asked.kind, {})
         phases = {"setup": facts["spent"], "offline": offline}
         phases["online"] = account.facts("online", seconds)
         phases[CONTROL] = account.facts(CONTROL, time.monotonic() - met)
         classes = logits[0].tolist() if isinstance(logits, Tensor) else []
         return Reply([] if classes else answers, classes, phases)
-
-    @contextmanager
-    def _failing(self, wire: Wire) -> Iterator[Wire]:
-        """A stream whose other end learns why this one stops."""
-        try:
-            yield wire
-        except BaseException as error:
-            wire.fail(error)
-            raise
-        finally:
-            wire.close()
-
-    def _open(self, streams: ExitStack, peer: Literal["owner", "dealer"], account: Account) -> Wire:
-        return streams.enter_context(self._failing(self.call(peer, account)))
 
     def _check_plan(self, plan: Talk, asked: Talk) -> None:
         self.check(plan)

@@ -45,6 +45,7 @@ def write_llm_project(
     limits: LlmLimits | None = None,
     mode: str = "fast",
     integer_bits: int = 8,
+    dealer_counts: bool = True,
 ) -> None:
     """Write all three parties' folders, with keys, certificates and tokens for a trial.
 
@@ -57,6 +58,7 @@ def write_llm_project(
         limits: what the owner consents to.
         mode: "fast" or "thesis".
         integer_bits: of values between layers; see `vfl.llm.two_party.Form`.
+        dealer_counts: whether the dealer counts what each question uses; see `LlmTerms`.
 
     Raises:
         RunFolderError: the folder holds something already.
@@ -71,6 +73,7 @@ def write_llm_project(
             "shape": asdict(shape),
             "mode": mode,
             "integer_bits": integer_bits,
+            "dealer_counts": dealer_counts,
             "limits": limits or LlmLimits(),
             **names_of(model),
         }
