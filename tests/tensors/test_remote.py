@@ -7,8 +7,9 @@ from elsewhere import Elsewhere
 from vfl import tensors
 from vfl.core.errors import LostPeerError, PeerError, ProtocolError, UserError
 from vfl.tensors.remote import Ticket
+from vfl.tensors.requests import REQUESTS
 from vfl.tensors.wire import packed, unpacked
-from vfl.tensors.workers import ASKED, Worker
+from vfl.tensors.workers import Worker
 
 X = torch.tensor([[1.5, -2.25, 0.5], [-0.75, 3.0, 2.0]])
 
@@ -66,8 +67,10 @@ def test_what_is_no_message_is_refused():
 
 def test_only_what_is_on_the_list_can_be_asked(everywhere):
     if everywhere is None:
-        assert ASKED.isdisjoint({"load", "allow", "grant", "stop", "unseal", "agreed", "held"})
-        assert all(callable(getattr(Worker, name)) for name in ASKED)
+        assert REQUESTS.keys().isdisjoint(
+            {"load", "allow", "grant", "stop", "unseal", "agreed", "held"}
+        )
+        assert all(callable(getattr(Worker, name)) for name in REQUESTS)
         return
     alice = everywhere[0]
     for name in ("allow", "unseal", "__class__", "stop", "eval"):

@@ -393,10 +393,10 @@ def require_range(option: str, given: float, least: float, most: float = MOST) -
     Raises:
         BadOptionError: with the range.
     """
-    require(option, _shortened(given), f"{least:g} to {most:g}", least <= given <= most)
+    require(option, shortened(given), f"{least:g} to {most:g}", least <= given <= most)
 
 
-def _shortened(number: float) -> str:
+def shortened(number: float) -> str:
     """A number in few letters; the largest ones a spec has room for are no floats."""
     if isinstance(number, int) and abs(number) >= 2**63:
         return "a number of more than 18 digits"

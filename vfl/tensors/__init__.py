@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from vfl.tensors.base import ChainTensor
     from vfl.tensors.fixed import FixedPrecisionTensor, fix_precision
     from vfl.tensors.methods import hook, share, unhook
+    from vfl.tensors.pointers import PointerTensor
     from vfl.tensors.private import PrivateTraining, pate
     from vfl.tensors.remote import Pool, Ticket, serve
-    from vfl.tensors.workers import PointerTensor, Worker, find, get, send, virtual
+    from vfl.tensors.workers import Worker, find, get, send, virtual
 
 __all__ = [
     "ChainTensor",
@@ -46,7 +47,7 @@ __all__ = [
 _HOMES = {
     "ChainTensor": "vfl.tensors.base",
     "FixedPrecisionTensor": "vfl.tensors.fixed",
-    "PointerTensor": "vfl.tensors.workers",
+    "PointerTensor": "vfl.tensors.pointers",
     "Pool": "vfl.tensors.remote",
     "PrivateTraining": "vfl.tensors.private",
     "Ticket": "vfl.tensors.remote",

@@ -17,8 +17,8 @@ from vfl.core.errors import UserError
 from vfl.core.registry import require_range
 from vfl.mpc.ring import decode
 from vfl.tensors.base import ChainTensor, axes
+from vfl.tensors.pointers import ME, PointerTensor
 from vfl.tensors.shares import Here, Ring, Session, Shares, elements_of
-from vfl.tensors.workers import ME, PointerTensor
 
 BITS = 16
 _FACTOR_BITS = 20

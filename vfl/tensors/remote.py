@@ -1,10 +1,10 @@
 """Workers of other processes: a pool that they connect to, and the loop of a worker.
 
 Whoever leads listens; each worker connects with its ticket, by the frames, the handshake and the
-TLS of `vfl.transport`. A request is the name of one of `workers.ASKED` and plain data (see `wire`),
-answered by data or by an error that keeps its type. What workers say to each other in a computation
-passes through the leader sealed, by keys that two workers agree on: it cannot read it. It hands the
-workers' public keys on; workers that know each other's fingerprints detect false ones.
+TLS of `vfl.transport`. A request is the name of one of `requests.REQUESTS` and plain data (see
+`wire`), answered by data or by an error that keeps its type. What workers say to each other in a
+computation passes through the leader sealed, by keys that two workers agree on: it cannot read it.
+It hands the workers' public keys on; workers that know each other's fingerprints detect false ones.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.core.registry import require
 from vfl.mpc.authenticated import AuthenticatedMember
 from vfl.mpc.many_parties import Member
+from vfl.tensors.pointers import ME, PointerTensor, Ref
+from vfl.tensors.requests import REQUESTS
 from vfl.tensors.shares import PointerSession, Session
 from vfl.tensors.wire import packed, unpacked
-from vfl.tensors.workers import ASKED, ME, PointerTensor, Ref, Worker
+from vfl.tensors.workers import Worker
 from vfl.transport import (
     Admission,
     Credential,
@@ -289,7 +291,7 @@ class Pool:
 
 
 class RemoteWorker:
-    """A worker of another process; it does what `workers.ASKED` says, as a `Worker` does.
+    """A worker of another process; it does what `requests.REQUESTS` says, as a `Worker` does.
 
     Args:
         pool: that it connects to.
@@ -314,7 +316,7 @@ class RemoteWorker:
         return int(self.count())
 
     def __getattr__(self, what: str) -> Callable[..., Any]:
-        if what not in ASKED:
+        if what not in REQUESTS:
             raise AttributeError(what)
         return partial(self._ask, what)
 
@@ -388,6 +390,7 @@ class _WorkerEnd:
 
     def __init__(self, worker: Worker, link: TcpLink) -> None:
         self._worker, self._link = worker, link
+        worker.join = self._join_session
         self._relayed: dict[tuple[str, int], deque[bytes]] = defaultdict(deque)
 
     def serve(self) -> None:
@@ -431,13 +434,10 @@ class _WorkerEnd:
         what, args = message.get("ask"), message.get("args")
         try:
             self._worker.forget(message.get("forget", ()))
-            if what not in ASKED or not isinstance(args, list):
+            if what not in REQUESTS or not isinstance(args, list):
                 raise UserError("a worker does nothing of this name", where=self._worker.name)
             if what == "read":  # who asks is known from the connection
                 args = [args[0], ME]
-            if what == "sit":
-                self._join_session(*args)
-                return {"answer": None}
             with torch.set_grad_enabled(bool(message.get("grad", True))):
                 return {"answer": getattr(self._worker, what)(*args)}
         except VFLError as error:

@@ -34,17 +34,16 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.mpc.trio import LocalParties
 from vfl.tensors.base import Link, axes
 from vfl.tensors.keys import seal
-from vfl.tensors.wire import packed
-from vfl.tensors.workers import (
+from vfl.tensors.pointers import (
     ME,
     Mask,
     Masked,
     MaskShare,
     PointerTensor,
     Rule,
-    Worker,
     require_reader,
 )
+from vfl.tensors.wire import packed
 
 _OPERATIONS: dict[str, Operation] = {"mul": torch.mul, "matmul": matmul}
 
@@ -501,7 +500,7 @@ class Stack:
 class LockstepSession(Session):
     """Workers of this process, as one; see `vfl.mpc.many_parties.Lockstep`."""
 
-    def __init__(self, holders: Sequence[Worker], dealer: Worker, mac: bool = False) -> None:
+    def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool = False) -> None:
         super().__init__(holders, dealer, mac)
         self._member = Lockstep(len(holders))
         self._open_rules = [Rule() for _ in self.workers]
@@ -692,7 +691,7 @@ class PointerSession(Session):
         return Shares(self, [*pointers, PointerTensor(dealer, *handle)], shape)
 
 
-def begin_session(holders: Sequence[Worker], dealer: Worker, mac: bool) -> Session:
+def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
     """A session of workers of this process; with MACs each is a thread of its own."""
     if not mac:
         return LockstepSession(holders, dealer)
@@ -704,7 +703,7 @@ def begin_session(holders: Sequence[Worker], dealer: Worker, mac: bool) -> Sessi
     for member, worker in zip(parties.parties, everybody, strict=True):
         worker.members[name] = member
 
-    def ask(what: str, asked: Sequence[tuple[Worker, Sequence[Any]]]) -> list[Any]:
+    def ask(what: str, asked: Sequence[tuple[Any, Sequence[Any]]]) -> list[Any]:
         if what != "perform":
             return [getattr(worker, what)(*args) for worker, args in asked]
         programs = {id(worker): args for worker, args in asked}

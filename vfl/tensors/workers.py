@@ -1,8 +1,8 @@
-"""Workers that hold tensors, and pointers to what they hold.
+"""Workers that hold tensors, and how to send tensors there.
 
 A worker keeps its tensors by number, runs operations of `vfl.tensors.base.OPERATIONS` on them, and
 asks its rule who may read a result: whoever may read every operand. A tensor goes when its last
-pointer does. What may be asked of a worker is in `ASKED`, in plain data: names, numbers, tensors.
+pointer does. What may be asked of a worker are its methods that are `asked`, in plain data.
 
 A virtual worker lives in this process: it protects nobody, and behaves as one that does. Those of
 other processes are in `vfl.tensors.remote`.
@@ -11,10 +11,9 @@ other processes are in `vfl.tensors.remote`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,70 +26,57 @@ from vfl.core.errors import (
     nearest,
 )
 from vfl.core.registry import require
+from vfl.core.seeds import Secret
+from vfl.mpc.numbers import FIELD
 from vfl.mpc.shares import SharedTensor
+from vfl.privacy import PrivacyStatement
+from vfl.privacy.statement import added
 from vfl.tensors.base import IN_PLACE, OPERATIONS, VIEWS, ChainTensor, axes
 from vfl.tensors.foreseen import UNFIT, Form, foreseen, lost
 from vfl.tensors.keys import WorkerKeys, seal
+from vfl.tensors.pointers import (
+    ME,
+    Handle,
+    Held,
+    Mask,
+    Masked,
+    MaskShare,
+    PointerTensor,
+    Ref,
+    Rule,
+    Votes,
+    require_reader,
+)
+from vfl.tensors.private import Budget, Teacher, promise_of, sanitised_gradients, tally
+from vfl.tensors.requests import (
+    Bits,
+    Contents,
+    Flag,
+    Holders,
+    Keys,
+    NamedOperands,
+    NoisyStep,
+    Number,
+    Numbers,
+    Operands,
+    Parcel,
+    Peers,
+    Readers,
+    Role,
+    Sigma,
+    Text,
+    Threshold,
+    Values,
+    asked,
+    require_parameters,
+)
+from vfl.tensors.shares import begin_session, elements_of, perform, split
 from vfl.tensors.wire import packed, unpacked
 
 if TYPE_CHECKING:
-    from vfl.privacy import PrivacyStatement
     from vfl.tensors.budgets import BudgetLedger
 
-#: Who asks, in this process.
-ME = "me"
-_EVERYBODY: frozenset[str] | None = None
-_ASKED = """
-store find run read note require_grad gradient set_gradient backward forget count
-public_key pack accept split masked sit perform private_step vote tally
-"""
-#: All that may be asked of a worker.
-ASKED = frozenset(_ASKED.split())
-#: Of a tensor at a worker: its number there and its axes.
-Handle = tuple[int, torch.Size]
-
-
-@dataclass(slots=True)
-class Rule:
-    """Who may read; one object for all tensors on the same memory.
-
-    Attributes:
-        readers: names, or None for everybody.
-    """
-
-    readers: frozenset[str] | None = _EVERYBODY
-
-    @property
-    def hides(self) -> bool:
-        """Whether not everybody may read."""
-        return self.readers is not None
-
-    def narrow(self, other: Rule) -> None:
-        """Nobody who may not read the other either."""
-        if other.readers is not None:
-            self.readers = other.readers if self.readers is None else self.readers & other.readers
-
-
-@dataclass(slots=True)
-class Held:
-    """A tensor at a worker, or a share.
-
-    Attributes:
-        value: what it is.
-        rule: who may read it.
-        grad_rule: who may read its gradient.
-    """
-
-    value: Any
-    rule: Rule
-    grad_rule: Rule = field(default_factory=Rule)
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor of the worker that is asked, by its number."""
-
-    number: int
+_DEEP = (Tensor, list, tuple, Ref)
 
 
 class Worker:
@@ -107,6 +93,7 @@ class Worker:
         members: its parts in computations on shares, by session.
         plans: networks that it trains with noise, by training.
         teachers: networks that vote, by name.
+        join: takes a seat in a computation of workers elsewhere; None in this process.
     """
 
     remote = False
@@ -127,6 +114,7 @@ class Worker:
         self._tags: dict[str, int] = {}
         self._numbers = count(1)
         self._stopped = False
+        self.join: Callable[..., None] | None = None
 
     def __repr__(self) -> str:
         state = ", stopped" if self._stopped else ""
@@ -170,8 +158,6 @@ class Worker:
             epsilon: what all trainings together may spend of it, with what a ledger has of before.
             delta: of that.
         """
-        from vfl.tensors.private import Budget
-
         number, _ = self.find(tag)
         budget = Budget(epsilon, delta, version=self._tensor(number)._version)
         if self._ledger is not None:
@@ -198,8 +184,6 @@ class Worker:
             epsilon: what all its votes together may spend.
             delta: of that.
         """
-        from vfl.tensors.private import Budget, Teacher
-
         budget = Budget(epsilon, delta)
         self.teachers[tag] = Teacher(network, aggregator, budget)
         self._granted.append(budget)
@@ -212,9 +196,6 @@ class Worker:
         Raises:
             PrivacyError: nothing was granted.
         """
-        from vfl.privacy.statement import added
-        from vfl.tensors.private import promise_of
-
         return added(map(promise_of, self._granted))
 
     def stop(self) -> None:
@@ -228,13 +209,15 @@ class Worker:
 
     # What may be asked of it.
 
-    def store(self, value: Tensor, readers: Iterable[str] | None = None) -> Handle:
+    @asked
+    def store(self, value: Values, readers: Readers = None) -> Handle:
         """Keep what somebody sends."""
         rule = Rule(None if readers is None else frozenset(readers))
         kept = value.detach().clone().requires_grad_(value.requires_grad)
         return self._kept(kept, rule)
 
-    def find(self, tag: str) -> Handle:
+    @asked
+    def find(self, tag: Text) -> Handle:
         """What the owner has loaded under a name.
 
         Raises:
@@ -250,7 +233,8 @@ class Worker:
         number = self._tags[tag]
         return number, self._of(number).value.shape
 
-    def run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handle:
+    @asked
+    def run(self, name: Text, args: Operands, kwargs: NamedOperands) -> Handle:
         """An operation on tensors that are here.
 
         Raises:
@@ -319,7 +303,8 @@ class Worker:
                 used[0].value.detach().copy_(result.detach())
         return result
 
-    def read(self, number: int, requester: str = ME) -> Tensor:
+    @asked
+    def read(self, number: Number, requester: Text = ME) -> Tensor:
         """A tensor, or this worker's share of one, for whom its rule names.
 
         Raises:
@@ -336,29 +321,34 @@ class Worker:
         value = self._tensor(number)
         return value.detach().clone().requires_grad_(value.requires_grad)
 
-    def note(self, number: int) -> tuple[torch.dtype, bool]:
+    @asked
+    def note(self, number: Number) -> tuple[torch.dtype, bool]:
         """Of a tensor: the type of its elements, and whether gradients flow there."""
         value = self._tensor(number)
         return value.dtype, value.requires_grad
 
-    def require_grad(self, number: int, wanted: bool) -> None:
+    @asked
+    def require_grad(self, number: Number, wanted: Flag) -> None:
         """Let gradients flow there, or not."""
         self._tensor(number).requires_grad_(wanted)
 
-    def gradient(self, number: int) -> Handle | None:
+    @asked
+    def gradient(self, number: Number) -> Handle | None:
         """The gradient of a tensor."""
         value = self._tensor(number)
         grad = value.grad if value.is_leaf else None
         return None if grad is None else self._kept(grad, self._of(number).grad_rule)
 
-    def set_gradient(self, number: int, other: int | None) -> None:
+    @asked
+    def set_gradient(self, number: Number, other: Number | None) -> None:
         """Put another tensor, or none, in the place of a gradient."""
         held = self._of(number)
         # A copy: a later gradient is added to it, which must not get into what others read.
         held.value.grad = None if other is None else self._tensor(other).detach().clone()
         held.grad_rule = Rule(None if other is None else self._of(other).rule.readers)
 
-    def backward(self, number: int) -> None:
+    @asked
+    def backward(self, number: Number) -> None:
         """Gradients of everything here that a scalar depends on; who may not read it, not them."""
         loss = self._of(number)
         # Only of what is still held: nobody could forbid anybody to read another one's gradient.
@@ -381,7 +371,8 @@ class Worker:
                 fix="call requires_grad_() on what is learned, and backward() on a sum or mean",
             ) from None
 
-    def forget(self, numbers: Iterable[int]) -> None:
+    @asked
+    def forget(self, numbers: Numbers) -> None:
         """Nobody points there any more."""
         for number in numbers:
             if number not in self._tags.values():
@@ -389,15 +380,18 @@ class Worker:
 
     # What goes to another worker, so that nobody between the two can read it.
 
+    @asked
     def count(self) -> int:
         """How many tensors are here."""
         return len(self)
 
+    @asked
     def public_key(self) -> bytes:
         """What others seal for it with; see `WorkerKeys.public`."""
         return self.keys.public
 
-    def pack(self, number: int, reader: str, key: bytes) -> bytes:
+    @asked
+    def pack(self, number: Number, reader: Text, key: Parcel) -> bytes:
         """A tensor for another worker, sealed, with its rule.
 
         Args:
@@ -427,32 +421,32 @@ class Worker:
             content["value"] = self._tensor(number).detach()
         return seal(key, packed(content))
 
-    def accept(self, parcel: bytes) -> Handle:
+    @asked
+    def accept(self, parcel: Parcel) -> Handle:
         """What another worker has sealed for this one, once.
 
         Raises:
             AuthenticationError: it is for somebody else, was changed, or was here before.
         """
-        content = unpacked(self.keys.unseal(parcel))
-        rule = Rule(None if content["readers"] is None else frozenset(content["readers"]))
-        value = content["value"]
-        if content.get("share") is not None:
+        content = Contents.model_validate(unpacked(self.keys.unseal(parcel)))
+        rule = Rule(None if content.readers is None else frozenset(content.readers))
+        value: Any = content.value
+        if content.share:
             value = SharedTensor(value, 0)
-        elif content.get("mask") is not None:
-            value, rule = Mask(value, content["mask"]), Rule(frozenset())
-        elif content.get("token") is not None:
-            value = Masked(value, content["token"], content["readers"])
+        elif content.mask is not None:
+            value, rule = Mask(value, content.mask), Rule(frozenset())
+        elif content.token is not None:
+            value = Masked(value, content.token, content.readers)
             rule = Rule(frozenset())
-        elif content.get("votes") is not None:
-            value = Votes(value, *content["votes"])
+        elif content.votes is not None:
+            value = Votes(value, *content.votes)
         return self._kept(value, rule)
 
     # Computations on shares; see `vfl.tensors.shares`.
 
-    def split(self, number: int, bits: int, keys: Sequence[bytes]) -> list[bytes]:
+    @asked
+    def split(self, number: Number, bits: Bits, keys: Keys) -> list[bytes]:
         """A tensor's elements as fresh shares, each sealed for a holder, under its rule."""
-        from vfl.tensors.shares import elements_of, split
-
         self.keys.require_known(keys)
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
@@ -463,7 +457,8 @@ class Worker:
             for key, part in zip(keys, parts, strict=True)
         ]
 
-    def masked(self, number: int, mask: int, bits: int, keys: Sequence[bytes]) -> list[bytes]:
+    @asked
+    def masked(self, number: Number, mask: Number, bits: Bits, keys: Keys) -> list[bytes]:
         """A tensor's elements less a mask that a dealer sealed for this worker, under its rule.
 
         The mask is good for this once.
@@ -477,9 +472,6 @@ class Worker:
         Returns:
             A parcel for each holder.
         """
-        from vfl.mpc.numbers import FIELD
-        from vfl.tensors.shares import elements_of
-
         self.keys.require_known(keys)
         held, pad = self._of(number), self._held.pop(mask, None)
         if pad is None or not isinstance(pad.value, Mask):
@@ -492,22 +484,23 @@ class Worker:
             for key, token in zip(keys, pad.value.tokens, strict=True)
         ]
 
-    def sit(self, *about: Any) -> None:
+    @asked
+    def sit(self, session: Text, role: Role, holders: Holders, mac: Flag, peers: Peers) -> None:
         """Join a computation on shares; a worker elsewhere does, with its links."""
-        raise UserError("a worker of this process sits down with others", where=self.name)
+        if self.join is None:
+            raise UserError("a worker of this process sits down with others", where=self.name)
+        everybody = holders + 1
+        require("peers", len(peers), f"{everybody} workers", len(peers) == everybody > role)
+        self.join(session, role, holders, mac, peers)
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Any:
         """A computation of workers of this kind."""
-        from vfl.tensors.shares import begin_session
-
         return begin_session(holders, dealer, mac)
 
-    def perform(
-        self, session: str, kind: str, numbers: Sequence[int], parameters: Sequence[Any]
-    ) -> Handle:
+    @asked
+    def perform(self, session: Text, kind: Text, numbers: Numbers, parameters: Operands) -> Handle:
         """This worker's part of one step of a computation on shares."""
-        from vfl.tensors.shares import perform
-
+        require_parameters(kind, parameters, f"perform at {self.name}")
         member = self.members.get(session)
         if member is None:
             self.require_alive()
@@ -524,13 +517,13 @@ class Worker:
 
     # Learning with noise; see `vfl.tensors.private`.
 
-    def private_step(self, request: Mapping[str, Any]) -> list[Tensor]:
+    @asked
+    def private_step(self, request: NoisyStep) -> list[Tensor]:
         """Gradients that are clipped by row, with noise, of rows that are here."""
-        from vfl.tensors.private import sanitised_gradients
+        return sanitised_gradients(self, dict(request))
 
-        return sanitised_gradients(self, request)
-
-    def vote(self, tag: str, rows: Tensor, sigma: float) -> Handle:
+    @asked
+    def vote(self, tag: Text, rows: Values, sigma: Sigma) -> Handle:
         """The classes that a network of its owner gives rows, for one who counts them with noise.
 
         Raises:
@@ -553,15 +546,13 @@ class Worker:
             ) from None
         return self._kept(votes, Rule(frozenset({teacher.aggregator})))
 
-    def tally(self, numbers: Sequence[int], threshold: float) -> Tensor:
+    @asked
+    def tally(self, numbers: Numbers, threshold: Threshold) -> Tensor:
         """Labels by the votes of teachers that were sent here, with noise; see `private`.
 
         Raises:
             ConsentError: a teacher lets somebody else count, or its votes were counted before.
         """
-        from vfl.core.seeds import Secret
-        from vfl.tensors.private import tally
-
         held = [self._of(number) for number in numbers]
         votes = [each.value for each in held]
         if len({each.shape for each in votes}) != 1 or not all(
@@ -651,197 +642,6 @@ class Worker:
         if isinstance(value, list | tuple):
             return type(value)(self._real(each, used) for each in value)
         return value
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """What a dealer drew for somebody to hide values under.
-
-    Attributes:
-        elements: of the field.
-        tokens: of each holder, which only the dealer, that holder and whoever has the mask know.
-    """
-
-    elements: Tensor
-    tokens: Sequence[bytes] = ()
-
-    @property
-    def shape(self) -> torch.Size:
-        """Its axes."""
-        return self.elements.shape
-
-
-@dataclass(frozen=True, slots=True)
-class MaskShare:
-    """A holder's share of a mask, and its token."""
-
-    shared: SharedTensor
-    token: bytes
-
-    @property
-    def shape(self) -> torch.Size:
-        """Axes of the share."""
-        return self.shared.share.shape
-
-
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """Values less a mask, for one holder.
-
-    Attributes:
-        elements: of the field.
-        token: of that holder and the mask: who says this, was given the mask.
-        readers: who may read the values, as their owner says.
-    """
-
-    elements: Tensor
-    token: bytes
-    readers: Sequence[str] | None
-
-    @property
-    def shape(self) -> torch.Size:
-        """Their axes."""
-        return self.elements.shape
-
-
-@dataclass(frozen=True, slots=True)
-class Votes:
-    """Votes of a teacher, with the terms under which they may be counted; see `private.pate`.
-
-    Attributes:
-        ones: axes (rows, classes).
-        sigma: deviation of the noise of a count.
-        name: of these votes, which are counted once.
-    """
-
-    ones: Tensor
-    sigma: float
-    name: bytes
-
-    @property
-    def shape(self) -> torch.Size:
-        """Rows and classes."""
-        return self.ones.shape
-
-
-class PointerTensor(ChainTensor):
-    """A tensor at a worker.
-
-    Args:
-        location: the worker.
-        number: under which the worker has it.
-        shape: its axes.
-    """
-
-    kind = "a tensor at a worker"
-
-    def __init__(self, location: Any, number: int, shape: Sequence[int]) -> None:
-        self.location, self.number, self._shape = location, number, torch.Size(shape)
-
-    @classmethod
-    def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Let the worker do it; the result is a pointer too."""
-        first = args[0]
-        if not isinstance(first, PointerTensor):
-            first = _pointer_in([*args, *kwargs.values()])
-        number, shape = first.location.run(name, args, kwargs)
-        if number == first.number:  # in place
-            first._shape = torch.Size(shape)
-            return first
-        return PointerTensor(first.location, number, shape)
-
-    def pointers(self) -> list[PointerTensor]:
-        """To everything at workers that this tensor is made of."""
-        return [self]
-
-    def get(self, requester: str = ME) -> Tensor:
-        """The tensor, if its owner lets you.
-
-        Args:
-            requester: who asks; a worker elsewhere knows that by itself.
-
-        Raises:
-            ConsentError: the owner does not.
-            LostPeerError: the worker has ended.
-        """
-        found: Tensor = self.location.read(self.number, requester)
-        return found
-
-    def move(self, worker: Any) -> PointerTensor:
-        """The tensor at another worker, under the same rule; gradients do not follow it.
-
-        Nobody between the two can read it.
-
-        Raises:
-            ConsentError: the owner lets this worker not read it.
-        """
-        parcel = self.location.pack(self.number, worker.name, worker.public_key())
-        return PointerTensor(worker, *worker.accept(parcel))
-
-    def backward(self) -> None:  # type: ignore[override]
-        """See `Worker.backward`."""
-        self.location.backward(self.number)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Let gradients flow here."""
-        self.location.require_grad(self.number, requires_grad)
-        return self
-
-    @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
-        """Whether gradients flow here."""
-        return bool(self.location.note(self.number)[1])
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        """Of the elements."""
-        found: torch.dtype = self.location.note(self.number)[0]
-        return found
-
-    @property  # type: ignore[override]
-    def grad(self) -> PointerTensor | None:
-        """A pointer to the gradient."""
-        handle = self.location.gradient(self.number)
-        return None if handle is None else PointerTensor(self.location, *handle)
-
-    @grad.setter
-    def grad(self, value: PointerTensor | None) -> None:
-        self.location.set_gradient(self.number, None if value is None else value.number)
-
-    def __repr__(self, **_: object) -> str:  # type: ignore[override]
-        return f"<pointer to {axes(self._shape)} at {self.location.name}, number {self.number}>"
-
-    def __del__(self) -> None:
-        location = getattr(self, "location", None)
-        if location is not None:
-            location.forget((self.number,))
-
-
-_DEEP = (Tensor, list, tuple, Ref)
-
-
-def _pointer_in(values: Iterable[Any]) -> PointerTensor:
-    for value in values:
-        if isinstance(value, PointerTensor):
-            return value
-        if isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value):
-            return _pointer_in(value)
-    raise AssertionError("torch found a pointer among the operands")
-
-
-def require_reader(rule: Rule, requester: str, owner: str, shape: torch.Size) -> None:
-    """Refuse a tensor to somebody its rule does not name.
-
-    Raises:
-        ConsentError: the rule does not.
-    """
-    if rule.readers is not None and requester not in rule.readers:
-        raise ConsentError(
-            f"{owner} does not let {requester} have this tensor",
-            where=f"a tensor {axes(shape)} at {owner}",
-            want="a reader that its owner allows",
-            fix=f"the owner may call {owner}.allow(tensor, {requester!r})",
-        )
 
 
 def virtual(*names: str) -> list[Worker]:

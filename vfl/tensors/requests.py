@@ -1,0 +1,240 @@
+"""What a leader may ask of a worker, and the range of every number in it.
+
+A request is a method of the worker that `asked` marks, its arguments are that method's parameters,
+and their types are here: each number has a least and a most. Whoever calls such a method, in this
+process or from elsewhere, passes the one check. The parameters of a step on shares are in `STEPS`
+and `MAPS`, by the step. Operands of torch's operations are values and places in them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import ArgsKwargs
+from torch import Tensor
+
+from vfl.config.toml import Settings
+from vfl.core.errors import UserError, nearest
+from vfl.core.registry import shortened
+from vfl.mpc.many_parties import MOST_HOLDERS
+from vfl.mpc.ring import ELEMENT_BITS
+from vfl.tensors.pointers import Ref
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: All that may be asked of a worker, and what checks the arguments.
+REQUESTS: dict[str, TypeAdapter[Any]] = {}
+
+_MOST_AXES, _MOST_ELEMENTS = 16, 1 << 32
+_MOST_NUMBER = (1 << 53) - 1
+#: Lists in lists that an operand may be.
+_DEPTH = 8
+_ANY = ConfigDict(arbitrary_types_allowed=True)
+
+
+def _small_enough(sizes: list[int]) -> list[int]:
+    if math.prod(sizes) > _MOST_ELEMENTS:
+        raise ValueError(f"axes of at most {_MOST_ELEMENTS} elements")
+    return sizes
+
+
+def _numbered(ref: Ref) -> Ref:
+    if not 0 < ref.number <= _MOST_NUMBER:
+        raise ValueError(f"a tensor's number, 1 to {_MOST_NUMBER}")
+    return ref
+
+
+Flag = Annotated[bool, Strict()]
+Text = Annotated[str, Field(strict=True, max_length=1 << 16)]
+Parcel = Annotated[bytes, Strict()]
+Values = Annotated[Tensor, WithJsonSchema({"type": "tensor"})]
+#: A tensor of the worker: its number.
+Number = Annotated[int, Field(strict=True, ge=1, le=_MOST_NUMBER)]
+Numbers = list[Number]
+At = Annotated[Ref, AfterValidator(_numbered), WithJsonSchema({"type": "tensor"})]
+Readers = list[Text] | None
+Keys = Annotated[list[Parcel], Field(min_length=2, max_length=MOST_HOLDERS)]
+#: Of a fraction.
+Bits = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS // 2 - 2)]
+Shift = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS - 2)]
+Factor = Annotated[int, Field(strict=True, ge=-(1 << 62), le=1 << 62)]
+Size = Annotated[int, Field(strict=True, ge=0, le=_MOST_ELEMENTS)]
+Sizes = Annotated[list[Size], Field(max_length=_MOST_AXES), AfterValidator(_small_enough)]
+Dim = Annotated[int, Field(strict=True, ge=-_MOST_AXES - 1, le=_MOST_AXES)]
+Dims = Annotated[list[Dim], Field(max_length=_MOST_AXES)]
+Padding = Annotated[int, Field(strict=True, ge=0, le=1 << 20)]
+Around = Annotated[list[Padding], Field(max_length=2 * _MOST_AXES)]
+Product = Literal["mul", "matmul"]
+#: Of a computation on shares: a place in it, and how many hold shares.
+Role = Annotated[int, Field(strict=True, ge=0, le=MOST_HOLDERS)]
+Holders = Annotated[int, Field(strict=True, ge=2, le=MOST_HOLDERS)]
+Peers = Annotated[list[tuple[Text, Parcel]], Field(min_length=3, max_length=MOST_HOLDERS + 1)]
+#: Noise of a training over its clip, and of a count of votes.
+Noise = Annotated[float, Field(strict=True, ge=0.01, le=1e6)]
+Clip = Annotated[float, Field(strict=True, ge=1e-6, le=1e6)]
+Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
+Sigma = Annotated[float, Field(strict=True, ge=0.01, le=1e6)]
+Threshold = Annotated[float, Field(strict=True, ge=-1e12, le=1e12)]
+Width = Annotated[int, Field(strict=True, ge=0, lt=1 << 20)]
+Layer = Annotated[list[Text | Flag | list[Width | tuple[Width, ...]]], Field(max_length=3)]
+
+
+class NoisyStep(Settings, arbitrary_types_allowed=True):
+    """A step of `private.PrivateTraining`."""
+
+    plan: Text
+    layers: Annotated[list[Layer], Field(max_length=1 << 10)]
+    loss: Text
+    clip: Clip
+    noise: Noise
+    rate: Rate
+    inputs: At
+    labels: At
+    weights: list[At | Values]
+
+
+class Contents(Settings, arbitrary_types_allowed=True):
+    """What one worker seals for another: a tensor, or what only some of them have.
+
+    Attributes:
+        value: its elements.
+        readers: who may read it.
+        share: whether it is a share.
+        mask: tokens of the holders, of a mask.
+        token: of the mask that a value is hidden under.
+        votes: deviation of the noise of a count, and their name.
+    """
+
+    value: Values
+    readers: Readers
+    share: Flag = False
+    mask: Keys | None = None
+    token: Parcel | None = None
+    votes: tuple[Sigma, Parcel] | None = None
+
+
+def _within(value: Any, depth: int = _DEPTH) -> None:
+    kind = type(value)
+    if kind is int:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ValueError("whole numbers of at most 64 bits")
+    elif kind is Ref:
+        _numbered(value)
+    elif isinstance(value, list | tuple):
+        if not depth:
+            raise ValueError(f"lists in at most {_DEPTH} lists")
+        for each in value:
+            _within(each, depth - 1)
+    elif kind is slice:
+        _within((value.start, value.stop, value.step), depth)
+
+
+def _operands(values: Any) -> Any:
+    if not isinstance(values, list | tuple):
+        raise ValueError("a list")
+    for each in values:
+        _within(each)
+    return values
+
+
+def _named_operands(values: Any) -> Any:
+    if not isinstance(values, dict):
+        raise ValueError("a table")
+    for each in values.values():
+        _within(each)
+    return values
+
+
+#: Of an operation of torch: whole numbers are of 64 bits, floats anything that a tensor may hold.
+Operands = Annotated[Sequence[Any], PlainValidator(_operands), WithJsonSchema({"type": "operands"})]
+NamedOperands = Annotated[
+    Mapping[str, Any], PlainValidator(_named_operands), WithJsonSchema({"type": "operands"})
+]
+
+
+def _adapters(types: Mapping[str, Any]) -> Mapping[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(each, config=_ANY) for name, each in types.items()}
+
+
+#: The parameters of each step on shares, and of each linear map behind its name.
+STEPS = _adapters({
+    "plus": tuple[Values], "product": tuple[Product], "divide": tuple[Shift],
+    "negative": tuple[()], "transposed": tuple[()], "blank": tuple[Sizes],
+    "mask": tuple[Sizes, Text | None], "input": tuple[()], "disclose": tuple[()],
+})  # fmt: skip
+MAPS = _adapters({
+    "scale": tuple[Factor], "by": tuple[Values, Product, Flag], "add": tuple[()],
+    "reshape": tuple[Sizes], "expand": tuple[Sizes], "sum_to": tuple[Sizes],
+    "gather": tuple[Values], "spread": tuple[Values, Sizes], "sum": tuple[Dims, Flag],
+    "pad": tuple[Around], "stack": tuple[Dim], "clone": tuple[()],
+})  # fmt: skip
+
+
+def require_parameters(kind: str, parameters: Sequence[Any], where: str) -> None:
+    """Refuse parameters that a step on shares does not have.
+
+    Raises:
+        UserError: a parameter is out of its range, or no worker knows the step.
+    """
+    steps, (name, *rest) = STEPS, [kind, *parameters]
+    if kind == "linear":
+        steps, (name, *rest) = MAPS, [*parameters] or [kind]
+    if not isinstance(name, str) or name not in steps:
+        raise UserError(
+            "a step that no worker knows",
+            where=where,
+            got=name if isinstance(name, str) else type(name).__name__,
+            want=", ".join(steps),
+            fix=nearest(str(name), steps),
+        )
+    try:
+        steps[name].validate_python(tuple(rest))
+    except ValidationError as error:
+        raise _refused(error, f"{where}: {name}", ()) from None
+
+
+def asked(method: F) -> F:
+    """Mark a method of a worker as a request: arguments out of their ranges raise UserError."""
+    name, parameters = method.__name__, tuple(inspect.signature(method).parameters)
+    REQUESTS[name] = adapter = TypeAdapter[Any](cast(Any, method), config=_ANY)
+    check = adapter.validator.validate_python
+
+    @wraps(method)
+    def door(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return check(ArgsKwargs((self, *args), kwargs))  # calls the method
+        except ValidationError as error:
+            raise _refused(error, f"{name} at {self.name}", parameters) from None
+
+    return cast(F, door)
+
+
+def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) -> UserError:
+    """The first mistake; of what was given, only a number or the type."""
+    first, *_ = error.errors(include_url=False)
+    place = list(first["loc"])
+    if parameters and isinstance(place[0], int) and place[0] < len(parameters):
+        place[0] = parameters[place[0]]
+    given, wanted = first["input"], first["msg"].removeprefix("Input should be ")
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    return UserError(
+        "a worker does not take this argument",
+        where=": ".join([where, ".".join(map(str, place))]) if place else where,
+        got=shortened(given) if number else type(given).__name__,
+        want=wanted.removeprefix("Value error, "),
+        fix="ask with what vfl/tensors/requests.py allows",
+    )
