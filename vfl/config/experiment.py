@@ -410,7 +410,7 @@ class Experiment(Settings):
 
     @property
     def missing_rows(self) -> MissingRows:
-        """What becomes of rows that some feature party lacks."""
+        """How the session treats rows that some feature party lacks."""
         return self.data.missing_rows
 
     @property

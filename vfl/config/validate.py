@@ -95,7 +95,7 @@ def of_data(data: DataSettings) -> Iterator[str]:
 
 
 def of_label(label: LabelSettings) -> Iterator[str]:
-    """What is for classes alone."""
+    """Yield settings that only a classification uses."""
     for name in ("hits", "class_weight") if label.task == "regression" else ():
         if set_by_hand(label, name):
             yield f"{name} is for classification; a regression has no classes"
