@@ -20,7 +20,7 @@ from vfl.datasets import load_bundled
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import of_experiment as plan_of
 from vfl.session import PartyFolder, Terms, rules
-from vfl.session.private import PrivacyPlan
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.training.local import LocalSession
 from vfl.training.run import train
 

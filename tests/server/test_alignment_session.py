@@ -31,8 +31,8 @@ from vfl.datasets.alignment.positions import Alignment, last_version
 from vfl.datasets.on_disk import DiskBytes, OnDisk
 from vfl.session import Terms
 from vfl.session.alignment import Post
-from vfl.session.identity import Identity
 from vfl.session.relay import PairSeals, _Seal
+from vfl.session.store.identity import Identity
 from vfl.session.terms import AlignTerms
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate

@@ -23,7 +23,7 @@ from vfl.datasets.alignment.gaps import role_of
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Send, run_roles
 from vfl.serving.front import settings_file
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training.run import load_data, session_of
 
 PARTIES, ROWS = ("bank", "shop"), 240

@@ -20,8 +20,8 @@ from stand_in_flower import Flower
 from vfl.core.errors import ConfigError, ConsentError, LostRankError, PeerFailedError, SpecError
 from vfl.core.frame import Kind
 from vfl.core.storage import Seal, load_weights, read_json
-from vfl.session.ledger import SessionLedger
-from vfl.session.rank_processes import RankProcesses
+from vfl.session.ranks.processes import RankProcesses
+from vfl.session.store.session_ledger import SessionLedger
 
 PARTY = """\
 party = "{name}"

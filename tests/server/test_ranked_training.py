@@ -9,13 +9,13 @@ from torch import distributed
 
 from vfl.clients import FeatureParty
 from vfl.config import Experiment
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
+from vfl.core.traffic import Ledger
 from vfl.datasets import load_bundled
 from vfl.session import Introduction, Terms, rules
 from vfl.session.exchange import Own
 from vfl.session.label import LabelParty, Objective, Records
-from vfl.session.ranks import Ranks
+from vfl.session.ranks.group import Ranks
 from vfl.training.local import LocalSession
 from vfl.transport import (
     Admission,

@@ -18,8 +18,8 @@ from vfl.core.storage import read_json
 from vfl.mpc.secure import shared_layer
 from vfl.mpc.secure.beaver import ShareHolder
 from vfl.mpc.secure.sum import MaskedCut
-from vfl.session.identity import Identity
-from vfl.session.ledger import Meter
+from vfl.session.store.identity import Identity
+from vfl.session.store.session_ledger import Meter
 
 PARTIES = ("bank", "shop")
 PARTY = """\

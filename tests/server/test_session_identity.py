@@ -27,7 +27,7 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Kind
 from vfl.experiments.pages import build_report
-from vfl.session.party_folder import own_ledger, own_secret
+from vfl.session.store.party_folder import own_ledger, own_secret
 from vfl.session.terms import Terms
 
 PARTIES = ("bank", "shop", "club")

@@ -6,16 +6,16 @@ import pytest
 
 from vfl.clients import FeatureParty
 from vfl.config import Experiment
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest
+from vfl.core.traffic import Ledger
 from vfl.datasets import load_bundled
 from vfl.mpc.secure.base import binding_of
 from vfl.mpc.secure.keys import Agreement
-from vfl.session import Introduction, Terms, rules, secure
+from vfl.session import Introduction, Terms, rules, secure_mode
 from vfl.session.exchange import Own
-from vfl.session.identity import Identity
 from vfl.session.label import LabelParty, Objective, Records
+from vfl.session.store.identity import Identity
 from vfl.training.local import LocalSession
 from vfl.transport import (
     Admission,
@@ -53,7 +53,7 @@ def play(party, schedule, identities, terms):
     """A feature party's whole session."""
     if terms.masks_cuts:
         pins = {name: identity.public for name, identity in identities.items()}
-        binding, mode = binding_of(terms, SESSION, 0), secure.make(terms.secure)
+        binding, mode = binding_of(terms, SESSION, 0), secure_mode.make(terms.secure)
         keys = Agreement(party.name, identities[party.name], pins, binding)
         mode.offer(party.end, keys)
         mode.accept(party.end, keys, terms)

@@ -15,7 +15,7 @@ from vfl.core.errors import ConfigError, LostPeerError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
 from vfl.mpc.secure.beaver import DealerEnd
-from vfl.session.identity import Identity
+from vfl.session.store.identity import Identity
 
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 ROWS, WIDTH = 120, 4

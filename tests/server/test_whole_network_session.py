@@ -17,7 +17,7 @@ from vfl.clients.whole_network import WholeNetworkParty
 from vfl.core.errors import MissingPartyError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
-from vfl.session.ledger import SessionLedger
+from vfl.session.store.session_ledger import SessionLedger
 
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 ROWS = 120

@@ -24,7 +24,7 @@ from vfl.models import BOTTOMS
 from vfl.session import Introduction, PartyReport, SessionMessage, check_consent, rules
 from vfl.session.consent import frame_limits
 from vfl.session.exchange import Own
-from vfl.session.secure import SECURE
+from vfl.session.secure_mode import SECURE
 from vfl.transport import Hello, local_pair
 
 CASES = [400, pytest.param(100_000, marks=pytest.mark.slow)]

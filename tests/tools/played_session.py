@@ -8,9 +8,9 @@ from stand_in_flower import Envelope
 
 from vfl.config import Experiment, read_party_file
 from vfl.core.errors import ProtocolError
-from vfl.core.ledger import Ledger
-from vfl.session.identity import Identity
-from vfl.session.party_folder import own_terms
+from vfl.core.traffic import Ledger
+from vfl.session.store.identity import Identity
+from vfl.session.store.party_folder import own_terms
 from vfl.session.terms import AlignTerms
 from vfl.transport import HubLink
 

@@ -9,8 +9,8 @@ from stand_in_flower import Flower
 from vfl.config import Experiment
 from vfl.core.errors import VFLError
 from vfl.core.seeds import Secret
-from vfl.session.identity import Identity
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.identity import Identity
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training.run import load_data, session_of
 
 FEATURES, ROWS, WIDTH = ("bank", "shop"), 200, 4

@@ -45,7 +45,7 @@ from vfl.mpc.secure.sum import ring_of
 from vfl.session import PartyFolder, Terms, rules
 from vfl.session.exchange import CutTerms, FeatureEnd, Own
 from vfl.session.schedule import queries
-from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.secure_mode import nobodys_bottom, shares_weights
 from vfl.session.trace import Recorded, Replayed
 from vfl.session.trace.replay import Decoder
 from vfl.transport.link import local_pair

@@ -19,7 +19,7 @@ from vfl.core.errors import BadOptionError, ConfigError, UserError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import Secret, generator
 from vfl.experiments.cells import Cell, settings_of
-from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.secure_mode import nobodys_bottom, shares_weights
 from vfl.training.specs import check_specs
 
 _LARGEST = 2**22

@@ -24,7 +24,7 @@ from vfl.datasets import PartyData
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.session import CHECKPOINTS, Adversary, FeatureEnd
 from vfl.session.schedule import QUERY_ROWS
-from vfl.session.secure import nobodys_bottom
+from vfl.session.secure_mode import nobodys_bottom
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, train, trained
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from vfl.config import Experiment, PartySettings, TraceSettings, ValueSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError
-from vfl.core.ledger import Ledger
 from vfl.core.storage import stamp, write_json
+from vfl.core.traffic import Ledger
 from vfl.experiments.cells import CODEC, Cell, GridFolder, is_done, is_grid
 from vfl.experiments.statistics import paired_difference
 from vfl.experiments.tables import SHARES, score_text

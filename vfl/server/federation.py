@@ -41,8 +41,8 @@ from vfl.session import (
 )
 from vfl.session.consent import frame_limits
 from vfl.session.handshake import RankStream
-from vfl.session.secure import Layers
-from vfl.session.witness import Standing
+from vfl.session.secure_mode import Layers
+from vfl.session.store.witness import Standing
 from vfl.transport import (
     Admission,
     Credential,

@@ -48,13 +48,13 @@ from vfl.datasets import Split
 from vfl.defenses.base import FIT_ROWS
 from vfl.models import Bottom, Shape
 from vfl.models.footprint import footprint
-from vfl.session import rules, secure
+from vfl.session import rules, secure_mode
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.handshake import REPORT_LIMIT_BYTES
-from vfl.session.ledger import Spent
-from vfl.session.private import PrivacyPlan
 from vfl.session.ranges import out_of_range
 from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
-from vfl.session.secure import Layers
+from vfl.session.secure_mode import Layers
+from vfl.session.store.session_ledger import Spent
 from vfl.session.terms import Terms
 from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
@@ -109,7 +109,7 @@ def dealt_bytes(terms: Terms, layers: Iterable[Layers], split: Split) -> int:
     """
     if rules.dealer(terms) is None:
         return 0
-    mode, served = secure.make(terms.secure), list(layers)
+    mode, served = secure_mode.make(terms.secure), list(layers)
     exchanges = rules.schedule(terms, split)
     return sum(mode.helper_bytes(served, len(one.rows), one.trains) for one in exchanges)
 
@@ -268,7 +268,7 @@ def check_layers(
         ConsentError: every difference, asked and allowed.
     """
     found = list(_of_layers(terms, consent, split, layers))
-    if secure.make(terms.secure).divides_rows:  # whose number nobody knew before
+    if secure_mode.make(terms.secure).divides_rows:  # whose number nobody knew before
         found += _of_privacy(terms, consent, getattr(layers, "training_rows", 0))
     _refuse(party, found)
 
@@ -397,7 +397,7 @@ def _differences(
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
-    if not too_long and not secure.make(terms.secure).divides_rows:
+    if not too_long and not secure_mode.make(terms.secure).divides_rows:
         yield from _of_privacy(terms, consent, len(split.train))
     yield from _of_layers(terms, consent, split, shared)
     yield from _version(terms, consent)
@@ -482,7 +482,7 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
     Its own layer has a column of ones beside its columns.
     """
     columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
-    mode, width = secure.make(terms.secure), terms.parties[party].width
+    mode, width = secure_mode.make(terms.secure), terms.parties[party].width
     layers: Layers | None = mode.layers(columns, width, terms.label_party).get(party)
     return layers
 
@@ -622,7 +622,7 @@ def frame_limits(
         own = limits_of_links(terms, party, split)
         merged = [_largest([getattr(one, way) for one in own]) for way in ("up", "down")]
         return LinkLimits(*map(_at_most_a_frame, merged))
-    up, down = secure.make(terms.secure).limits(terms, party, rows, layers)
+    up, down = secure_mode.make(terms.secure).limits(terms, party, rows, layers)
     up |= {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
     down |= {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES}
     if terms.mode == "serve":

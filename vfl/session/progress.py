@@ -11,7 +11,7 @@ from typing import Any
 
 from vfl.core.frame import Frame
 from vfl.datasets import Split
-from vfl.session.private import PrivacyPlan
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.schedule import QUERY_ROWS, Exchange, steps_per_epoch
 from vfl.session.terms import Terms
 

@@ -32,7 +32,7 @@ from vfl.datasets.split import Split
 from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
 from vfl.session.label import LabelParty, Objective
-from vfl.session.secure import label_parties, nobodys_bottom, shares_weights
+from vfl.session.secure_mode import label_parties, nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
 
 # ONNX Runtime 1.29 and later report their use to its makers unless told not to before the import.

@@ -12,7 +12,7 @@ from vfl.core.errors import ConsentError, DisagreementError, RunFolderError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.session import Exchange, Terms
-from vfl.session.ledger import Meter, SessionLedger, Spent, notes, total_epsilon
+from vfl.session.store.session_ledger import Meter, SessionLedger, Spent, notes, total_epsilon
 
 CONTENT = {"parties": {name: {"width": 4} for name in ("bank", "shop", "club")}, "merge": "sum"}
 WEIGHTS = "a" * 64
