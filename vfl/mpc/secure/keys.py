@@ -5,9 +5,9 @@ key. The signature covers everything both must mean alike: session, attempt, the
 terms, all parties in their order, and whose offer it is. So an offer of another session, of other
 settings, of another party or under another role does not verify. It also covers the count of the
 party's store (`vfl.session.store.witness`), which each other party compares. The key of a pair
-follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The label
-party relays the offers; without a private key it learns nothing from them, and without an identity key it
-cannot put its own in their place.
+follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The
+label party relays the offers; without a private key it learns nothing from them, and without an
+identity key it cannot put its own in their place.
 
 Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in bytes.
 
