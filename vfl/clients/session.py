@@ -31,7 +31,7 @@ from vfl.session import (
     check_consent,
     check_dealers_consent,
     rules,
-    secure,
+    secure_mode,
 )
 from vfl.session.consent import (
     check_layers,
@@ -138,7 +138,7 @@ class _PartySession:
         self.started = time.perf_counter()
         self.message, self.party, self.say = message, party, say
         self.terms, self.name = message.terms, party.party
-        self.mode, self.trains = secure.make(self.terms.secure), self.terms.mode == "train"
+        self.mode, self.trains = secure_mode.make(self.terms.secure), self.terms.mode == "train"
         self.checkpoints = own_checkpoints(party, self.terms)
         self.ledger, self.folder = own_ledger(party), own_folder(party, self.terms)
         self.data, self.recorders = None, list[Recorder]()

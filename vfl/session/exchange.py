@@ -41,7 +41,7 @@ from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward
 from vfl.privacy.row_gradients import Call
-from vfl.session import ranks
+from vfl.session.ranks import group
 from vfl.session.ranks.group import ALONE, Ranks
 from vfl.session.schedule import EarlyStopping, Exchange
 from vfl.session.store.checkpoint import Checkpoints
@@ -434,7 +434,7 @@ class FeatureEnd(_End):
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._weights = terms.weights
-        ranks.fit(self.model, own.ranks)
+        group.fit(self.model, own.ranks)
         self._compute = Compute(own.device, terms.precision, terms.compiled)
         self._compute.take(self.model)
         self._secret = own.secret

@@ -38,7 +38,7 @@ from vfl.privacy import PrivacyStatement
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import require_rows_apart
 from vfl.privacy.row_gradients import Call
-from vfl.session import EarlyStopping, Exchange, Terms, ranks, rules, secure_mode
+from vfl.session import EarlyStopping, Exchange, Terms, rules, secure_mode
 from vfl.session.dp_plan import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.exchange import (
     SUM,
@@ -62,6 +62,7 @@ from vfl.session.label.quality import (
     reduced_quality,
     regression_quality,
 )
+from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 
 #: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
@@ -681,7 +682,7 @@ class LabelParty(AnyLabelParty):
         for name, end in self.ends.items():
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
-        ranks.fit(self.model, own.ranks)
+        group.fit(self.model, own.ranks)
         self.model["task"] = self._task
         missing = None
         if self.data.held:
