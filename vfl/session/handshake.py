@@ -67,10 +67,13 @@ class Introduction(Settings):
         terms: Terms,
         session: str,
         standing: Announcement | None = None,
+        party: str | None = None,
     ) -> Introduction:
-        """The introduction of a party that holds `data`; of the one that has no rows."""
+        """The introduction of a party that holds `data`; `party` names one that holds none."""
+        if party is None:
+            party = str(rules.rowless(terms)) if data is None else data.name
         return cls(
-            party=str(rules.rowless(terms)) if data is None else data.name,
+            party=party,
             version=VERSION,
             terms=terms.digest(),
             settings=terms.settings(),
