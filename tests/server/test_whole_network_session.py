@@ -159,7 +159,6 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
     "limit",
     [
         "max_parameters = 4",
-        "max_memory_bytes = 10000",
         "max_bytes = 5000",
         'secure = ["permuted:mode=thesis*"]',
     ],

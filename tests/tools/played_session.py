@@ -4,6 +4,8 @@ import shutil
 import warnings
 from typing import ClassVar
 
+import numpy as np
+import pandas as pd
 from stand_in_flower import Envelope
 
 from vfl.config import Experiment, read_party_file
@@ -61,6 +63,16 @@ def largest(seen):
     return sizes
 
 
+#: A party's own file.
+PARTY = """\
+party = "{name}"
+[data]
+source = "data.csv"
+id = "id"
+{more}
+"""
+
+
 class PlayedSession:
     """Folders of several parties, a lender's among them, and a way to play a session."""
 
@@ -112,6 +124,18 @@ class PlayedSession:
             for thread in self.flower.threads:
                 thread.join(timeout=20)
         return Noting.seen
+
+    def write_tables(self, parties):
+        """Tables of 120 rows: two columns of each feature party, and the lender's labels."""
+        draw = np.random.default_rng(0)
+        for name in (*parties, "lender"):
+            (self.folder / name).mkdir()
+            columns = {"a": draw.normal(size=120), "b": draw.normal(size=120)}
+            if name == "lender":
+                columns = {"paid": np.arange(120) % 2}
+            table = pd.DataFrame({"id": [f"r{row:03}" for row in range(120)], **columns})
+            table.to_csv(self.folder / name / "data.csv", index=False)
+            self.write(name, 'label = "paid"' if name == "lender" else "")
 
     @property
     def run(self):
