@@ -132,7 +132,7 @@ def played(parties, monkeypatch, capfd):
             logger.error("details: %s", error)
         finally:
             for thread in flower.threads:
-                thread.join(timeout=20)
+                thread.join(timeout=60)
         screen = capfd.readouterr()
         folder = parties / "lender" / "store" / "runs" / "run"
         texts = {str(file.name): file.read_text() for file in _texts_in(folder)}

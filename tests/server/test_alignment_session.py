@@ -57,7 +57,7 @@ class Played:
 
     def __init__(self, folder, parties, label, flower):
         self.folder, self.parties, self.label, self.flower = folder, parties, label, flower
-        self.runs, self.patience, self.stream = 0, 30.0, {}
+        self.runs, self.patience, self.stream = 0, 60.0, {}
         self.write()
 
     def write(self, predict="", **consents):
@@ -86,7 +86,7 @@ class Played:
                 "label": {"party": "label", "top": "linear"},
                 "train": {"epochs": 1, "batch_size": 64},
                 "federation": {
-                    "join_timeout_s": 20.0,
+                    "join_timeout_s": 60.0,
                     "rejoin_window_s": 1.0,
                     "step_timeout_s": self.patience,
                     **self.stream,

@@ -23,7 +23,7 @@ from vfl.transport import TcpLink
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 HOLDERS = ("lender", "bank", "shop")
 ROWS = {"lender": 100, "bank": 60, "shop": 80}
-FEDERATION = {"rejoin_window_s": 0.2, "step_timeout_s": 20.0, "max_restarts": 0}
+FEDERATION = {"rejoin_window_s": 0.2, "step_timeout_s": 60.0, "max_restarts": 0}
 
 
 class Session(PlayedSession):

@@ -27,7 +27,7 @@ EXPERIMENT = {
     "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in PARTIES},
     "label": {"party": "lender", "top": "linear"},
     "train": {"epochs": 2, "batch_size": 20, "checkpoint_every": 3},
-    "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0},
+    "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 60.0, "max_restarts": 0},
 }
 
 SHORT = EXPERIMENT["federation"] | {"join_timeout_s": 0.3}

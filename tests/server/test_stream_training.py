@@ -111,7 +111,7 @@ def over_streams(data, settings, moments=(), tls=True):
             schedule = rules.schedule(terms, data[name].split)
             whole = (parties[name], schedule, identities, terms)
             threads.append(threading.Thread(target=play, args=whole))
-        hub.wait_all(PARTIES, 10.0)
+        hub.wait_all(PARTIES, 60.0)
         links = {name: Observed(hub.link(name), name, "label", [ledger]) for name in PARTIES}
         secret = Secret.of_simulation(0, "label")
         label = LabelParty(
@@ -123,7 +123,7 @@ def over_streams(data, settings, moments=(), tls=True):
         label.aggregator.begin()
         label.run(rules.schedule(terms, data["label"].split))
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=60)
     finally:
         hub.close()
         for link in ends:

@@ -26,7 +26,7 @@ EXPERIMENT = {
     "label": {"party": "lender", "top": "linear"},
     "train": {"epochs": 2, "batch_size": 20, "checkpoint_every": 3, "optimizer": "sgd",
               "momentum": 0, "learning_rate": 0.1},
-    "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0},
+    "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 60.0, "max_restarts": 0},
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ TRAIN = {
     "momentum": 0,
     "learning_rate": 1.0,
 }
-FEDERATION = {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0}
+FEDERATION = {"rejoin_window_s": 0.2, "step_timeout_s": 60.0, "max_restarts": 0}
 
 
 def content(names, secure):

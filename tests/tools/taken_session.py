@@ -18,7 +18,7 @@ IDS = [f"Zq8id{row:03}" for row in range(ROWS)]
 SHARED = {
     "parties": {name: {"width": WIDTH, "bottom": "mlp:hidden=8"} for name in FEATURES},
     "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 4},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
+    "federation": {"step_timeout_s": 60.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
 }
 
 
