@@ -32,7 +32,7 @@ from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, UserError
 from vfl.datasets.describe import describe
 from vfl.session import Terms, rules
-from vfl.session.party_folder import own_data
+from vfl.session.store.party_folder import own_data
 
 ROWS, COLUMNS = 1_000_000, 20
 BLOCK_ROWS = 50_000

@@ -51,8 +51,8 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import Dealing, OwnTable, load_own
 from vfl.serving.front import Asked, LeadSettings, scores, settings_file
-from vfl.session.identity import Identity
 from vfl.session.schedule import ROW_BYTES
+from vfl.session.store.identity import Identity
 from vfl.transport.certificates import session_certificate
 from vfl.transport.stream import client_context
 

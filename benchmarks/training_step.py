@@ -24,18 +24,18 @@ from vfl.clients import FeatureParty
 from vfl.config import Experiment
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 from vfl.config.toml import Settings
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret, derive, generator, scoped
+from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
 from vfl.datasets.party import digest_of
 from vfl.mpc.secure.keys import Agreement
-from vfl.session import Exchange, Terms, rules, secure
+from vfl.session import Exchange, Terms, rules, secure_mode
 from vfl.session.exchange import Own
 from vfl.session.label import LabelParty, Objective, Records
 from vfl.session.label.party import Classification, Meter
-from vfl.session.rank_processes import store_at
-from vfl.session.ranks import ALONE, Ranks
-from vfl.session.secure import shares_weights
+from vfl.session.ranks.group import ALONE, Ranks
+from vfl.session.ranks.processes import store_at
+from vfl.session.secure_mode import shares_weights
 from vfl.training.local import Connect, LocalSession
 from vfl.transport import HubLink, Observed, TcpLink, local_pair
 
@@ -311,7 +311,7 @@ class Setup:
 
     def agreement(self, party: str) -> Agreement:
         """A feature party's side of an agreement on keys, with keys that protect nobody."""
-        mode = secure.make(self.terms.secure)
+        mode = secure_mode.make(self.terms.secure)
         everybody = {name: self.secret(name) for name in self.workload.parties}
         keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
         assert isinstance(keys, Agreement), "a mode that sums cuts"
@@ -476,7 +476,7 @@ def join(setup: Setup) -> Measurement:
         own, bottom = setup.own(name), setup.bottoms()[name]
         party = FeatureParty(setup.data[name], setup.terms, link, own, bottom=bottom)
         if setup.terms.masks_cuts:
-            mode, keys = secure.make(setup.terms.secure), setup.agreement(name)
+            mode, keys = secure_mode.make(setup.terms.secure), setup.agreement(name)
             mode.offer(party.end, keys)
             mode.accept(party.end, keys, setup.terms)
         return party

@@ -12,7 +12,7 @@ from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
 from vfl.privacy.dpsgd import Branches, PrivateHalf
 from vfl.session import Terms
-from vfl.session.private import PrivacyPlan, branches_of
+from vfl.session.dp_plan import PrivacyPlan, branches_of
 from vfl.training.local import LocalSession
 from vfl.training.privacy_audit import audit
 

@@ -92,8 +92,7 @@ class Killed(Exception):
     """Stands for a process that ends between two frames."""
 
 
-@pytest.mark.parametrize("share", [0.4, 0.7, 1.0])
-@pytest.mark.parametrize("in_flight", [1, 5])
+@pytest.mark.parametrize(("in_flight", "share"), [(1, 0.4), (1, 1.0), (5, 0.7)])
 def test_an_interrupted_run_stops_and_ends_alike(data, tmp_path, share, in_flight):
     settings = {"patience": 2, "keep": "best", "in_flight": in_flight}
     undisturbed = session(data, **settings).run()

@@ -44,8 +44,8 @@ def test_names_are_told_apart():
     ],
 )
 def test_what_becomes_of_a_fault_is_told(find, replace, outcome):
-    file, tests = "vfl/core/ledger.py", ["tests/core/test_ledger.py"]
+    file, tests = "vfl/core/traffic.py", ["tests/core/test_traffic.py"]
     fault = mutants.Mutant("frames", file, find, replace, tests)
     ((_, told, by),) = mutants.try_each([fault], seconds=120)
     assert told == outcome
-    assert by.startswith("tests/core/test_ledger.py::") == (outcome == "noticed")
+    assert by.startswith("tests/core/test_traffic.py::") == (outcome == "noticed")

@@ -4,10 +4,9 @@ import json
 import time
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from played_session import PlayedSession, stand_in
+from played_session import PARTY, PlayedSession, stand_in
 from pydantic import ValidationError
 from sealed import weights_at
 from stand_in_flower import Flower
@@ -20,7 +19,7 @@ from vfl.datasets import load_bundled
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import of_experiment as plan_of
 from vfl.session import PartyFolder, Terms, rules
-from vfl.session.private import PrivacyPlan
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.training.local import LocalSession
 from vfl.training.run import train
 
@@ -360,30 +359,15 @@ def test_a_clipped_split_step_takes_at_most_four_plain_ones(bottom):
     assert ratio <= 4
 
 
-PARTY = """\
-party = "{name}"
-[data]
-source = "data.csv"
-id = "id"
-{more}
-"""
-
-
 class Session(PlayedSession):
     """Two feature parties and a lender over real streams."""
 
     def __init__(self, folder, flower, content):
         super().__init__(folder, flower, content)
-        draw = np.random.default_rng(0)
-        for name in ("bank", "shop", "lender"):
-            (folder / name).mkdir()
-            columns = {"a": draw.normal(size=120), "b": draw.normal(size=120)}
-            if name == "lender":
-                columns = {"paid": np.arange(120) % 2}
-            table = pd.DataFrame({"id": [f"r{row:03}" for row in range(120)], **columns})
-            table.to_csv(folder / name / "data.csv", index=False)
-            more = 'label = "paid"' if name == "lender" else ""
-            self.write(name, PARTY.format(name=name, more=more))
+        self.write_tables(("bank", "shop"))
+
+    def write(self, name, more):
+        super().write(name, PARTY.format(name=name, more=more))
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def undisturbed(data):
     return session(data).run()
 
 
-@pytest.mark.parametrize("kills", [[3], [12], [7, 12, 13, 21], [14, 15, 16, 17], [26]])
+@pytest.mark.parametrize("kills", [[3], [7, 12, 13, 21], [14, 15, 16, 17], [26]])
 def test_resuming_changes_nothing(data, undisturbed, tmp_path, kills):
     for step in kills:
         with pytest.raises(Killed):
@@ -220,8 +220,7 @@ def test_checkpoints_of_two_parties_are_not_exchanged(data, tmp_path):
 
 
 @pytest.mark.parametrize("party", ["left", "label"])
-def test_a_damaged_checkpoint_is_told_and_an_older_one_used(data, tmp_path, party):
-    whole = session(data).run()
+def test_a_damaged_checkpoint_is_told_and_an_older_one_used(data, undisturbed, tmp_path, party):
     with pytest.raises(Killed):
         session(data, tmp_path, [Killer(13)]).run()
     newest = checkpoints_of(tmp_path)[party][-1]
@@ -233,7 +232,7 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_used(data, tmp_path, part
     resumed.run()
     assert told == ["checkpoint 10 is damaged; the training goes on from 5"]
     assert min(seen) == 5
-    assert resumed.weights_digest() == whole.weights_digest()
+    assert resumed.weights_digest() == undisturbed.weights_digest()
 
 
 def test_the_commit_is_one_small_file(tmp_path):

@@ -20,7 +20,7 @@ from vfl.attacks import Grant
 from vfl.config import Experiment, PartyFile
 from vfl.core.errors import codes
 from vfl.core.frame import Frame, Kind, pack_header, to_bytes
-from vfl.core.ledger import Traffic
+from vfl.core.traffic import Traffic
 from vfl.experiments.notebook import train
 from vfl.experiments.scenarios import SCENARIOS
 

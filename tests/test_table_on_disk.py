@@ -10,7 +10,7 @@ from vfl.core.errors import ConfigError
 from vfl.core.storage import read_lines
 from vfl.datasets.mapped_tensor import MappedTensor
 from vfl.session import Terms
-from vfl.session.party_folder import own_data
+from vfl.session.store.party_folder import own_data
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, train
 

@@ -11,7 +11,7 @@ from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
 from vfl.privacy.accountants import ACCOUNTANTS
-from vfl.session.secure import SECURE
+from vfl.session.secure_mode import SECURE
 
 FAMILIES = {
     "codecs": CODECS,

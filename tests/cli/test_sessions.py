@@ -9,8 +9,8 @@ from vfl.cli import app
 from vfl.config import Experiment, read_party_file
 from vfl.core.frame import Frame, Kind
 from vfl.session import Terms
-from vfl.session.ledger import SessionLedger
-from vfl.session.party_folder import own_ledger
+from vfl.session.store.party_folder import own_ledger
+from vfl.session.store.session_ledger import SessionLedger
 
 EXPERIMENT = {"parties": {"bank": {}, "shop": {}}, "defense": "clipped_noise:norm=1,sigma=4"}
 

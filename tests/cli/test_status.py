@@ -12,8 +12,8 @@ import pytest
 from vfl.config import Experiment, PartyFile
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError
-from vfl.core.ledger import Ledger
 from vfl.core.storage import locked, worker_of, write_json
+from vfl.core.traffic import Ledger
 from vfl.federation import deployment
 from vfl.federation.project import write_project
 from vfl.session.progress import ProgressReport

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vfl.core.ledger import size
+from vfl.core.traffic import size
 from vfl.session.trace import read
 
 EVERYTHING = """["train","validation","test"]"""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from vfl.core.ledger import size
+from vfl.core.traffic import size
 
 COUNTS = {"bytes_up", "bytes_down"}
 FIGURES = COUNTS | {"test_accuracy", "steps_per_second", "weights_sha256", "run"}

@@ -8,8 +8,8 @@ from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder, environment, new_run_name
 from vfl.core.errors import LostPeerError, RunFolderError
 from vfl.core.frame import Frame, Kind
-from vfl.core.ledger import Ledger
 from vfl.core.storage import FORMAT, read_json, read_lines, write_json
+from vfl.core.traffic import Ledger
 from vfl.core.version import VERSION
 
 EXPERIMENT = Experiment.model_validate({"name": "trial", "parties": {"bank": {"width": 3}}})

@@ -46,8 +46,8 @@ from vfl.session import (
     check_introduction,
 )
 from vfl.session.handshake import PartyReport
-from vfl.session.rank_processes import RankProcesses
-from vfl.session.witness import Witness
+from vfl.session.ranks.processes import RankProcesses
+from vfl.session.store.witness import Witness
 from vfl.training.run import load_data
 from vfl.training.specs import check_specs, spec_mistakes
 from vfl.transport import Credential, Hello, TcpLink, Timeouts

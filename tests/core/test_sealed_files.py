@@ -33,7 +33,7 @@ from vfl.core.storage import (
     write_text,
 )
 from vfl.session import Checkpoints, PartyFolder
-from vfl.session.ledger import SessionLedger
+from vfl.session.store.session_ledger import SessionLedger
 from vfl.session.terms import Terms
 from vfl.session.trace import read
 from vfl.training import run

@@ -7,7 +7,7 @@ import pytest
 from vfl.config import read_experiment
 from vfl.core.errors import ConfigError, DataError, SpecError, WidthError
 from vfl.core.frame import HEADER_BYTES
-from vfl.core.ledger import CONTROL
+from vfl.core.traffic import CONTROL
 from vfl.defenses import DEFENSES
 from vfl.experiments import plan
 from vfl.training.local import LocalSession

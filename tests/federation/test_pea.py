@@ -21,7 +21,7 @@ from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
 from vfl.federation import deployment
 from vfl.federation.project import write_project
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training import federated, run
 
 pytestmark = pytest.mark.net

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json, read_lines
-from vfl.session import secure
+from vfl.session import secure_mode
 from vfl.training import federated
 from vfl.training.demo import run_in_process
 
@@ -31,7 +31,7 @@ def opened(folders):
     """The weights that two holders have shares of."""
     left, right = (load_file(folder / "weights.safetensors") for folder in folders)
     assert all(share.dtype == torch.int64 for share in left.values())
-    bits = secure.make(SECURE).rules.bits
+    bits = secure_mode.make(SECURE).rules.bits
     return {name: (left[name] + right[name]).double() / 2**bits for name in left}
 
 

@@ -11,8 +11,8 @@ from vfl.core.errors import ConsentError, PeerFailedError, RolledBackError
 from vfl.core.storage import Seal, read_sealed_json, write_sealed_json
 from vfl.horizontal.ledger import Rounds, rounds_of
 from vfl.session import Terms
-from vfl.session.party_folder import own_ledger
-from vfl.session.witness import Witness
+from vfl.session.store.party_folder import own_ledger
+from vfl.session.store.witness import Witness
 
 pytestmark = pytest.mark.usefixtures("within_a_run")
 NOISE = "clipped_noise:norm=1.0,sigma=4.0"

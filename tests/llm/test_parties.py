@@ -36,7 +36,7 @@ from vfl.llm.text import BytePairs, Streamed, read_tokenizer
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.ring import encode
-from vfl.session.identity import Identity
+from vfl.session.store.identity import Identity
 
 PROMPT = [7, 3, 9, 41]
 

@@ -18,7 +18,7 @@ from vfl.core.errors import (
 from vfl.mpc.secure import keys
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding, pair_key
 from vfl.mpc.stream import PadStream
-from vfl.session.identity import Identity, Pin, read_pins
+from vfl.session.store.identity import Identity, Pin, read_pins
 from vfl.transport.certificates import node_key_pair
 
 PARTIES = ("bank", "shop", "clinic")

@@ -25,7 +25,7 @@ from vfl.mpc.secure.shared_layer import (
 from vfl.mpc.shares import SharedTensor, Truncation, blank
 from vfl.mpc.stream import PadStream
 from vfl.mpc.trio import LocalParties, Trio
-from vfl.session.secure import SECURE
+from vfl.session.secure_mode import SECURE
 from vfl.testing import HolderContract, Protocol
 
 #: Of every mode of a session the protocols below that it runs.

@@ -14,7 +14,7 @@ from vfl.core.errors import (
 from vfl.core.seeds import generator
 from vfl.mpc import ring as ring_loops
 from vfl.mpc.secure.masks import PairwiseMasks, Ring
-from vfl.session import secure
+from vfl.session import secure_mode
 
 PARTIES = ["bank", "shop", "clinic"]
 
@@ -90,7 +90,7 @@ def test_the_last_number_that_fits_and_the_first_that_does_not(monkeypatch, comp
 
 
 def test_the_usual_ring_is_exact_to_two_to_the_minus_seventeen():
-    ring = secure.make("sum").ring(2)
+    ring = secure_mode.make("sum").ring(2)
     assert ring == Ring(32, 16, 2)
     values = cut(1, rows=1000, scale=20.0)
     alone = ring.decode([ring.encode(values, "bank", 0).tobytes()], 1000, 5)
@@ -135,9 +135,9 @@ def test_nan_and_inf_are_refused(value):
 def test_options_that_make_no_ring_are_refused():
     for spec in ("sum:bits=12", "sum:bits=8,fraction=7", "sum:fraction=-1"):
         with pytest.raises(BadOptionError):
-            secure.make(spec)
+            secure_mode.make(spec)
     with pytest.raises(BadOptionError, match="out of range") as caught:
-        secure.make("sum:bits=8,fraction=4").ring(16)
+        secure_mode.make("sum:bits=8,fraction=4").ring(16)
     assert caught.value.want.startswith("0 to 2")
     Ring.of(8, 2, 16)
 

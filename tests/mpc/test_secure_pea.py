@@ -27,8 +27,8 @@ from vfl.mpc.secure import pea
 from vfl.mpc.stream import PadStream
 from vfl.session import rules
 from vfl.session.consent import check_layers
-from vfl.session.private import PrivacyPlan
-from vfl.session.secure import make
+from vfl.session.dp_plan import PrivacyPlan
+from vfl.session.secure_mode import make
 from vfl.training.run import load_data, session_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pea.toml"

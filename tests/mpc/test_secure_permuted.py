@@ -31,7 +31,7 @@ from vfl.mpc.network import fixed_point_rate
 from vfl.mpc.ring import decode
 from vfl.mpc.secure.permuted import PermutedEnd
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
-from vfl.session import rules, secure
+from vfl.session import rules, secure_mode
 from vfl.training import run as in_process
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, session_of
@@ -70,7 +70,7 @@ def trained(content, **options):
 
 def opened(session):
     """The weights, which only both holders together can tell."""
-    label, bits = session.terms.label_party, secure.make(session.terms.secure).rules.bits
+    label, bits = session.terms.label_party, secure_mode.make(session.terms.secure).rules.bits
     shares = session.weights()
     if label in HOLDERS:
         own = shares[label].items()
@@ -369,7 +369,7 @@ def test_validation_rows_stop_a_training_where_they_may_be_asked():
     session = trained(content)
     last = session.label.history[-1]
     assert 0 < last["best_epoch"] < len(session.label.history) < 40
-    assert "those of validation rows" in secure.promise(session.terms)
+    assert "those of validation rows" in secure_mode.promise(session.terms)
     (told,) = [one for one in session.revealed() if "validation outputs" in one.what]
     assert told.times == len(session.label.history)
 

@@ -37,7 +37,7 @@ from vfl.privacy import kernel
 from vfl.privacy.accountants import epsilon_of, gaussian_epsilon
 from vfl.privacy.dpsgd import Branches
 from vfl.privacy.projection import private_projection
-from vfl.session.private import PrivacyPlan
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.tensors.private import Budget, Plan, Teacher, described, tally
 from vfl.tensors.workers import Votes
 
@@ -136,7 +136,7 @@ HALVES = {
 }
 
 
-@measures("session/private.py:PrivacyPlan.statement")
+@measures("session/dp_plan.py:PrivacyPlan.statement")
 @pytest.mark.parametrize("network", HALVES)
 @pytest.mark.parametrize("quantile", [None, 0.5])
 @pytest.mark.parametrize("by", ["half", "layer"])
@@ -184,7 +184,7 @@ def test_one_row_or_branch_in_all_halves(released, network, quantile, by, shuffl
         assert allowed(moved, plan.statement(1).epsilon)
 
 
-@measures("session/private.py:PrivacyPlan.statement")
+@measures("session/dp_plan.py:PrivacyPlan.statement")
 def test_a_row_that_leaves_its_place_empty_where_rounding_decides_every_gradient(released):
     """Weights take what is left of a float32 sum times 1e12, and the loss takes its sign."""
     draw = torch.Generator().manual_seed(0)

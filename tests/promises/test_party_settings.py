@@ -24,12 +24,12 @@ from vfl.federation.deployment import supernode_command
 from vfl.session import Terms, check_consent, check_dealers_consent
 from vfl.session.consent import check_middles_consent, check_tasks_consent
 from vfl.session.exchange import Own
-from vfl.session.identity import Identity, keys_of
-from vfl.session.ledger import Meter
-from vfl.session.party_folder import own_data, own_folder, own_ledger
-from vfl.session.rank_machines import RanksKey
-from vfl.session.rank_processes import device_of
+from vfl.session.ranks.machines import RanksKey
+from vfl.session.ranks.processes import device_of
 from vfl.session.serving import Requests
+from vfl.session.store.identity import Identity, keys_of
+from vfl.session.store.party_folder import own_data, own_folder, own_ledger
+from vfl.session.store.session_ledger import Meter
 from vfl.session.trace import expected_bytes as trace_bytes
 from vfl.session.trace import own_recorders
 from vfl.transport import local_pair

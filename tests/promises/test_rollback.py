@@ -13,7 +13,7 @@ from stand_in_flower import Flower
 from vfl.core.errors import VFLError
 from vfl.core.frame import Kind
 from vfl.llm import parties as llm
-from vfl.session.party_folder import own_ledger, own_terms
+from vfl.session.store.party_folder import own_ledger, own_terms
 
 ROWS = 120
 NOISE = "clipped_noise:norm=1.0,sigma=4"

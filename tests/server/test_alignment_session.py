@@ -31,8 +31,8 @@ from vfl.datasets.alignment.positions import Alignment, last_version
 from vfl.datasets.on_disk import DiskBytes, OnDisk
 from vfl.session import Terms
 from vfl.session.alignment import Post
-from vfl.session.identity import Identity
 from vfl.session.relay import PairSeals, _Seal
+from vfl.session.store.identity import Identity
 from vfl.session.terms import AlignTerms
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
@@ -57,7 +57,7 @@ class Played:
 
     def __init__(self, folder, parties, label, flower):
         self.folder, self.parties, self.label, self.flower = folder, parties, label, flower
-        self.runs, self.patience, self.stream = 0, 30.0, {}
+        self.runs, self.patience, self.stream = 0, 60.0, {}
         self.write()
 
     def write(self, predict="", **consents):
@@ -86,7 +86,7 @@ class Played:
                 "label": {"party": "label", "top": "linear"},
                 "train": {"epochs": 1, "batch_size": 64},
                 "federation": {
-                    "join_timeout_s": 20.0,
+                    "join_timeout_s": 60.0,
                     "rejoin_window_s": 1.0,
                     "step_timeout_s": self.patience,
                     **self.stream,
@@ -136,10 +136,9 @@ def make(tmp_path, data_root, monkeypatch):
     return played
 
 
-@pytest.mark.parametrize("overlap", [0.6, 0.9])
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_three_parties_find_the_same_people(make, name, overlap):
-    federation, common = make(name, overlap=overlap)
+def test_three_parties_find_the_same_people(make, name):
+    federation, common = make(name, overlap=0.6)
     run = federation.run("align")
     orders = [federation.order(party) for party in (*PARTIES, "label")]
     assert orders[0] == orders[1] == orders[2]

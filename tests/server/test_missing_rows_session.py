@@ -23,7 +23,7 @@ from vfl.datasets.alignment.gaps import role_of
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Send, run_roles
 from vfl.serving.front import settings_file
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training.run import load_data, session_of
 
 PARTIES, ROWS = ("bank", "shop"), 240
@@ -35,7 +35,7 @@ CONTENT = {
     "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in PARTIES},
     "label": {"party": "lender", "top": "mlp:hidden=8"},
     "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 5},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
+    "federation": {"step_timeout_s": 60.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
 }
 CONSENT = """\
 modes = ["train", "evaluate", "predict", "serve", "align"]

@@ -9,13 +9,13 @@ from torch import distributed
 
 from vfl.clients import FeatureParty
 from vfl.config import Experiment
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
+from vfl.core.traffic import Ledger
 from vfl.datasets import load_bundled
 from vfl.session import Introduction, Terms, rules
 from vfl.session.exchange import Own
 from vfl.session.label import LabelParty, Objective, Records
-from vfl.session.ranks import Ranks
+from vfl.session.ranks.group import Ranks
 from vfl.training.local import LocalSession
 from vfl.transport import (
     Admission,
@@ -73,7 +73,7 @@ def in_ranks(data, settings, size):
 
     def own(party, rank):
         # Draws of their own at every rank: what all must share is spread from rank 0.
-        ranks = Ranks.join_group(party, rank, size, stores[party], 20.0)
+        ranks = Ranks.join_group(party, rank, size, stores[party], 60.0)
         return Own(Secret.of_simulation(rank, party), ranks=ranks)
 
     def feature(name, rank):
@@ -95,7 +95,7 @@ def in_ranks(data, settings, size):
             link.close()
 
     def label(rank):
-        hubs[rank].wait_all(PARTIES, 20.0)
+        hubs[rank].wait_all(PARTIES, 60.0)
         ledger = Ledger()
         links = {n: Observed(hubs[rank].link(n), n, "label", [ledger]) for n in PARTIES}
         objective = Objective.of(settings.label, data["label"].outputs)

@@ -105,9 +105,8 @@ def test_no_label_party_reads_gradients_of_another(session, monkeypatch):
     [
         ("bank", CONSENT.replace("insurer", "other"), "label parties beside 'lender': insurer"),
         (OTHER, "[consent]\nmax_parameters = 50\n", "parameters in top mlp:hidden=7"),
-        (OTHER, "[consent]\nmax_epochs = 1\n", "epochs 2"),
+        (OTHER, "[consent]\nmax_epochs = 1\nmax_rows = 50\n", "epochs 2; 200 rows"),
         (OTHER, "[consent]\nmax_bytes = 5000\n", "bytes"),
-        (OTHER, "[consent]\nmax_rows = 50\n", "200 rows"),
     ],
 )
 def test_who_does_not_consent_takes_no_part(session, name, text, match):

@@ -17,7 +17,7 @@ from vfl.clients.whole_network import WholeNetworkParty
 from vfl.core.errors import MissingPartyError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
-from vfl.session.ledger import SessionLedger
+from vfl.session.store.session_ledger import SessionLedger
 
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 ROWS = 120
@@ -29,7 +29,7 @@ TRAIN = {
     "momentum": 0,
     "learning_rate": 1.0,
 }
-FEDERATION = {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0}
+FEDERATION = {"rejoin_window_s": 0.2, "step_timeout_s": 60.0, "max_restarts": 0}
 
 
 def content(names, secure):
@@ -159,7 +159,6 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
     "limit",
     [
         "max_parameters = 4",
-        "max_memory_bytes = 10000",
         "max_bytes = 5000",
         'secure = ["permuted:mode=thesis*"]',
     ],

@@ -9,7 +9,7 @@ from served import PARTIES, passes_of, predicted, same, start
 
 from vfl.clients.serving import ServedParty
 from vfl.core.errors import PeerFailedError, StorageError
-from vfl.session.party_folder import own_ledger
+from vfl.session.store.party_folder import own_ledger
 
 IDS = [f"Zq8id{row:03}" for row in range(90)]
 #: A busy machine takes its time to mend a stream.

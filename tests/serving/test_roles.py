@@ -19,8 +19,8 @@ from vfl.core.errors import ProtocolError, StorageError, VFLError
 from vfl.core.frame import Frame, Kind
 from vfl.serving.front import settings_file, switch
 from vfl.serving.local import serve
-from vfl.session.party_folder import own_ledger, own_terms
 from vfl.session.relay import Askers, Switchboard
+from vfl.session.store.party_folder import own_ledger, own_terms
 from vfl.training import run
 
 

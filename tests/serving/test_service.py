@@ -42,7 +42,7 @@ from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of, switch
 from vfl.serving.local import serve
 from vfl.session import Terms
-from vfl.session.party_folder import own_ledger
+from vfl.session.store.party_folder import own_ledger
 from vfl.training import run
 from vfl.transport import session_certificate
 

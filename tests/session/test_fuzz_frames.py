@@ -9,23 +9,20 @@ import resource
 import sys
 import tracemalloc
 import warnings
-import zlib
 from collections import Counter
-from itertools import islice
 
 import pytest
 import torch
 from frame_targets import SPECS, all_targets
-from mutate import BLOCK_CASES, mutated_frames, repair
+from mutate import mutated_frames
 
 from vfl.compression import CODECS
 from vfl.compression.none import Uncompressed
 from vfl.core.errors import VFLError
-from vfl.core.frame import HEADER_BYTES, Frame, Kind, from_bytes, to_bytes
+from vfl.core.frame import from_bytes
 from vfl.core.registry import parse
 
-CASES = [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
-FRAME = to_bytes(Frame(Kind.CUT, 3, bytes(range(40))))
+CASES = [6_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 KIBIBYTES = 1 if sys.platform.startswith("linux") else 1024  # macOS counts ru_maxrss in bytes
 
 
@@ -105,49 +102,6 @@ def test_no_case_allocates_what_its_bytes_ask_for():
     tracemalloc.stop()
     # No limit here exceeds 544 bytes but those of greetings; the rest is Python's own.
     assert max(peaks.values()) < 16 * 1024
-
-
-def test_a_case_is_the_same_wherever_a_run_starts():
-    frames = [FRAME, FRAME + b"x"]
-    whole = list(mutated_frames(frames, 7, 0, BLOCK_CASES + 50))
-    for start in (0, 17, BLOCK_CASES - 1, BLOCK_CASES, BLOCK_CASES + 49):
-        assert list(mutated_frames(frames, 7, start, 1)) == whole[start : start + 1]
-    assert list(islice(mutated_frames(frames, 8, 0, 50), 50)) != whole[:50]
-
-
-def kind_of_damage(raw):
-    """The damage as it shows: by length, then by how many bits differ."""
-    if len(raw) != len(FRAME):
-        return "truncate" if len(raw) < len(FRAME) else "extend"
-    payloads = zip(raw[HEADER_BYTES:], FRAME[HEADER_BYTES:], strict=True)
-    return "flip" if sum((a ^ b).bit_count() for a, b in payloads) <= 4 else "replace"
-
-
-def test_shares_of_the_kinds_of_damage():
-    cases = 4 * BLOCK_CASES
-    raws = [raw for _, _, raw in mutated_frames([FRAME], 0, 0, cases)]
-    seen = Counter(map(kind_of_damage, raws))
-    wanted = {"flip": 0.5, "truncate": 0.2, "extend": 0.15, "replace": 0.15}
-    assert {kind: seen[kind] / cases for kind in wanted} == pytest.approx(wanted, abs=0.015)
-    whole = [raw for raw in raws if len(raw) >= HEADER_BYTES]
-    right = [
-        raw
-        for raw in whole
-        if int.from_bytes(raw[:4], "little") == len(raw) - HEADER_BYTES
-        and int.from_bytes(raw[12:16], "little") == zlib.crc32(raw[:12] + raw[16:])
-    ]
-    assert len(right) / len(whole) == pytest.approx(0.8, abs=0.02)
-
-
-def test_repairing_reaches_the_decoder():
-    raw = bytearray(FRAME)
-    raw[20] ^= 1
-    raw += b"more"
-    repair(raw)
-    assert bytes(from_bytes(raw).payload) == bytes(raw[HEADER_BYTES:])
-    stump = bytearray(FRAME[:9])
-    repair(stump)
-    assert stump == FRAME[:9]
 
 
 @pytest.mark.parametrize(

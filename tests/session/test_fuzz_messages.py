@@ -24,10 +24,10 @@ from vfl.models import BOTTOMS
 from vfl.session import Introduction, PartyReport, SessionMessage, check_consent, rules
 from vfl.session.consent import frame_limits
 from vfl.session.exchange import Own
-from vfl.session.secure import SECURE
+from vfl.session.secure_mode import SECURE
 from vfl.transport import Hello, local_pair
 
-CASES = [400, pytest.param(100_000, marks=pytest.mark.slow)]
+CASES = [150, pytest.param(100_000, marks=pytest.mark.slow)]
 MOST_GROWN = 64 * 1024 * 1024
 #: A party of modest means; what it consents to is really built.
 CONSENT = Consent(max_parameters=100_000, max_memory_bytes=20_000_000, max_epochs=5)

@@ -3,7 +3,7 @@
 from vfl.config import Experiment, PartyFile
 from vfl.core.seeds import Secret
 from vfl.session import Terms
-from vfl.session.party_folder import INJECTED_SECRET, own_ledger, own_secret
+from vfl.session.store.party_folder import INJECTED_SECRET, own_ledger, own_secret
 
 
 def party_in(folder):

@@ -46,7 +46,7 @@ def test_no_module_of_mpc_is_imported_where_nothing_is_hidden(tmp_path):
 
 
 def test_what_is_looked_for_is_found_where_a_sum_is_asked_for():
-    program = "from vfl.session import secure; secure.make('sum')" + FOUND
+    program = "from vfl.session import secure_mode; secure_mode.make('sum')" + FOUND
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

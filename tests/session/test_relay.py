@@ -6,9 +6,9 @@ from vfl.config import Experiment, read_party_file
 from vfl.core.errors import AuthenticationError, RolledBackError
 from vfl.datasets.alignment.protocols import Send
 from vfl.session import Terms
-from vfl.session.identity import Identity
 from vfl.session.relay import PairSeals
-from vfl.session.witness import Standing, Witness
+from vfl.session.store.identity import Identity
+from vfl.session.store.witness import Standing, Witness
 
 NAMES, SESSION = ("bank", "shop"), "5" * 32
 

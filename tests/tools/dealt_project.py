@@ -10,7 +10,7 @@ from vfl.config import Experiment, PartyFile
 from vfl.core.seeds import Secret
 from vfl.core.storage import read_json, read_lines
 from vfl.federation.project import write_project
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training import run
 
 NODES = ("bank", "notary")

@@ -4,13 +4,15 @@ import shutil
 import warnings
 from typing import ClassVar
 
+import numpy as np
+import pandas as pd
 from stand_in_flower import Envelope
 
 from vfl.config import Experiment, read_party_file
 from vfl.core.errors import ProtocolError
-from vfl.core.ledger import Ledger
-from vfl.session.identity import Identity
-from vfl.session.party_folder import own_terms
+from vfl.core.traffic import Ledger
+from vfl.session.store.identity import Identity
+from vfl.session.store.party_folder import own_terms
 from vfl.session.terms import AlignTerms
 from vfl.transport import HubLink
 
@@ -59,6 +61,16 @@ def largest(seen):
     for party, way, kind, _, payload in seen:
         sizes[party, way, kind] = max(len(payload), sizes.get((party, way, kind), 0))
     return sizes
+
+
+#: A party's own file.
+PARTY = """\
+party = "{name}"
+[data]
+source = "data.csv"
+id = "id"
+{more}
+"""
 
 
 class PlayedSession:
@@ -110,8 +122,20 @@ class PlayedSession:
             run_session(self.flower, experiment, lender, terms, resume=resume)
         finally:
             for thread in self.flower.threads:
-                thread.join(timeout=20)
+                thread.join(timeout=60)
         return Noting.seen
+
+    def write_tables(self, parties):
+        """Tables of 120 rows: two columns of each feature party, and the lender's labels."""
+        draw = np.random.default_rng(0)
+        for name in (*parties, "lender"):
+            (self.folder / name).mkdir()
+            columns = {"a": draw.normal(size=120), "b": draw.normal(size=120)}
+            if name == "lender":
+                columns = {"paid": np.arange(120) % 2}
+            table = pd.DataFrame({"id": [f"r{row:03}" for row in range(120)], **columns})
+            table.to_csv(self.folder / name / "data.csv", index=False)
+            self.write(name, 'label = "paid"' if name == "lender" else "")
 
     @property
     def run(self):

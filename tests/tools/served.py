@@ -10,7 +10,7 @@ import urllib.request
 import numpy as np
 
 from vfl.serving.front import LeadSettings, settings_file
-from vfl.session.party_folder import own_ledger
+from vfl.session.store.party_folder import own_ledger
 
 PARTIES, ROWS = ("bank", "shop"), 90
 CONTENT = {

@@ -7,7 +7,7 @@ from sklearn.datasets import load_breast_cancer
 
 from vfl.config import Experiment
 from vfl.core.seeds import Secret
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training import run
 
 FEATURES, MARK = ("bank", "shop"), "Zq8patient"

@@ -9,8 +9,8 @@ from stand_in_flower import Flower
 from vfl.config import Experiment
 from vfl.core.errors import VFLError
 from vfl.core.seeds import Secret
-from vfl.session.identity import Identity
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.identity import Identity
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training.run import load_data, session_of
 
 FEATURES, ROWS, WIDTH = ("bank", "shop"), 200, 4
@@ -18,7 +18,7 @@ IDS = [f"Zq8id{row:03}" for row in range(ROWS)]
 SHARED = {
     "parties": {name: {"width": WIDTH, "bottom": "mlp:hidden=8"} for name in FEATURES},
     "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 4},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
+    "federation": {"step_timeout_s": 60.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
 }
 
 

@@ -18,7 +18,7 @@ from vfl.core.storage import FORMAT, joint_digest, read_json, read_lines, weight
 from vfl.core.version import VERSION
 from vfl.datasets import load_for_prediction
 from vfl.session import PartyFolder, Terms
-from vfl.session.party_folder import own_data
+from vfl.session.store.party_folder import own_data
 from vfl.session.trace import Trace
 from vfl.training.run import evaluate, load_data, predict, sources_read, train
 

@@ -10,7 +10,7 @@ import torch
 from vfl.config import Experiment, PartyFile, with_overrides
 from vfl.datasets.alignment.positions import Alignment
 from vfl.session import Terms
-from vfl.session.party_folder import own_data
+from vfl.session.store.party_folder import own_data
 from vfl.training import alignment
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data

@@ -10,7 +10,7 @@ import pytest
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import MissingPackageError, UnknownNameError
-from vfl.core.ledger import Ledger
+from vfl.core.traffic import Ledger
 from vfl.testing import RunWriterContract
 from vfl.training import writers
 from vfl.training.writers import WRITERS, RunWriter, write_run

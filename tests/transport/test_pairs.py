@@ -12,9 +12,9 @@ from vfl.config import read_party_file
 from vfl.core.frame import Frame, Kind
 from vfl.datasets.alignment.protocols import Send
 from vfl.mpc.secure.keys import Agreement, Binding, Sealing
-from vfl.session.identity import Identity
-from vfl.session.rank_machines import RanksKey
+from vfl.session.ranks.machines import RanksKey
 from vfl.session.relay import PairSeals
+from vfl.session.store.identity import Identity
 from vfl.tensors.keys import WorkerKeys, seal
 from vfl.tensors.remote import _Sealed
 

@@ -37,6 +37,7 @@ from vfl.attacks.view import (
 from vfl.compression import StepContext
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
+from vfl.config.validate import check_one_label_party
 from vfl.core.errors import ConfigError, DataError, TooFewRowsError, UserError
 from vfl.core.frame import Kind, Link
 from vfl.core.seeds import Secret, scoped
@@ -45,7 +46,7 @@ from vfl.mpc.secure.sum import ring_of
 from vfl.session import PartyFolder, Terms, rules
 from vfl.session.exchange import CutTerms, FeatureEnd, Own
 from vfl.session.schedule import queries
-from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.secure_mode import nobodys_bottom, shares_weights
 from vfl.session.trace import Recorded, Replayed
 from vfl.session.trace.replay import Decoder
 from vfl.transport.link import local_pair
@@ -300,7 +301,7 @@ class Victim:
         weights: Mapping[str, Tensor],
         secret: Secret | None = None,
     ) -> None:
-        experiment.refuse_roles("an attack on a run")
+        check_one_label_party(experiment, "an attack on a run")
         label = data[experiment.label.party]
         if party not in experiment.feature_parties or data[party].inputs is None:
             known = ", ".join(experiment.feature_parties)

@@ -10,7 +10,7 @@ import typer
 
 from vfl.cli.federation import hand_over
 from vfl.cli.output import Json, Set, emit, progress_line, say
-from vfl.core.ledger import size
+from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.config import Experiment

@@ -16,15 +16,15 @@ import typer
 
 from vfl.cli.output import Json, OwnFile, emit, say
 from vfl.core.errors import LostPeerError, PeerError, RenamedWarning
-from vfl.core.ledger import size
 from vfl.core.products import listening_in
+from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
     from vfl.federation.processes import Service
     from vfl.federation.project import LabelFolder
-    from vfl.session.ledger import Entry
-    from vfl.session.rank_processes import Order
+    from vfl.session.ranks.processes import Order
+    from vfl.session.store.session_ledger import Entry
 
 _LOOK_EVERY_S = 0.2
 #: How long a rank on a machine of its own rests after an error, and after many in a row.
@@ -147,7 +147,7 @@ def _play_rank(order: Order) -> None:
 def _run_rank(party_file: Path, rank: int) -> NoReturn:
     """Play one session after the other; what ends one is said, and the next one waited for."""
     from vfl.core.seeds import use_one_thread
-    from vfl.session.rank_machines import joined
+    from vfl.session.ranks.machines import joined
 
     use_one_thread()
     rest_s = _REST_S
@@ -183,7 +183,7 @@ def sessions(
     sent at most; "-" where the defense states none. The last line adds up all names.
     """
     from vfl.config import read_party_file
-    from vfl.session.party_folder import own_ledger
+    from vfl.session.store.party_folder import own_ledger
 
     party = read_party_file(party_file)
     ledger = own_ledger(party)
@@ -313,7 +313,7 @@ def worker(
 def rank() -> None:
     """Be a further rank of a party; its first one starts it and sends its order."""
     from vfl.core.seeds import use_one_thread
-    from vfl.session.rank_processes import ordered
+    from vfl.session.ranks.processes import ordered
 
     with ordered() as order:
         use_one_thread()
@@ -362,7 +362,7 @@ def _epsilon(entry: Entry) -> str:
 
 def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
     """What all names spent together, and what a store that was put back may have forgotten."""
-    from vfl.session.ledger import total_epsilon
+    from vfl.session.store.session_ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]
     text = "all names: epsilon "
@@ -383,7 +383,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 
 def _new_identity(party: PartyFile) -> None:
-    from vfl.session.identity import Identity
+    from vfl.session.store.identity import Identity
 
     private = party.beside(party.identity.key)
     public = private.with_name("identity.pub")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.core.ledger import size
 from vfl.core.text import printable_lines
+from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.session.progress import ProgressReport

@@ -10,7 +10,7 @@ import typer
 
 from vfl.cli.federation import run_among_parties
 from vfl.cli.output import Json, Set, emit, say, say_epoch, show_training
-from vfl.core.ledger import size
+from vfl.core.traffic import size
 
 _MOST_NOTES = 4  # of a table, on the screen
 

@@ -88,7 +88,7 @@ def _registries() -> dict[str, Registry[Any]]:
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, TOPS
     from vfl.privacy.accountants import ACCOUNTANTS
-    from vfl.session.secure import SECURE
+    from vfl.session.secure_mode import SECURE
 
     return {
         "codecs": CODECS,

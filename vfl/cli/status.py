@@ -11,7 +11,7 @@ import typer
 from vfl.cli.federation import hand_over
 from vfl.cli.output import Json, duration, emit, figure, progress_text
 from vfl.core.errors import record_lines
-from vfl.core.ledger import size
+from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.experiments.folders import GridStatus

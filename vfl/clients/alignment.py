@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from vfl.config import PartyFile
 from vfl.core.errors import DisagreementError
 from vfl.core.frame import Kind
-from vfl.core.version import VERSION
 from vfl.session import Introduction, PartyReport, SessionMessage
 from vfl.session.alignment import OwnAlignment, Post
 from vfl.session.consent import check_alignment, frame_limits
@@ -41,15 +40,7 @@ def take_part_in_alignment(
         )
     check_alignment(terms, name, party.consent)
     own = OwnAlignment(party, terms)
-    introduction = Introduction(
-        party=name,
-        version=VERSION,
-        terms=terms.digest(),
-        settings=terms.settings(),
-        rows=0,
-        row_order="0" * 64,
-        standing=None,
-    )
+    introduction = Introduction.of(None, terms, message.session, party=name)
     seals, limits = PairSeals(party, terms, message.session), frame_limits(terms, name, None)
     post, kept, asked = Post(terms.everybody, own.most_bytes, own.place), None, None
     post.add(seals.offers())

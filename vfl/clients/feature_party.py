@@ -18,11 +18,11 @@ from vfl.core.torch_internals import optimizer_factory
 from vfl.datasets import PartyData
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward, require_rows_apart
-from vfl.session import EarlyStopping, Exchange, Terms, secure
+from vfl.session import EarlyStopping, Exchange, Terms, secure_mode
+from vfl.session.dp_plan import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.exchange import CutTerms, FeatureEnd, Own
-from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.schedule import QUERY_ROWS, own_rows
-from vfl.session.secure import FeatureRound
+from vfl.session.secure_mode import FeatureRound
 
 
 class FeatureParty:
@@ -58,7 +58,7 @@ class FeatureParty:
         bottom: str | nn.Module | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        name, asked, mode = data.name, terms.parties[data.name], secure.make(terms.secure)
+        name, asked, mode = data.name, terms.parties[data.name], secure_mode.make(terms.secure)
         self._train = data.split.train if terms.mode == "train" else None
         self._at_branches = RowsAtBranches(terms, data.split.train, name)
         if data.inputs is None:

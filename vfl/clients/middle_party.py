@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from vfl import compression, models
 from vfl.core.frame import Link
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
 from vfl.core.torch_internals import optimizer_factory
+from vfl.core.traffic import Ledger
 from vfl.defenses.base import Undefended
 from vfl.session import EarlyStopping, Exchange, Terms
 from vfl.session.exchange import (

@@ -19,9 +19,9 @@ from vfl.config import PartyFile, read_party_file
 from vfl.config.run_folder import next_evaluation
 from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Kind, Link
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.core.storage import locked, private_folder, weights_digest, write_json
+from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
 from vfl.session import (
     Introduction,
@@ -31,7 +31,7 @@ from vfl.session import (
     check_consent,
     check_dealers_consent,
     rules,
-    secure,
+    secure_mode,
 )
 from vfl.session.consent import (
     check_layers,
@@ -50,22 +50,22 @@ from vfl.session.label import LabelParty, Objective, Records, summarise
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS
 from vfl.session.label.summary import test_figures, write_predictions
-from vfl.session.ledger import Entry, Meter, Spent
-from vfl.session.party_folder import (
+from vfl.session.ranks.machines import further_ranks
+from vfl.session.ranks.processes import FurtherRanks, Order, device_of
+from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
+from vfl.session.secure_mode import FeatureRound, HelperRound, Layers
+from vfl.session.serving import Requests, require_servable
+from vfl.session.store.party_folder import (
     own_checkpoints,
     own_data,
     own_folder,
     own_ledger,
     own_secret,
 )
-from vfl.session.rank_machines import further_ranks
-from vfl.session.rank_processes import FurtherRanks, Order, device_of
-from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
-from vfl.session.secure import FeatureRound, HelperRound, Layers
-from vfl.session.serving import Requests, require_servable
+from vfl.session.store.session_ledger import Entry, Meter, Spent
+from vfl.session.store.witness import Announcement
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import Recorder, own_recorders, recording
-from vfl.session.witness import Announcement
 from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
 
@@ -138,7 +138,7 @@ class _PartySession:
         self.started = time.perf_counter()
         self.message, self.party, self.say = message, party, say
         self.terms, self.name = message.terms, party.party
-        self.mode, self.trains = secure.make(self.terms.secure), self.terms.mode == "train"
+        self.mode, self.trains = secure_mode.make(self.terms.secure), self.terms.mode == "train"
         self.checkpoints = own_checkpoints(party, self.terms)
         self.ledger, self.folder = own_ledger(party), own_folder(party, self.terms)
         self.data, self.recorders = None, list[Recorder]()

@@ -15,9 +15,9 @@ from vfl.core.frame import Link
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.privacy import PrivacyStatement
-from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure
+from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure_mode
 from vfl.session.exchange import Own
-from vfl.session.secure import Layers, OwnRows, Revealed, require_honest
+from vfl.session.secure_mode import Layers, OwnRows, Revealed, require_honest
 
 
 class WholeNetworkParty:
@@ -52,7 +52,7 @@ class WholeNetworkParty:
         weights: Mapping[str, Tensor] | None = None,
         agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None,
     ) -> None:
-        mode = secure.make(terms.secure)
+        mode = secure_mode.make(terms.secure)
         mode.refuse(terms)
         require_honest(party, own, bottom)
         if data is not None and data.inputs is None:

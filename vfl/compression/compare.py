@@ -14,8 +14,8 @@ from vfl.compression import Codec, make
 from vfl.compression.coding.bits import TABLE_LIMIT
 from vfl.compression.measure import CodecMeasure, measure_codec
 from vfl.core.errors import WidthError
-from vfl.core.ledger import size
 from vfl.core.seeds import scoped
+from vfl.core.traffic import size
 
 UNTRAINED = "~"
 

@@ -15,7 +15,7 @@ from vfl.config.experiment import (
     read_experiment,
     with_overrides,
 )
-from vfl.config.grid import PACKS, CompareSettings, GridSettings, ValueSettings
+from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings, ValueSettings
 from vfl.config.party_file import (
     Consent,
     OwnData,
@@ -25,7 +25,7 @@ from vfl.config.party_file import (
     read_party_file,
 )
 from vfl.config.toml import Locations, to_toml
-from vfl.config.validate import WANTED, check_one_process, check_project
+from vfl.config.validate import check_one_process, check_project
 
 __all__ = [
     "PACKS",

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
-from vfl.config import validate
 from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
-from vfl.config.validate import ALIGNMENT_NAME
 
+ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
 AlignmentName = Annotated[str, StringConstraints(pattern=ALIGNMENT_NAME)]
@@ -96,8 +95,6 @@ class DataSettings(Settings):
             padding and the unknown word included.
     """
 
-    held_to: ClassVar = (validate.of_data,)
-
     source: str = "digits"
     id: str | None = None
     separator: str = ","
@@ -157,8 +154,6 @@ class LabelSettings(Settings):
         hits: also tell how often the label is among the so many largest outputs; 0 does not.
     """
 
-    held_to: ClassVar = (validate.of_label,)
-
     party: PartyName = "label"
     column: str | None = None
     task: Literal["classification", "regression"] = "classification"
@@ -216,8 +211,6 @@ class TrainSettings(Settings):
         block_rows, window_blocks: training rows of a block, and blocks of a window.
     """
 
-    held_to: ClassVar = (validate.of_train,)
-
     epochs: int = Field(default=10, ge=1, le=100_000)
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -269,8 +262,6 @@ class DPSettings(Settings):
         unit: what the epsilon is of: a "record", or a "client", all rows of one branch of the party
             that has branches; every half then clips the mean gradient of each branch's rows.
     """
-
-    held_to: ClassVar = (validate.of_dp,)
 
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
     noise: float | None = Field(default=None, gt=0, le=1e6)
@@ -366,8 +357,6 @@ class Experiment(Settings):
         tasks: further label parties, each with a task and a top of its own; None without.
     """
 
-    held_to: ClassVar = (validate.of_agreed, validate.of_experiment)
-
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     seed: int = Field(default=0, ge=0, lt=2**31)
     codec: Spec = "none"
@@ -428,14 +417,6 @@ class Experiment(Settings):
         """What a label party learns."""
         return next((one for one in self.tasks or () if one.party == party), self.label)
 
-    def refuse_roles(self, what: str) -> None:
-        """Refuse an experiment with a middle, or with several label parties, where it has no place.
-
-        Raises:
-            ConfigError: with what has no place for it.
-        """
-        validate.refuse(validate.of_one_label_party(self, what))
-
 
 def read_experiment(
     path: Path, overrides: Sequence[str] = (), more: MoreMistakes | None = None
@@ -456,11 +437,6 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
     """
     content = override(experiment.model_dump(mode="json", exclude_none=True), overrides)
     return check(content, Experiment, where="the overrides")
-
-
-def is_file_of_party(source: str) -> bool:
-    """Whether a party's source is its own file, which describes its table."""
-    return source.endswith(".toml")
 
 
 def _located(experiment: Experiment, folder: Path) -> Experiment:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
-from vfl.config import validate
 from vfl.config.toml import Settings, several
-from vfl.config.validate import WANTED
 
+#: Stands in a spec for the whole number that is looked for.
+WANTED = "?"
 _SEEDS = (0, 1, 2)
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -103,8 +103,6 @@ class CompareSettings(Settings):
         variants: lists of overrides; every codec is trained under each.
     """
 
-    held_to: ClassVar = (validate.of_compare,)
-
     codecs: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
     seeds: Annotated[tuple[Seed, ...] | None, BeforeValidator(several)] = None
     folds: int | None = Field(default=None, ge=2, le=1000)
@@ -180,8 +178,6 @@ class GridSettings(Settings):
         record: what trainings record and keep for attacks that come later, see `Records`; a victim
             is trained once more for one that reads what was not kept.
     """
-
-    held_to: ClassVar = (validate.of_grid,)
 
     defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = (_UNDEFENDED,)
     codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()

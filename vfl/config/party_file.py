@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,6 @@ from pydantic import (
     StringConstraints,
 )
 
-from vfl.config import validate
 from vfl.config.experiment import MAX_BINS, Memory, MissingRows, PartyName, TraceSettings
 from vfl.config.toml import (
     Locations,
@@ -62,8 +61,6 @@ class OwnData(Settings):
         memory: its rows lie on disk, in files without a name in the store, and handling them takes
             about so much memory, such as "1GiB"; None keeps them in memory.
     """
-
-    held_to: ClassVar = (validate.of_own_data,)
 
     source: str
     id: str
@@ -289,8 +286,6 @@ class PartyFile(Settings):
         trace: what this party records of its own side of a training; nobody else is told.
         serve: how a label party's own service listens, where no option of `vfl serve` says it.
     """
-
-    held_to: ClassVar = (validate.of_party_file,)
 
     party: PartyName
     role: Literal["data", "dealer", "middle"] = "data"

@@ -43,7 +43,6 @@ from typing import Any
 
 from vfl.config import Experiment, read_experiment, to_toml
 from vfl.core.errors import RunFolderError, StorageError, VFLError
-from vfl.core.ledger import Ledger
 from vfl.core.storage import (
     Seal,
     append_line,
@@ -60,6 +59,7 @@ from vfl.core.storage import (
     write_text,
 )
 from vfl.core.text import printable
+from vfl.core.traffic import Ledger
 from vfl.core.version import VERSION
 
 PROGRESS = "progress.json"

@@ -39,6 +39,10 @@ def todays_name(key: str) -> str:
     return name
 
 
+#: Why some settings do not go together; see `vfl.config.validate`.
+Rule = Callable[[Any], Iterable[str]]
+
+
 class BrokenRulesError(ValueError):
     """Settings that do not go together.
 
@@ -55,13 +59,13 @@ class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes.
 
     Attributes:
-        held_to: rules; each yields why settings that are right by themselves do not go together.
+        held_to: its rules, which `vfl.config.validate` lists.
         usual_ranges: of what somebody else chooses: number -> the range that a party accepts unless
             its own file says otherwise, where that is less than the schema allows.
         limited_by: number -> the setting of [consent] that bounds it instead.
     """
 
-    held_to: ClassVar[Sequence[Callable[[Any], Iterable[str]]]] = ()
+    held_to: ClassVar[Sequence[Rule]] = ()
     usual_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     limited_by: ClassVar[Mapping[str, str]] = {}
 

@@ -2,7 +2,7 @@
 
 A rule yields the mistakes it finds, so that all of a file are told at once:
 
-- Each class of settings names, as `held_to`, what its settings are held to when they are read.
+- `HELD_TO` says which rules the settings of each class are held to when they are read.
 - `of_one_process` and `of_project` are what else an experiment is held to where one process plays
   every party, and where each party has a file of its own.
 - `named_plugins` says which setting names a plug-in of which family. Each plug-in refuses itself
@@ -14,35 +14,32 @@ What one setting may be by itself stands with it, in its type.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from vfl.config.toml import Settings, mistakes_of, raise_mistakes
+from vfl.config.experiment import (
+    ALIGNMENT_NAME,
+    DataSettings,
+    DPSettings,
+    Experiment,
+    LabelSettings,
+    MiddleSettings,
+    PartySettings,
+    TraceSettings,
+    TrainSettings,
+)
+from vfl.config.grid import WANTED, CompareSettings, GridSettings
+from vfl.config.party_file import OwnData, PartyFile
+from vfl.config.toml import Rule, Settings, mistakes_of, raise_mistakes
 from vfl.core.errors import ConfigError
 from vfl.core.storage import is_database, is_object, may_be_csv
-
-if TYPE_CHECKING:
-    from vfl.config.experiment import (
-        DataSettings,
-        DPSettings,
-        Experiment,
-        LabelSettings,
-        MiddleSettings,
-        TraceSettings,
-        TrainSettings,
-    )
-    from vfl.config.grid import CompareSettings, GridSettings
-    from vfl.config.party_file import OwnData, PartyFile
 
 #: A setting that changes nothing, and why.
 Idle = tuple[str, str]
 
-ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 #: What an alignment is called that the experiment has not named.
 UNNAMED_ALIGNMENT = "alignment"
-#: Stands in a spec for the whole number that is looked for.
-WANTED = "?"
 #: The settings of [data] that a project's experiment has; tables are in each party's own file.
 OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
 #: Of [data]: what only a CSV has, what any table has, and what data sets by name have.
@@ -593,12 +590,6 @@ class Named(NamedTuple):
 
 def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
     """Every plug-in that an experiment names; its settings may be wrong themselves."""
-    from vfl.config.experiment import (  # they name rules
-        LabelSettings,
-        MiddleSettings,
-        PartySettings,
-    )
-
     label, parties = table_in(content, "label"), table_in(content, "parties")
     leading = label.get("party", LabelSettings().party)
     tasks = [one for one in content.get("tasks") or () if isinstance(one, Mapping)]
@@ -669,6 +660,15 @@ def check_project(experiment: Experiment) -> None:
     refuse(of_project(experiment))
 
 
+def check_one_label_party(experiment: Experiment, what: str) -> None:
+    """Refuse an experiment with a middle, or with several label parties, where it has no place.
+
+    Raises:
+        ConfigError: see `of_one_label_party`.
+    """
+    refuse(of_one_label_party(experiment, what))
+
+
 def refuse(found: Iterable[ConfigError]) -> None:
     """Raise every mistake that was found, as one error.
 
@@ -692,3 +692,19 @@ def is_file_of_party(source: str) -> bool:
 
 def _is_asked(source: str) -> bool:
     return is_database(source) and not is_object(source)
+
+
+#: The rules of each class of settings; one that derives from it is held to the same.
+HELD_TO: Mapping[type[Settings], Sequence[Rule]] = {
+    DataSettings: [of_data],
+    LabelSettings: [of_label],
+    TrainSettings: [of_train],
+    DPSettings: [of_dp],
+    CompareSettings: [of_compare],
+    GridSettings: [of_grid],
+    OwnData: [of_own_data],
+    PartyFile: [of_party_file],
+    Experiment: [of_agreed, of_experiment],
+}
+for _settings, _rules in HELD_TO.items():
+    _settings.held_to = _rules

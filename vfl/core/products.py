@@ -43,7 +43,7 @@ class Product:
         terms: first part of the names in `[consent.ranges]` -> path of the schema of settings whose
             numbers these are.
         ledgers: paths of functions that take a party's own file and give what it has spent, as
-            `vfl.session.spending` keeps it; one limit bounds all of it, and `vfl sessions
+            `vfl.session.store.spending` keeps it; one limit bounds all of it, and `vfl sessions
             --restored` ends what was under way.
         listeners: file in the folder of a party that listens -> the commands that do. `vfl renew`
             renews the certificate of such a folder.

@@ -20,7 +20,7 @@ from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import Victim
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.config.run_folder import RunFolder
-from vfl.config.validate import of_complete_rows, refuse
+from vfl.config.validate import check_one_label_party, of_complete_rows, refuse
 from vfl.core.errors import HijackError, RunFolderError
 from vfl.core.storage import read_json, stamp, write_bytes, write_json
 from vfl.datasets import PartyData
@@ -167,7 +167,7 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
         ConfigError: there is no such table, or it names no feature party.
         SpecError: a defense or an attack cannot be built.
     """
-    experiment.refuse_roles("a grid of attacks")
+    check_one_label_party(experiment, "a grid of attacks")
     settings = grid_settings_of(experiment)
     check_grid(experiment, settings)
     plain = experiment.model_copy(update={"compare": None, "grid": None})

@@ -32,7 +32,7 @@ from vfl.experiments.scenarios import (
     known_rows,
     scenarios_of,
 )
-from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.secure_mode import nobodys_bottom, shares_weights
 from vfl.session.trace import trace_of_masked_cuts
 from vfl.training.run import session_of
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from vfl import compression
 from vfl.compression import StepContext
 from vfl.config import WANTED, CompareSettings, Experiment, Locations, with_overrides
+from vfl.config.validate import check_one_label_party
 from vfl.core.errors import BadOptionError, ConfigError, UserError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import Secret, generator
 from vfl.experiments.cells import Cell, settings_of
-from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.secure_mode import nobodys_bottom, shares_weights
 from vfl.training.specs import check_specs
 
 _LARGEST = 2**22
@@ -63,7 +64,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
         with _about(locations, "compare", *(["variants", variant] if variant else [])):
             one = with_overrides(plain, overrides)
             check_specs(one)
-            one.refuse_roles("a comparison")
+            check_one_label_party(one, "a comparison")
             if shares_weights(one):
                 raise nobodys_bottom(one.feature_parties[0])
         with _about(locations, "compare", "codecs"):

@@ -18,9 +18,9 @@ from typing import Any
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError
-from vfl.core.ledger import Traffic
 from vfl.core.storage import Seal, read_bytes, read_json, read_lines, read_sealed_json
 from vfl.core.text import as_written
+from vfl.core.traffic import Traffic
 from vfl.experiments.cells import CODEC
 from vfl.experiments.scores import OF_RUN, ScoreRecord, read_codes, read_scores
 

@@ -29,16 +29,16 @@ from vfl.datasets.describe import TableReport, describe
 from vfl.datasets.doubts import doubts
 from vfl.federation.project import LabelFolder
 from vfl.server.whole_network import WholeNetworkLabel
-from vfl.session import Terms, advice, rules, secure
+from vfl.session import Terms, advice, rules, secure_mode
 from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.exchange import Own
-from vfl.session.identity import keys_of
 from vfl.session.label import LabelParty, Objective
-from vfl.session.party_folder import own_data, table_format
-from vfl.session.private import PrivacyPlan
 from vfl.session.ranges import ranges_of
 from vfl.session.schedule import steps_per_epoch
-from vfl.session.secure import Layers, promise, shares_weights, third_party
+from vfl.session.secure_mode import Layers, promise, shares_weights, third_party
+from vfl.session.store.identity import keys_of
+from vfl.session.store.party_folder import own_data, table_format
 from vfl.session.trace import check_room
 from vfl.session.trace import expected_bytes as trace_bytes
 from vfl.training import specs
@@ -219,7 +219,7 @@ def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dic
     links = {name: local_pair()[0] for name in rules.peers(terms)}
     own = Own(Secret.of_simulation(experiment.seed, data.name))
     objective = Objective.of(experiment.label, 1 if data.classes is None else len(data.classes))
-    if secure.make(terms.secure).whole_network:
+    if secure_mode.make(terms.secure).whole_network:
         WholeNetworkLabel(data, terms, ("check", 0), links, _nobody, own, objective)
         return {}
     return LabelParty(data, terms, links, own, objective).weights()
@@ -271,7 +271,7 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
         weighted = experiment.label.class_weight != "none"
         defense.prepare(defenses.LabelKind(classes, weighted, experiment.train.epochs))
     stated = list(map(str, defense.privacy()))
-    apart = secure.make(experiment.secure).divides_rows
+    apart = secure_mode.make(experiment.secure).divides_rows
     if experiment.dp is not None and data is not None and not apart:
         terms = Terms.of(experiment, "train", experiment.name)
         if (plan := PrivacyPlan.of(terms, len(data.split.train))) is not None:
@@ -329,7 +329,9 @@ def _traffic(
     )
     if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
         steps, epochs = plan.a_epoch, plan.epochs
-    if secure.make(experiment.secure).divides_rows:  # how many rows others have is not known yet
+    if secure_mode.make(
+        experiment.secure
+    ).divides_rows:  # how many rows others have is not known yet
         return {"epochs": terms.train.epochs}
     facts = {"steps_per_epoch": steps, "epochs": epochs}
     if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
@@ -350,7 +352,7 @@ def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[st
 
     None where the values decide how many bytes cross, and a party counts them as it sends.
     """
-    mode = secure.make(experiment.secure)
+    mode = secure_mode.make(experiment.secure)
     if mode.whole_network:
         return None
     inputs = {name: data[name].inputs for name in experiment.feature_parties}

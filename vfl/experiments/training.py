@@ -18,13 +18,14 @@ from vfl.compression import Codec
 from vfl.compression.measure import measure_codec
 from vfl.config import Experiment, TraceSettings
 from vfl.config.run_folder import RunFolder
+from vfl.config.validate import check_one_label_party
 from vfl.core.seeds import Secret
 from vfl.core.storage import stamp
 from vfl.datasets import PartyData
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.session import CHECKPOINTS, Adversary, FeatureEnd
 from vfl.session.schedule import QUERY_ROWS
-from vfl.session.secure import nobodys_bottom
+from vfl.session.secure_mode import nobodys_bottom
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, train, trained
 
@@ -117,7 +118,7 @@ def measure_cell(
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
-    experiment.refuse_roles("a comparison")
+    check_one_label_party(experiment, "a comparison")
     if not isinstance(session, LocalSession):
         raise nobodys_bottom(experiment.feature_parties[0])
     rows = torch.from_numpy(data[experiment.label.party].split.test)

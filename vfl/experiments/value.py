@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.config import Experiment, PartySettings, TraceSettings, ValueSettings
 from vfl.config.run_folder import RunFolder
+from vfl.config.validate import check_one_label_party
 from vfl.core.errors import RunFolderError
-from vfl.core.ledger import Ledger
 from vfl.core.storage import stamp, write_json
+from vfl.core.traffic import Ledger
 from vfl.experiments.cells import CODEC, Cell, GridFolder, is_done, is_grid
 from vfl.experiments.statistics import paired_difference
 from vfl.experiments.tables import SHARES, score_text
@@ -44,7 +45,7 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     Args:
         experiment: its own codec, defense and secure mode are priced too.
     """
-    experiment.refuse_roles("vfl value")
+    check_one_label_party(experiment, "vfl value")
     settings = value_settings_of(experiment)
     plain = experiment.model_copy(
         update={"compare": None, "grid": None, "value": None, "trace": TraceSettings()}

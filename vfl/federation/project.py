@@ -39,9 +39,9 @@ from vfl.core.storage import close_to_others, private_folder, sweep, write_text
 from vfl.core.text import printable
 from vfl.core.version import VERSION
 from vfl.federation import bundle
-from vfl.session import secure
-from vfl.session.identity import Identity
-from vfl.session.secure import third_party
+from vfl.session import secure_mode
+from vfl.session.secure_mode import third_party
+from vfl.session.store.identity import Identity
 from vfl.transport import expiry_warning, write_trial_certificates
 
 #: Ports of the label party, the first one of a SuperNode's own, and that of a second service.
@@ -402,7 +402,7 @@ def _write_readme(folder: Path, experiment: Experiment) -> None:
         experiment=experiment,
         features=experiment.feature_parties,
         dealer=third_party(experiment),
-        apart=secure.make(experiment.secure).divides_rows,
+        apart=secure_mode.make(experiment.secure).divides_rows,
         middle=experiment.middle,
         tasks=experiment.tasks or (),
     )

@@ -43,7 +43,7 @@ class HorizontalStrategy(Strategy):
         run: name of the training, which parties bind to its settings.
         nodes: Flower's ids of all clients; the position is a client's number.
         known: gives the largest count of a client's store that the server has met.
-        admit: told the count that a client answers with; see `vfl.session.witness`.
+        admit: told the count that a client answers with; see `vfl.session.store.witness`.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from vfl.config import PartyFile
 from vfl.config.experiment import MAX_STEPS
 from vfl.config.toml import Settings
 from vfl.core.errors import ConsentError, DisagreementError
-from vfl.session.spending import Spending
+from vfl.session.store.spending import Spending
 
 
 class Rounds(Settings):

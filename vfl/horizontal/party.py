@@ -27,8 +27,8 @@ from vfl.horizontal.ledger import Rounds, rounds_of
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import own_rows
 from vfl.session import for_others, unexpected
-from vfl.session.party_folder import own_ledger
 from vfl.session.ranges import out_of_products_range
+from vfl.session.store.party_folder import own_ledger
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

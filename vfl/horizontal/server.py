@@ -35,7 +35,7 @@ from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import Evaluator, own_rows
 from vfl.server.federation import nodes_by_name
 from vfl.session import unexpected
-from vfl.session.party_folder import own_ledger
+from vfl.session.store.party_folder import own_ledger
 
 _ROUND_S = 3600.0
 _LOOK_S = 0.2

@@ -30,7 +30,7 @@ from vfl.horizontal.client import (
 from vfl.horizontal.plan import plan_noise
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.privacy import PrivacyStatement
-from vfl.session.party_folder import own_table, require_numbers
+from vfl.session.store.party_folder import own_table, require_numbers
 
 _TEST_ROWS = 4096
 #: A test: the round, and its figures.

@@ -16,7 +16,7 @@ import typer
 
 from vfl.cli.output import Json, duration, emit, progress_line, say
 from vfl.core.errors import ConfigError, VFLError
-from vfl.core.ledger import size
+from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.llm.file import LlmFile

@@ -40,7 +40,6 @@ from vfl.core.errors import (
     redacted_traceback,
 )
 from vfl.core.frame import Frame, Kind
-from vfl.core.ledger import CONTROL
 from vfl.core.storage import (
     Seal,
     append_line,
@@ -53,6 +52,7 @@ from vfl.core.storage import (
     weights_digest,
     write_sealed_json,
 )
+from vfl.core.traffic import CONTROL
 from vfl.core.version import VERSION
 from vfl.llm.file import LlmFile, LlmParty, LlmTerms
 from vfl.llm.material import MaterialStore
@@ -61,8 +61,8 @@ from vfl.llm.two_party import Constant, Form, Growing, Role
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
-from vfl.session.identity import Identity, read_pins
-from vfl.session.witness import Witness
+from vfl.session.store.identity import Identity, read_pins
+from vfl.session.store.witness import Witness
 from vfl.transport import (
     Admission,
     Credential,

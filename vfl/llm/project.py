@@ -30,7 +30,7 @@ from vfl.llm.parties import CALLERS, PARTIES
 from vfl.llm.pretrained import TOKENIZER, names_of, require_tokenizer
 from vfl.llm.product import LLM_FILE
 from vfl.models.decoder import Decoder, DecoderShape, Encoder
-from vfl.session.identity import Identity
+from vfl.session.store.identity import Identity
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 

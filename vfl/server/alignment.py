@@ -12,8 +12,8 @@ from vfl.config import Experiment, PartyFile
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ProtocolError
 from vfl.core.frame import Frame, Kind
-from vfl.core.ledger import Ledger
 from vfl.core.storage import write_json
+from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
 from vfl.server.federation import Federation
 from vfl.session.alignment import OwnAlignment, Post

@@ -26,7 +26,7 @@ from vfl.core.products import modes
 from vfl.core.registry import named
 from vfl.server.session import run_session
 from vfl.session import Terms
-from vfl.session.party_folder import own_terms
+from vfl.session.store.party_folder import own_terms
 from vfl.session.terms import AlignTerms
 
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"

@@ -36,13 +36,13 @@ from vfl.session import (
     check_introduction,
     for_others,
     rules,
-    secure,
+    secure_mode,
     unexpected,
 )
 from vfl.session.consent import frame_limits
 from vfl.session.handshake import RankStream
-from vfl.session.secure import Layers
-from vfl.session.witness import Standing
+from vfl.session.secure_mode import Layers
+from vfl.session.store.witness import Standing
 from vfl.transport import (
     Admission,
     Credential,
@@ -342,7 +342,7 @@ class Federation:
         what = f"{introduction.rows} rows, same order"
         if party == rules.rowless(self.terms):
             what = "it deals" if self.terms.middle is None else "it stands in the middle"
-        elif secure.make(self.terms.secure).divides_rows:
+        elif secure_mode.make(self.terms.secure).divides_rows:
             what = f"{introduction.rows} rows of its own"
         what = "it has ids" if self.terms.mode == "align" else what
         self.say(f"party {party} is here: {what}")

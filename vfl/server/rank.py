@@ -14,17 +14,17 @@ from typing import Any
 from vfl.config import Experiment, FederationSettings, LabelSettings, PartyFile, read_party_file
 from vfl.core.errors import DisagreementError
 from vfl.core.frame import Frame, Kind
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
+from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData
 from vfl.session import Introduction, PartyReport, Terms, check_introduction, rules
 from vfl.session.consent import frame_limits
 from vfl.session.exchange import Own
 from vfl.session.handshake import RankStream, errors_reported
 from vfl.session.label.party import LabelParty, Objective, Records
-from vfl.session.ledger import Meter
-from vfl.session.party_folder import own_data
-from vfl.session.rank_processes import FurtherRanks, Order, device_of
+from vfl.session.ranks.processes import FurtherRanks, Order, device_of
+from vfl.session.store.party_folder import own_data
+from vfl.session.store.session_ledger import Meter
 from vfl.transport import Admission, Credential, Observed, TcpHub, Timeouts, session_certificate
 from vfl.transport.certificates import ServerCertificate
 

@@ -25,24 +25,29 @@ from vfl.core.errors import (
     redacted_traceback,
 )
 from vfl.core.frame import Frame, Kind, Link
-from vfl.core.ledger import Ledger
 from vfl.core.registry import command_of
 from vfl.core.storage import joint_digest, locked, write_json
+from vfl.core.traffic import Ledger
 from vfl.datasets import Split
 from vfl.server.alignment import run_alignment
 from vfl.server.federation import Federation, OpenRanks
 from vfl.server.rank import start_ranks
 from vfl.server.whole_network import WholeNetworkLabel
-from vfl.session import Exchange, PartyFolder, PartyReport, Terms, rules, secure, unexpected
-from vfl.session.checkpoint import newest_common
+from vfl.session import Exchange, PartyFolder, PartyReport, Terms, rules, secure_mode, unexpected
 from vfl.session.consent import frame_limits, limits_of_links, most_of_an_epoch, refuse_trace
 from vfl.session.exchange import Own
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS, ServingFront
 from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Records
 from vfl.session.label.summary import summarise, test_figures, write_predictions
-from vfl.session.ledger import Meter
-from vfl.session.party_folder import (
+from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
+from vfl.session.ranks.machines import further_ranks
+from vfl.session.ranks.processes import device_of
+from vfl.session.relay import Carried, Switchboard
+from vfl.session.rules import refuse_ranks
+from vfl.session.serving import require_servable
+from vfl.session.store.checkpoint import newest_common
+from vfl.session.store.party_folder import (
     own_checkpoints,
     own_data,
     own_folder,
@@ -50,12 +55,7 @@ from vfl.session.party_folder import (
     own_secret,
     own_terms,
 )
-from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
-from vfl.session.rank_machines import further_ranks
-from vfl.session.rank_processes import device_of
-from vfl.session.relay import Carried, Switchboard
-from vfl.session.rules import refuse_ranks
-from vfl.session.serving import require_servable
+from vfl.session.store.session_ledger import Meter
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
 from vfl.transport import ObservedPoll, local_pair, receive_any
@@ -235,7 +235,7 @@ class LabelSession:
             streams = [
                 frame_limits(terms, name, split)
                 for name in terms.feature_parties
-                if not secure.shares_weights(terms)
+                if not secure_mode.shares_weights(terms)
             ]
             if terms.takers:
                 links = [limits_of_links(terms, name, split) for name in rules.peers(terms)]
@@ -331,7 +331,7 @@ class LabelSession:
             ) as federation,
             further_ranks(party, self.ranks, patience, device) as ranks,
         ):
-            mode = secure.make(terms.secure)
+            mode = secure_mode.make(terms.secure)
             carried = terms.feature_parties if terms.middle is not None else ()
             carried = rules.peers(terms) if mode.whole_network else carried
 

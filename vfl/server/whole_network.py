@@ -13,7 +13,7 @@ from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import PartyData, Split
 from vfl.privacy import PrivacyStatement
-from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure
+from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure_mode
 from vfl.session.exchange import Own
 from vfl.session.label.party import (
     AnyLabelParty,
@@ -23,7 +23,7 @@ from vfl.session.label.party import (
     Task,
     make_task,
 )
-from vfl.session.secure import (
+from vfl.session.secure_mode import (
     EVALUATE,
     SETUP,
     TRAIN,
@@ -69,7 +69,7 @@ class WholeNetworkLabel(AnyLabelParty):
         records: Records | None = None,
         agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None,
     ) -> None:
-        mode = secure.make(terms.secure)
+        mode = secure_mode.make(terms.secure)
         mode.refuse(terms)
         require_honest(data.name, own, None)
         task, rows = task_and_rows(data, terms, objective, own, agreed)

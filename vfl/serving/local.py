@@ -14,8 +14,8 @@ from vfl.serving.front import HttpFront, LeadSettings
 from vfl.session import PartyFolder, rules
 from vfl.session.label import LabelParty
 from vfl.session.label.asking import ServingParty
-from vfl.session.ledger import Meter
 from vfl.session.serving import Requests, require_servable
+from vfl.session.store.session_ledger import Meter
 from vfl.training.local import LocalSession
 from vfl.training.run import load_again, trained
 

@@ -1,14 +1,12 @@
 """A session: what parties agree on, both ends of a round, and what a party keeps on its disk.
 
 Agreement: `terms`, `rules`, `schedule`, `consent`, `ranges`, `handshake`. The round: `exchange` and
-`label`. A party's disk: `spending`, `ledger`, `journal`, `witness`, `checkpoint`, `trace`.
-Several processes of one party: `ranks`.
+`label`. A party's disk: `store` and `trace`. Several processes of one party: `ranks`.
 """
 
 from __future__ import annotations
 
 from vfl.core.torch_internals import Compute
-from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.consent import check_consent, check_dealers_consent
 from vfl.session.exchange import Adversary, FeatureEnd, LabelEnd
 from vfl.session.handshake import (
@@ -19,8 +17,9 @@ from vfl.session.handshake import (
     for_others,
     unexpected,
 )
-from vfl.session.party_folder import PartyFolder
 from vfl.session.schedule import EarlyStopping, Exchange
+from vfl.session.store.checkpoint import CHECKPOINTS, Checkpoints
+from vfl.session.store.party_folder import PartyFolder
 from vfl.session.terms import Mode, PartyTerms, Terms
 
 __all__ = [

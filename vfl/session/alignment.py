@@ -36,7 +36,7 @@ from vfl.datasets.alignment.protocols import (
 from vfl.datasets.on_disk import DiskBytes, OnDisk, scratch
 from vfl.datasets.table import spaced
 from vfl.session.consent import PIECE_LIMIT_BYTES
-from vfl.session.party_folder import table_format
+from vfl.session.store.party_folder import table_format
 from vfl.session.terms import AlignTerms
 from vfl.transport.pairs import OFFER_BYTES
 

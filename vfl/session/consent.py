@@ -48,17 +48,20 @@ from vfl.datasets import Split
 from vfl.defenses.base import FIT_ROWS
 from vfl.models import Bottom, Shape
 from vfl.models.footprint import footprint
-from vfl.session import rules, secure
+from vfl.session import rules, secure_mode
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.handshake import REPORT_LIMIT_BYTES
-from vfl.session.ledger import Spent
-from vfl.session.private import PrivacyPlan
 from vfl.session.ranges import out_of_range
 from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
-from vfl.session.secure import Layers
+from vfl.session.secure_mode import Layers
+from vfl.session.store.session_ledger import Spent
 from vfl.session.terms import Terms
 from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
 from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
+
+#: What is asked for, and what the party allows instead.
+Difference = tuple[str, str]
 
 #: What the label party answers a query with, of which at most one byte an epoch says something.
 _ANSWER_BYTES = 1
@@ -109,7 +112,7 @@ def dealt_bytes(terms: Terms, layers: Iterable[Layers], split: Split) -> int:
     """
     if rules.dealer(terms) is None:
         return 0
-    mode, served = secure.make(terms.secure), list(layers)
+    mode, served = secure_mode.make(terms.secure), list(layers)
     exchanges = rules.schedule(terms, split)
     return sum(mode.helper_bytes(served, len(one.rows), one.trains) for one in exchanges)
 
@@ -179,11 +182,8 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
     """
     _check_ranges(terms, party, consent)
     cuts = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
-    differences = [*_of_any_party(terms, consent)]
-    if not _matches(terms.codec, consent.codecs):
-        differences.append((f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"))
-    if cuts > consent.max_bytes:
-        differences.append((f"up to {cuts} bytes of cuts", f"bytes <= {consent.max_bytes}"))
+    differences = [*_of_any_party(terms, consent), *_outside("codec", terms.codec, consent.codecs)]
+    differences += _above(consent, "max_bytes", cuts, f"up to {cuts} bytes of cuts")
     _refuse(party, differences)
     at_label = terms.at_label().model_copy(update={"defense": "none"})
     check_consent(at_label, party, consent, split, row_shape=(terms.merged_width,))
@@ -207,18 +207,10 @@ def check_tasks_consent(
     """
     _check_ranges(terms, party, consent)
     found = [*_of_any_party(terms, consent), *_epochs(terms, consent), *_version(terms, consent)]
-    if not _matches(terms.codec, consent.codecs):
-        found.append((f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"))
-    for defense in parts(terms.defense):
-        if not _matches(defense, consent.defenses):
-            found.append((f"defense {defense}", f"defense in {', '.join(consent.defenses)}"))
-    asked = sum(map(len, (split.train, split.validation, split.test)))
-    if asked > consent.max_rows:
-        found.append((f"{asked} rows", f"rows <= {consent.max_rows}"))
+    found += [*_of_plugins(terms, consent), *_of_rows(split, consent)]
     _refuse(party, found)  # within limits that bound the counting too
     needed = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
-    if needed > consent.max_bytes:
-        found.append((f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"))
+    found += _above(consent, "max_bytes", needed, f"up to {needed} bytes")
     top, rows, mine = terms.tasks[party].top, most_rows(terms, split), terms.at_label(party)
     counted = footprint(
         _Top(top),
@@ -227,15 +219,12 @@ def check_tasks_consent(
         batch_size=max(2, rows[Kind.CUT]),
         query_rows=max(1, rows[Kind.QUERY]),
     )
-    if counted.parameters > consent.max_parameters:
-        most = f"parameters <= {consent.max_parameters}"
-        found.append((f"{counted.parameters} parameters in top {top}", most))
+    asked = f"{counted.parameters} parameters in top {top}"
+    found += _above(consent, "max_parameters", counted.parameters, asked)
     memory = counted.training_bytes(terms.train.optimizer_copies, 1)
     memory += _value_bytes(max(rows.values()) * mine.merged_width)
-    if memory > consent.max_memory_bytes:
-        most = f"memory_bytes <= {consent.max_memory_bytes}"
-        found.append((f"about {memory} bytes of memory for top {top}", most))
-    _refuse(party, found)
+    asked = f"about {memory} bytes of memory for top {top}"
+    _refuse(party, [*found, *_above(consent, "max_memory_bytes", memory, asked)])
 
 
 class _Top(Bottom):
@@ -255,8 +244,10 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
         ConsentError: every difference, asked and allowed.
     """
     _check_ranges(terms, party, consent)
-    rows = () if party == terms.label_party else _missing_rows(terms, consent)  # which asks for it
-    _refuse(party, [*_of_any_party(terms, consent), *rows, *_version(terms, consent)])
+    found = [*_of_any_party(terms, consent), *_version(terms, consent)]
+    if party != terms.label_party:  # which asks for it
+        found += _outside("missing_rows", terms.missing_rows, consent.missing_rows)
+    _refuse(party, found)
 
 
 def check_layers(
@@ -268,7 +259,7 @@ def check_layers(
         ConsentError: every difference, asked and allowed.
     """
     found = list(_of_layers(terms, consent, split, layers))
-    if secure.make(terms.secure).divides_rows:  # whose number nobody knew before
+    if secure_mode.make(terms.secure).divides_rows:  # whose number nobody knew before
         found += _of_privacy(terms, consent, getattr(layers, "training_rows", 0))
     _refuse(party, found)
 
@@ -279,8 +270,7 @@ def check_rows(party: str, rows: int, consent: Consent) -> None:
     Raises:
         ConsentError: with both numbers.
     """
-    if rows > consent.max_rows:
-        _refuse(party, [(f"{rows} rows", f"rows <= {consent.max_rows}")])
+    _refuse(party, list(_above(consent, "max_rows", rows, f"{rows} rows")))
 
 
 def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
@@ -352,7 +342,7 @@ def _check_ranges(terms: Terms, party: str, consent: Consent) -> None:
     _refuse(party, list(out_of_range(terms, consent)))
 
 
-def _refuse(party: str, differences: Sequence[tuple[str, str]]) -> None:
+def _refuse(party: str, differences: Sequence[Difference]) -> None:
     if differences:
         raise ConsentError(
             f"party '{party}' does not consent to this session",
@@ -364,9 +354,10 @@ def _refuse(party: str, differences: Sequence[tuple[str, str]]) -> None:
 
 def _differences(
     terms: Terms, party: str, consent: Consent, split: Split, shared: Layers | None
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Difference]:
     yield from _of_any_party(terms, consent)
-    yield from _missing_rows(terms, consent)
+    # Whether the label party may learn which of its rows the party has, whoever else has them.
+    yield from _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     if branched := [name for name, one in terms.parties.items() if one.branches > 1]:
         yield f"branches of '{branched[0]}'", "every party's rows at one place in a federation"
     if more := [name for name in terms.tasks if name not in consent.label_parties]:
@@ -376,34 +367,26 @@ def _differences(
     if terms.middle is not None and terms.middle.party not in consent.middle:
         allowed = ", ".join(consent.middle) or "nobody"
         yield f"cuts for '{terms.middle.party}' in the middle", f"cuts for {allowed} in the middle"
-    if not _matches(terms.codec, consent.codecs):
-        yield f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"
-    for defense in parts(terms.defense):
-        if not _matches(defense, consent.defenses):
-            yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
+    yield from _of_plugins(terms, consent)
     width, behind = terms.parties[party].width, ""
     if width <= consent.max_width:
         codec, behind = compression.make(terms.codec), f" behind codec {terms.codec}"
         codec.check(width)
         width = codec.wire_width(width)
-    if width > consent.max_width:
-        yield f"width {width}{behind}", f"width <= {consent.max_width}"
-    asked = sum(map(len, (split.train, split.validation, split.test)))
-    if asked > consent.max_rows:
-        yield f"{asked} rows", f"rows <= {consent.max_rows}"
+    yield from _above(consent, "max_width", width, f"width {width}{behind}")
+    yield from _of_rows(split, consent)
     too_long = _epochs(terms, consent)
     yield from too_long
     if not too_long and width <= consent.max_width:
         needed = expected_bytes(terms, party, split, shared)
-        if needed > consent.max_bytes:
-            yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
-    if not too_long and not secure.make(terms.secure).divides_rows:
+        yield from _above(consent, "max_bytes", needed, f"up to {needed} bytes")
+    if not too_long and not secure_mode.make(terms.secure).divides_rows:
         yield from _of_privacy(terms, consent, len(split.train))
     yield from _of_layers(terms, consent, split, shared)
     yield from _version(terms, consent)
 
 
-def _of_privacy(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
+def _of_privacy(terms: Terms, consent: Consent, rows: int) -> Iterator[Difference]:
     """How private the models that a training leaves must be, where the party says so."""
     noise, epsilon = consent.min_dp_noise, consent.max_dp_epsilon
     if terms.mode != "train" or noise is epsilon is None:
@@ -430,7 +413,7 @@ def _of_model(
     row_shape: Shape,
     own_bottom: bool,
     unaligned: int,
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Difference]:
     """The model a session asks for, counted before it is built, and what is done with it."""
     asked, train, rows = terms.parties[party], terms.train, most_rows(terms, split)
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
@@ -452,11 +435,8 @@ def _of_model(
     named = [] if own_bottom else [f"bottom {asked.bottom}"]
     named += [f"defense {terms.defense}"] if terms.defense != "none" else []
     model = " and ".join([*named, f"codec {terms.codec}"])
-    if counted.parameters > consent.max_parameters:
-        yield (
-            f"{counted.parameters} parameters in {model}",
-            f"parameters <= {consent.max_parameters}",
-        )
+    parameters = f"{counted.parameters} parameters in {model}"
+    yield from _above(consent, "max_parameters", counted.parameters, parameters)
     columns, width = math.prod(row_shape), max(asked.width, codec.wire_width(asked.width))
     needed = counted.inference_bytes() + _value_bytes(rows[Kind.QUERY] * width)
     if terms.mode == "train":
@@ -469,11 +449,8 @@ def _of_model(
             copies = 2 if unaligned else 1  # and one with the others behind them
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
-    if needed > consent.max_memory_bytes:
-        yield (
-            f"about {needed} bytes of memory for {model}",
-            f"memory_bytes <= {consent.max_memory_bytes}",
-        )
+    memory = f"about {needed} bytes of memory for {model}"
+    yield from _above(consent, "max_memory_bytes", needed, memory)
 
 
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
@@ -482,28 +459,21 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
     Its own layer has a column of ones beside its columns.
     """
     columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
-    mode, width = secure.make(terms.secure), terms.parties[party].width
+    mode, width = secure_mode.make(terms.secure), terms.parties[party].width
     layers: Layers | None = mode.layers(columns, width, terms.label_party).get(party)
     return layers
 
 
 def _of_layers(
     terms: Terms, consent: Consent, split: Split | None, shared: Layers | None
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Difference]:
     """The shares of layers, as ring elements, and what an exchange makes of them."""
     if shared is None:
         return
-    if (parameters := shared.parameters) > consent.max_parameters:
-        yield (
-            f"shares of {parameters} parameters",
-            f"parameters <= {consent.max_parameters}",
-        )
-    needed = shared.memory_bytes(max(most_rows(terms, split).values()))
-    if needed > consent.max_memory_bytes:
-        yield (
-            f"about {needed} bytes of memory for shares",
-            f"memory_bytes <= {consent.max_memory_bytes}",
-        )
+    held, needed = shared.parameters, shared.memory_bytes(max(most_rows(terms, split).values()))
+    yield from _above(consent, "max_parameters", held, f"shares of {held} parameters")
+    memory = f"about {needed} bytes of memory for shares"
+    yield from _above(consent, "max_memory_bytes", needed, memory)
 
 
 def _value_bytes(values: int) -> int:
@@ -527,41 +497,42 @@ class _Outputs(nn.Module):
         return inputs.new_zeros(len(inputs), self.width)
 
 
-def _epochs(terms: Terms, consent: Consent) -> list[tuple[str, str]]:
+def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
     """The epochs of a training, and of what a defense does before, where they are too many."""
     if terms.mode != "train":
         return []
     training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
-    if training + before <= consent.max_epochs:
-        return []
     more = f" and {before} before them, of defense {terms.defense}" if before else ""
-    return [(f"epochs {training}{more}", f"epochs <= {consent.max_epochs}")]
+    return list(_above(consent, "max_epochs", training + before, f"epochs {training}{more}"))
 
 
-def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
+def _of_any_party(terms: Terms, consent: Consent) -> Iterator[Difference]:
     """What also concerns a party without columns."""
     if terms.train.compile and not consent.compile:
         yield "compiled models", "compile = true"
-    if terms.mode not in consent.modes:
-        yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
-    if not _matches(terms.secure, consent.secure):
-        yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
-    if len(terms.parties) > consent.max_parties:
-        yield f"{len(terms.parties)} parties", f"parties <= {consent.max_parties}"
-    if terms.mode == "train" and terms.train.batch_size > consent.max_batch_size:
-        yield f"batch_size {terms.train.batch_size}", f"batch_size <= {consent.max_batch_size}"
+    yield from _outside("mode", terms.mode, consent.modes)
+    yield from _outside("secure", terms.secure, consent.secure)
+    parties, batch_size = len(terms.parties), terms.train.batch_size
+    yield from _above(consent, "max_parties", parties, f"{parties} parties")
+    if terms.mode == "train":
+        yield from _above(consent, "max_batch_size", batch_size, f"batch_size {batch_size}")
     if terms.secure != "none":
         yield from _company(terms, consent)
 
 
-def _missing_rows(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
-    """Whether the label party may learn which of its rows the party has, whoever else has them."""
-    if terms.missing_rows not in consent.missing_rows:
-        allowed = ", ".join(consent.missing_rows)
-        yield f"missing_rows {terms.missing_rows}", f"missing_rows in {allowed}"
+def _of_plugins(terms: Terms, consent: Consent) -> Iterator[Difference]:
+    """The codec, and every defense of a chain."""
+    yield from _outside("codec", terms.codec, consent.codecs)
+    for defense in parts(terms.defense):
+        yield from _outside("defense", defense, consent.defenses)
 
 
-def _company(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
+def _of_rows(split: Split, consent: Consent) -> Iterator[Difference]:
+    asked = sum(map(len, (split.train, split.validation, split.test)))
+    yield from _above(consent, "max_rows", asked, f"{asked} rows")
+
+
+def _company(terms: Terms, consent: Consent) -> Iterator[Difference]:
     """With whom a party hides its cut: the fewer others, the more a sum tells of it."""
     present, least = terms.feature_parties, consent.min_parties
     if least is None:  # beside a third party that deals, the label party sees no single cut
@@ -573,14 +544,23 @@ def _company(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
         yield f"no {', '.join(missing)}", f"{', '.join(consent.parties)} in a secure mode"
 
 
-def _version(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
+def _version(terms: Terms, consent: Consent) -> Iterator[Difference]:
     versions = consent.versions or (VERSION,)
     if terms.version not in versions:
         yield f"vfl {terms.version}", f"vfl in {', '.join(versions)}"
 
 
-def _matches(spec: str, allowed: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(spec, pattern) for pattern in allowed)
+def _outside(setting: str, asked: str, allowed: Sequence[str]) -> Iterator[Difference]:
+    """Something that matches none of the party's patterns."""
+    if not any(fnmatchcase(asked, pattern) for pattern in allowed):
+        yield f"{setting} {asked}", f"{setting} in {', '.join(allowed)}"
+
+
+def _above(consent: Consent, limit: str, number: int, asked: str) -> Iterator[Difference]:
+    """A number above one of the party's limits."""
+    most = getattr(consent, limit)
+    if number > most:
+        yield asked, f"{limit.removeprefix('max_')} <= {most}"
 
 
 def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
@@ -622,7 +602,7 @@ def frame_limits(
         own = limits_of_links(terms, party, split)
         merged = [_largest([getattr(one, way) for one in own]) for way in ("up", "down")]
         return LinkLimits(*map(_at_most_a_frame, merged))
-    up, down = secure.make(terms.secure).limits(terms, party, rows, layers)
+    up, down = secure_mode.make(terms.secure).limits(terms, party, rows, layers)
     up |= {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
     down |= {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES}
     if terms.mode == "serve":

@@ -33,19 +33,19 @@ from torch.func import functional_call
 from vfl.compression import INFERENCE, Codec, Encoded, StepContext
 from vfl.core.errors import NonFiniteError, ProtocolError, WidthError
 from vfl.core.frame import Frame, Kind, Link, Payload
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret, scoped
 from vfl.core.torch_internals import Compute, OptimizerFactory, go_back
+from vfl.core.traffic import Ledger
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward
 from vfl.privacy.row_gradients import Call
-from vfl.session import ranks
-from vfl.session.checkpoint import Checkpoints
-from vfl.session.journal import Journal
-from vfl.session.ranks import ALONE, Ranks
+from vfl.session.ranks import group
+from vfl.session.ranks.group import ALONE, Ranks
 from vfl.session.schedule import EarlyStopping, Exchange
+from vfl.session.store.checkpoint import Checkpoints
+from vfl.session.store.journal import Journal
 
 
 class Adversary:
@@ -434,7 +434,7 @@ class FeatureEnd(_End):
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._weights = terms.weights
-        ranks.fit(self.model, own.ranks)
+        group.fit(self.model, own.ranks)
         self._compute = Compute(own.device, terms.precision, terms.compiled)
         self._compute.take(self.model)
         self._secret = own.secret

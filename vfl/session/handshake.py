@@ -33,9 +33,9 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
-from vfl.session import rules, secure
+from vfl.session import rules, secure_mode
+from vfl.session.store.witness import MOST, Announcement
 from vfl.session.terms import SHORT, AlignTerms, Terms, differing
-from vfl.session.witness import MOST, Announcement
 from vfl.transport import Hello, LinkLimits, TcpLink, Timeouts
 
 _HEX = r"^[0-9a-f]{64}$"
@@ -67,10 +67,13 @@ class Introduction(Settings):
         terms: Terms,
         session: str,
         standing: Announcement | None = None,
+        party: str | None = None,
     ) -> Introduction:
-        """The introduction of a party that holds `data`; of the one that has no rows."""
+        """The introduction of a party that holds `data`; `party` names one that holds none."""
+        if party is None:
+            party = str(rules.rowless(terms)) if data is None else data.name
         return cls(
-            party=str(rules.rowless(terms)) if data is None else data.name,
+            party=party,
             version=VERSION,
             terms=terms.digest(),
             settings=terms.settings(),
@@ -125,7 +128,7 @@ def check_introduction(
     if (
         party == rules.rowless(terms)
         or terms.mode == "align"
-        or secure.make(terms.secure).divides_rows
+        or secure_mode.make(terms.secure).divides_rows
     ):
         return  # it has no rows, or they are to be found, or are its own
     if introduction.rows != own.rows:
@@ -288,7 +291,7 @@ class PartyReport(Settings):
     """A feature party's last word: the digest of its weights, never the weights.
 
     Attributes:
-        count: of its store, now that the session has ended; see `vfl.session.witness`.
+        count: of its store, now that the session has ended; see `vfl.session.store.witness`.
     """
 
     party: PartyName

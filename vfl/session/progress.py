@@ -11,8 +11,8 @@ from typing import Any
 
 from vfl.core.frame import Frame
 from vfl.datasets import Split
-from vfl.session.private import PrivacyPlan
-from vfl.session.schedule import QUERY_ROWS, Exchange, steps_per_epoch
+from vfl.session.dp_plan import PrivacyPlan
+from vfl.session.schedule import QUERY_ROWS, Exchange, steps_per_epoch, watched
 from vfl.session.terms import Terms
 
 _EVERY_S = 1.0
@@ -98,21 +98,15 @@ class SessionProgress:
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
         """The same exchanges; before one of them may stand a report."""
         past: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
-        rows, due, epoch, done = 0, -math.inf, 0, 0
-        for exchange in schedule:
-            epoch, done = exchange.epoch, exchange.step
-            if (now := self._clock()) >= due:
-                due = now + _EVERY_S
-                past.append((now, done, rows))
-                self._tell(self._report(past, epoch, done))
-            rows += len(exchange.rows)
-            done += 1
-            yield exchange
-        past.append((self._clock(), done, rows))
-        self._tell(self._report(past, epoch, done, is_over=True))
+
+        def look(now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
+            past.append((now, done, rows))
+            self._tell(self._report(past, epoch, done, is_over=is_over))
+
+        return watched(schedule, look, _EVERY_S, self._clock)
 
     def _report(
-        self, past: deque[tuple[float, int, int]], epoch: int, done: int, *, is_over: bool = False
+        self, past: deque[tuple[float, int, int]], epoch: int, done: int, *, is_over: bool
     ) -> ProgressReport:
         warm = 1 if len(past) > 3 else 0  # the first exchange takes long: libraries load
         (first, steps, rows), (last, steps_now, rows_now) = past[warm], past[-1]

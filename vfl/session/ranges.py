@@ -21,7 +21,7 @@ from vfl.core.registry import Registry, named, parts
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
-from vfl.session.secure import SECURE
+from vfl.session.secure_mode import SECURE
 from vfl.session.terms import AlignTerms, Terms
 
 Range = tuple[float, float]

@@ -25,9 +25,9 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets.alignment.protocols import Message, Send
 from vfl.datasets.on_disk import DiskBytes
 from vfl.session import rules
-from vfl.session.identity import Identity, read_pins
+from vfl.session.store.identity import Identity, read_pins
+from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
-from vfl.session.witness import Standing
 from vfl.transport.link import ObservedPoll, PolledLink, TransportLink
 from vfl.transport.pairs import (
     OFFER_BYTES,
@@ -46,7 +46,7 @@ class PairSeals:
     """Keeps messages between feature parties from the label party that carries them.
 
     Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key,
-    and with it the count of its store, which the other compares (`vfl.session.witness`).
+    and with it the count of its store, which the other compares (`vfl.session.store.witness`).
     The two keys of a pair, one a direction, follow by HKDF (RFC 5869) from the shared secret, bound
     to session, terms and both offers; messages are sealed with AES-256-GCM and counted.
 

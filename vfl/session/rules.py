@@ -16,15 +16,15 @@ from vfl.compression import Codec
 from vfl.core.errors import ConfigError
 from vfl.datasets import Split
 from vfl.defenses.base import Undefended
-from vfl.session import secure
-from vfl.session.private import PrivacyPlan
+from vfl.session import secure_mode
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.schedule import Exchange, asking, shuffled_in_blocks, starting, training
 from vfl.session.terms import Terms
 
 
 def dealer(terms: Terms) -> str | None:
     """The third party that only deals; None where there is no such party."""
-    return secure.third_party(terms)
+    return secure_mode.third_party(terms)
 
 
 def rowless(terms: Terms) -> str | None:
@@ -44,7 +44,7 @@ def window_frames(terms: Terms) -> int:
     pairs = 1
     if terms.takers:
         pairs += max(len(terms.feature_parties), len(terms.takers))
-    return pairs * secure.make(terms.secure).window_frames(terms.train)
+    return pairs * secure_mode.make(terms.secure).window_frames(terms.train)
 
 
 def schedule(terms: Terms, split: Split, start: int = 0) -> Iterator[Exchange]:

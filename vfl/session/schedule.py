@@ -6,10 +6,11 @@ validation and test alike, so a step names its rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntFlag
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -185,6 +186,29 @@ def asking(phase: Phase, rows: np.ndarray) -> Iterator[Exchange]:
     groups = queries(rows)
     for step, part in enumerate(groups):
         yield Exchange(step, phase, 0, part, last=step == len(groups) - 1)
+
+
+class Look(Protocol):
+    """Told how far a session is."""
+
+    def __call__(self, now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
+        """After so many exchanges and rows; `now` is of the clock."""
+
+
+def watched(
+    schedule: Iterable[Exchange], look: Look, every_s: float, clock: Callable[[], float]
+) -> Iterator[Exchange]:
+    """The same exchanges; `look` is told at the start, once in a while, and at the end."""
+    due, epoch, done, rows = -math.inf, 0, 0, 0
+    for exchange in schedule:
+        epoch, done = exchange.epoch, exchange.step
+        if (now := clock()) >= due:
+            due = now + every_s
+            look(now, epoch, done, rows, is_over=False)
+        rows += len(exchange.rows)
+        done += 1
+        yield exchange
+    look(clock(), epoch, done, rows, is_over=True)
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:

@@ -24,10 +24,10 @@ import numpy as np
 from vfl.config import Consent
 from vfl.core.errors import ConsentError, ExposedCutError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
-from vfl.session import secure
-from vfl.session.ledger import Meter, Spent
+from vfl.session import secure_mode
 from vfl.session.relay import Carried
 from vfl.session.schedule import QUERY_ROWS, ROW_BYTES
+from vfl.session.store.session_ledger import Meter, Spent
 from vfl.session.terms import Terms
 from vfl.transport import ObservedPoll
 
@@ -50,7 +50,7 @@ def require_servable(terms: Terms) -> None:
     Raises:
         ExposedCutError: the mode shares weights between parties.
     """
-    mode = secure.make(terms.secure)
+    mode = secure_mode.make(terms.secure)
     if mode.shares_weights or mode.whole_network:
         raise ExposedCutError(
             "a network whose layers are shared cannot be served row by row",

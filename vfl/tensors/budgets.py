@@ -12,7 +12,7 @@ from vfl.config.toml import Settings
 from vfl.core.errors import UserError
 from vfl.core.storage import locked, private_folder
 from vfl.privacy.accountants import GaussianSteps
-from vfl.session.spending import Spending
+from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 #: Kinds of steps, by noise and rate, that a budget counts apart.

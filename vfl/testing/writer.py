@@ -31,7 +31,7 @@ _ALONE = """
 import importlib, os, sys, time
 from pathlib import Path
 from vfl.config.run_folder import RunFolder
-from vfl.core.ledger import Ledger
+from vfl.core.traffic import Ledger
 from vfl.training.writers import write_run
 path, spec, module, patience_s = sys.argv[1:]
 if module:

@@ -20,7 +20,7 @@ from vfl.datasets.named import read_digits
 from vfl.federation import deployment
 from vfl.federation.processes import Service
 from vfl.federation.project import LabelFolder, write_project
-from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training import federated, run
 
 _SIDES = ("left", "right")

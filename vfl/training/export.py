@@ -24,6 +24,7 @@ from vfl.clients import FeatureParty
 from vfl.clients.feature_party import own_bottom
 from vfl.compression import StepContext
 from vfl.config.run_folder import RunFolder
+from vfl.config.validate import check_one_label_party
 from vfl.core.errors import MissingPackageError, RunFolderError, SpecError
 from vfl.core.seeds import Secret, generator
 from vfl.core.storage import joint_digest, weights_digest, write_bytes, write_json, write_text
@@ -32,7 +33,7 @@ from vfl.datasets.split import Split
 from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
 from vfl.session.label import LabelParty, Objective
-from vfl.session.secure import label_parties, nobodys_bottom, shares_weights
+from vfl.session.secure_mode import label_parties, nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
 
 # ONNX Runtime 1.29 and later report their use to its makers unless told not to before the import.
@@ -216,7 +217,9 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             return _LabelHalf(party, party.model["task"], shape)
         if name not in terms.parties:
             folder = RunFolder.open(run)
-            folder.experiment().refuse_roles(f"the file of party '{name}', which has the middle,")
+            check_one_label_party(
+                folder.experiment(), f"the file of party '{name}', which has the middle,"
+            )
         asked = (
             None
             if bottom is None

@@ -18,17 +18,26 @@ from vfl.clients.middle_party import MiddleParty
 from vfl.config import Experiment
 from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Link, Observer
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest
+from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData
-from vfl.session import CHECKPOINTS, Adversary, Checkpoints, Exchange, Mode, Terms, rules, secure
-from vfl.session.checkpoint import newest_common
+from vfl.session import (
+    CHECKPOINTS,
+    Adversary,
+    Checkpoints,
+    Exchange,
+    Mode,
+    Terms,
+    rules,
+    secure_mode,
+)
 from vfl.session.exchange import HONEST, Own
 from vfl.session.label import EpochRecord, LabelParty, Objective
 from vfl.session.label.party import Beside, Records
 from vfl.session.progress import SessionProgress, Tell
-from vfl.session.secure import FeatureRound, HelperRound
+from vfl.session.secure_mode import FeatureRound, HelperRound
+from vfl.session.store.checkpoint import newest_common
 from vfl.session.trace import Recorder, recorders_of, recording
 from vfl.training.specs import check_beside_middle
 from vfl.transport.link import FanOut, Observed, TransportLink, local_pair
@@ -101,7 +110,7 @@ class PartiesSession:
     ) -> None:
         terms = Terms.of(experiment, mode, experiment.name)
         self.terms = terms.served_with(options.get("serving", ()))
-        self.ledger, self._mode = Ledger(), secure.make(self.terms.secure)
+        self.ledger, self._mode = Ledger(), secure_mode.make(self.terms.secure)
         self._say: Callable[[str], None] = options.get("say", lambda line: None)
         self._tell = options.get("on_progress")
         self._weights = options.get("weights") or {}

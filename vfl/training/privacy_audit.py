@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from vfl.config import Experiment
+from vfl.config.validate import check_one_label_party
 from vfl.core.errors import PrivacyError
 from vfl.core.seeds import Secret, derive, generator
 from vfl.datasets import PartyData, Split
@@ -112,7 +113,7 @@ def audit(
             where="dp.unit",
             want="dp.unit = 'record'",
         )
-    experiment.refuse_roles("an audit")
+    check_one_label_party(experiment, "an audit")
     rows, many = len(data[label].split.train), trainings > 1
     asked, each = trainings if many else canaries, 1 if many else canaries
     needed = each * (2 if dp.sampling == "shuffled" else 1)

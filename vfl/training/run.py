@@ -44,11 +44,11 @@ from vfl.datasets.files import column_names
 from vfl.datasets.load import NO_ENCODERS
 from vfl.datasets.named import own_parts
 from vfl.datasets.on_disk import OnDisk
-from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
+from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure_mode
 from vfl.session.label import EpochRecord, summarise
 from vfl.session.label.summary import revealed, test_figures, write_predictions
-from vfl.session.party_folder import own_table, require_numbers
 from vfl.session.progress import ProgressReport, Tell
+from vfl.session.store.party_folder import own_table, require_numbers
 from vfl.training.local import LocalSession, Options
 from vfl.training.whole_network import WholeNetworkSession
 
@@ -88,7 +88,7 @@ def _load(
     experiment: Experiment, encoders: Mapping[str, Encoder], *, download: bool
 ) -> dict[str, PartyData]:
     check_one_process(experiment)
-    if secure.make(experiment.secure).divides_rows:
+    if secure_mode.make(experiment.secure).divides_rows:
         return _rows_apart(experiment, encoders, download=download)
     data, label, seed = experiment.data, experiment.label, experiment.seed
     fold = Fold(data.fold, data.folds) if data.folds else None
@@ -173,7 +173,7 @@ def _rows_apart(
         DataError: see `load_data`.
     """
     data, label = experiment.data, experiment.label
-    secure.make(experiment.secure).refuse(experiment)
+    secure_mode.make(experiment.secure).refuse(experiment)
     for name, party in experiment.parties.items():
         if party.columns or data.alignment:
             raise ConfigError(
@@ -307,7 +307,7 @@ def session_of(
         SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
     """
     kind: type[AnySession] = LocalSession
-    if secure.make(experiment.secure).whole_network:
+    if secure_mode.make(experiment.secure).whole_network:
         kind = WholeNetworkSession
     outputs = data[experiment.label.party].outputs
     return kind(experiment, data, mode=mode, outputs=outputs, **options)

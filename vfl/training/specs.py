@@ -121,8 +121,8 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     """A secure mode beside the settings it was chosen with; none is beside anything."""
     if spec == "none":
         return
-    from vfl.session import secure
-    from vfl.session.secure import shares_weights
+    from vfl.session import secure_mode
+    from vfl.session.secure_mode import shares_weights
 
     parties, names = table_in(content, "parties"), ("secure", "codec", "defense", "merge")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
@@ -136,7 +136,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
             name: PartySettings.model_construct(**table_in(parties, name)) for name in parties
         },
     )
-    mode = secure.make(spec)
+    mode = secure_mode.make(spec)
     if mode.ring(max(1, len(chosen.feature_parties))) is None and not mode.whole_network:
         return
     try:

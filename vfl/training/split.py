@@ -14,8 +14,8 @@ from vfl import compression, defenses
 from vfl.compression import Codec, StepContext
 from vfl.core.errors import ConfigError, DataError, SpecError
 from vfl.core.frame import Frame, Kind, Observer
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret, scoped
+from vfl.core.traffic import Ledger
 from vfl.defenses.base import LabelKind, Undefended
 from vfl.session.exchange import Draws, check_finite, check_shape
 from vfl.training.specs import checked

@@ -15,7 +15,7 @@ from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Mode, Terms, rules
 from vfl.session.label import Objective
 from vfl.session.label.party import Records
-from vfl.session.secure import Revealed
+from vfl.session.secure_mode import Revealed
 from vfl.session.trace import recorders_of
 from vfl.training.local import Options, PartiesSession
 from vfl.transport.link import Observed

@@ -4,7 +4,7 @@ Each makes an X25519 key (RFC 7748) for one attempt and offers its public half, 
 with a count: the signature covers what both must mean alike. Keys follow from the shared secret by
 HKDF-SHA256 (RFC 5869), bound to what was agreed. Messages are sealed with AES-256-GCM, counted in
 each direction. What is signed and what binds a key are its owner's: `vfl.mpc.secure.keys`,
-`vfl.session.relay`, `vfl.session.rank_machines` and `vfl.tensors.keys` each say so in their heads.
+`vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys` each say so in their heads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MESSAGES = 2**32
 
 
 class Signer(Protocol):
-    """A key that stays; see `vfl.session.identity.Identity`."""
+    """A key that stays; see `vfl.session.store.identity.Identity`."""
 
     def sign(self, message: bytes) -> bytes:
         """A signature of 64 bytes."""
 
 
 class Verifier(Protocol):
-    """Its public half; see `vfl.session.identity.Pin`."""
+    """Its public half; see `vfl.session.store.identity.Pin`."""
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
         """Whether its owner signed the message."""

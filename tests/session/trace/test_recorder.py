@@ -97,7 +97,7 @@ def undisturbed(tmp_path_factory, training_in):
     return everything(other)
 
 
-@pytest.mark.parametrize("kills", [[2], [5], [11, 14, 15], [7, 8, 9, 13, 21], [14, 15, 16, 17]])
+@pytest.mark.parametrize("kills", [[2], [7, 8, 9, 13, 21], [14, 15, 16, 17]])
 @pytest.mark.parametrize("held_bytes", [1000, 10**9], ids=["some", "epoch"])
 def test_kills_and_resumes_leave_the_trace_of_an_undisturbed_run(
     training, undisturbed, killed, monkeypatch, kills, held_bytes

@@ -55,6 +55,14 @@ def test_every_registered_codec_is_replayed():
     assert {parse(spec)[0] for spec in CODEC_SPECS} == set(CODECS.names())
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, training_in):
+    """One training, which is only read."""
+    made = training_in(tmp_path_factory.mktemp("recorded"))
+    made.session().run()
+    return made
+
+
 @pytest.mark.parametrize("codec", CODEC_SPECS)
 def test_each_party_decodes_what_it_saw(training, codec):
     spies = {name: Spy() for name in ("bank", "shop", "lender")}
@@ -69,29 +77,24 @@ def test_each_party_decodes_what_it_saw(training, codec):
         same(own.decoded(direction="down"), gradients)
 
 
-def test_both_directions_come_in_the_order_in_which_they_crossed(training):
-    training.session().run()
-    found = list(training.read("lender").decoded(phase="train"))
-    assert [frame for frame, _ in found] == list(training.read("lender").frames(phase="train"))
+def test_both_directions_come_in_the_order_in_which_they_crossed(recorded):
+    found = list(recorded.read("lender").decoded(phase="train"))
+    assert [frame for frame, _ in found] == list(recorded.read("lender").frames(phase="train"))
     assert {frame.phase for frame, _ in found} == {"train"}
 
 
-def test_what_is_decoded_may_be_changed(training):
-    training.session(codec="none").run()
-    for _, values in training.read("bank").decoded(phase="test"):
+def test_what_is_decoded_may_be_changed(recorded):
+    for _, values in recorded.read("bank").decoded(phase="test"):
         values += 1
 
 
-def test_a_recording_knows_the_terms(training):
-    session = training.session()
-    session.run()
-    assert training.read("shop").terms == session.terms
-    assert training.read("shop").settings.snapshots == 2
+def test_a_recording_knows_the_terms(recorded):
+    assert recorded.read("shop").terms == recorded.session().terms
+    assert recorded.read("shop").settings.snapshots == 2
 
 
-def test_frames_are_chosen(training):
-    training.session().run()
-    label = training.read("lender")
+def test_frames_are_chosen(recorded):
+    label = recorded.read("lender")
     everything = list(label.frames())
     for chosen in (
         {"phase": "validation"},
@@ -191,16 +194,15 @@ def test_another_codec_on_a_trace_takes_what_it_would_have_taken(training, train
     assert measured.wire_bytes == sent(session, "shop")
 
 
-def test_several_parties_to_choose_from(training):
-    training.session().run()
+def test_several_parties_to_choose_from(recorded):
     with pytest.raises(UserError, match="several parties") as caught:
-        training_cuts(training.read("lender"))
+        training_cuts(recorded.read("lender"))
     assert (caught.value.got, caught.value.fix) == ("bank, shop", "--party bank")
     with pytest.raises(UserError, match="no cuts of 'shopp'") as caught:
-        training_cuts(training.read("lender"), "shopp")
+        training_cuts(recorded.read("lender"), "shopp")
     assert caught.value.fix == "did you mean 'shop'?"
     with pytest.raises(UserError, match="no cuts of 'shop'"):
-        training_cuts(training.read("bank"), "shop")
+        training_cuts(recorded.read("bank"), "shop")
 
 
 def test_a_trace_without_training_frames(training):
@@ -210,8 +212,5 @@ def test_a_trace_without_training_frames(training):
     assert caught.value.got == "phases test"
 
 
-def test_users_find_the_room_under_its_short_name(training):
-    training.session(trace={"phases": ["test"]}).run()
-    room = attrgetter("trace")(vfl)
-    assert room is trace
-    assert room.read(training.path("bank")).party == "bank"
+def test_users_find_the_room_under_its_short_name():
+    assert attrgetter("trace")(vfl) is trace

@@ -22,9 +22,9 @@ def expected(session, party, settings):
 
 
 @pytest.mark.parametrize(
-    ("codec", "most"), [("none", 1.03), ("topk:k=3,values=8", 2), ("randtopk:k=3", 2)]
+    ("codec", "most", "snapshots"),
+    [("none", 1.03, 0), ("none", 1.03, 3), ("topk:k=3,values=8", 2, 1), ("randtopk:k=3", 2, 1)],
 )
-@pytest.mark.parametrize("snapshots", [0, 1, 3])
 def test_the_size_is_never_below_the_real_one_and_close_to_it(training, codec, most, snapshots):
     parties = {"bank": {"width": 64, "bottom": "mlp:hidden=8"}, "shop": {"width": 32}}
     train = {"epochs": 4, "batch_size": 100, "checkpoint_every": 5}

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -14,9 +15,25 @@ from vfl.session.trace import EVALUATION, TRAINING, Recorded, Trace
 from vfl.session.trace.store import Store
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, training_in):
+    """One training, which nobody changes."""
+    made = training_in(tmp_path_factory.mktemp("recorded") / "run")
+    made.session(train={"epochs": 1, "batch_size": 40, "checkpoint_every": 5}).run()
+    return made
+
+
+@pytest.fixture
+def training(recorded, training_in, tmp_path):
+    """A copy of it."""
+    copied = training_in(tmp_path / "run")
+    shutil.copytree(recorded.folder, copied.folder)
+    copied.heard = recorded.heard
+    return copied
+
+
 @pytest.fixture
 def folder(training):
-    training.session(train={"epochs": 1, "batch_size": 40, "checkpoint_every": 5}).run()
     return training.path("lender")
 
 
@@ -53,7 +70,7 @@ def test_a_changed_byte_is_found(training, folder):
     assert len(files) == 6  # frames of two files: before the checkpoint and after; two snapshots
     for path in files:
         whole = path.read_bytes()
-        for _ in range(40):
+        for _ in range(20):
             damaged = bytearray(whole)
             damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
             path.write_bytes(damaged)
@@ -74,7 +91,7 @@ def test_a_changed_byte_of_the_index_is_found_or_harmless(training, folder):
     draw = random.Random(0)
     index, whole = folder / "index.jsonl", look_at_everything(training)
     content = index.read_bytes()
-    for _ in range(200):
+    for _ in range(60):
         damaged = bytearray(content)
         damaged[draw.randrange(len(content) - 1)] ^= 1 << draw.randrange(8)
         index.write_bytes(damaged)

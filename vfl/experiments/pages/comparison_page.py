@@ -16,8 +16,8 @@ from typing import Any
 from markupsafe import Markup
 
 from vfl.config import CompareSettings
-from vfl.core.ledger import size
 from vfl.core.registry import parse
+from vfl.core.traffic import size
 from vfl.experiments.cells import settings_of
 from vfl.experiments.glance import of_comparison
 from vfl.experiments.pages.charts import (

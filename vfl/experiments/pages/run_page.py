@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from vfl.core.ledger import Traffic
+from vfl.core.traffic import Traffic
 from vfl.experiments.attack_tables import (
     best_without_model,
     over_draws,

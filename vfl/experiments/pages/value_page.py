@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vfl.core.ledger import size
+from vfl.core.traffic import size
 from vfl.experiments.glance import Card, Glance
 from vfl.experiments.pages.charts import STYLES, Drawing, Series, line_drawing
 from vfl.experiments.pages.sections import Content, Section

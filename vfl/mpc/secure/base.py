@@ -1,6 +1,6 @@
 """The base of the modes `sum` and `beaver`, which sum the feature parties' values under masks.
 
-The contract of every mode is `vfl.session.secure.SecureMode`.
+The contract of every mode is `vfl.session.secure_mode.SecureMode`.
 
 They need keys that every pair of feature parties agrees on before the first exchange, refuse what
 would show a single cut, and take the sum at the label party.
@@ -24,18 +24,18 @@ from vfl.core.errors import (
     TruncatedFrameError,
 )
 from vfl.core.frame import Frame, Kind, Payload
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
+from vfl.core.traffic import Ledger
 from vfl.defenses import Chain, Defense, uses
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
 from vfl.mpc.secure.masks import Ring
 from vfl.session import rules
 from vfl.session.exchange import SUM, CutAggregator, LabelEnd, expect
-from vfl.session.identity import Identity, read_pins
 from vfl.session.schedule import EarlyStopping, Exchange
-from vfl.session.secure import Agreed, FeatureRound, HelperRound, SecureMode
+from vfl.session.secure_mode import Agreed, FeatureRound, HelperRound, SecureMode
+from vfl.session.store.identity import Identity, read_pins
+from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
-from vfl.session.witness import Standing
 
 _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
 

@@ -66,9 +66,9 @@ from vfl.compression.none import Uncompressed
 from vfl.config.experiment import PARTY_NAME
 from vfl.core.errors import ExposedCutError, ProtocolError, RunFolderError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link, Payload
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.core.torch_internals import Compute
+from vfl.core.traffic import Ledger
 from vfl.defenses import uses
 from vfl.mpc.channel import elements_of, pack, size_of, split_payload
 from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
@@ -105,7 +105,7 @@ from vfl.session.exchange import (
     expect,
 )
 from vfl.session.schedule import QUERY_ROWS, EarlyStopping, Exchange
-from vfl.session.secure import (
+from vfl.session.secure_mode import (
     SETUP,
     Agreed,
     FeatureRound,

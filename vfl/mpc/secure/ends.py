@@ -40,7 +40,7 @@ from vfl.session import rules
 from vfl.session.exchange import expect
 from vfl.session.relay import SealedLinks, Switchboard
 from vfl.session.schedule import Exchange
-from vfl.session.secure import (
+from vfl.session.secure_mode import (
     SETUP,
     Agreed,
     Limits,

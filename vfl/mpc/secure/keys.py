@@ -4,10 +4,10 @@ Each party offers an X25519 key (RFC 7748) made for this attempt alone, signed w
 key. The signature covers everything both must mean alike: session, attempt, the digest of the
 terms, all parties in their order, and whose offer it is. So an offer of another session, of other
 settings, of another party or under another role does not verify. It also covers the count of the
-party's store (`vfl.session.witness`), which each other party compares. The key of a pair follows by
-HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The label party
-relays the offers; without a private key it learns nothing from them, and without an identity key it
-cannot put its own in their place.
+party's store (`vfl.session.store.witness`), which each other party compares. The key of a pair
+follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The
+label party relays the offers; without a private key it learns nothing from them, and without an
+identity key it cannot put its own in their place.
 
 Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in bytes.
 
@@ -48,7 +48,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from vfl.core.errors import AuthenticationError, ProtocolError
 from vfl.core.frame import Payload
 from vfl.mpc.channel import split_payload
-from vfl.session.identity import Identity, Pin
+from vfl.session.store.identity import Identity, Pin
 from vfl.transport.pairs import (
     OFFER_BYTES,
     TAG_BYTES,
@@ -93,7 +93,7 @@ class Agreement:
         identity: its own identity key.
         pins: the other parties' public identity keys.
         binding: what the keys will be good for.
-        count: of its store; see `vfl.session.witness`.
+        count: of its store; see `vfl.session.store.witness`.
         admit: told the count of each other party, as it has signed it; raises if that went back.
     """
 

@@ -58,9 +58,9 @@ from vfl.mpc.secure_dpsgd import (
 from vfl.mpc.shares import SharedTensor
 from vfl.privacy import PrivacyStatement, added
 from vfl.privacy.accountants import GaussianSteps, epsilon_of, noise_for
-from vfl.session.private import PrivacyPlan
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.schedule import Exchange
-from vfl.session.secure import (
+from vfl.session.secure_mode import (
     EVALUATE,
     SETUP,
     TRAIN,

@@ -47,7 +47,7 @@ from vfl.mpc.three_party import (
 )
 from vfl.mpc.trio import make_party
 from vfl.session.schedule import Exchange
-from vfl.session.secure import (
+from vfl.session.secure_mode import (
     EVALUATE,
     SETUP,
     TRAIN,

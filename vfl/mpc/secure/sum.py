@@ -20,14 +20,14 @@ from vfl.compression import INFERENCE, Codec, Encoded, StepContext
 from vfl.compression.none import Uncompressed
 from vfl.core.errors import ExposedCutError, ProtocolError
 from vfl.core.frame import Kind, Link
-from vfl.core.ledger import Ledger
+from vfl.core.traffic import Ledger
 from vfl.mpc.secure.base import SummedCuts, SummingMode, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES
 from vfl.mpc.secure.masks import PairwiseMasks, Ring
-from vfl.session import secure
+from vfl.session import secure_mode
 from vfl.session.exchange import CutAggregator, LabelEnd
 from vfl.session.schedule import EarlyStopping
-from vfl.session.secure import (
+from vfl.session.secure_mode import (
     TRAIN,
     Agreed,
     FeatureRound,
@@ -129,7 +129,7 @@ def ring_of(agreed: Agreed) -> Ring | None:
         SpecError: the mode cannot be built.
         ExposedCutError: beside the other settings it would hide nothing, and why.
     """
-    mode = secure.make(agreed.secure)
+    mode = secure_mode.make(agreed.secure)
     mode.refuse(agreed)
     return mode.ring_of(agreed) if isinstance(mode, SummingMode) else None
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl.core.ledger import Ledger
+from vfl.core.traffic import Ledger
 from vfl.session import EarlyStopping, Exchange
 from vfl.session.exchange import CutAggregator, LabelEnd
 from vfl.session.schedule import own_rows

@@ -27,10 +27,10 @@ from vfl.compression import StepContext
 from vfl.config import LabelSettings
 from vfl.core.errors import DataError, PrivacyError, SpecError
 from vfl.core.frame import Link
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
 from vfl.core.torch_internals import Compute, optimizer_factory
+from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
@@ -38,7 +38,8 @@ from vfl.privacy import PrivacyStatement
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import require_rows_apart
 from vfl.privacy.row_gradients import Call
-from vfl.session import EarlyStopping, Exchange, Terms, ranks, rules, secure
+from vfl.session import EarlyStopping, Exchange, Terms, rules, secure_mode
+from vfl.session.dp_plan import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.exchange import (
     SUM,
     CutTerms,
@@ -61,8 +62,8 @@ from vfl.session.label.quality import (
     reduced_quality,
     regression_quality,
 )
-from vfl.session.private import PrivacyPlan, RowsAtBranches, refuse_beside_dp
-from vfl.session.secure import Revealed
+from vfl.session.ranks import group
+from vfl.session.secure_mode import Revealed
 
 #: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
 FEW_CLASSES = 50
@@ -635,7 +636,11 @@ class LabelParty(AnyLabelParty):
         weights: Mapping[str, Tensor] | None = None,
         records: Records | None = None,
     ) -> None:
-        mode, self._secret, self._adversary = secure.make(terms.secure), own.secret, own.adversary
+        mode, self._secret, self._adversary = (
+            secure_mode.make(terms.secure),
+            own.secret,
+            own.adversary,
+        )
         self._defense = defense = _defense(data, terms, objective)
         mode.refuse(terms)
         with scoped(own.secret.number("init")):
@@ -677,7 +682,7 @@ class LabelParty(AnyLabelParty):
         for name, end in self.ends.items():
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
-        ranks.fit(self.model, own.ranks)
+        group.fit(self.model, own.ranks)
         self.model["task"] = self._task
         missing = None
         if self.data.held:
@@ -1035,7 +1040,11 @@ def _own_top(terms: Terms, objective: Objective, defense: Defense) -> nn.Module:
 
 
 def _ends(
-    terms: Terms, mode: secure.SecureMode, defense: Defense, own: Own, links: Mapping[str, Link]
+    terms: Terms,
+    mode: secure_mode.SecureMode,
+    defense: Defense,
+    own: Own,
+    links: Mapping[str, Link],
 ) -> dict[str, LabelEnd]:
     """This end of the round with each feature party, in merge order."""
     ends = {}

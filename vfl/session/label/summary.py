@@ -16,9 +16,9 @@ from vfl import compression
 from vfl.core.storage import write_text
 from vfl.core.text import formula_free
 from vfl.datasets import PartyData
-from vfl.session import Terms, secure
+from vfl.session import Terms, secure_mode
 from vfl.session.label.party import AnyLabelParty, Progress
-from vfl.session.secure import EVALUATE, TRAIN, Revealed
+from vfl.session.secure_mode import EVALUATE, TRAIN, Revealed
 
 
 def summarise(
@@ -81,7 +81,7 @@ def summarise(
         "wire_ratio_up": sent["up"] / dense_bytes if dense_bytes else None,
         "wire_ratio_down": sent["down"] / dense_bytes if dense_bytes else None,
         "secure": terms.secure,
-        "trust": secure.promise(terms),
+        "trust": secure_mode.promise(terms),
         "privacy": [one.as_dict() for one in party.privacy()],
         "revealed": [asdict(one) for one in revealed(terms, progress) + party.revealed()],
         "weights_sha256": weights_sha256,
@@ -153,7 +153,7 @@ def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
     Raises:
         SpecError, ExposedCutError: the secure mode cannot be built.
     """
-    mode = secure.make(terms.secure)
+    mode = secure_mode.make(terms.secure)
     mode.refuse(terms)
     phases = (
         (TRAIN, progress.train_steps, progress.train_rows),

@@ -17,11 +17,11 @@ from torch import Tensor
 from vfl.config import PartyFile, TraceSettings
 from vfl.core.errors import ConfigError, ExposedCutError
 from vfl.core.frame import Frame, Kind
-from vfl.core.ledger import size
 from vfl.core.storage import Seal, pack_weights
+from vfl.core.traffic import size
 from vfl.datasets import PartyData, Split
 from vfl.session import Checkpoints, Exchange, Terms, rules
-from vfl.session.party_folder import own_folder
+from vfl.session.store.party_folder import own_folder
 from vfl.session.trace.store import (
     HELD_BYTES,
     SentFrame,

@@ -50,7 +50,6 @@ from vfl.config import TraceSettings
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError, OversizedFrameError, RunFolderError
 from vfl.core.frame import Frame, Kind
-from vfl.core.ledger import size
 from vfl.core.storage import (
     FORMAT,
     Seal,
@@ -63,6 +62,7 @@ from vfl.core.storage import (
     write_sealed_json,
     write_text,
 )
+from vfl.core.traffic import size
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.session import Exchange, Terms, rules

@@ -12,10 +12,10 @@ from torch import distributed, nn
 from vfl.compression import StepContext, make
 from vfl.core.errors import LostRankError, SpecError, VFLError
 from vfl.core.frame import Frame, Kind
-from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
-from vfl.session.rank_processes import device_of
-from vfl.session.ranks import Ranks, fit
+from vfl.core.traffic import Ledger
+from vfl.session.ranks.group import Ranks, fit
+from vfl.session.ranks.processes import device_of
 
 
 def in_ranks(size, play, timeout_s=20.0):

@@ -29,8 +29,8 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import batch_norm
 
 from vfl.core.errors import LostRankError, SpecError
-from vfl.core.ledger import Ledger, Traffic
 from vfl.core.torch_internals import OptimizerFactory, gloo_at
+from vfl.core.traffic import Ledger, Traffic
 from vfl.session.schedule import Exchange
 
 #: Where ranks on one machine meet. What gloo and NCCL carry is not encrypted, and gloo lets

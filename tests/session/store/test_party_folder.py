@@ -72,7 +72,7 @@ def test_a_crash_before_the_record_leaves_no_run(folder, tables, terms, monkeypa
             raise KeyboardInterrupt
         real(path, content, seal)
 
-    monkeypatch.setattr("vfl.session.party_folder.write_sealed_json", crash)
+    monkeypatch.setattr("vfl.session.store.party_folder.write_sealed_json", crash)
     with pytest.raises(KeyboardInterrupt):
         folder.save(tables["bank"], terms, WEIGHTS)
     with pytest.raises(RunFolderError, match="missing"):

@@ -20,9 +20,9 @@ from vfl.compression import INFERENCE, Codec, StepContext
 from vfl.config import PartyFile, TrainSettings
 from vfl.core.errors import ExposedCutError, VFLError
 from vfl.core.frame import Frame, Kind, Link
-from vfl.core.ledger import Ledger
 from vfl.core.registry import Registry
 from vfl.core.seeds import Secret
+from vfl.core.traffic import Ledger
 from vfl.datasets import Split
 from vfl.session.exchange import HONEST, CutAggregator, LabelEnd, Own
 from vfl.session.schedule import EarlyStopping, Exchange
@@ -30,8 +30,8 @@ from vfl.session.schedule import EarlyStopping, Exchange
 if TYPE_CHECKING:
     from vfl.config import Experiment, PartySettings
     from vfl.privacy import PrivacyStatement
+    from vfl.session.store.witness import Standing
     from vfl.session.terms import PartyTerms, Terms
-    from vfl.session.witness import Standing
 
 #: Largest payload by kind, up and down.
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
@@ -505,7 +505,7 @@ SECURE: Registry[SecureMode] = Registry(
     kind="secure mode",
     contract=SecureMode,
     members={
-        "none": "vfl.session.secure:SecureMode",
+        "none": "vfl.session.secure_mode:SecureMode",
         "sum": "vfl.mpc.secure.sum:MaskedSum",
         "beaver": "vfl.mpc.secure.beaver:Beaver",
         "permuted": "vfl.mpc.secure.permuted:Permuted",

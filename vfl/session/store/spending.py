@@ -24,7 +24,7 @@ from vfl.core.storage import (
     read_sealed_json,
     write_sealed_json,
 )
-from vfl.session.witness import Witness
+from vfl.session.store.witness import Witness
 
 
 class Counted(Protocol):

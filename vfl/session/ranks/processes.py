@@ -37,7 +37,7 @@ from vfl.core.frame import Frame
 from vfl.core.text import printable_lines
 from vfl.datasets import PartyData
 from vfl.session.handshake import unexpected
-from vfl.session.ranks import ALONE, Ranks, lost
+from vfl.session.ranks.group import ALONE, Ranks, lost
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
 #: How long rank 0 looks for the rank that ended, and lets the others end by themselves.

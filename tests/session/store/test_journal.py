@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from vfl.core.errors import DisagreementError, RunFolderError, StorageError
-from vfl.session.journal import Journal
+from vfl.session.store.journal import Journal
 
 OWNER = ("bank", "loans", "ab" * 32)
 HEAD, RECORD = 40, 54
@@ -105,7 +105,7 @@ def test_fewer_records_than_were_counted_are_refused(path):
 
 def test_what_cannot_be_noted_is_not_sent(path, monkeypatch):
     journal = Journal(path, OWNER)
-    monkeypatch.setattr("vfl.session.journal.os.write", lambda handle, record: 7)
+    monkeypatch.setattr("vfl.session.store.journal.os.write", lambda handle, record: 7)
     with pytest.raises(StorageError):
         journal.admit(0, b"cut")
     journal.close()

@@ -6,7 +6,7 @@ import pytest
 from vfl.core.errors import RunFolderError
 from vfl.core.storage import Seal
 from vfl.datasets import PartyData, Split
-from vfl.session.run_rows import NEW, RunRows, keyed_ids
+from vfl.session.store.run_rows import NEW, RunRows, keyed_ids
 
 KEY = bytes(range(32))
 IDS = np.array([f"person-{number}" for number in range(20)], dtype=object)

@@ -2,7 +2,7 @@ import csv
 import io
 
 from vfl.core.frame import HEADER_BYTES, Frame, Kind
-from vfl.core.ledger import Ledger
+from vfl.core.traffic import Ledger
 
 TRAFFIC = [
     ("bank", "up", Frame(Kind.CUT, 0, b"x" * 100)),

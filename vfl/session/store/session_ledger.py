@@ -9,7 +9,7 @@ that is bound, a session must resume that training, or evaluate or predict with 
 An entry is written, and is on the disk, before anything that depends on its nonce is sent. So is
 what an epoch can take, before it begins; it is corrected when the session ends, and not when the
 process is killed. What a training sends is noted beside its entry where something that protects is
-drawn (`vfl.session.journal`): resumed or begun again, it sends the same or nothing.
+drawn (`vfl.session.store.journal`): resumed or begun again, it sends the same or nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from vfl.core.errors import ConsentError, DisagreementError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.core.storage import close_to_others, locked
-from vfl.session import rules, secure
-from vfl.session.journal import Journal
+from vfl.session import rules, secure_mode
 from vfl.session.schedule import Exchange
-from vfl.session.spending import Spending
+from vfl.session.store.journal import Journal
+from vfl.session.store.spending import Spending
+from vfl.session.store.witness import Standing
 from vfl.session.terms import Mode, Terms, differing
-from vfl.session.witness import Standing
 
 _NONCE_BYTES = 32
 _ROUNDING = 1e-9
@@ -472,7 +472,7 @@ def notes(terms: Terms, party: str) -> bool:
     defense = defenses.make(terms.defense)
     if party in (terms.label_party, *terms.tasks):
         return defenses.protects(defense, "label")
-    if secure.shares_weights(terms):  # a party has no cut, and no defense of one
+    if secure_mode.shares_weights(terms):  # a party has no cut, and no defense of one
         return False
     drawn = terms.secure == "none" and compression.make(terms.codec).draws
     return drawn or defenses.protects(defense, "feature")

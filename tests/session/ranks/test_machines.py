@@ -9,7 +9,7 @@ from vfl.config import read_party_file
 from vfl.core.errors import AuthenticationError, DataError, LostRankError, MissingDataError
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
-from vfl.session.rank_machines import RankMachines, RanksKey, StreamGroup
+from vfl.session.ranks.machines import RankMachines, RanksKey, StreamGroup
 from vfl.transport import Hello, TcpLink, Timeouts, local_pair, session_certificate
 
 PATIENCE = Timeouts(connect_s=2.0, handshake_s=2.0, rejoin_window_s=0.0)

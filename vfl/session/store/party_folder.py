@@ -47,12 +47,12 @@ from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import NumberColumn
 from vfl.datasets.on_disk import OnDisk
 from vfl.privacy import PrivacyStatement
-from vfl.session import secure
-from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
+from vfl.session import secure_mode
+from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.drift import Drift
-from vfl.session.ledger import Entry, SessionLedger
-from vfl.session.private import PrivacyPlan
-from vfl.session.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids
+from vfl.session.store.checkpoint import CHECKPOINTS, Checkpoints
+from vfl.session.store.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids
+from vfl.session.store.session_ledger import Entry, SessionLedger
 from vfl.session.terms import Mode, Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
@@ -263,7 +263,7 @@ class PartyFolder:
             )
         if np.array_equal(ids, known.ids):
             return replace(data, split=known.split)
-        if secure.make(self.terms().secure).divides_rows:
+        if secure_mode.make(self.terms().secure).divides_rows:
             raise TrainedRowsError(
                 f"the rows of {whose} are others than those of the training",
                 where=str(self.path),
@@ -383,7 +383,7 @@ def _card(
         role, half = "feature party", "a bottom"
     else:
         role, half = "party in the middle", "the model between bottoms and head"
-    if secure.make(terms.secure).reveals_model:
+    if secure_mode.make(terms.secure).reveals_model:
         half = "the whole model, which every holder has"
     states = [one.as_dict() for one in privacy or defenses.make(terms.defense).privacy()]
     split = data.split
@@ -407,7 +407,7 @@ def _card(
             "key": "in party.json, which stays with the owner: nobody else can guess rows by it",
         },
         "privacy": {
-            "cuts": secure.promise(terms),
+            "cuts": secure_mode.promise(terms),
             "secure": terms.secure,
             "defense": terms.defense,
             "codec": terms.codec,
@@ -444,7 +444,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         RunFolderError: a prediction for a run this party has not trained.
     """
     own, table, test = party.table, own_table(party), terms.test
-    if apart := secure.make(terms.secure).divides_rows:
+    if apart := secure_mode.make(terms.secure).divides_rows:
         task = task or "classification"
         test = test if party.party == terms.label_party else 0.0  # others train on all they have
         if own.label is None:

@@ -10,9 +10,9 @@ from vfl.config import Experiment
 from vfl.core.errors import ConsentError, DisagreementError, ProtocolError, RolledBackError
 from vfl.core.frame import Frame, Kind
 from vfl.session import Terms
-from vfl.session import witness as module
-from vfl.session.ledger import SessionLedger
-from vfl.session.witness import BLOCK, MOST, RESTORED, Announcement, Standing, Witness
+from vfl.session.store import witness as module
+from vfl.session.store.session_ledger import SessionLedger
+from vfl.session.store.witness import BLOCK, MOST, RESTORED, Announcement, Standing, Witness
 
 CONTENT = {"parties": {name: {"width": 4} for name in ("bank", "shop")}, "merge": "sum"}
 NOISE = "clipped_noise:norm=1.0,sigma=4.0"

@@ -46,8 +46,8 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.session.handshake import check_version, errors_reported, unexpected
-from vfl.session.rank_processes import FurtherRanks, Order, RankProcesses, ended
-from vfl.session.ranks import Ranks, lost
+from vfl.session.ranks.group import Ranks, lost
+from vfl.session.ranks.processes import FurtherRanks, Order, RankProcesses, ended
 from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, Timeouts
 from vfl.transport.certificates import Authority, ServerCertificate
 from vfl.transport.pairs import derived
@@ -122,7 +122,7 @@ class RanksKey:
 
 
 class StreamGroup:
-    """What ranks do together over their streams; see `vfl.session.ranks.Group`.
+    """What ranks do together over their streams; see `vfl.session.ranks.group.Group`.
 
     Args:
         rank: this one.
