@@ -16,8 +16,8 @@ from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, UserError
 from vfl.core.ledger import Ledger
+from vfl.core.processes import Service
 from vfl.federation import programs
-from vfl.federation.processes import Service
 from vfl.transport.stream import listen
 
 ROWS = 120

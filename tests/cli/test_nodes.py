@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vfl.cli import federation
+from vfl.core import processes as supervise
 from vfl.core.errors import LostPeerError
 from vfl.federation import deployment
-from vfl.federation import processes as supervise
 
 
 class Standing:

@@ -41,10 +41,10 @@ from time import monotonic
 from typing import Any
 
 from vfl.core.errors import LostPeerError
+from vfl.core.processes import return_memory
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.version import VERSION
 from vfl.federation import upstream
-from vfl.federation.processes import return_memory
 
 Program = Callable[[], object]
 
