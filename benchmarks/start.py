@@ -24,8 +24,8 @@ from statistics import median
 from benchmarks import harness
 from vfl.config import read_party_file
 from vfl.core.errors import LostPeerError, UserError
+from vfl.core.processes import Service, last_words
 from vfl.federation import deployment, workers
-from vfl.federation.processes import Service, last_words
 from vfl.federation.project import LabelFolder
 from vfl.training import demo
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 from benchmarks.emulation import Network
 from vfl.config.toml import Settings
 from vfl.core.errors import VFLError
+from vfl.core.processes import Worker
 from vfl.core.seeds import use_one_thread
-from vfl.federation.processes import Worker
 
 Message = TypeVar("Message", bound=Settings)
 _ROOT = Path(__file__).parents[1]

@@ -48,6 +48,12 @@ LOAD_OTHERS = {
     "training/writers.py": "extras",
 }
 
+#: Files that start processes, with the reason.
+STARTERS = {
+    "core/processes.py": "the one starter",
+    "testing/writer.py": "runs a writer of runs to its end, for its author",
+}
+
 SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 #: Rooms and files that know sockets, with the reason.
 SOCKET_PLACES = {
@@ -336,3 +342,12 @@ def test_sockets_live_in_few_places():
     indices = tuple(SOCKET_PLACES)
     assert [path for path in sorted(found) if not path.startswith(indices)] == []
     assert [place for place in indices if not any(path.startswith(place) for path in found)] == []
+
+
+def test_one_file_starts_processes():
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if {"subprocess", "multiprocessing"} & set(imported_modules(tree_of(path)))
+    }
+    assert found == STARTERS.keys()

@@ -1,10 +1,28 @@
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
+
+from vfl.cli import app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="session")
+def made_project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "project"
+    assert CliRunner().invoke(app, ["init", str(folder), "--party", "bank"]).exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def bank_project(made_project, tmp_path):
+    """A project of the feature party "bank", as `vfl init project --party bank` writes it."""
+    shutil.copytree(made_project, tmp_path / "project")
+    return tmp_path / "project"
 
 
 @pytest.fixture

@@ -94,12 +94,10 @@ def own_rows(folder):
     return [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks if not row.author]
 
 
-# A network that is stopped before it has converged is an attack like another.
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_pipeline_is_scored_on_every_victim_beside_its_baselines(copy, monkeypatch):
     monkeypatch.setattr(attack_grid, "train_cell", None)  # nothing is trained
     before = own_rows(copy)
-    results = add_attack(copy.path, EXAMPLE, ["pipeline:learner=mlp"])
+    results = add_attack(copy.path, EXAMPLE, ["pipeline:learner=spreading"])
     found = [row for row in LoadedGrid(copy).attacks if row.author]
     assert len(found) == 2 * 2 * 4  # defenses, draws, measures
     assert len(results.content["rows"]) == len(found)
@@ -109,15 +107,15 @@ def test_a_pipeline_is_scored_on_every_victim_beside_its_baselines(copy, monkeyp
     assert own_rows(copy) == before
     with (copy.path / "results.csv").open() as file:
         lines = [line for line in csv.DictReader(file) if line["author"]]
-    assert {line["subject"] for line in lines} == {"pipeline:learner=mlp"}
+    assert {line["subject"] for line in lines} == {"pipeline:learner=spreading"}
     assert len(lines) == len(found)
-    assert "| pipeline:learner=mlp | the examples of vfl | 2026-11-25 |" in results.text
+    assert "| pipeline:learner=spreading | the examples of vfl | 2026-11-25 |" in results.text
 
     ran = []
     monkeypatch.setattr(attack_runner, "run_attack", lambda *given: ran.append(given))
     for cell in copy.cells():  # as if it had been killed before the last was written down
         (copy.cells_path / cell.name / "outside.json").unlink()
-    assert add_attack(copy.path, EXAMPLE, ["pipeline:learner=mlp"]).content == results.content
+    assert add_attack(copy.path, EXAMPLE, ["pipeline:learner=spreading"]).content == results.content
     assert not ran
 
 

@@ -8,21 +8,21 @@ from vfl.training import demo
 
 
 def test_the_demo_in_one_process(vfl):
-    done = vfl("demo", "--in-process", "--json")
+    done = vfl("demo", "--in-process", "--json", "-s", "train.epochs=5")
     figures = json.loads(done.out)
     assert done.code == 0
-    assert figures["test_accuracy"] >= 0.95
+    assert figures["test_accuracy"] >= 0.7
     assert set(figures["bytes_by_party"]) == {"left", "right"}
     assert figures["bytes_up"] == sum(sent["up"] for sent in figures["bytes_by_party"].values())
     assert Path(figures["run"]).is_dir()
     assert Path(figures["report"]).is_file()
-    assert sum(line.startswith("epoch") for line in done.err.splitlines()) == 25
+    assert sum(line.startswith("epoch") for line in done.err.splitlines()) == 5
     (folder,) = Path("runs").iterdir()
     assert f"the project of the demo is {folder}" in done.err
 
 
 def test_a_folder_and_settings_of_ones_own(vfl):
-    settings = ["-s", "train.epochs=2", "-s", "codec=randtopk:k=4,values=8"]
+    settings = ["-s", "train.epochs=1", "-s", "codec=randtopk:k=4,values=8"]
     done = vfl("demo", "here", "--in-process", *settings)
     assert done.code == 0
     assert "randtopk:k=4,values=8" in done.out

@@ -5,18 +5,17 @@ import pytest
 
 
 @pytest.fixture
-def project(vfl, tmp_path):
+def project(bank_project):
     """A project whose ports nobody uses, and its tables."""
-    assert vfl("init", "project", "--party", "bank").code == 0
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for file in ("label/app/experiment.toml", "bank/party.toml"):
-        path = tmp_path / "project" / file
+        path = bank_project / file
         text = path.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}")
         path.write_text(text.replace("stream_port = 8001", "stream_port = 0"))
     for name in ("bank", "label"):
-        (tmp_path / "project" / name / "data.csv").write_text("id,a\n1,2\n")
-    return tmp_path / "project"
+        (bank_project / name / "data.csv").write_text("id,a\n1,2\n")
+    return bank_project
 
 
 def test_the_machine_alone(vfl):

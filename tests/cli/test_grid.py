@@ -2,10 +2,14 @@
 
 import json
 import shlex
+import shutil
 
 import pytest
 
+from vfl.config import read_experiment
 from vfl.experiments import attack_runner
+from vfl.experiments.pages import build_report
+from vfl.training.run import train
 
 TINY = """\
 name = "tiny"
@@ -100,9 +104,22 @@ def test_the_quick_profile_shows_what_layer_norm_does(vfl, tmp_path):
     assert mean("none", "kmeans", 0) > mean("none", "kmeans", 0, "guess") + 0.5
 
 
-def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
-    assert vfl("train", file, "--runs", tmp_path / "runs").code == 0
-    (run,) = (tmp_path / "runs").iterdir()
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "tiny.toml").write_text(TINY)
+    train(read_experiment(folder / "tiny.toml"), folder, "tiny")
+    build_report(folder / "tiny")
+    return folder / "tiny"
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs" / "tiny")
+    return tmp_path / "runs" / "tiny"
+
+
+def test_one_run_is_attacked(vfl, run, monkeypatch):
     assert "no attack was scored" in (run / "report.html").read_text()
     words = ("attack", run, "--attack", "kmeans:starts=1", "--leaks", "1", "--draws", "1",
              "-s", "baselines=raw")  # fmt: skip
@@ -126,9 +143,7 @@ def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
     assert "fine_tuning:steps=9" in (run / "report.html").read_text()  # of the call before
 
 
-def test_what_cannot_be_attacked(vfl, file, tmp_path):
-    assert vfl("train", file, "--runs", tmp_path / "runs").code == 0
-    (run,) = (tmp_path / "runs").iterdir()
+def test_what_cannot_be_attacked(vfl, run):
     assert (
         "no attack is called 'fine_tunning'" in vfl("attack", run, "--attack", "fine_tunning").err
     )

@@ -1,6 +1,5 @@
-"""`vfl --help` and the help of every command: what it says and what it costs."""
+"""`vfl --help` and the help of every command: what it says and what it loads."""
 
-import resource
 import subprocess
 import sys
 
@@ -31,9 +30,6 @@ COMMANDS = {
     "horizontal",
     "worker",
 }
-PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
-MOST_SECONDS = 0.6
-PAIRS = 6
 
 
 def test_every_command_is_there():
@@ -69,24 +65,15 @@ def test_packs_of_attacks_are_named_and_can_be_listed(vfl, command):
     assert {*PACKS, "list", "packs"} <= {word.strip(",;.") for word in words}
 
 
-def test_commands_are_grouped_by_what_a_user_does():
-    group = typer.main.get_command(app)
-    shown = [command for command in group.commands.values() if not command.hidden]
-    assert {command.rich_help_panel for command in shown} == PANELS
-
-
 def test_the_version(vfl):
     done = vfl("--version")
     assert (done.code, done.out) == (0, f"vfl {VERSION}\n")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_commands(vfl, monkeypatch, shell):
-    monkeypatch.setenv("_VFL_COMPLETE", f"complete_{shell}")
+def test_a_shell_completes_commands(vfl, monkeypatch):
+    monkeypatch.setenv("_VFL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "vfl pred")
     monkeypatch.setenv("COMP_CWORD", "1")
-    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "vfl pred")
-    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
     done = vfl()
     assert done.code == 0
     assert "predict" in done.out
@@ -117,19 +104,3 @@ def test_help_loads_nothing_heavy():
     loaded = set(done.stderr.split())
     assert "vfl.cli" in loaded
     assert not loaded & {"torch", "flwr", "pandas", "sklearn", "numpy", "pydantic"}
-
-
-def cost(*arguments):
-    """CPU seconds of one Python process; wall time would measure what else runs here."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def test_help_comes_at_once():
-    """Neighbours in time are compared, and one good pair will do: others use this machine too."""
-    cost("-m", "vfl", "--help")  # compiles what was never imported before
-    assert any(
-        cost("-m", "vfl", "--help") - cost("-c", "pass") <= MOST_SECONDS for _ in range(PAIRS)
-    )

@@ -30,13 +30,13 @@ FAMILIES = {
 NAMES = {family: registry.names() for family, registry in FAMILIES.items()} | {"packs": list(PACKS)}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_alias_is_of_a_member(vfl, family):
-    registry = FAMILIES[family]
-    for alias, name in registry.aliases.items():
-        assert alias not in registry.names()
-        assert registry.member(alias) is registry.member(name)
-        assert f"Also: {alias}." in vfl("list", family).out
+def test_every_alias_is_of_a_member(vfl):
+    shown = vfl("list").out
+    for registry in FAMILIES.values():
+        for alias, name in registry.aliases.items():
+            assert alias not in registry.names()
+            assert registry.member(alias) is registry.member(name)
+            assert f"Also: {alias}." in shown
 
 
 def test_every_registered_name_is_listed_with_its_options(vfl):
@@ -53,7 +53,7 @@ def test_every_registered_name_is_listed_with_its_options(vfl):
     assert all(row["summary"].endswith(".") for row in rows)
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", ["codecs", "packs"])
 def test_one_family(vfl, family):
     rows = json.loads(vfl("list", family, "--json").out)
     assert [row["name"] for row in rows] == NAMES[family]

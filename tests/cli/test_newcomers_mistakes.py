@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,8 +15,8 @@ from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, UserError
 from vfl.core.traffic import Ledger
+from vfl.core.processes import Service
 from vfl.federation import programs
-from vfl.federation.processes import Service
 from vfl.transport.stream import listen
 
 ROWS = 120
@@ -265,65 +264,3 @@ def test_a_prediction_of_training_rows_says_so(vfl, monkeypatch, tmp_path):
     assert "2 of them were training rows, marked in the column 'trained'" in said
     assert "name a table of new rows as data.predict in each party.toml" in said
     assert json.loads(vfl("predict", "run", "--json").out)["trained"] == 2
-
-
-HERE, IDENTITY = "cli/test_newcomers_mistakes.py", "server/test_session_identity.py"
-#: Every mistake whose message names cause and cure, and the tests that hold it: a file, and a
-#: function, or a case of one of the tables above.
-HELD = {
-    "a port in use: superlink, stream": [
-        (HERE, "test_a_port_in_use_is_named_by_whoever_wanted_it")
-    ],
-    "a port in use: supernode": [(HERE, "test_a_supernodes_port_in_use_is_named_with_its_setting")],
-    "another party's rows differ": [(IDENTITY, "test_an_innocent_party_is_told_whose_rows_differ")],
-    "ids like 79499.0": [
-        (HERE, "test_ids_with_a_decimal_point"),
-        ("datasets/test_ids.py", "test_ids_keep_their_zeros_and_numbers_lose_their_point"),
-    ],
-    "a ? in a number column": [(DOUBTED, "a question mark among numbers")],
-    "a decimal comma in a number column": [
-        (DOUBTED, "a decimal comma"),
-        (REFUSED, "too many texts that are numbers"),
-    ],
-    "a date column": [
-        (DOUBTED, "a date as text"),
-        (HERE, "test_dates_are_read_as_an_experiment_says"),
-    ],
-    "duplicate party names": [(HERE, "test_parties_that_are_named_twice")],
-    "a learning rate that diverges": [(HERE, "test_a_learning_rate_that_diverges")],
-    "an AUC at .5 after training": [(HERE, "test_an_answer_that_is_a_guess")],
-    "six rows": [(DOUBTED, "six rows")],
-    "a feature that alone predicts the label": [(DOUBTED, "a feature that is the label")],
-    "columns given to nobody": [(DOUBTED, "columns of nobody")],
-    "predict on training rows": [(HERE, "test_a_prediction_of_training_rows_says_so")],
-    "attack on a federation's run": [(HERE, "test_an_attack_on_a_federations_run")],
-    "parties=[...]": [(HERE, "test_parties_that_are_a_list")],
-    "NaN labels": [
-        (REFUSED, "no label"),
-        (HERE, "test_labels_that_are_missing_and_one_feature"),
-        (HERE, "test_a_classifiers_missing_texts"),
-    ],
-    "an empty CSV": [(REFUSED, "an empty file")],
-    "a binary CSV": [(REFUSED, "a binary file")],
-    "a German CSV": [
-        (REFUSED, "a German file"),
-        (HERE, "test_the_cure_for_a_german_file_cures"),
-    ],
-    "an experiment suggested as its own correction": [
-        (HERE, "test_an_experiment_is_not_its_own_correction")
-    ],
-    "check_estimator by default, one column named": [
-        ("estimators/test_contract.py", "test_scikit_learns_own_checks"),
-        (HERE, "test_labels_that_are_missing_and_one_feature"),
-    ],
-}
-
-
-@pytest.mark.parametrize("mistake", HELD)
-def test_every_mistake_of_the_list_is_held_by_a_test(mistake):
-    tests = Path(__file__).parents[1]
-    for where, name in HELD[mistake]:
-        if isinstance(where, dict):
-            assert name in where
-        else:
-            assert f"def {name}(" in (tests / where).read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vfl.cli import federation
+from vfl.core import processes as supervise
 from vfl.core.errors import LostPeerError
 from vfl.federation import deployment
-from vfl.federation import processes as supervise
 
 
 class Standing:
@@ -42,8 +42,7 @@ class Standing:
 
 
 @pytest.fixture
-def service(vfl, monkeypatch, tmp_path):
-    assert vfl("init", "project", "--party", "bank").code == 0
+def service(bank_project, monkeypatch, tmp_path):
     standing = Standing(tmp_path)
     monkeypatch.setattr(federation, "_LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(deployment, "start_superlink", lambda label: standing)

@@ -1,6 +1,7 @@
 """`--plugin FILE`: a member of one's own in one file, without a package."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -44,7 +45,16 @@ def test_its_members_are_listed_wherever_the_option_stands(vfl, words):
     assert "mahalanobis:shrink=0.01" in vfl("list", *words, "attacks").out
 
 
-def test_processes_that_a_command_starts_have_them_too(vfl, tmp_path):
+def test_a_process_that_such_a_command_started_has_them_too(vfl, monkeypatch):
+    assert vfl("list", "--plugin", EXAMPLE, "codecs").code == 0
+    assert os.environ[PLUGINS] == str(EXAMPLE)  # what it starts is given its environment
+    monkeypatch.setattr(ATTACKS, "_members", {"kmeans": ATTACKS._members["kmeans"]})
+    sys.modules.pop("outside_attack")
+    assert "mahalanobis" in vfl("list", "attacks").out
+
+
+@pytest.mark.slow
+def test_processes_of_a_grid_have_them_too(vfl, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     done = vfl("grid", "tiny.toml", "--plugin", EXAMPLE, "--jobs", "2", "--json")
     assert done.code == 0, done.err

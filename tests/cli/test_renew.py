@@ -10,9 +10,8 @@ from vfl.transport.certificates import days_left
 
 
 @pytest.fixture
-def label(vfl, tmp_path):
-    assert vfl("init", "project", "--party", "bank").code == 0
-    return LabelFolder.find(tmp_path / "project")
+def label(bank_project):
+    return LabelFolder.find(bank_project)
 
 
 def test_a_certificate_is_renewed(vfl, label):

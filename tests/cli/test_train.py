@@ -28,8 +28,8 @@ def trained(vfl, breast_cancer):
     return done, figures_of(done)
 
 
-def test_one_object_for_machines(trained):
-    _, figures = trained
+def test_one_object_for_machines_and_a_line_an_epoch_for_people(trained):
+    done, figures = trained
     assert set(figures) >= FIGURES
     assert all(isinstance(figures[count], int) for count in COUNTS)
     assert figures["bytes_by_party"] == {
@@ -40,20 +40,20 @@ def test_one_object_for_machines(trained):
     assert re.fullmatch("[0-9a-f]{64}", figures["weights_sha256"])
     assert Path(figures["report"]).is_file()
     assert Path(figures["run"]).parent == Path("runs")
-
-
-def test_progress_is_a_line_an_epoch_on_standard_error(trained):
-    done, figures = trained
     lines = done.err.splitlines()
     assert [line.split()[:2] for line in lines] == [["epoch", str(n)] for n in range(1, 9)]
     assert all("train loss" in line and "validation accuracy" in line for line in lines)
     assert f"test accuracy {figures['test_accuracy']:.4f}" in lines[-1]
     assert size(figures["bytes_up"] + figures["bytes_down"]) in lines[-1]
+    about = json.loads((Path(figures["run"]) / "run.json").read_text())
+    assert about["mode"] == "in-process"
+    assert about["command"].startswith("vfl train ")
+    assert about["command"].endswith("breast_cancer.toml -s train.epochs=8")
 
 
 def test_the_same_seed_gives_the_same_weights(vfl, breast_cancer):
     def digest(seed):
-        settings = ["-s", "train.epochs=2", "-s", f"seed={seed}"]
+        settings = ["-s", "train.epochs=1", "-s", f"seed={seed}"]
         return figures_of(vfl("train", breast_cancer, "--json", *settings))["weights_sha256"]
 
     assert digest(3) == digest(3) != digest(4)
@@ -71,16 +71,12 @@ def test_figures_for_people(vfl, breast_cancer):
     assert Path(lines["report"]).is_file()
 
 
-def test_evaluation_finds_the_figures_of_the_training(vfl, trained):
+def test_evaluation_prediction_and_report(vfl, trained):
     _, figures = trained
     again = figures_of(vfl("evaluate", figures["run"], "--json"))
     assert again["test_accuracy"] == figures["test_accuracy"]
     assert again["weights_sha256"] == figures["weights_sha256"]
     assert f"test accuracy    {figures['test_accuracy']:.4f}" in vfl("evaluate", figures["run"]).out
-
-
-def test_prediction_and_report(vfl, trained):
-    _, figures = trained
     found = figures_of(vfl("predict", figures["run"], "--json"))
     assert found == {
         "predictions": f"{figures['run']}/predictions.csv",
@@ -95,14 +91,6 @@ def test_prediction_and_report(vfl, trained):
     done = vfl("report", figures["run"])
     assert Path(done.out.strip()) == page
     assert "<svg" in page.read_text()
-
-
-def test_a_run_remembers_how_it_was_started(trained):
-    _, figures = trained
-    about = json.loads((Path(figures["run"]) / "run.json").read_text())
-    assert about["mode"] == "in-process"
-    assert about["command"].startswith("vfl train ")
-    assert about["command"].endswith("breast_cancer.toml -s train.epochs=8")
 
 
 def test_tables_lie_beside_the_experiment_wherever_a_command_starts(vfl, loans, monkeypatch):

@@ -135,6 +135,7 @@ def test_each_party_keeps_its_own_weights_and_nobody_elses(deployed, trained):
         assert set(kept) == {owner}
 
 
+@pytest.mark.net
 def test_predictions_come_from_the_kept_weights(deployed, trained):
     folder, label = deployed
     path, _, _ = trained
@@ -155,6 +156,7 @@ def test_an_evaluation_uses_the_kept_weights(deployed, trained):
     assert again["weights_sha256"] == summary["weights_sha256"]
 
 
+@pytest.mark.net
 def test_a_party_refuses_what_it_did_not_consent_to(deployed):
     _, label = deployed
     with pytest.raises(PeerError) as caught:

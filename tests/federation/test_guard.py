@@ -220,7 +220,7 @@ def test_slow_bodies_of_one_caller_end_and_are_few(network, monkeypatch):
 
     async def many():
         calls = (guard(scope_of(PULL, signed()), receive, send) for _ in range(12))
-        await asyncio.wait_for(asyncio.gather(*calls), 10)
+        await asyncio.wait_for(asyncio.gather(*calls), 60)
 
     asyncio.run(many())
     assert sorted(status for status in sent if status) == [408] * 8 + [429] * 4
@@ -270,6 +270,8 @@ def test_a_web_socket_is_closed(network):
 # --- questions for work ---------------------------------------------------------------------------
 
 ACQUIRE, START = "/v1/runtime/acquire-task", "/v1/control/start-run"
+#: Longer than anything that is not held takes.
+HOLD_S = 60.0
 
 
 class Held:
@@ -300,25 +302,33 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch):
-    monkeypatch.setattr("vfl.federation.guard.HOLD_S", 0.5)
+    monkeypatch.setattr("vfl.federation.guard.HOLD_S", HOLD_S)
     return Held()
 
 
 def test_a_question_for_work_is_held_until_there_may_be_some(held):
     async def play():
         first = await held.ask(ACQUIRE)
-        in_vain = await held.ask(ACQUIRE)
         waiting = asyncio.create_task(held.ask(ACQUIRE))
         await asyncio.sleep(0.1)
-        other = await held.ask(START)
-        return first, in_vain, await waiting, other
+        assert not waiting.done()
+        return first, await held.ask(START), await waiting
 
-    first, in_vain, rung, other = asyncio.run(play())
-    assert [answer for answer, _ in (first, in_vain, rung, other)] == [[200]] * 4
-    assert first[1] < 0.1
-    assert 0.45 < in_vain[1] < 2
-    assert 0.1 < rung[1] < 0.4
-    assert other[1] < 0.1
+    for answer, seconds in asyncio.run(play()):
+        assert answer == [200]
+        assert seconds < HOLD_S
+
+
+def test_a_question_that_is_held_in_vain_is_answered(held, monkeypatch):
+    monkeypatch.setattr("vfl.federation.guard.HOLD_S", 0.2)
+
+    async def play():
+        await held.ask(ACQUIRE)
+        return await held.ask(ACQUIRE)
+
+    answer, seconds = asyncio.run(play())
+    assert answer == [200]
+    assert seconds >= 0.2
 
 
 def test_a_question_is_not_held_when_work_came_since_the_last_one(held):
@@ -327,7 +337,7 @@ def test_a_question_is_not_held_when_work_came_since_the_last_one(held):
         await held.ask(START)
         return await held.ask(ACQUIRE)
 
-    assert asyncio.run(play())[1] < 0.3
+    assert asyncio.run(play())[1] < HOLD_S
 
 
 def test_whoever_hung_up_meanwhile_is_handed_no_work(held):
@@ -337,7 +347,7 @@ def test_whoever_hung_up_meanwhile_is_handed_no_work(held):
 
     answer, seconds = asyncio.run(play())
     assert answer == []
-    assert seconds < 0.4
+    assert seconds < HOLD_S
     assert len(held.application.bodies) == 1
 
 
@@ -349,7 +359,7 @@ def test_another_thread_may_ring(held):
         await asyncio.to_thread(held.bell.ring)
         return await waiting
 
-    assert asyncio.run(play())[1] < 0.4
+    assert asyncio.run(play())[1] < HOLD_S
     held.bell.ring()  # nobody is there any more
 
 
@@ -380,6 +390,17 @@ class Running:
             "SuperLink": self._local(label.state),
             "SuperNode": self._local(folder / "right" / "store" / "flower"),
         }
+        # Each request has a connection of its own, as those of different callers do.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        self.clients = {
+            name: httpx.Client(
+                verify=ssl.create_default_context(cafile=certificates / "ca.pem"),
+                timeout=120,
+                limits=alone,
+                base_url=url,
+            )
+            for name, (url, certificates) in self.apis.items()
+        }
 
     @staticmethod
     def _local(state):
@@ -401,16 +422,16 @@ class Running:
         }
 
     def post(self, api, path, headers, content=b"", method="POST"):
-        url, certificates = self.apis[api]
         everything = {"content-type": "application/protobuf"} | headers
-        trusted = ssl.create_default_context(cafile=certificates / "ca.pem")
-        with httpx.Client(verify=trusted, timeout=30) as client:
-            return client.request(method, url + path, headers=everything, content=content)
+        return self.clients[api].request(method, path, headers=everything, content=content)
 
 
 @pytest.fixture(scope="module")
 def running(services):
-    return Running(*services)
+    made = Running(*services)
+    yield made
+    for client in made.clients.values():
+        client.close()
 
 
 def routes_of(application):
@@ -524,12 +545,12 @@ def memory_of(pid):
 
 
 def test_a_large_body_is_not_kept(running):
-    """200 MiB from a stranger and from a party; the process stays as small as it was."""
+    """64 MiB from a stranger and from a party; the process stays as small as it was."""
     pid = running.superlink._process.pid
     before = memory_of(pid)
 
     def pieces():
-        for _ in range(200):
+        for _ in range(64):
             yield bytes(1024 * 1024)
 
     for path in (PULL, "/v1/control/start-run", "/nowhere"):
@@ -537,7 +558,7 @@ def test_a_large_body_is_not_kept(running):
         for headers in ({}, public_alone, running.signed()):
             try:
                 answer = running.post("network", path, headers, pieces())
-            except httpx.WriteError:
+            except (httpx.WriteError, httpx.ReadError):
                 continue  # the guard had closed before all of it was sent
             assert answer.status_code in REFUSED
     assert memory_of(pid) - before < 32 * 1024 * 1024

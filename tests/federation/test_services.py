@@ -22,10 +22,10 @@ from vfl.core.errors import (
     PeerFailedError,
     UserError,
 )
+from vfl.core.processes import Service
 from vfl.federation import deployment
 from vfl.federation.bundle import check_bundle
 from vfl.federation.deployment import supernode_command
-from vfl.federation.processes import Service
 from vfl.federation.programs import LocalApi, flower_environment
 from vfl.federation.project import write_project
 from vfl.transport import public_key_bytes, renew_node_key, session_certificate

@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -19,6 +18,7 @@ from stand_in_flower import Flower
 
 from vfl.core.errors import ConfigError, ConsentError, LostRankError, PeerFailedError, SpecError
 from vfl.core.frame import Kind
+from vfl.core.processes import Process
 from vfl.core.storage import Seal, load_weights, read_json
 from vfl.session.ranks.processes import RankProcesses
 from vfl.session.store.session_ledger import SessionLedger
@@ -52,7 +52,8 @@ def session(tmp_path, monkeypatch):
         "parties": {"bank": {"width": 4, "bottom": "mlp:hidden=8"}},
         "label": {"party": "lender", "top": "linear"},
         "train": {"epochs": 3, "batch_size": 31, "checkpoint_every": 5, "optimizer": "sgd"},
-        "federation": {"rejoin_window_s": 2.0},
+        # Ranks are processes, whose start takes long on a busy machine.
+        "federation": {"rejoin_window_s": 2.0, "join_timeout_s": 600.0},
     }
     played = PlayedSession(tmp_path, Flower(["bank"], tells=True), content)
     forget(played)
@@ -87,7 +88,7 @@ def machines(session, tmp_path):
         (folder / "party.toml").write_text(session.flower.files[name].path.read_text())
         command = [sys.executable, "-m", "vfl", "up", folder / "party.toml", "--rank", "1"]
         with (folder / "said").open("w") as output:
-            started.append(subprocess.Popen(command, stderr=output))
+            started.append(Process("rank 1", command, os.environ, stderr=output))
         return started[-1], folder / "said"
 
     for name, own in (("bank", ""), ("lender", 'label = "paid"')):
@@ -95,8 +96,7 @@ def machines(session, tmp_path):
         session.write(name, PARTY.format(name=name, more=own, ranks=2) + at)
     yield start
     for process in started:
-        process.terminate()
-        process.wait(10)
+        process.stop()
 
 
 def quiet_port():

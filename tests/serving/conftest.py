@@ -8,9 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from played_session import PlayedSession, stand_in
-from served import CONTENT, PARTIES, ROWS
+from served import CONTENT, PARTIES, ROWS, Serving, settings
 from stand_in_flower import Flower
 
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.serving.local import serve
+from vfl.training import run
 from vfl.transport import TcpLink
 
 
@@ -32,6 +36,34 @@ def session(tmp_path, monkeypatch):
         played.write(name, text)
     played.introduce(*PARTIES)
     return played
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """A run of one process, and what `vfl predict` wrote of its test rows."""
+    content = {key: value for key, value in CONTENT.items() if key != "federation"}
+    content |= {"data": {"source": "breast_cancer"}, "label": {"top": "mlp:hidden=8"}}
+    folder = tmp_path_factory.mktemp("store") / "runs"
+    run.train(Experiment.model_validate(content), folder, "run")
+    run.predict(RunFolder.open(folder / "run"))
+    return folder / "run"
+
+
+@pytest.fixture
+def local(trained_run):
+    """Starts services of that run, and gives a client of each."""
+    begun = []
+
+    def start(options=None, **more):
+        options = options or settings(**more)
+        begun.append(Serving(trained_run, lambda: serve(trained_run, options)))
+        begun[-1].client.wait_ready()
+        return begun[-1].client
+
+    yield start
+    for serving in begun:
+        serving.stop()
+    (trained_run / "serve-rows.json").unlink(missing_ok=True)
 
 
 @pytest.fixture

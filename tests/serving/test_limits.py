@@ -13,43 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from served import CONTENT, Client, Serving, predicted, settings
+from served import Client, predicted
 
-from vfl.config import Experiment, ServeSettings
-from vfl.config.run_folder import RunFolder
+from vfl.config import ServeSettings
 from vfl.core.errors import RunFolderError, VFLError
 from vfl.core.storage import Seal
+from vfl.serving import front
 from vfl.serving.front import LeadSettings, scores, tokens_in
-from vfl.serving.local import serve
 from vfl.serving.service import RowBudget
-from vfl.training import run
-
-
-@pytest.fixture(scope="module")
-def trained_run(tmp_path_factory):
-    torch.set_num_threads(1)
-    content = {k: v for k, v in CONTENT.items() if k != "federation"}
-    content |= {"data": {"source": "breast_cancer"}, "label": {"top": "mlp:hidden=8"}}
-    folder = tmp_path_factory.mktemp("store") / "runs"
-    run.train(Experiment.model_validate(content), folder, "run")
-    run.predict(RunFolder.open(folder / "run"))
-    return folder / "run"
-
-
-@pytest.fixture
-def local(trained_run):
-    begun = []
-
-    def start(options=None, **more):
-        options = options or settings(**more)
-        begun.append(Serving(trained_run, lambda: serve(trained_run, options)))
-        begun[-1].client.wait_ready()
-        return begun[-1].client
-
-    yield start
-    for serving in begun:
-        serving.stop()
-    (trained_run / "serve-rows.json").unlink(missing_ok=True)
 
 
 def ask(client, token=None, path="/model", **headers):
@@ -70,7 +41,15 @@ def ask(client, token=None, path="/model", **headers):
 # Tokens and strangers
 
 
-def test_requests_without_a_token_take_nothing_from_those_with_one(local):
+@pytest.fixture
+def slow_refill(monkeypatch):
+    """A source without a token has twenty requests, however long they take."""
+    monkeypatch.setattr(
+        front, "_STRANGERS", FrontLimits(per_second=1e-3, burst=20.0, longest_wait_s=3600)
+    )
+
+
+def test_requests_without_a_token_take_nothing_from_those_with_one(local, slow_refill):
     client = local(max_requests_per_second=50.0)
     statuses = Counter(ask(client, "wrong" * 8)[0] for _ in range(80))
     assert statuses[429]
@@ -90,14 +69,14 @@ def test_tokens_have_buckets_of_their_own(local, tmp_path):
     assert ask(client, both[1])[0] == 200
 
 
-def test_only_a_named_proxy_says_who_asks(local):
+def test_only_a_named_proxy_says_who_asks(local, slow_refill):
     client = local(trusted_proxy=["127.0.0.1"])
     spent = [ask(client, path="/metrics", X_Forwarded_For="6.6.6.6, 10.0.0.1") for _ in range(40)]
     assert 429 in {status for status, *_ in spent}
     assert ask(client, path="/metrics", X_Forwarded_For="10.0.0.1, 10.0.0.2")[0] == 401
 
 
-def test_nobody_else_chooses_whom_it_is_counted_for(local):
+def test_nobody_else_chooses_whom_it_is_counted_for(local, slow_refill):
     client = local()
     statuses = Counter(
         ask(client, path="/metrics", X_Forwarded_For=f"10.0.0.{each}")[0] for each in range(60)

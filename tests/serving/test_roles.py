@@ -228,7 +228,7 @@ def test_a_party_that_does_not_answer_is_named_by_both(insurer, monkeypatch):
     try:
         second.wait_ready()
         dying.set()
-        deadline, seen = time.monotonic() + 30, []
+        deadline, seen = time.monotonic() + 120, []
         while not (seen and seen[-1][0] == 200 and any(status == 503 for status, _ in seen)):
             assert time.monotonic() < deadline, seen
             try:
@@ -259,7 +259,7 @@ def test_both_switch_to_another_run_together(insurer):
         second.wait_ready()
         for run_name, served in (("alone", "run"), ("other", "other")):
             switch(insurer.run, insurer.run.parent / run_name)
-            deadline, told = time.monotonic() + 30, {}
+            deadline, told = time.monotonic() + 120, {}
             while told.get("version") != served or (insurer.run / "serving.next").exists():
                 assert time.monotonic() < deadline, told
                 told = serving.client.predict(IDS[3])[1]
@@ -347,7 +347,7 @@ def test_who_dies_is_named_until_it_is_back(middle, monkeypatch, dies):
         client.wait_ready()
         dying.set()
         client.predict(IDS[0])
-        seen, deadline = [], time.monotonic() + 30
+        seen, deadline = [], time.monotonic() + 120
         while not (seen and seen[-1][0] == 200 and any(one[0] == 503 for one in seen)):
             assert time.monotonic() < deadline, seen
             seen.append(client.predict(IDS[7]))
@@ -368,7 +368,7 @@ def test_a_party_that_stands_still_behind_the_middle_is_named(middle, monkeypatc
         asked = real(self)
         if self._name == "bank" and still.is_set():
             still.clear()
-            goes_on.wait(10)
+            goes_on.wait(120)
         return asked
 
     monkeypatch.setattr(ServedParty, "_admit", admit)
@@ -380,7 +380,7 @@ def test_a_party_that_stands_still_behind_the_middle_is_named(middle, monkeypatc
         assert (status, told["party"]) == (503, "bank")
         goes_on.set()
         serving.client.wait_ready()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while (answer := serving.client.predict(IDS[1]))[0] != 200:
             assert time.monotonic() < deadline
         assert right(middle.run, answer[1], [IDS[1]])

@@ -49,33 +49,6 @@ from vfl.transport import session_certificate
 # In one process
 
 
-@pytest.fixture(scope="module")
-def trained_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("store")
-    torch.set_num_threads(1)
-    content = {k: v for k, v in CONTENT.items() if k != "federation"}
-    content |= {"data": {"source": "breast_cancer"}, "label": {"top": "mlp:hidden=8"}}
-    summary = run.train(Experiment.model_validate(content), folder / "runs", "run")
-    path = folder / "runs" / "run"
-    run.predict(RunFolder.open(path))
-    assert summary["run"] == str(path)
-    return path
-
-
-@pytest.fixture
-def local(trained_run):
-    begun = []
-
-    def start(**more):
-        begun.append(Serving(trained_run, lambda: serve(trained_run, settings(**more))))
-        begun[-1].client.wait_ready()
-        return begun[-1].client
-
-    yield start
-    for serving in begun:
-        serving.stop()
-
-
 def test_a_row_is_answered_as_predicted_whoever_shares_its_batch(local, trained_run):
     expected, client = predicted(trained_run), local()
     ids = list(expected)
@@ -141,7 +114,7 @@ def test_a_cache_asks_nobody_twice(local, trained_run):
 
 
 def wait_for_version(client, version):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         status, text = client.ask("/model")
         if status == 200 and json.loads(text)["version"] == version:
@@ -235,14 +208,6 @@ def test_columns_that_do_not_fit_are_refused_and_raise_nothing(cell):
     assert rows.inputs({"a": [2.0]}, 1).shape == (1, 1)
 
 
-def test_an_address_that_asks_too_often_is_refused_for_a_while(local):
-    client = local(max_requests_per_second=20.0)
-    statuses = [client.ask("/health")[0] for _ in range(60)]
-    assert 429 in statuses
-    time.sleep(0.5)
-    assert client.ask("/health")[0] == 200
-
-
 # In a browser
 
 
@@ -288,13 +253,12 @@ def test_a_person_asks_on_the_page(local, trained_run, browser):
     "changes",
     [
         {},
-        {"codec": "topk:k=2,values=8"},
+        {"codec": "topk:k=2,values=8", "defense": "layer_norm"},
         {"merge": "sum", "secure": "sum"},
-        {"defense": "layer_norm"},
     ],
-    ids=["plain", "codec", "secure sum", "defense"],
+    ids=["plain", "codec and defense", "secure sum"],
 )
-def test_streams_answer_as_predicted(session, changes):
+def test_streams_answer_as_predicted_and_no_id_is_in_a_log_or_a_metric(session, changes, capfd):
     session.play("train", **changes)
     session.play("predict", **changes)
     expected = predicted(session.run)
@@ -306,8 +270,12 @@ def test_streams_answer_as_predicted(session, changes):
             assert status == 200
             pairs = zip(told["predictions"], batch, strict=True)
             assert all(same(answer, expected[each]) for answer, each in pairs)
+        assert serving.client.predict("Zq8id001", "Zq8idless")[0] == 404
+        metrics = serving.client.ask("/metrics")[1]
     finally:
         serving.stop()
+    notes = (session.run / "notes.txt").read_text()
+    assert not any("Zq8" in text for text in (metrics, notes, *capfd.readouterr()))
     assert session.flower.failures == []
     said = "answered 93 rows, 90 different ones, each at most 2 times; refused 0 requests"
     told = [line.partition("; 0 of 2 inputs") for line in sorted(session.flower.said)]
@@ -464,7 +432,7 @@ def test_a_party_that_dies_is_named_until_it_is_back(session, monkeypatch):
             dying.set()
             client.predict("Zq8id000")  # the one it still answers, or not
             seen = []
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while not (seen and seen[-1][0] == 200 and any(one[0] == 503 for one in seen)):
                 assert time.monotonic() < deadline, seen
                 seen.append(client.predict("Zq8id007"))
@@ -495,7 +463,7 @@ def test_streams_switch_to_another_run_and_stay_where_that_fails(session):
             switch(session.run, runs / asked)
             notes = session.run / "notes.txt"
             if asked != served:
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 120
                 while f"going back to {served}" not in notes.read_text():
                     assert time.monotonic() < deadline, notes.read_text()
                     time.sleep(0.05)
@@ -507,20 +475,6 @@ def test_streams_switch_to_another_run_and_stay_where_that_fails(session):
     finally:
         serving.stop()
     assert json.loads((session.run / "served.json").read_text())["served"][-1] == "run"
-
-
-def test_no_id_is_in_a_log_or_a_metric(session, capfd):
-    session.play("train")
-    serving = start(session)
-    try:
-        serving.client.wait_ready()
-        serving.client.predict("Zq8id001", "Zq8idless")
-        serving.client.predict("Zq8id001")
-        metrics = serving.client.ask("/metrics")[1]
-    finally:
-        serving.stop()
-    notes = (session.run / "notes.txt").read_text()
-    assert not any("Zq8" in text for text in (metrics, notes, *capfd.readouterr()))
 
 
 def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(session, tmp_path):

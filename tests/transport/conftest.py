@@ -15,7 +15,8 @@ from vfl.transport import (
 )
 
 SESSION = "session-1"
-FAST = Timeouts(connect_s=2, handshake_s=1, step_s=10, idle_s=10, rejoin_window_s=1.5, retry_s=0.02)
+#: Nothing that goes well comes near these bounds, on however busy a machine.
+FAST = Timeouts(60, 60, step_s=60, idle_s=60, rejoin_window_s=60, retry_s=0.02)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ def serving(certificate):
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 

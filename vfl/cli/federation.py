@@ -21,7 +21,7 @@ from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
-    from vfl.federation.processes import Service
+    from vfl.core.processes import Service
     from vfl.federation.project import LabelFolder
     from vfl.session.ranks.processes import Order
     from vfl.session.store.session_ledger import Entry
@@ -117,8 +117,8 @@ def _run_superlink(label: LabelFolder) -> None:
 def _run_supernode(party_file: Path) -> None:
     """One that ends by itself is started again; what waiting does not mend ends the command."""
     from vfl.config import read_party_file
+    from vfl.core.processes import supervise
     from vfl.federation import deployment
-    from vfl.federation.processes import supervise
     from vfl.transport import expiry_warning
 
     party = read_party_file(party_file)

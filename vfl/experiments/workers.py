@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
+from vfl.core import processes
 from vfl.core.errors import LostPeerError, VFLError
 from vfl.core.storage import write_json
 from vfl.datasets import PartyData
@@ -23,7 +24,6 @@ from vfl.experiments.outside import OUTSIDE_FAILURE, attack_from_outside
 from vfl.experiments.staleness import put_aside_if_stale
 from vfl.experiments.training import DataCache, measure_cell, train_cell
 from vfl.experiments.value import run_value_cell
-from vfl.federation import processes
 
 _PACKAGE = Path(__file__).parents[1]
 

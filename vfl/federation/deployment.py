@@ -23,10 +23,10 @@ from vfl.core.errors import (
     PeerFailedError,
     UserError,
 )
+from vfl.core.processes import Service
 from vfl.core.storage import read_json, sweep, write_json
 from vfl.core.text import printable
 from vfl.federation import programs, upstream
-from vfl.federation.processes import Service
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, public_key_bytes
 

@@ -20,7 +20,6 @@ import asyncio
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -33,6 +32,7 @@ from typing import Any, Literal
 
 from vfl.config import read_party_file
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
+from vfl.core.processes import DEVNULL, Process
 from vfl.core.storage import close_to_others, private_folder, write_bytes, write_text
 from vfl.federation import upstream
 from vfl.federation.bundle import check_bundle
@@ -417,7 +417,8 @@ def _start_superexec(api: LocalApi) -> None:
             shared = os.environ.get(SHARED_VARIABLE)
             code = WorkerClient(Path(shared), command[0]).run(command) if shared else None
             if code is None:
-                code = subprocess.Popen(command, start_new_session=True).wait()
+                started = Process("SuperExec", command, os.environ, start_new_session=True)
+                code = started.wait()
             time.sleep(_AGAIN_S)  # by then a service that ends has taken this thread along
             print(f"vfl: SuperExec ended (exit {code}); starting it again", flush=True)
 
@@ -438,7 +439,7 @@ def superexec() -> None:
             if shared
             else StandingWorker(Path(os.environ[LOCAL_API_VARIABLE]), program, WORKER_COMMAND)
         )
-        executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=subprocess.DEVNULL)
+        executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=DEVNULL)
         executor.SubprocessExecutor.reconcile = lambda executor: worker.supervise()
     upstream.SUPEREXEC.load().flower_superexec()
 

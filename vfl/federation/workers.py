@@ -29,7 +29,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,10 +40,10 @@ from time import monotonic
 from typing import Any
 
 from vfl.core.errors import LostPeerError
+from vfl.core.processes import PIPE, Process, return_memory
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.version import VERSION
 from vfl.federation import upstream
-from vfl.federation.processes import return_memory
 
 Program = Callable[[], object]
 
@@ -102,7 +101,7 @@ class WorkerClient:
     def __init__(self, folder: Path, program: str) -> None:
         self._folder = folder
         self._program = program
-        self._subprocesses: list[subprocess.Popen[bytes]] = []
+        self._subprocesses: list[Process] = []
 
     @property
     def reachable(self) -> bool:
@@ -119,8 +118,8 @@ class WorkerClient:
                 files = (0, nothing.fileno(), nothing.fileno()) if options else (0, 1, 2)
                 if connection and _request(connection, command, files, follows=False):
                     return
-        self._subprocesses = [one for one in self._subprocesses if one.poll() is None]
-        self._subprocesses.append(subprocess.Popen(command, **options))
+        self._subprocesses = [one for one in self._subprocesses if one.alive]
+        self._subprocesses.append(Process(command[0], command, os.environ, **options))
 
     def run(self, command: Sequence[str]) -> int | None:
         """Run a program to its end, which comes with this process's at the latest.
@@ -148,18 +147,18 @@ class StandingWorker(WorkerClient):
         super().__init__(folder, program)
         self._command = command
         self._listener = _listen(folder)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._lifeline: int | None = None
         self._start()
 
     @property
     def reachable(self) -> bool:
         """Whether the worker runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.alive
 
     def supervise(self) -> None:
         """Start the worker again if it has died. One that ended by itself cannot run here."""
-        if self._process is None or (code := self._process.poll()) is None:
+        if self._process is None or (code := self._process.exit_code) is None:
             return
         if code == 0:
             self._process = None
@@ -179,7 +178,7 @@ class StandingWorker(WorkerClient):
         if self._lifeline is not None:
             os.close(self._lifeline)
         for process in filter(None, [self._process, *self._subprocesses]):
-            process.wait(_ANSWER_TIMEOUT_S)
+            process.ends_within(_ANSWER_TIMEOUT_S)
 
     def _start(self) -> None:
         self._started = monotonic()
@@ -226,17 +225,16 @@ def run_among_parties(
         return None
     with TemporaryDirectory() as name:
         with _listen(Path(name)) as listener:
-            worker, lifeline = _start_worker(command, listener, environment, stdout=subprocess.PIPE)
+            worker, lifeline = _start_worker(command, listener, environment, stdout=PIPE)
         os.environ[SHARED_VARIABLE] = name
         try:
-            with worker.stdout as output:  # type: ignore[union-attr]
-                output.readline()  # that it is ready, or why it ends
-                return _run_in_worker(Path(name), arguments)
+            with suppress(LostPeerError):
+                worker.receive()  # that it is ready, or why it ends
+            return _run_in_worker(Path(name), arguments)
         finally:
             del os.environ[SHARED_VARIABLE]
             os.close(lifeline)
-            worker.terminate()  # a busy machine may take long to tell it that the pipe is closed
-            worker.wait()
+            worker.stop()  # a busy machine may take long to tell it that the pipe is closed
 
 
 def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
@@ -282,15 +280,16 @@ def _listen(folder: Path) -> socket.socket:
 
 def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
-) -> tuple[subprocess.Popen[bytes], int]:
+) -> tuple[Process, int]:
     """A worker, and what it ends with: a pipe that closes with this process at the latest."""
     read_end, lifeline = os.pipe()
     os.set_inheritable(read_end, True)
-    worker = subprocess.Popen(
+    worker = Process(
+        NAME,
         [*command, str(read_end)],
+        {**environment, **_ENVIRONMENT},
         stdin=listener.fileno(),
         pass_fds=[read_end],
-        env={**environment, **_ENVIRONMENT},
         **options,
     )
     os.close(read_end)

@@ -23,8 +23,8 @@ import torch
 
 from vfl.config.toml import to_toml
 from vfl.core.errors import MissingDataError, RunFolderError
+from vfl.core.processes import Service
 from vfl.core.storage import private_folder, write_text
-from vfl.federation.processes import Service
 from vfl.llm.file import LlmFile, LlmLimits, LlmParty, LlmTerms
 from vfl.llm.parties import CALLERS, PARTIES
 from vfl.llm.pretrained import TOKENIZER, names_of, require_tokenizer

@@ -13,7 +13,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -34,6 +33,7 @@ from vfl.core.errors import (
     redacted_traceback,
 )
 from vfl.core.frame import Frame
+from vfl.core.processes import Worker
 from vfl.core.text import printable_lines
 from vfl.datasets import PartyData
 from vfl.session.handshake import unexpected
@@ -156,7 +156,7 @@ class RankProcesses(FurtherRanks):
     def __init__(self, party: str, size: int, patience_s: float, device: str = "cpu") -> None:
         super().__init__(party, size, patience_s)
         self._device = device
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, Worker] = {}
         self._replies: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
         self._failed: dict[int, VFLError] = {}
         # Only this user can read it; torch's other store would listen at a port.
@@ -169,16 +169,13 @@ class RankProcesses(FurtherRanks):
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
         """See `FurtherRanks`; starts the process."""
-        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = Worker(f"rank {rank}", COMMAND, os.environ)
         self._processes[rank], self._replies[rank] = process, queue.Queue()
         reader = threading.Thread(target=self._listen, args=(rank,), daemon=True)
         reader.start()
         group = {"party": self.party, "rank": rank, "size": self.size, "place": self._place}
         order = {**order, "group": {**group, "patience_s": self._patience_s}}
-        assert process.stdin is not None, "it is a pipe"
-        with suppress(OSError):  # a rank that ended says why itself
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
+        process.send(json.dumps(order))
 
     def receive(self, rank: int) -> Mapping[str, Any]:
         """See `FurtherRanks`."""
@@ -210,7 +207,7 @@ class RankProcesses(FurtherRanks):
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
             for rank, process in self._processes.items():
-                if process.poll() is not None:
+                if not process.alive:
                     raise self._cause(rank) from None
             time.sleep(_TICK_S)
 
@@ -227,17 +224,18 @@ class RankProcesses(FurtherRanks):
 
     def _listen(self, rank: int) -> None:
         """Take in what a rank says, until it ends."""
-        stdout = self._processes[rank].stdout
-        assert stdout is not None, "it is a pipe"
-        for line in stdout:
-            reply = json.loads(line)
-            if failure := reply.get("failure"):
-                texts = read_record(failure, f"rank {rank}", printable_lines)
-                found = VFLError(texts.pop("what"), **{k: texts[k] for k in texts if k != "code"})
-                found.code = texts["code"]  # type: ignore[misc]
-                self._failed[rank] = found
-            else:
-                self._replies[rank].put(reply)
+        with suppress(LostPeerError):
+            while True:
+                reply = json.loads(self._processes[rank].receive())
+                if failure := reply.get("failure"):
+                    texts = read_record(failure, f"rank {rank}", printable_lines)
+                    found = VFLError(
+                        texts.pop("what"), **{k: texts[k] for k in texts if k != "code"}
+                    )
+                    found.code = texts["code"]  # type: ignore[misc]
+                    self._failed[rank] = found
+                else:
+                    self._replies[rank].put(reply)
         self._replies[rank].put(None)
 
     def _end(self, error: BaseException | None) -> None:
@@ -245,16 +243,10 @@ class RankProcesses(FurtherRanks):
         deadline = time.monotonic() + (_GRACE_S if error is None else _TOLD_S)
         if error is not None:
             for process in self._processes.values():
-                process.terminate()
+                process.ask_to_end()
         for process in self._processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
+            process.ends_within(deadline - time.monotonic())
+            process.stop(0.0)
         if self._meeting is not None:
             self._meeting.cleanup()
 

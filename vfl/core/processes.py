@@ -1,7 +1,8 @@
 """Processes that run beside ours: their start, what they say, their end, and starting them again.
 
 A `Process` is ended by its own process id and by nothing else. A `Service` writes a log, a `Worker`
-answers lines with lines.
+answers lines with lines. A secret goes to its input or to a file of its owner, never to its
+arguments, which every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.text import printable, printable_lines
 
+#: Where a process reads from or writes to, as `Process` takes it; nothing, or a pipe to us.
+DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
 #: A service's log, database and other files are for its owner alone.
 _UMASK = 0o077
 #: Flower counts a SuperNode that was killed as online for a minute and refuses its key meanwhile.
@@ -42,7 +45,9 @@ class Process:
         self, name: str, command: Sequence[str], environment: Mapping[str, str], **options: Any
     ) -> None:
         self.name = name
-        self._process = subprocess.Popen(command, env=dict(environment), **options)
+        self._process: subprocess.Popen[str] = subprocess.Popen(
+            command, env=dict(environment), encoding="utf-8", errors="replace", **options
+        )
 
     @property
     def pid(self) -> int:
@@ -50,24 +55,78 @@ class Process:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """Its exit code, below 0 the signal it died of; None while it runs."""
+        return self._process.poll()
+
+    @property
     def alive(self) -> bool:
         """Whether it still runs."""
-        return self._process.poll() is None
+        return self.exit_code is None
 
     def wait(self) -> int:
         """Block until it ends; its exit code."""
         return self._process.wait()
 
-    def stop(self, patience_s: float = _END_S) -> None:
-        """Ask it to end; insist after a while. Its children watch it and follow."""
-        if not self.alive:
-            return
-        self._process.terminate()
-        try:
+    def ends_within(self, patience_s: float) -> bool:
+        """Wait for its end; whether it came in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        return not self.alive
+
+    def send(self, line: str) -> None:
+        """Write a line to its input, which is a pipe; `receive` finds out whether it is gone."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def close_input(self) -> None:
+        """Tell it that no line follows, where its input is a pipe."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def receive(self) -> str:
+        """Wait for its next line, without the line's end; its output is a pipe.
+
+        Raises:
+            LostPeerError: it has ended, or closed its output, instead.
+        """
+        assert self._process.stdout is not None
+        line: str = self._process.stdout.readline()
+        if line:
+            return line.removesuffix("\n")
+        ended = self.ends_within(_END_S)
+        raise LostPeerError(
+            f"the process of {self.name} ended early",
+            got=f"exit status {self.exit_code}" if ended else "no word more, while it still runs",
+            fix="its own words are on standard error",
+        )
+
+    def ask_to_end(self) -> None:
+        """Send it SIGTERM, which ends a program without a handler; return at once."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, patience_s: float = _END_S) -> None:
+        """Close its input, on which some end by themselves; ask it to end; insist after a while.
+
+        Its children watch it and follow.
+        """
+        self.close_input()
+        if self._process.stdin is not None:
+            self.ends_within(patience_s)
+        if self.alive:
+            self.ask_to_end()
+            if not self.ends_within(patience_s):
+                self.kill()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +138,7 @@ class Process:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._process.kill()
+            self.kill()
         self.stop()
 
 
@@ -98,46 +157,8 @@ class Worker(Process):
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], **options: Any
     ) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-        super().__init__(name, command, environment, **pipes, errors="replace", **options)
-
-    def send(self, line: str) -> None:
-        """Hand it a line; `receive` finds out whether it is gone."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def receive(self) -> str:
-        """Wait for its next line; without the line's end.
-
-        Raises:
-            LostPeerError: it has ended, or closed its output, instead.
-        """
-        assert self._process.stdout is not None
-        line: str = self._process.stdout.readline()
-        if line:
-            return line.removesuffix("\n")
-        try:
-            got = f"exit status {self._process.wait(_END_S)}"
-        except subprocess.TimeoutExpired:
-            got = "no word more, while it still runs"
-        raise LostPeerError(
-            f"the process of {self.name} ended early",
-            got=got,
-            fix="its own words are on standard error",
-        )
-
-    def stop(self, patience_s: float = _END_S) -> None:
-        """Close its input, on which it ends by itself; insist after a while."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
-        super().stop(patience_s)
-        self._process.stdout.close()
+        pipes = {"stdin": PIPE, "stdout": PIPE}
+        super().__init__(name, command, environment, **{**pipes, **options})
 
 
 class Service(Process):
@@ -180,7 +201,7 @@ class Service(Process):
         while marker not in (said := self.said()):
             hopeless = refusal is not None and refusal in said
             if hopeless or not self.alive or monotonic() > deadline:
-                state = "still starting" if self.alive else f"exit {self._process.returncode}"
+                state = "still starting" if self.alive else f"exit {self.exit_code}"
                 where, got, fix = _reason(said)
                 raise LostPeerError(
                     f"{self.name} did not start",

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from vfl.core import processes as room
 from vfl.core.errors import AuthenticationError, LostPeerError
-from vfl.federation import processes as room
-from vfl.federation.processes import Service, Worker, supervise
+from vfl.core.processes import Service, Worker, supervise
 
 QUICK_PATIENCE_S = 5.0
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip().upper(), flush=True)"
