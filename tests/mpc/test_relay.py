@@ -14,7 +14,7 @@ from vfl.mpc.engine import traffic
 from vfl.mpc.network import Layer
 from vfl.mpc.rules import NAMES
 from vfl.mpc.secure.ends import Framed
-from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.mpc.secure.keys import TAG_BYTES, pair_seals
 from vfl.mpc.secure.permuted import Permuted
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights
 from vfl.mpc.trio import Star
@@ -31,7 +31,8 @@ def outer_links(streams, name):
     peers = list(streams.outer)
     (other,) = set(peers) - {name}
     stream = Framed(streams.outer[name], Permuted(), 1 + peers.index(other))
-    return SealedLinks(stream, Permuted().sealed(name, {other: bytes(32)}), peers, 64)
+    seals = pair_seals(name, {other: bytes(32)})
+    return SealedLinks(stream, seals, peers, 64, Permuted().about)
 
 
 class Session:

@@ -15,7 +15,12 @@ What differs between the protocols of this room:
                     the dealer for functions of values in an order that it does not know
     with MACs       `vfl.mpc.authenticated`: whatever is opened is checked
     dealt ahead     `vfl.mpc.fast` follows a program on shapes before there are values
+    stored          `vfl.llm.two_party`: what was dealt lies on disk until a question comes
     in one process  `vfl.mpc.many_parties.Lockstep`: all parties at once, without messages
+
+Where one holder has a factor x in plaintext, a product is made one way (`one_way_product`): it
+opens e = x - u to the other, who opens f = y - v to it, and each uses what it was shown. So
+x y = x f + e v + u v; the dealer shares u v. `vfl.mpc.secure.shared_layer` has no other products.
 """
 
 from __future__ import annotations
@@ -107,13 +112,18 @@ class Peer:
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
         """A pad that `peer` has too; int64 of the given axes."""
-        elements = self.pads[peer].elements64(math.prod(shape), *purpose).view("int64")
-        return torch.from_numpy(elements).reshape(tuple(shape))
+        return drawn(self.pads[peer], shape, *purpose)
 
     def next_number(self) -> int:
         """The number of the operation that begins; the same at all parties."""
         self._number += 1
         return self._number
+
+
+def drawn(stream: PadStream, shape: Sequence[int], *purpose: str | int) -> Tensor:
+    """A pad of a stream, which whoever has the same stream draws too; int64 of the given axes."""
+    elements = stream.elements64(math.prod(shape), *purpose).view("int64")
+    return torch.from_numpy(elements).reshape(tuple(shape))
 
 
 def traffic(party: Peer) -> list[Traffic]:
@@ -416,3 +426,25 @@ def masked_product(
     return numbers.add(
         numbers.product(operation, e, right), numbers.product(operation, left_mask, f)
     )
+
+
+def one_way_product(
+    numbers: Ring, operation: Operation, factors: tuple[Tensor, Tensor], dealt: Tensor
+) -> Tensor:
+    """A holder's share of a product of which one holder has a factor x in plaintext.
+
+    Args:
+        numbers: of the elements.
+        operation: the product.
+        factors: x, and what was opened of y with this holder's own share of it, if it has one; at
+            the other holder e, as it was opened to it, and its v. In the operation's order.
+        dealt: this holder's share of the masks' product; see `dealt_product`.
+    """
+    return numbers.add(numbers.product(operation, *factors), dealt)
+
+
+def dealt_product(
+    numbers: Ring, operation: Operation, masks: tuple[Tensor, Tensor], pad: Tensor
+) -> Tensor:
+    """At the dealer: one share of the product of masks; the other one is the pad."""
+    return numbers.sub(numbers.product(operation, *masks), pad)
