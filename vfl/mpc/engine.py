@@ -33,14 +33,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from vfl.core.errors import DisagreementError
 from vfl.core.frame import Link
-from vfl.mpc.channel import PHASES, Channel, LeakageLedger, Traffic, parted
+from vfl.mpc.channel import PHASES, Channel, LeakageLedger, Shape, Traffic, parted
 from vfl.mpc.numbers import RING, Ring, broadcast
 from vfl.mpc.ring import Operation, decode
 from vfl.mpc.rules import name_of
@@ -152,10 +152,12 @@ class Engine(Peer):
         dealer: the dealer's role.
         numbers: what shares are elements of.
         front: axes of a share in front of its tensor's own.
+        part: what the name of a mask's part begins with, in the streams that it is drawn from.
     """
 
     numbers: Ring = RING
     front = 0
+    part: ClassVar[tuple[str, ...]] = ("part",)
 
     def __init__(
         self, role: int, links: Mapping[int, Link], holders: int, record: Mapping[str, Any]
@@ -250,9 +252,9 @@ class Engine(Peer):
     ) -> Tensor:
         """A holder's part of a uniform mask; at the dealer the whole."""
         if not self.deals:
-            return self.pad(self.dealer, shape, "part", *purpose, number)
+            return self.pad(self.dealer, shape, *self.part, *purpose, number)
         parts = [
-            self.pad(holder, shape, "part", *purpose, number) for holder in range(self.holders)
+            self.pad(holder, shape, *self.part, *purpose, number) for holder in range(self.holders)
         ]
         return reduce((numbers or self.numbers).add, parts)
 
@@ -293,15 +295,23 @@ class Engine(Peer):
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
         for holder in range(last):
             rest = numbers.sub(rest, self.pad(holder, rest.shape, name, number))
-        self.channels[last].send([rest], number, phase)
+        self._send_dealt(rest, number, phase, numbers)
         return [self._blank(value.shape) for value in values]
 
-    def _dealt(self, shapes: Sequence[Sequence[int]], name: str, number: int) -> list[Tensor]:
+    def _dealt(
+        self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
+    ) -> list[Tensor]:
         """At a holder: its share of what the dealer dealt, by `_deal` of the same arguments."""
         if self.role == self.holders - 1:
-            return self.channels[self.dealer].receive(shapes, number)
+            return self._receive_dealt(shapes, number, numbers or self.numbers)
         size = sum(math.prod(shape) for shape in shapes)
         return parted(self.pad(self.dealer, (size,), name, number), shapes)
+
+    def _send_dealt(self, rest: Tensor, number: int, phase: str, numbers: Ring) -> None:
+        self.channels[self.holders - 1].send([rest], number, phase)
+
+    def _receive_dealt(self, shapes: Sequence[Shape], number: int, numbers: Ring) -> list[Tensor]:
+        return self.channels[self.dealer].receive(shapes, number)
 
     def _blank(self, shape: Sequence[int]) -> Tensor:
         """What a tensor's share is at the dealer."""
@@ -412,8 +422,9 @@ def masked_product(
     opened: tuple[Tensor, Tensor],
     left_mask: Tensor,
     right: Tensor,
+    dealt: Tensor | None = None,
 ) -> Tensor:
-    """A holder's share of a product less the masks' product, e (v + f) + u f.
+    """A holder's share of a product, w + e (v + f) + u f.
 
     Args:
         numbers: of the elements.
@@ -421,11 +432,13 @@ def masked_product(
         opened: e and f, both factors less their masks.
         left_mask: this holder's part of the left one's, u.
         right: that of the right one's, v; at one holder with f added to it.
+        dealt: this holder's share of the masks' product, w; None if it is added later.
     """
     e, f = opened
-    return numbers.add(
-        numbers.product(operation, e, right), numbers.product(operation, left_mask, f)
-    )
+    found = numbers.product(operation, e, right)
+    if dealt is not None:
+        found = numbers.add(dealt, found)
+    return numbers.add(found, numbers.product(operation, left_mask, f))
 
 
 def one_way_product(
