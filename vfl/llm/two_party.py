@@ -41,13 +41,13 @@ from vfl.core.frame import Link
 from vfl.core.registry import named, require_choice, require_range
 from vfl.mpc.channel import Shape
 from vfl.mpc.engine import Engine, masked_product, one_way_product
+from vfl.mpc.in_process import LocalParties
 from vfl.mpc.numbers import RING, Ring
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, matmul, narrow, require_integer_bits
 from vfl.mpc.rules import HOLDERS, LEAST_PERMUTED, MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
-from vfl.mpc.trio import LocalParties
 
 _Result = TypeVar("_Result")
 

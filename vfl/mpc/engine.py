@@ -11,12 +11,12 @@ message, to the last holder: the others draw their parts from streams in common 
 What differs between the protocols of this room:
 
     numbers         the ring 2^64, or a prime field where a lie must be found (`vfl.mpc.numbers`)
-    dealt online    `vfl.mpc.many_parties.Member` for 2 to 8 holders; `vfl.mpc.party` for 2, who ask
-                    the dealer for functions of values in an order that it does not know
-    with MACs       `vfl.mpc.authenticated`: whatever is opened is checked
-    dealt ahead     `vfl.mpc.fast` follows a program on shapes before there are values
+    dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; for 2, who ask the dealer for
+                    functions of values in an order that it does not know, `vfl.mpc.three_party`
+    with MACs       `vfl.mpc.many.authenticated`: whatever is opened is checked
+    dealt ahead     `vfl.mpc.three_party.fast` follows a program on shapes before there are values
     stored          `vfl.llm.two_party`: what was dealt lies on disk until a question comes
-    in one process  `vfl.mpc.many_parties.Lockstep`: all parties at once, without messages
+    in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages
 
 Where one holder has a factor x in plaintext, a product is made one way (`one_way_product`): it
 opens e = x - u to the other, who opens f = y - v to it, and each uses what it was shown. So

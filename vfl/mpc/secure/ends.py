@@ -29,11 +29,11 @@ from vfl.core.errors import ProtocolError, RunFolderError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.torch_internals import Compute
 from vfl.mpc.engine import Peer, traffic
+from vfl.mpc.in_process import Star
 from vfl.mpc.ring import multiply_on
 from vfl.mpc.rules import name_of
 from vfl.mpc.secure.base import KeyedMode, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, pair_seals
-from vfl.mpc.trio import Star
 from vfl.privacy import PrivacyStatement
 from vfl.session import relay, rules
 from vfl.session.exchange import expect

@@ -28,13 +28,13 @@ from vfl.core.frame import Link
 from vfl.core.registry import require_range
 from vfl.mpc.channel import Shape
 from vfl.mpc.engine import BeaverEngine
+from vfl.mpc.in_process import LocalParties
 from vfl.mpc.numbers import LOW, SIGN, WORDS, Ring, broadcast, down, reach, upper
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, decode, encode
 from vfl.mpc.rules import LEAST_PERMUTED
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
-from vfl.mpc.trio import LocalParties
 
 MOST_HOLDERS = 8
 _FIX = "scale the columns, or take fewer fraction bits"
