@@ -50,8 +50,8 @@ from benchmarks.worker import BenchmarkWorker
 from vfl.core.errors import BadOptionError, ConfigError, UserError, nearest
 from vfl.core.registry import require_choice
 from vfl.core.seeds import use_one_thread
-from vfl.mpc.network import fixed_point_rate
 from vfl.mpc.rules import NAMES
+from vfl.mpc.three_party.network import fixed_point_rate
 
 TURNS = 5
 _WARM_S = 0.1

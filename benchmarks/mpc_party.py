@@ -26,14 +26,14 @@ from vfl.core.errors import ConfigError
 from vfl.mpc import Rules, Trio, make_party
 from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.engine import traffic
-from vfl.mpc.many_parties import LocalMembers, Member
-from vfl.mpc.network import Network
-from vfl.mpc.party import Party
+from vfl.mpc.many.members import LocalMembers, Member
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 from vfl.mpc.secure_dpsgd import inverse_root
 from vfl.mpc.shares import SharedTensor
+from vfl.mpc.three_party.network import Network
+from vfl.mpc.three_party.party import Party
 from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, TransportLink
 
 #: Whom each party listens for, and whom it calls.
@@ -405,7 +405,7 @@ def _lines(trio: Trio | LocalMembers, wan: Wan) -> LinkModel:
     model = LinkModel(NAMES, wan)
     for one, other in combinations(trio.parties, 2):
         there, back = one.channels[other.role], other.channels[one.role]
-        # A trio's links are those of `vfl.mpc.trio`, which can tell why they stop.
+        # A trio's links are those of `vfl.mpc.in_process`, which can tell why they stop.
         ends = cast("tuple[TransportLink, TransportLink]", (there.link, back.link))
         there.link, back.link = model.between(NAMES[one.role], NAMES[other.role], ends)
     return model

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vfl.core.errors import UnknownNameError, nearest
-from vfl.mpc.network import Layer, fixed_point_rate
 from vfl.mpc.permuted import function
+from vfl.mpc.three_party.network import Layer, fixed_point_rate
 
 LEARNING_RATE = 0.1
 _MODELS = {"lr100": (100, 1), "lr1000": (1000, 1), "dnn1": (100, 50, 1), "dnn2": (1000, 500, 1)}

@@ -28,7 +28,7 @@ from vfl.core.registry import require_choice
 from vfl.core.seeds import Secret, generator, use_one_thread
 from vfl.datasets.picture_sources import read_mnist
 from vfl.mpc.channel import bytes_by_phase
-from vfl.mpc.many_parties import LocalMembers
+from vfl.mpc.many.members import LocalMembers
 from vfl.mpc.rules import name_of
 from vfl.mpc.secure_dpsgd import Form, LocalStart, Rows, SecureSgd, train, train_alone
 from vfl.privacy.accountants import noise_for

@@ -20,12 +20,13 @@ from vfl.core.seeds import generator, scoped
 from vfl.datasets import load_bundled
 from vfl.mpc.secure import beaver
 from vfl.mpc.secure.beaver import ShareHolder, size_of
-from vfl.mpc.secure.keys import TAG_BYTES, Sealing
+from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.secure.shared_layer import encode_inputs
 from vfl.mpc.stream import PadStream
 from vfl.session import Exchange, rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
+from vfl.transport.pairs import SealedPairs
 
 PARTIES = ("left", "right")
 HOLDER = "left"
@@ -181,10 +182,12 @@ def relayed(data):
 
 def no_sealing(monkeypatch):
     """What travels is then as long, and readable."""
-    monkeypatch.setattr(
-        Sealing, "seal", lambda way, message, about: bytes(message) + bytes(TAG_BYTES)
-    )
-    monkeypatch.setattr(Sealing, "open", lambda way, sealed, about: bytes(sealed)[:-TAG_BYTES])
+    plain = {
+        "sealed": lambda seals, other, message, about: bytes(message) + bytes(TAG_BYTES),
+        "opened": lambda seals, sender, sealed, about: bytes(sealed)[:-TAG_BYTES],
+    }
+    for name, same in plain.items():
+        monkeypatch.setattr(SealedPairs, name, same)
 
 
 def test_without_sealing_the_relay_that_deals_has_every_input_and_share(data, monkeypatch):

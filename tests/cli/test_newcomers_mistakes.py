@@ -14,8 +14,8 @@ from vfl.cli import training
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, UserError
-from vfl.core.traffic import Ledger
 from vfl.core.processes import Service
+from vfl.core.traffic import Ledger
 from vfl.federation import programs
 from vfl.transport.stream import listen
 

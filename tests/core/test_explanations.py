@@ -30,12 +30,12 @@ from vfl.datasets import load_bundled
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.mpc import PadStream, private
-from vfl.mpc.authenticated import AuthenticatedMember
+from vfl.mpc.in_process import LocalParties
+from vfl.mpc.many.authenticated import AuthenticatedMember
 from vfl.mpc.numbers import FIELD
 from vfl.mpc.ring import encode
 from vfl.mpc.secure.masks import Ring
 from vfl.mpc.shares import SharedTensor, blank
-from vfl.mpc.trio import LocalParties
 from vfl.privacy import PrivacyStatement, added
 from vfl.session import (
     Checkpoints,

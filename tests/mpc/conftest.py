@@ -3,9 +3,9 @@ import itertools
 import pytest
 import torch
 
-from vfl.mpc.network import Layer, Network
 from vfl.mpc.rules import Rules
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.network import Layer, Network
+from vfl.mpc.three_party.trio import Trio
 
 
 def draw(*shape, seed=0, scale=1.0):

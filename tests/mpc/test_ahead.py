@@ -7,7 +7,7 @@ from vfl.core.errors import ReusedPadError
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.rules import Rules
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.trio import Trio
 
 SIDE = 3
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from vfl.core.errors import CheatingError
-from vfl.mpc.authenticated import AuthenticatedMember
+from vfl.mpc.in_process import LocalParties
+from vfl.mpc.many.authenticated import AuthenticatedMember
 from vfl.mpc.numbers import FIELD, P
 from vfl.mpc.ring import matmul
 from vfl.mpc.shares import SharedTensor, blank
-from vfl.mpc.trio import LocalParties
 
 VALUES = torch.tensor([0, 1, -1, 12345, -98765, 2**40, -(2**40), 2**58, -(2**58), -(2**59)])
 

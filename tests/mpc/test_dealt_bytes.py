@@ -5,12 +5,12 @@ from itertools import product as pairs
 import pytest
 import torch
 
-from vfl.mpc.network import fixed_point_rate, learning_rate_truncations
-from vfl.mpc.party import Product
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import SharedTensor, Truncation, blank
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.network import fixed_point_rate, learning_rate_truncations
+from vfl.mpc.three_party.party import Product
+from vfl.mpc.three_party.trio import Trio
 
 ROWS = 40
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from vfl.core.seeds import Secret
-from vfl.mpc.authenticated import AuthenticatedMember
 from vfl.mpc.engine import Peer
-from vfl.mpc.intersection import intersect, moments
-from vfl.mpc.many_parties import LocalMembers
+from vfl.mpc.in_process import LocalParties, Trio
+from vfl.mpc.many.authenticated import AuthenticatedMember
+from vfl.mpc.many.members import LocalMembers
 from vfl.mpc.numbers import FIELD
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
@@ -24,7 +24,7 @@ from vfl.mpc.secure.shared_layer import (
 )
 from vfl.mpc.shares import SharedTensor, Truncation, blank
 from vfl.mpc.stream import PadStream
-from vfl.mpc.trio import LocalParties, Trio
+from vfl.mpc.three_party.intersection import intersect, moments
 from vfl.session.secure_mode import SECURE
 from vfl.testing import HolderContract, Protocol
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vfl.core.errors import BadOptionError, ConsentError
 from vfl.mpc import Rules, Trio
 from vfl.mpc.channel import Channel
-from vfl.mpc.intersection import (
+from vfl.mpc.three_party.intersection import (
     BITS,
     _placed,
     _table,

@@ -8,10 +8,10 @@ import torch
 
 from vfl.core.errors import BadOptionError, DisagreementError, RingRangeError, WidthError
 from vfl.core.frame import HEADER_BYTES
-from vfl.mpc.many_parties import LocalMembers, Member
+from vfl.mpc.in_process import LocalParties
+from vfl.mpc.many.members import LocalMembers, Member
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.rules import LEAST_PERMUTED
-from vfl.mpc.trio import LocalParties
 
 BITS = 20
 

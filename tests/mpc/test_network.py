@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vfl.core.errors import RingRangeError
-from vfl.mpc.network import fixed_point_rate
+from vfl.mpc.three_party.network import fixed_point_rate
 
 MODES = ["thesis", "fast"]
 ERROR = 2e-5

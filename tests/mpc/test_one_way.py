@@ -7,7 +7,7 @@ from vfl.mpc.permuted import function
 from vfl.mpc.ring import decode, encode, inner, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import SharedTensor
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.trio import Trio
 
 ROWS, COLUMNS, WIDTH = 6, 5, 3
 

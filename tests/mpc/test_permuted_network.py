@@ -11,10 +11,10 @@ from tests.mpc.test_relay import Session
 from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
-from vfl.mpc.network import Layer
 from vfl.mpc.secure.ends import Outer
 from vfl.mpc.secure.permuted import Facts, Permuted
-from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
+from vfl.mpc.three_party.network import Layer
+from vfl.mpc.three_party.training import ThreePartyNetwork, first_weights, targets_of, whole_network
 from vfl.session.schedule import training
 
 COLUMNS, COUNTS = (3, 2), {"train": 96, "validation": 8, "test": 20}

@@ -9,8 +9,8 @@ from vfl.core.errors import ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.mpc import channel as channels
 from vfl.mpc.channel import Channel
-from vfl.mpc.fast import dealt_slices
 from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.three_party.fast import dealt_slices
 
 
 def numbers_sent(party, to):

@@ -17,7 +17,7 @@ from vfl.core.errors import (
 from vfl.core.seeds import permutation
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
-from vfl.mpc.private_module import batches, weights_of, with_weights
+from vfl.mpc.three_party.private_module import batches, weights_of, with_weights
 from vfl.session import schedule
 
 

@@ -5,7 +5,7 @@ import torch
 
 from vfl.mpc.ring import decode, inner, matmul
 from vfl.mpc.rules import Rules
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.trio import Trio
 
 
 def draw(*shape, seed):

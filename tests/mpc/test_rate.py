@@ -6,9 +6,9 @@ from torch import nn
 
 from vfl.core.errors import BadOptionError
 from vfl.mpc import Rules, private
-from vfl.mpc.network import fixed_point_rate, learning_rate_truncations
 from vfl.mpc.shares import truncate_first, truncate_second
 from vfl.mpc.stream import PadStream
+from vfl.mpc.three_party.network import fixed_point_rate, learning_rate_truncations
 
 MODES = pytest.mark.parametrize("mode", ["thesis", "fast"])
 

@@ -11,13 +11,13 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.mpc import Rules, make_party
 from vfl.mpc.engine import traffic
-from vfl.mpc.network import Layer
+from vfl.mpc.in_process import Star
 from vfl.mpc.rules import NAMES
 from vfl.mpc.secure.ends import Framed
-from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.mpc.secure.keys import TAG_BYTES, pair_seals
 from vfl.mpc.secure.permuted import Permuted
-from vfl.mpc.three_party import ThreePartyNetwork, first_weights
-from vfl.mpc.trio import Star
+from vfl.mpc.three_party.network import Layer
+from vfl.mpc.three_party.training import ThreePartyNetwork, first_weights
 from vfl.session.relay import SealedLinks, Switchboard
 
 COLUMNS, ROWS = (3, 2), 40
@@ -31,7 +31,8 @@ def outer_links(streams, name):
     peers = list(streams.outer)
     (other,) = set(peers) - {name}
     stream = Framed(streams.outer[name], Permuted(), 1 + peers.index(other))
-    return SealedLinks(stream, Permuted().sealed(name, {other: bytes(32)}), peers, 64)
+    seals = pair_seals(name, {other: bytes(32)})
+    return SealedLinks(stream, seals, peers, 64, Permuted().about)
 
 
 class Session:

@@ -11,7 +11,7 @@ from vfl.mpc.ring import decode, encode, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import Truncation
 from vfl.mpc.stream import PadStream
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.trio import Trio
 
 MODES = ["thesis", "fast"]
 KEY = bytes(range(32))

@@ -9,7 +9,7 @@ import torch
 
 from vfl.core.errors import BadOptionError, PrivacyError
 from vfl.core.seeds import Secret, generator
-from vfl.mpc.many_parties import LocalMembers, Member
+from vfl.mpc.many.members import LocalMembers, Member
 from vfl.mpc.secure_dpsgd import (
     LocalStart,
     SecureSgd,

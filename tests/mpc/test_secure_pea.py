@@ -22,7 +22,7 @@ from vfl.core.errors import (
 )
 from vfl.core.storage import read_json
 from vfl.models import make_bottom
-from vfl.mpc.many_parties import Member
+from vfl.mpc.many.members import Member
 from vfl.mpc.secure import pea
 from vfl.mpc.stream import PadStream
 from vfl.session import rules
@@ -72,7 +72,7 @@ def trained(chosen, **options):
 @pytest.fixture(autouse=True)
 def in_order(monkeypatch):
     """The plain reference knows the batches by the order of the tables."""
-    monkeypatch.setattr("vfl.mpc.many_parties.Member.shuffled", lambda self, *rows: list(rows))
+    monkeypatch.setattr("vfl.mpc.many.members.Member.shuffled", lambda self, *rows: list(rows))
 
 
 def in_clear(session, inputs, labels, classes=2, longest=8.0):

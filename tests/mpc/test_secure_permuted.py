@@ -25,12 +25,13 @@ from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import of_experiment
-from vfl.mpc import Party, Rules, Trio, three_party
+from vfl.mpc import Party, Rules, Trio
 from vfl.mpc.channel import Channel
-from vfl.mpc.network import fixed_point_rate
 from vfl.mpc.ring import decode
 from vfl.mpc.secure.permuted import PermutedEnd
-from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
+from vfl.mpc.three_party import training as three_party
+from vfl.mpc.three_party.network import fixed_point_rate
+from vfl.mpc.three_party.training import ThreePartyNetwork, first_weights, targets_of, whole_network
 from vfl.session import rules, secure_mode
 from vfl.training import run as in_process
 from vfl.training.local import LocalSession

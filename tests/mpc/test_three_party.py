@@ -9,9 +9,10 @@ from torch import nn
 
 from vfl.core.errors import PrivateLayerError, ReusedPadError, RunFolderError
 from vfl.core.seeds import Secret
-from vfl.mpc import Rules, Trio, three_party
-from vfl.mpc.network import Layer
-from vfl.mpc.three_party import ThreePartyNetwork, first_weights, whole_network
+from vfl.mpc import Rules, Trio
+from vfl.mpc.three_party import training as three_party
+from vfl.mpc.three_party.network import Layer
+from vfl.mpc.three_party.training import ThreePartyNetwork, first_weights, whole_network
 
 ROWS, COLUMNS, RATE = 24, (3, 2), 0.3
 X = torch.randn(ROWS, sum(COLUMNS), generator=torch.Generator().manual_seed(1)).double()

@@ -24,7 +24,7 @@ from vfl.defenses import LabelKind, label_dp, make
 from vfl.horizontal import Averager, ClientState, ClientTrainer, Update, add_noise, plan_noise
 from vfl.horizontal.client import build_model, flat, layers_of
 from vfl.horizontal.settings import HorizontalSettings
-from vfl.mpc.many_parties import LocalMembers
+from vfl.mpc.many.members import LocalMembers
 from vfl.mpc.secure_dpsgd import (
     LocalStart,
     SecureSgd,

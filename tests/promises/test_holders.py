@@ -7,7 +7,7 @@ import torch
 from promise import BrokenPromiseError
 
 from vfl.core.errors import PrivacyError
-from vfl.mpc.many_parties import LocalMembers
+from vfl.mpc.many.members import LocalMembers
 from vfl.mpc.secure_dpsgd import SecureSgd, shared_rows
 from vfl.privacy.accountants import GaussianSteps, epsilon_by
 

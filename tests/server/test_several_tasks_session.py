@@ -79,13 +79,13 @@ def test_a_training_goes_on_where_all_have_a_checkpoint(session, monkeypatch):
 
 
 def test_no_label_party_reads_gradients_of_another(session, monkeypatch):
-    sent, sealing = {}, PairSeals.seal
+    sent, sealing = {}, PairSeals.sealed
 
-    def seal(self, message, about=b""):
-        sent.setdefault((self._me, message.to), []).append(bytes(message.payload))
-        return sealing(self, message, about)
+    def seal(self, other, message, about=b""):
+        sent.setdefault((self._me, other), []).append(bytes(message))
+        return sealing(self, other, message, about)
 
-    monkeypatch.setattr(PairSeals, "seal", seal)
+    monkeypatch.setattr(PairSeals, "sealed", seal)
     seen = session.play("train")
     carried = [payload for *_, payload in seen]
     gradients = [one for one in sent[OTHER, "bank"] if len(one) > 100]

@@ -87,12 +87,12 @@ def test_nobody_reads_what_is_for_another(session, monkeypatch):
     monkeypatch.setattr(SealedLinks, "_receive", note)
     sent = {}
 
-    def seal(self, message, about=b""):
-        sent.setdefault((self._me, message.to), []).append(message.payload)
-        return sealing(self, message, about)
+    def seal(self, other, message, about=b""):
+        sent.setdefault((self._me, other), []).append(message)
+        return sealing(self, other, message, about)
 
-    sealing = PairSeals.seal
-    monkeypatch.setattr(PairSeals, "seal", seal)
+    sealing = PairSeals.sealed
+    monkeypatch.setattr(PairSeals, "sealed", seal)
     seen = session.play("train")
     cuts = sent["bank", MIDDLE]
     assert len(cuts) > 10

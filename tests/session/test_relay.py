@@ -64,10 +64,10 @@ def test_what_is_sealed_is_opened_once_by_its_receiver_and_about_the_same(files)
     bank, (shop, offer) = PairSeals(files["bank"], terms_of(), SESSION), offer_of(files, terms_of())
     shop.open("bank", bank.offers()[0].payload)
     bank.open("shop", offer)
-    (sealed,) = bank.seal(Send("shop", b"words"), b"CUT 3")
-    assert shop.open("bank", sealed.payload, b"CUT 3")[0] == b"words"
+    sealed = bank.sealed("shop", b"words", b"CUT 3")
+    assert shop.opened("bank", sealed, b"CUT 3") == b"words"
     with pytest.raises(AuthenticationError):
-        shop.open("bank", sealed.payload, b"CUT 3")
+        shop.opened("bank", sealed, b"CUT 3")
 
 
 def test_an_offer_signs_the_count_of_its_store(files, tmp_path):

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from vfl.config import read_party_file
 from vfl.core.frame import Frame, Kind
-from vfl.datasets.alignment.protocols import Send
-from vfl.mpc.secure.keys import Agreement, Binding, Sealing
+from vfl.mpc.secure.keys import Agreement, Binding, pair_seals
 from vfl.session.ranks.machines import RanksKey
 from vfl.session.relay import PairSeals
 from vfl.session.store.identity import Identity
@@ -46,8 +45,9 @@ def secure_mode(tmp_path):
     offers = bank.offer + shop.offer
     key = bank.keys(offers)["shop"]
     assert key == shop.keys(offers)["bank"]
-    there = Sealing(key, "bank", "shop")
-    return offers, key, there.seal(b"words", "inputs 7"), there.seal(b"more", "inputs 8")
+    there = pair_seals("bank", {"shop": key})
+    sent = ((b"words", b"inputs 7"), (b"more", b"inputs 8"))
+    return offers, key, *(there.sealed("shop", *each) for each in sent)
 
 
 def session_relay(tmp_path):
@@ -71,9 +71,9 @@ def session_relay(tmp_path):
     offers = [seals[name].offers()[0].payload for name in NAMES]
     seals["bank"].open("shop", offers[1])
     seals["shop"].open("bank", offers[0])
-    sent = [seals["bank"].seal(Send("shop", text), b"CUT 3")[0].payload for text in (b"a", b"bc")]
-    assert seals["shop"].open("bank", sent[0], b"CUT 3")[0] == b"a"
-    back = seals["shop"].seal(Send("bank", b"d"), b"GRAD 3")[0].payload
+    sent = [seals["bank"].sealed("shop", text, b"CUT 3") for text in (b"a", b"bc")]
+    assert seals["shop"].opened("bank", sent[0], b"CUT 3") == b"a"
+    back = seals["shop"].sealed("bank", b"d", b"GRAD 3")
     return *offers, *sent, back
 
 

@@ -24,10 +24,10 @@ from vfl.core.frame import Frame, Link
 from vfl.defenses.dcor import distances
 from vfl.mpc import Layer, Network, Party, Rules, Trio
 from vfl.mpc.channel import Leak
-from vfl.mpc.network import Loss
 from vfl.mpc.permuted import EXPECTED_CARRY, from_upper_bytes, function
 from vfl.mpc.ring import decode
 from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.three_party.network import Loss
 
 
 def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:

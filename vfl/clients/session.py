@@ -225,7 +225,7 @@ class _PartySession:
         terms = self.terms
         seals = PairSeals(self.party, terms, self.message.session, others, self._standing)
         links = SealedLinks(link, seals, rules.peers(terms), rules.window_frames(terms))
-        links.agree()
+        links.agree(seals)
         return links
 
     def _mediate(self, link: Link, own: Own, meter: Meter) -> PartyReport:

@@ -39,7 +39,7 @@ import math
 import secrets
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -54,6 +54,7 @@ from vfl.llm.two_party import (
     INSECURE_FLOAT,
     Constant,
     Form,
+    Pick,
     Role,
     Sent,
     Shared,
@@ -142,12 +143,7 @@ class BfvRole(Role):
     """A `Role` whose index is retrieved by homomorphic encryption; nothing is dealt for it."""
 
     def _retrieve(
-        self,
-        scores: Shared,
-        mine: Tensor,
-        pick: Callable[[Tensor], int] | None,
-        where: str,
-        number: int,
+        self, scores: Shared, mine: Tensor, pick: Pick | None, where: str, number: int
     ) -> list[int]:
         rows, count = scores.share.shape
         if self.role == P2:

@@ -21,8 +21,8 @@ from vfl.core.traffic import size
 if TYPE_CHECKING:
     from vfl.llm.file import LlmFile
     from vfl.llm.parties import Owner, Reply, User
-    from vfl.llm.private_decoder import Pick
     from vfl.llm.text import Streamed
+    from vfl.llm.two_party import Pick
 
 llm = typer.Typer(
     help="Ask a language model whose owner sees no text, and keeps its weights.",

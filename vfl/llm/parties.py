@@ -56,8 +56,8 @@ from vfl.core.traffic import CONTROL
 from vfl.core.version import VERSION
 from vfl.llm.file import LlmFile, LlmParty, LlmTerms
 from vfl.llm.material import MaterialStore
-from vfl.llm.private_decoder import Pick, PrivateLayers, greedy, layer_shapes
-from vfl.llm.two_party import Constant, Form, Growing, Role
+from vfl.llm.private_decoder import PrivateLayers, greedy, layer_shapes
+from vfl.llm.two_party import Constant, Form, Growing, Pick, Role
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding

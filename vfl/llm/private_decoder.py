@@ -28,7 +28,7 @@ from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 from vfl.core.storage import Seal, weights_digest
 from vfl.llm.material import MaterialStore
-from vfl.llm.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
+from vfl.llm.two_party import Constant, Form, Function, Growing, LocalRoles, Pick, Role, Shared
 from vfl.models.decoder import (
     APPROXIMATIONS,
     Decoder,
@@ -63,8 +63,6 @@ _LAST, _LAST_WEIGHT = 14, 16
 #: added to them (Llama 2: .02), and the first norm makes their errors large with them.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
-#: At P1: the position of the chosen score, of scores in an order it does not know.
-Pick = Callable[[Tensor], int]
 #: At P1: gets a text's number and its next token.
 OnToken = Callable[[int, int], None]
 

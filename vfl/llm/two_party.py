@@ -39,13 +39,15 @@ from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import BadOptionError, InsecureWarning, ReusedPadError, WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import named, require_choice, require_range
-from vfl.mpc.engine import Peer
+from vfl.mpc.channel import Shape
+from vfl.mpc.engine import Engine, masked_product, one_way_product
+from vfl.mpc.in_process import LocalParties
+from vfl.mpc.numbers import RING, Ring
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, matmul, narrow, require_integer_bits
-from vfl.mpc.rules import LEAST_PERMUTED, MODES, NAMES, P0, P1, P2, Mode
+from vfl.mpc.rules import HOLDERS, LEAST_PERMUTED, MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
-from vfl.mpc.trio import LocalParties
 
 _Result = TypeVar("_Result")
 
@@ -65,6 +67,8 @@ _FIX = "more integer bits: vfl llm init --integer-bits 13, or Form(integer_bits=
 
 #: f on values of axes (rows, width), which come permuted, or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
+#: At P1: the position of the chosen score, of scores in an order it does not know.
+Pick = Callable[[Tensor], int]
 #: A bilinear map of what grows and what it is multiplied with.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
 #: Of one tensor in a message: elements or axes, bits of each, and above how many if not none.
@@ -210,8 +214,8 @@ class Growing:
         return [self.parts[name] for name in new]
 
 
-class Role(Peer):
-    """One of the three; see the module.
+class Role(Engine):
+    """One of the three; see the module. What is dealt is kept offline, and read online.
 
     Args:
         role: P0, P1 or P2.
@@ -225,9 +229,10 @@ class Role(Peer):
     """
 
     watch: Callable[[str, Tensor], None] | None = None
+    part = ()
 
     def __init__(self, role: int, links: Mapping[int, Link], form: Form) -> None:
-        super().__init__(role, links, asdict(form))
+        super().__init__(role, links, len(HOLDERS), asdict(form))
         self.form = form
         self.material: list[Tensor] = []
         self._phase = "setup"
@@ -372,32 +377,32 @@ class Role(Peer):
         number, rows, ring = self.next_number(), shared.share.shape[0], shared.ring
         v_shape, z_shape = (rows, widths[0]), (rows, widths[1])
         bits, early = shared.bits + constant.bits, self._is_early(shared)
-        share = blank(z_shape)
-        if self.role == P2:
-            v = self.pad(P0, v_shape, "V", number) + self.pad(P1, v_shape, "V", number)
-            w = operation(v, _given(constant.mask)) - self.pad(P0, z_shape, "W", number)
-            self._send(P1, number, (w, ring))
-        elif self.role == P1:
-            if self.offline:
-                v = self.pad(P2, v_shape, "V", number)
-                (w,) = self._receive(P2, number, (z_shape, ring))
-                share = operation(v, _given(constant.masked)) + w
+        share, numbers = blank(z_shape), Ring(ring)
+        if self.deals:
+            v = self._mask(v_shape, "V", number=number)
+            self._deal([operation(v, _given(constant.mask))], "W", number, numbers=numbers)
+        elif self.offline:
+            v = self._mask(v_shape, "V", number=number)
+            (w,) = self._dealt([z_shape], "W", number, numbers)
+            product = one_way_product(RING, operation, (v, _given(constant.masked)), w)
+            if self.first:
+                theirs = self._receive(P1, number, (v_shape, ring))[0] if early else 0
+                self._keep(theirs - v, product)
+            else:
+                share = product
                 self._keep(share, *([] if early else [v]))
                 if early:
                     self._send(P0, number, (shared.share - v, ring))
-            else:
-                share = self._take()
-                if not early:
-                    self._send(P0, number, (shared.share - self._take(), ring))
-        elif self.offline:
-            v, w = self.pad(P2, v_shape, "V", number), self.pad(P2, z_shape, "W", number)
-            theirs = self._receive(P1, number, (v_shape, ring))[0] if early else 0
-            self._keep(theirs - v, operation(v, _given(constant.masked)) + w)
-        else:
+        elif self.first:
             difference, product = self._take(), self._take()
             if not early:
                 difference = difference + self._receive(P1, number, (v_shape, ring))[0]
-            share = operation(shared.share + difference, _given(constant.weight)) + product
+            factors = shared.share + difference, _given(constant.weight)
+            share = one_way_product(RING, operation, factors, product)
+        else:
+            share = self._take()
+            if not early:
+                self._send(P0, number, (shared.share - self._take(), ring))
         known = self.form.mode == "fast"
         return self.plus_own(Shared(share, bits, shared.ring, known), constant.bias)
 
@@ -438,8 +443,8 @@ class Role(Peer):
         if fast and not all(part.known for part, _ in parts):
             raise ValueError("factors of a growing product come from products or functions")
         wanted = [(part.share.shape, bits) for part, bits in parts]
-        share = blank(shape)
-        if self.role == P2:
+        share, numbers = blank(shape), Ring(ring)
+        if self.deals:
             first, second = (
                 [self.pad(peer, each, "G", i, number) for i, (each, _) in enumerate(wanted)]
                 for peer in (P0, P1)
@@ -448,19 +453,16 @@ class Role(Peer):
             w = product(u1, first[1]) + product(u0, second[1])
             if not fast:
                 w += product(u0, first[1]) + product(u1, second[1])
-            self._send(P1, number, (w - self.pad(P0, shape, "W", number), ring))
+            self._deal([w], "W", number, numbers=numbers)
             if ahead is not None:
                 ahead[0].grow(first=first[2], second=second[2])
         elif self.offline:
-            masks = [self.pad(P2, each, "G", i, number) for i, (each, _) in enumerate(wanted)]
-            if self.role == P0:
-                theirs = self._receive(P1, number, *wanted) if fast else []
-                self._keep(*masks, self.pad(P2, shape, "W", number), *theirs)
-            else:
-                if fast:
-                    hidden = [part.share - u for (part, _), u in zip(parts, masks, strict=True)]
-                    self._send_all(P0, number, hidden, wanted)
-                self._keep(*masks, *self._receive(P2, number, (shape, ring)))
+            masks = [self._mask(each, "G", i, number=number) for i, (each, _) in enumerate(wanted)]
+            theirs = self._receive(P1, number, *wanted) if fast and self.first else []
+            if fast and not self.first:
+                hidden = [part.share - u for (part, _), u in zip(parts, masks, strict=True)]
+                self._send_all(P0, number, hidden, wanted)
+            self._keep(*masks, *self._dealt([shape], "W", number, numbers), *theirs)
         else:
             masks = [self._take() for _ in parts]
             w = self._take()
@@ -474,11 +476,12 @@ class Role(Peer):
                 e, f = (a + b for a, b in zip(opened, theirs, strict=True))
                 self._watched(number, (e, more.within(ring)), (f, shared.within(ring)))
                 e, u = cache.grow(difference=e, mask=u)
-                share = w + product(e, f + v if self.role == P0 else v) + product(u, f)
-            elif self.role == P0:
+                share = masked_product(RING, product, (e, f), u, self._plus(v, f), w)
+            elif self.first:
                 self._send_all(P1, number, opened, wanted)
                 x, d = cache.grow(share=more.share, difference=self._take())
-                share = w + product(x + d, shared.share) + product(x, self._take())
+                factors = x + d, self._take()  # two one-way products and its own, x and y as masks
+                share = masked_product(RING, product, factors, x, shared.share, w)
                 if ahead is not None:
                     ahead[0].grow(share=ahead[1].share, difference=self._take())
             else:  # what is known is computed while the message is on its way
@@ -488,7 +491,7 @@ class Role(Peer):
                     ahead[0].grow(share=ahead[1].share, mask=masks[2])
                 e, f, *rest = self._receive(P0, number, *wanted)
                 (e,) = cache.grow(difference=e)
-                share = share + product(u, f) + product(e, v)
+                share = masked_product(RING, product, (e, f), u, v, share)
                 if ahead is not None:
                     ahead[0].grow(difference=rest[0])
         return Shared(share, more.bits + shared.bits, ring)
@@ -609,7 +612,7 @@ class Role(Peer):
             pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
             drawn = [self._kept(partial(self.pad, P2, each, name, number)) for each, name in pads]
             (q0, q1), g1, (r, t, y) = drawn
-            w = self._kept(lambda: self._receive(P2, number, (axes, ring))[0])
+            w = self._kept(lambda: self._dealt([axes], "W", number, Ring(ring))[0])
             if not self.offline:
                 parts = cache.parts
                 known = parts["difference"] + parts["share"] - parts["mask"]
@@ -621,20 +624,20 @@ class Role(Peer):
                 self._send(P0, number, (masked, ring), *((each, small) for each in both))
             return Shared(y.reshape(axes), values.bits + bits - drop, small, known=True)
         mine = self._show(scores, "vectors", number, shown)
-        if self.role == P2:
+        if self.deals:
             q0, q1, back = *self._deal_back(mine, count, ring, number), _back(mine, count)
             u0, u1 = cache.parts["first"], cache.parts["second"]
             each = u1.repeat_interleave(heads // len(u1), 0).reshape(wide)[mine]
             w = product(u0, in_order(q1)) + product(u1, in_order(q0[back]))
             r, t, y = self.pad(P1, (3, *flat), "y", number)
-            self._send(P1, number, (w - self.pad(P0, axes, "W", number), ring))
+            self._deal([w], "W", number, numbers=Ring(ring))
             unordered = r[_back(mine[::tokens] // tokens, heads)]
             g0 = each - self.pad(P1, wide, "g", number)
             self._send(P0, number, (g0, ring), (unordered + t - y, small))
         elif self.offline:
             dealt = self._receive(P2, number, ((count,), ring))
             dealt += self._receive(P2, number, (wide, ring), (flat, small))
-            self._keep(_back(mine, count), *dealt, self.pad(P2, axes, "W", number))
+            self._keep(_back(mine, count), *dealt, *self._dealt([axes], "W", number))
         else:
             back, delta, g0, moved, w = (self._take() for _ in range(5))
             heads_back = _back(mine[::tokens] // tokens, heads)
@@ -663,7 +666,7 @@ class Role(Peer):
     def choose(
         self,
         scores: Shared,
-        pick: Callable[[Tensor], int] | None,
+        pick: Pick | None,
         where: str = "scores",
         shown: int | None = None,
     ) -> list[int]:
@@ -697,12 +700,7 @@ class Role(Peer):
         return self._retrieve(scores, mine, pick, where, number)
 
     def _retrieve(
-        self,
-        scores: Shared,
-        mine: Tensor,
-        pick: Callable[[Tensor], int] | None,
-        where: str,
-        number: int,
+        self, scores: Shared, mine: Tensor, pick: Pick | None, where: str, number: int
     ) -> list[int]:
         """The index that P1 picks of each row, by subsets; see `choose`."""
         rows, count = scores.share.shape
@@ -737,9 +735,7 @@ class Role(Peer):
             return [-each if sign else each for each, sign in zip(entries, signs, strict=True)]
         return [0] * rows
 
-    def _picked(
-        self, mine: Tensor, scores: Shared, pick: Callable[[Tensor], int] | None, where: str
-    ) -> list[int]:
+    def _picked(self, mine: Tensor, scores: Shared, pick: Pick | None, where: str) -> list[int]:
         assert pick is not None, "P1 picks"
         values = self._seen(mine, scores, where).reshape(scores.share.shape)
         return [pick(row) for row in values]
@@ -846,6 +842,12 @@ class Role(Peer):
 
     def _is_early(self, shared: Shared) -> bool:
         return shared.known and self.form.mode == "fast"
+
+    def _send_dealt(self, rest: Tensor, number: int, phase: str, numbers: Ring) -> None:
+        self._send(P1, number, (rest, numbers.bits))
+
+    def _receive_dealt(self, shapes: Sequence[Shape], number: int, numbers: Ring) -> list[Tensor]:
+        return self._receive(P2, number, *((shape, numbers.bits) for shape in shapes))
 
     def _keep(self, *tensors: Tensor) -> None:
         self.material += tensors

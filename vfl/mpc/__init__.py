@@ -1,18 +1,26 @@
 """Arithmetic on shares: ring elements, one-time pads, protocols over links they are handed.
 
-The protocols stand on one engine of shares (`engine`). Chapter 5 of the thesis of split learning
-(2025), corrected: two parties hold shares, a third deals randomness and evaluates functions on
-permuted values. Chapter 6, where a third deals ahead only, is `vfl.llm`'s. No sockets live here and
-no models. Users call `private`, or set a secure mode of `vfl.mpc.secure` in an experiment.
+No sockets live here and no models. Users call `private`, or set a secure mode in an experiment.
 docs/mpc.md says who learns what.
+
+    engine, numbers, shares  one engine of shares: opening, product, truncation, of a number system
+    ring, stream, channel    reals as ring elements; one-time pads; messages and their accounts
+    rules, permuted          what parties agree on; functions on permuted values
+    in_process               parties as threads of one process
+    three_party/             two holders and a third party that also evaluates functions
+    many/                    2 to 8 holders; shares with MACs
+    secure_dpsgd             DP-SGD on shares, a program of `many`
+    secure/                  the secure modes of a session: sum, beaver, permuted, pea
+
+Chapter 6 of the thesis, where a third party deals ahead only, is `vfl.llm`'s.
 """
 
-from vfl.mpc.network import Layer, Network
-from vfl.mpc.party import Party
-from vfl.mpc.private_module import PrivateModule, private
 from vfl.mpc.rules import Rules
 from vfl.mpc.stream import PadStream
-from vfl.mpc.trio import Trio, make_party
+from vfl.mpc.three_party.network import Layer, Network
+from vfl.mpc.three_party.party import Party
+from vfl.mpc.three_party.private_module import PrivateModule, private
+from vfl.mpc.three_party.trio import Trio, make_party
 
 __all__ = [
     "Layer",

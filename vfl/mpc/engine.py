@@ -11,11 +11,16 @@ message, to the last holder: the others draw their parts from streams in common 
 What differs between the protocols of this room:
 
     numbers         the ring 2^64, or a prime field where a lie must be found (`vfl.mpc.numbers`)
-    dealt online    `vfl.mpc.many_parties.Member` for 2 to 8 holders; `vfl.mpc.party` for 2, who ask
-                    the dealer for functions of values in an order that it does not know
-    with MACs       `vfl.mpc.authenticated`: whatever is opened is checked
-    dealt ahead     `vfl.mpc.fast` follows a program on shapes before there are values
-    in one process  `vfl.mpc.many_parties.Lockstep`: all parties at once, without messages
+    dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; for 2, who ask the dealer for
+                    functions of values in an order that it does not know, `vfl.mpc.three_party`
+    with MACs       `vfl.mpc.many.authenticated`: whatever is opened is checked
+    dealt ahead     `vfl.mpc.three_party.fast` follows a program on shapes before there are values
+    stored          `vfl.llm.two_party`: what was dealt lies on disk until a question comes
+    in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages
+
+Where one holder has a factor x in plaintext, a product is made one way (`one_way_product`): it
+opens e = x - u to the other, who opens f = y - v to it, and each uses what it was shown. So
+x y = x f + e v + u v; the dealer shares u v. `vfl.mpc.secure.shared_layer` has no other products.
 """
 
 from __future__ import annotations
@@ -28,14 +33,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from vfl.core.errors import DisagreementError
 from vfl.core.frame import Link
-from vfl.mpc.channel import PHASES, Channel, LeakageLedger, Traffic, parted
+from vfl.mpc.channel import PHASES, Channel, LeakageLedger, Shape, Traffic, parted
 from vfl.mpc.numbers import RING, Ring, broadcast
 from vfl.mpc.ring import Operation, decode
 from vfl.mpc.rules import name_of
@@ -107,13 +112,18 @@ class Peer:
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
         """A pad that `peer` has too; int64 of the given axes."""
-        elements = self.pads[peer].elements64(math.prod(shape), *purpose).view("int64")
-        return torch.from_numpy(elements).reshape(tuple(shape))
+        return drawn(self.pads[peer], shape, *purpose)
 
     def next_number(self) -> int:
         """The number of the operation that begins; the same at all parties."""
         self._number += 1
         return self._number
+
+
+def drawn(stream: PadStream, shape: Sequence[int], *purpose: str | int) -> Tensor:
+    """A pad of a stream, which whoever has the same stream draws too; int64 of the given axes."""
+    elements = stream.elements64(math.prod(shape), *purpose).view("int64")
+    return torch.from_numpy(elements).reshape(tuple(shape))
 
 
 def traffic(party: Peer) -> list[Traffic]:
@@ -142,10 +152,12 @@ class Engine(Peer):
         dealer: the dealer's role.
         numbers: what shares are elements of.
         front: axes of a share in front of its tensor's own.
+        part: what the name of a mask's part begins with, in the streams that it is drawn from.
     """
 
     numbers: Ring = RING
     front = 0
+    part: ClassVar[tuple[str, ...]] = ("part",)
 
     def __init__(
         self, role: int, links: Mapping[int, Link], holders: int, record: Mapping[str, Any]
@@ -240,9 +252,9 @@ class Engine(Peer):
     ) -> Tensor:
         """A holder's part of a uniform mask; at the dealer the whole."""
         if not self.deals:
-            return self.pad(self.dealer, shape, "part", *purpose, number)
+            return self.pad(self.dealer, shape, *self.part, *purpose, number)
         parts = [
-            self.pad(holder, shape, "part", *purpose, number) for holder in range(self.holders)
+            self.pad(holder, shape, *self.part, *purpose, number) for holder in range(self.holders)
         ]
         return reduce((numbers or self.numbers).add, parts)
 
@@ -283,15 +295,23 @@ class Engine(Peer):
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
         for holder in range(last):
             rest = numbers.sub(rest, self.pad(holder, rest.shape, name, number))
-        self.channels[last].send([rest], number, phase)
+        self._send_dealt(rest, number, phase, numbers)
         return [self._blank(value.shape) for value in values]
 
-    def _dealt(self, shapes: Sequence[Sequence[int]], name: str, number: int) -> list[Tensor]:
+    def _dealt(
+        self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
+    ) -> list[Tensor]:
         """At a holder: its share of what the dealer dealt, by `_deal` of the same arguments."""
         if self.role == self.holders - 1:
-            return self.channels[self.dealer].receive(shapes, number)
+            return self._receive_dealt(shapes, number, numbers or self.numbers)
         size = sum(math.prod(shape) for shape in shapes)
         return parted(self.pad(self.dealer, (size,), name, number), shapes)
+
+    def _send_dealt(self, rest: Tensor, number: int, phase: str, numbers: Ring) -> None:
+        self.channels[self.holders - 1].send([rest], number, phase)
+
+    def _receive_dealt(self, shapes: Sequence[Shape], number: int, numbers: Ring) -> list[Tensor]:
+        return self.channels[self.dealer].receive(shapes, number)
 
     def _blank(self, shape: Sequence[int]) -> Tensor:
         """What a tensor's share is at the dealer."""
@@ -402,8 +422,9 @@ def masked_product(
     opened: tuple[Tensor, Tensor],
     left_mask: Tensor,
     right: Tensor,
+    dealt: Tensor | None = None,
 ) -> Tensor:
-    """A holder's share of a product less the masks' product, e (v + f) + u f.
+    """A holder's share of a product, w + e (v + f) + u f.
 
     Args:
         numbers: of the elements.
@@ -411,8 +432,32 @@ def masked_product(
         opened: e and f, both factors less their masks.
         left_mask: this holder's part of the left one's, u.
         right: that of the right one's, v; at one holder with f added to it.
+        dealt: this holder's share of the masks' product, w; None if it is added later.
     """
     e, f = opened
-    return numbers.add(
-        numbers.product(operation, e, right), numbers.product(operation, left_mask, f)
-    )
+    found = numbers.product(operation, e, right)
+    if dealt is not None:
+        found = numbers.add(dealt, found)
+    return numbers.add(found, numbers.product(operation, left_mask, f))
+
+
+def one_way_product(
+    numbers: Ring, operation: Operation, factors: tuple[Tensor, Tensor], dealt: Tensor
+) -> Tensor:
+    """A holder's share of a product of which one holder has a factor x in plaintext.
+
+    Args:
+        numbers: of the elements.
+        operation: the product.
+        factors: x, and what was opened of y with this holder's own share of it, if it has one; at
+            the other holder e, as it was opened to it, and its v. In the operation's order.
+        dealt: this holder's share of the masks' product; see `dealt_product`.
+    """
+    return numbers.add(numbers.product(operation, *factors), dealt)
+
+
+def dealt_product(
+    numbers: Ring, operation: Operation, masks: tuple[Tensor, Tensor], pad: Tensor
+) -> Tensor:
+    """At the dealer: one share of the product of masks; the other one is the pad."""
+    return numbers.sub(numbers.product(operation, *masks), pad)

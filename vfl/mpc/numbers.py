@@ -29,13 +29,19 @@ _SMALL = 1 << 17
 
 
 class Ring:
-    """Integers modulo 2^64; the base of other number systems, which override what differs.
+    """Integers modulo 2^bits; the base of other number systems, which override what differs.
+
+    Args:
+        bits: of an element that count; of those of fewer than 64 a message may carry as many.
 
     Attributes:
         offset: makes a signed number that can be divided a positive one.
     """
 
     offset = 1 << (SIGN - 1)
+
+    def __init__(self, bits: int = ELEMENT_BITS) -> None:
+        self.bits = bits
 
     def lift(self, elements: Tensor) -> Tensor:
         """Signed numbers as elements."""

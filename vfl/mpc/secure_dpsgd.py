@@ -4,7 +4,7 @@ The protocols of PEA (2022), corrected: the inverse of a square root (Protocol 1
 divisions that are exact to a unit), noise that every holder adds a part of (Protocol 2), and the
 step that clips each row's gradient without showing which rows were clipped (Protocol 3). Holders
 have rows of their own with the same columns; inputs, labels, gradients and the model stay shares
-until the model is revealed. A program is a function of a `Member`; see `vfl.mpc.many_parties`.
+until the model is revealed. A program is a function of a `Member`; see `vfl.mpc.many.members`.
 
 The classifier has one logistic output a class, whose curve is a line cut at 0 and 1 (Mohassel and
 Zhang 2017, section 5.3), so that a row's gradient is (p - y) x, of norm |p - y| |x|. A step:
@@ -38,7 +38,7 @@ from torch import Tensor
 from vfl.core.errors import PrivacyError
 from vfl.core.registry import require, require_choice, require_range
 from vfl.core.seeds import SECRET_BYTES, Secret, generator
-from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Member
+from vfl.mpc.many.members import MOST_HOLDERS, LocalMembers, Member
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.shares import SharedTensor
 from vfl.privacy import PrivacyStatement, kernel

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -33,8 +32,8 @@ from vfl.transport.pairs import (
     OFFER_BYTES,
     TAG_BYTES,
     Agreeing,
-    Direction,
     NotAgreedError,
+    SealedPairs,
     derived,
     opened_offer,
 )
@@ -42,7 +41,7 @@ from vfl.transport.pairs import (
 _BLOCK_BYTES = 1 << 20  # of a file that is sealed
 
 
-class PairSeals:
+class PairSeals(SealedPairs[Message, Message]):
     """Keeps messages between feature parties from the label party that carries them.
 
     Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key,
@@ -71,12 +70,12 @@ class PairSeals:
     ) -> None:
         self._me, self._standing = party.party, standing
         named = terms.feature_parties if others is None else others
-        self.others = [name for name in named if name != self._me]
+        super().__init__(
+            [name for name in named if name != self._me], lambda sender, *_: _not_of(sender)
+        )
         facts = [session, terms.digest(), *rules.peers(terms), terms.label_party]
         self._binding = hashlib.sha256(json.dumps(facts).encode()).digest()
         self._own, self._waiting = Agreeing(), dict[str, list[Message]]()
-        self._sealing = dict[str, Direction[Message, Message]]()
-        self._opening = dict[str, Direction[Message, Message]]()
         self._offer = b""
         if self.others:
             self._pins = read_pins(party.beside(party.identity.peers), self.others)
@@ -88,23 +87,16 @@ class PairSeals:
         """The first message to every other feature party."""
         return [Send(name, self._offer) for name in self.others]
 
-    def seal(self, sent: Send, about: bytes = b"") -> list[Send]:
-        """A message as it crosses; nothing while the other one's offer is not here.
-
-        Args:
-            sent: the message.
-            about: what both ends must mean alike; it is not sent. Nothing before the offers came.
-        """
+    def seal(self, sent: Send) -> list[Send]:
+        """A message as it crosses; nothing while the other one's offer is not here."""
         if sent.to not in self.others:
             return [sent]
-        if sent.to not in self._sealing:
+        if not self.has_keys(sent.to):
             self._waiting.setdefault(sent.to, []).append(sent.payload)
             return []
-        return [Send(sent.to, self._sealing[sent.to].seal(sent.payload, about))]
+        return [Send(sent.to, self.sealed(sent.to, sent.payload))]
 
-    def open(
-        self, sender: str, payload: Message, about: bytes = b""
-    ) -> tuple[Message | None, list[Send]]:
+    def open(self, sender: str, payload: Message) -> tuple[Message | None, list[Send]]:
         """A message that came: its content, None for an offer; and what can be sent now.
 
         Raises:
@@ -112,14 +104,11 @@ class PairSeals:
         """
         if sender not in self.others:
             return payload, []
-        if sender not in self._opening:
+        if not self.has_keys(sender):
             self._agree(sender, bytes(payload[: OFFER_BYTES + 1]))
             held = self._waiting.pop(sender, [])
             return None, [one for each in held for one in self.seal(Send(sender, each))]
-        try:
-            return self._opening[sender].open(payload, about), []
-        except InvalidTag:
-            raise _not_of(sender) from None
+        return self.opened(sender, payload), []
 
     def _agree(self, sender: str, offer: bytes) -> None:
         try:
@@ -129,13 +118,13 @@ class PairSeals:
             shared = self._own.shared(public)
         except NotAgreedError:
             raise _not_of(sender) from None
-        for ciphers, one, two, offers in (
-            (self._sealing, self._me, sender, self._offer + offer),
-            (self._opening, sender, self._me, offer + self._offer),
-        ):
+
+        def cipher(one: str, two: str, offers: bytes) -> _Seal:
             info = b"vfl sealed pair 1" + json.dumps([one, two]).encode() + offers
-            key = derived(shared, info, salt=self._binding)
-            ciphers[sender] = Direction(_Seal(key), first=1)
+            return _Seal(derived(shared, info, salt=self._binding))
+
+        there = cipher(self._me, sender, self._offer + offer)
+        self.use(sender, there, cipher(sender, self._me, offer + self._offer), first=1)
 
     def _signed(self, party: str) -> bytes:
         return b"vfl sealed offer 2" + self._binding + party.encode() + b"\0"
@@ -184,16 +173,9 @@ def _not_of(sender: str) -> AuthenticationError:
     )
 
 
-class Seals(Protocol):
-    """Who else there is, and what keeps messages between two parties; see `PairSeals`."""
-
-    others: list[str]
-
-    def offers(self) -> list[Send]: ...
-    def seal(self, sent: Send, about: bytes = b"") -> list[Send]: ...
-    def open(
-        self, sender: str, payload: Message, about: bytes = b""
-    ) -> tuple[Message | None, list[Send]]: ...
+def about(frame: Frame) -> bytes:
+    """What both ends of a sealed link must mean alike with a frame."""
+    return f"{frame.kind.name} {frame.step}".encode()
 
 
 class SealedLinks:
@@ -201,51 +183,61 @@ class SealedLinks:
 
     Args:
         stream: to the label party.
-        seals: agree on keys with the others.
+        seals: what keeps messages from who carries them.
         parties: everybody with a stream, in an order all agree on.
         most: frames that may wait for whoever asks for them, of one sender.
+        bound: what a frame's seal is bound to.
 
     Attributes:
         direct: the link to the label party.
         others: the sealed links, by party.
     """
 
-    def __init__(self, stream: Link, seals: Seals, parties: Sequence[str], most: int) -> None:
+    def __init__(
+        self,
+        stream: Link,
+        seals: SealedPairs[bytes, Message],
+        parties: Sequence[str],
+        most: int,
+        bound: Callable[[Frame], bytes] = about,
+    ) -> None:
         self._stream, self._seals, self._parties, self._most = stream, seals, list(parties), most
+        self._bound = bound
         self._waiting: dict[int, deque[Frame]] = defaultdict(deque)
         self.direct: Link = _Pair(stream.send, lambda: self._receive(0))
         self.others: dict[str, TransportLink] = {
             name: _Pair(self._sender(name), self._receiver(name)) for name in seals.others
         }
 
-    def agree(self) -> None:
+    def agree(self, seals: PairSeals) -> None:
         """Agree on keys with all others, who do the same.
+
+        Args:
+            seals: those of the links.
 
         Raises:
             AuthenticationError: an offer is not of the party that it should be of.
         """
-        for sent in self._seals.offers():
+        for sent in seals.offers():
             self._stream.send(Frame(Kind.PROTOCOL, 0, bytes(sent.payload), self._number(sent.to)))
         for name in self._seals.others:
             frame = self._receive(self._number(name))
             if frame.kind is not Kind.PROTOCOL or len(frame.payload) != OFFER_BYTES:
                 raise _out_of_turn(frame, name)
-            self._seals.open(name, bytes(frame.payload))
+            seals.open(name, bytes(frame.payload))
 
     def _sender(self, name: str) -> Callable[[Frame], None]:
         def send(frame: Frame) -> None:
-            message = Send(name, bytes(frame.payload))
-            (sealed,) = self._seals.seal(message, _about(frame))
+            sealed = self._seals.sealed(name, bytes(frame.payload), self._bound(frame))
             number = self._number(name)
-            self._stream.send(Frame(frame.kind, frame.step, bytes(sealed.payload), number))
+            self._stream.send(Frame(frame.kind, frame.step, bytes(sealed), number))
 
         return send
 
     def _receiver(self, name: str) -> Callable[[], Frame]:
         def receive() -> Frame:
             frame = self._receive(self._number(name))
-            opened, _ = self._seals.open(name, bytes(frame.payload), _about(frame))
-            assert opened is not None, "all offers have come"
+            opened = self._seals.opened(name, bytes(frame.payload), self._bound(frame))
             return Frame(frame.kind, frame.step, bytes(opened))
 
         return receive
@@ -482,10 +474,6 @@ class Carried(_Pair):
         late = (name for name, count in board.unanswered.items() if count > 0)
         board.waits_for = next((name for name in late if name != self._name), self._name)
         return board.next_of(self._name)
-
-
-def _about(frame: Frame) -> bytes:
-    return f"{frame.kind.name} {frame.step}".encode()
 
 
 def _out_of_turn(frame: Frame, sender: str) -> ProtocolError:

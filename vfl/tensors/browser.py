@@ -1,7 +1,7 @@
 """Workers that are pages of a browser: a page is served, and connects by a web socket.
 
 The page (`page.html`) holds shares and computes on them as a holder of
-`vfl.mpc.many_parties.Member` does, by the same messages; it knows no other requests. It listens to
+`vfl.mpc.many.members.Member` does, by the same messages; it knows no other requests. It listens to
 this machine alone, for a web socket here has no TLS. Each page has an address that is its secret.
 """
 

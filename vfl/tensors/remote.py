@@ -33,8 +33,8 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.core.registry import require
-from vfl.mpc.authenticated import AuthenticatedMember
-from vfl.mpc.many_parties import Member
+from vfl.mpc.many.authenticated import AuthenticatedMember
+from vfl.mpc.many.members import Member
 from vfl.tensors.pointers import ME, PointerTensor, Ref
 from vfl.tensors.requests import REQUESTS
 from vfl.tensors.shares import PointerSession, Session

@@ -30,7 +30,7 @@ from torch import Tensor
 from vfl.config.toml import Settings
 from vfl.core.errors import UserError, nearest
 from vfl.core.registry import shortened
-from vfl.mpc.many_parties import MOST_HOLDERS
+from vfl.mpc.many.members import MOST_HOLDERS
 from vfl.mpc.ring import ELEMENT_BITS
 from vfl.tensors.pointers import Ref
 

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from vfl.core.errors import AuthenticationError, CheatingError, UserError
 from vfl.core.registry import require, require_range
-from vfl.mpc.authenticated import AuthenticatedMember, fresh
 from vfl.mpc.engine import BeaverEngine
-from vfl.mpc.many_parties import MOST_HOLDERS, LocalMembers, Lockstep, Member
+from vfl.mpc.in_process import LocalParties
+from vfl.mpc.many.authenticated import AuthenticatedMember, fresh
+from vfl.mpc.many.members import MOST_HOLDERS, LocalMembers, Lockstep, Member
 from vfl.mpc.numbers import FIELD, RING, reach
 from vfl.mpc.numbers import Ring as Numbers
 from vfl.mpc.ring import ELEMENT_BITS, Operation, encode, matmul
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
-from vfl.mpc.trio import LocalParties
 from vfl.tensors.base import Link, axes
 from vfl.tensors.keys import seal
 from vfl.tensors.pointers import (
@@ -498,7 +498,7 @@ class Stack:
 
 
 class LockstepSession(Session):
-    """Workers of this process, as one; see `vfl.mpc.many_parties.Lockstep`."""
+    """Workers of this process, as one; see `vfl.mpc.many.members.Lockstep`."""
 
     def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool = False) -> None:
         super().__init__(holders, dealer, mac)

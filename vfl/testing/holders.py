@@ -32,8 +32,8 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame
 from vfl.mpc.channel import Polled
+from vfl.mpc.in_process import LocalParties
 from vfl.mpc.rules import name_of
-from vfl.mpc.trio import LocalParties
 from vfl.testing.base import Contract
 
 Note = Callable[[Tensor], None]

@@ -1,7 +1,8 @@
 """What joining two tables would tell, without anybody learning which rows both have.
 
-The rows stay hidden (`vfl.mpc.intersection`): the label party learns how many are common and sums
-of products of inputs over all of them, and makes linear regressions of the label from these.
+The rows stay hidden (`vfl.mpc.three_party.intersection`): the label party learns how many are
+common and sums of products of inputs over all of them, and makes linear regressions of the label
+from these.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, read
 from vfl.datasets.encode import encode_labels
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.load import Label, OwnTable, fit_inputs, own_columns
-from vfl.mpc.intersection import intersect, moments
-from vfl.mpc.party import Party
 from vfl.mpc.rules import P0, P1, Rules
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.intersection import intersect, moments
+from vfl.mpc.three_party.party import Party
+from vfl.mpc.three_party.trio import Trio
 from vfl.training.run import own_tables
 
 #: Common rows an input, at least: with few, sums would say what single rows hold.

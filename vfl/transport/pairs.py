@@ -3,19 +3,22 @@
 Each makes an X25519 key (RFC 7748) for one attempt and offers its public half, perhaps signed and
 with a count: the signature covers what both must mean alike. Keys follow from the shared secret by
 HKDF-SHA256 (RFC 5869), bound to what was agreed. Messages are sealed with AES-256-GCM, counted in
-each direction. What is signed and what binds a key are its owner's: `vfl.mpc.secure.keys`,
-`vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys` each say so in their heads.
+each direction; `SealedPairs` keeps both directions of every pair that a party is in. What is signed
+and what binds a key are its owner's: `vfl.mpc.secure.keys`, `vfl.session.relay`,
+`vfl.session.ranks.machines` and `vfl.tensors.keys` each say so in their heads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence, Sized
 from typing import Generic, Protocol, TypeVar
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from vfl.core.errors import ReusedPadError
+from vfl.core.errors import ReusedPadError, VFLError
 
 PUBLIC_BYTES = KEY_BYTES = 32
 SIGNATURE_BYTES, COUNT_BYTES, TAG_BYTES, NONCE_BYTES = 64, 8, 16, 12
@@ -102,7 +105,7 @@ def opened_offer(offer: bytes, pin: Verifier, about: bytes) -> tuple[bytes, int]
     return told[:PUBLIC_BYTES], int.from_bytes(told[PUBLIC_BYTES:])
 
 
-Given = TypeVar("Given", contravariant=True)
+Given = TypeVar("Given", bound=Sized, contravariant=True)
 Made = TypeVar("Made", covariant=True)
 
 
@@ -168,3 +171,49 @@ class Direction(Generic[Given, Made]):
 
     def __reduce__(self) -> str:
         raise TypeError("a key is never serialised")
+
+
+class SealedPairs(Generic[Given, Made]):
+    """Messages between one party and others, sealed and counted each way once keys were agreed on.
+
+    Args:
+        others: whom it exchanges messages with.
+        refused: makes the error for a message that does not open, of its sender, its length and
+            what it should have been about.
+    """
+
+    def __init__(
+        self, others: Sequence[str], refused: Callable[[str, int, bytes], VFLError]
+    ) -> None:
+        self.others, self._refused = list(others), refused
+        self._there: dict[str, Direction[Given, Made]] = {}
+        self._back: dict[str, Direction[Given, Made]] = {}
+
+    def use(
+        self, other: str, there: Cipher[Given, Made], back: Cipher[Given, Made], first: int = 0
+    ) -> None:
+        """The ciphers of both directions to another party, and the number of the first message."""
+        self._there[other] = Direction(there, first=first)
+        self._back[other] = Direction(back, first=first)
+
+    def has_keys(self, other: str) -> bool:
+        """Whether messages with another party can be sealed."""
+        return other in self._there
+
+    def sealed(self, other: str, message: Given, about: bytes = b"") -> Made:
+        """A message for another party; see `Direction.seal`."""
+        return self._there[other].seal(message, about)
+
+    def opened(self, sender: str, sealed: Given, about: bytes = b"") -> Made:
+        """What another party sealed; its next message is the only one that opens.
+
+        Raises:
+            VFLError: it is not that message, or is about something else; see `refused`.
+        """
+        try:
+            return self._back[sender].open(sealed, about)
+        except InvalidTag:
+            raise self._refused(sender, len(sealed), about) from None
+
+    def __repr__(self) -> str:
+        return "SealedPairs(...)"

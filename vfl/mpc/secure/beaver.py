@@ -73,7 +73,7 @@ from vfl.defenses import uses
 from vfl.mpc.channel import elements_of, pack, size_of, split_payload
 from vfl.mpc.ring import ELEMENT_BYTES, multiply_on
 from vfl.mpc.secure.base import SummedCuts, SummingMode, check_training, offers_bytes
-from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
+from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, pair_seals
 from vfl.mpc.secure.masks import PairwiseMasks, Ring
 from vfl.mpc.secure.shared_layer import (
     COLUMNS_BYTES,
@@ -117,10 +117,16 @@ from vfl.session.secure_mode import (
     nobodys_bottom,
 )
 from vfl.session.terms import Terms
+from vfl.transport.pairs import SealedPairs
 
 #: Hooks of a defense that run on a feature party's bottom, cut, inputs or gradient.
 _AT_FEATURE_PARTIES = ("wrap_bottom", "fit", "batch", "embedding", "local_loss", "received")
 _LABEL_PARTY = "the label party"
+
+
+def _about(what: str, step: int) -> bytes:
+    """What a sealed message of two feature parties is about."""
+    return f"{what} {step}".encode()
 
 
 def _opening(trains: bool) -> Kind:
@@ -306,22 +312,17 @@ def owner_of(party: str, order: Sequence[str]) -> str:
     return order[order.index(party) - 1]
 
 
+@dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What one attempt's keys are good for between a feature party and those it shares with.
+    """Whom a feature party shares layers with in an attempt, and what they seal for each other.
 
-    Args:
-        party: whose.
-        order: all feature parties, in merge order.
-        keys: of each pair it is in.
+    With two parties the other is both neighbours: one way there and one back carry everything, in
+    turn.
     """
 
-    def __init__(self, party: str, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
-        after, before = partner_of(party, order), owner_of(party, order)
-        there = {other: Sealing(keys[other], party, other) for other in (after, before)}
-        back = {other: Sealing(keys[other], other, party) for other in (after, before)}
-        # With two parties the other is both: one way there and one back carry everything, in turn.
-        self.to_partner, self.to_owner = there[after], there[before]
-        self.from_partner, self.from_owner = back[after], back[before]
+    partner: str
+    owner: str
+    seals: SealedPairs[Payload, bytes]
 
 
 def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -> None:
@@ -354,7 +355,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The party's role as owner in one attempt, its masks, and its ways to those it shares with."""
+    """The party's role as owner in one attempt, its masks, and what it shares with others."""
 
     owner: Owner
     masks: PairwiseMasks
@@ -422,8 +423,10 @@ class ShareHolder:
             deal = expect(self.link, Kind.PROTOCOL, 1, _LABEL_PARTY).payload
             key, named = split_payload(deal, [KEY_BYTES, COLUMNS_BYTES], "deal")
             columns = read_columns(named, self.width, _LABEL_PARTY)
-            stream, near = PadStream(bytes(key)), Neighbours(self.party, order, keys)
-            self._other.begin(stream, columns, self.width, owner_of(self.party, order))
+            owner, partner = owner_of(self.party, order), partner_of(self.party, order)
+            stream = PadStream(bytes(key))
+            near = Neighbours(partner, owner, pair_seals(self.party, keys))
+            self._other.begin(stream, columns, self.width, owner)
         self._attempt = _Attempt(Owner(stream), masks, near)
         self._pending = None
 
@@ -471,8 +474,8 @@ class ShareHolder:
             near, opened, outputs = attempt.near, (rows, self._other.shape[0]), (rows, self.width)
             sizes = [size_of(opened) + TAG_BYTES, size_of(weights) + TAG_BYTES, size_of(outputs)]
             sealed_inputs, sealed_weights, dealt = split_payload(payload, sizes, where)
-            from_owner = near.from_owner.open(sealed_inputs, f"inputs {step}")
-            from_partner = near.from_partner.open(sealed_weights, f"weights {step}")
+            from_owner = near.seals.opened(near.owner, sealed_inputs, _about("inputs", step))
+            from_partner = near.seals.opened(near.partner, sealed_weights, _about("weights", step))
             (inputs,) = elements_of(from_owner, [opened], where)
             (masked,) = elements_of(from_partner, [weights], where)
             (products,) = elements_of(dealt, [outputs], where)
@@ -550,8 +553,8 @@ class ShareHolder:
         opened: Payload = pack([attempt.owner.opened(elements, step)])
         if self._other is not None and (near := attempt.near) is not None:
             weights = pack([self._other.opened(step)])
-            opened = near.to_partner.seal(opened, f"inputs {step}")
-            opened += near.to_owner.seal(weights, f"weights {step}")
+            opened = near.seals.sealed(near.partner, opened, _about("inputs", step))
+            opened += near.seals.sealed(near.owner, weights, _about("weights", step))
         self._pending = _Pending(step, trains, elements)
         self.link.send(Frame(_opening(trains), step, opened))
 

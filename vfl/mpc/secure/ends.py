@@ -28,15 +28,14 @@ from vfl.config.toml import Settings
 from vfl.core.errors import ProtocolError, RunFolderError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.torch_internals import Compute
-from vfl.datasets.alignment.protocols import Message, Send
 from vfl.mpc.engine import Peer, traffic
+from vfl.mpc.in_process import Star
 from vfl.mpc.ring import multiply_on
 from vfl.mpc.rules import name_of
 from vfl.mpc.secure.base import KeyedMode, offers_bytes
-from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Sealing
-from vfl.mpc.trio import Star
+from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, pair_seals
 from vfl.privacy import PrivacyStatement
-from vfl.session import rules
+from vfl.session import relay, rules
 from vfl.session.exchange import expect
 from vfl.session.relay import SealedLinks, Switchboard
 from vfl.session.schedule import Exchange
@@ -108,9 +107,9 @@ class NetworkMode(KeyedMode):
         """What stands at a party in its place."""
         raise NotImplementedError
 
-    def sealed(self, party: str, keys: Mapping[str, bytes]) -> PairedSeals:
-        """What seals messages between a party and others it has agreed on keys with."""
-        return PairedSeals(party, keys)
+    def about(self, frame: Frame) -> bytes:
+        """What a frame between two others is about, to which its seal is bound."""
+        return relay.about(frame)
 
     def on_stream(self, frame: Frame) -> Frame:
         """A frame as it crosses a stream; one that is carried further has a number, see `relay`."""
@@ -222,9 +221,9 @@ class Outer(Place):
         mode, peers, label = self._mode, rules.peers(self._terms), self._terms.label_party
         self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
         offers = expect(self._stream, Kind.PROTOCOL, 0, _LABEL_PARTY).payload
-        seals = mode.sealed(self._party, self._keys.keys(offers))
+        seals = pair_seals(self._party, self._keys.keys(offers))
         stream = Framed(self._stream, mode, _last_other(peers, self._party))
-        links = SealedLinks(stream, seals, peers, mode.waiting)
+        links = SealedLinks(stream, seals, peers, mode.waiting, mode.about)
         self.direct = {label: links.direct}
         return self.direct | links.others
 
@@ -466,31 +465,6 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
     def _kept(self) -> dict[str, Any]:
         """What every party keeps to go on: which rows it has, and its account."""
         return {"inputs": self._digest, "revealed": self._account.state()}
-
-
-class PairedSeals:
-    """Seals of a party by keys that were agreed on; see `vfl.session.relay.Seals`."""
-
-    def __init__(self, party: str, keys: Mapping[str, bytes]) -> None:
-        self.others = list(keys)
-        self._there = {name: Sealing(key, party, name) for name, key in keys.items()}
-        self._back = {name: Sealing(key, name, party) for name, key in keys.items()}
-
-    def offers(self) -> list[Send]:
-        return []  # these came before
-
-    def seal(self, sent: Send, about: bytes = b"") -> list[Send]:
-        sealed = self._there[sent.to].seal(bytes(sent.payload), self._named(about))
-        return [Send(sent.to, sealed)]
-
-    def open(
-        self, sender: str, payload: Message, about: bytes = b""
-    ) -> tuple[Message | None, list[Send]]:
-        return self._back[sender].open(bytes(payload), self._named(about)), []
-
-    def _named(self, about: bytes) -> str:
-        """What a message is about, as both ends bind it to its seal."""
-        return about.decode()
 
 
 class Framed:

@@ -42,7 +42,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vfl.core.errors import AuthenticationError, ProtocolError
@@ -53,13 +52,13 @@ from vfl.transport.pairs import (
     OFFER_BYTES,
     TAG_BYTES,
     Agreeing,
-    Direction,
     NotAgreedError,
+    SealedPairs,
     derived,
     opened_offer,
 )
 
-__all__ = ["OFFER_BYTES", "TAG_BYTES", "Agreement", "Binding", "Sealing", "pair_key"]
+__all__ = ["OFFER_BYTES", "TAG_BYTES", "Agreement", "Binding", "pair_key", "pair_seals"]
 _OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 
@@ -184,55 +183,34 @@ def _not_signed(party: str) -> AuthenticationError:
 _RELAYED = b"vfl relayed message 1"
 
 
-class Sealing:
-    """One direction of a pair in one attempt; the sender seals, the receiver opens.
+def pair_seals(party: str, keys: Mapping[str, bytes]) -> SealedPairs[Payload, bytes]:
+    """What a party and others seal for each other in one attempt.
 
     Args:
-        pair: the 32-byte key of the pair; see `Agreement`.
-        sender, receiver: names of the parties.
+        party: whose end it is.
+        keys: of each pair it is in, 32 bytes; see `Agreement`.
 
-    >>> there, here = (Sealing(bytes(32), "bank", "shop") for _ in range(2))
-    >>> here.open(there.seal(b"words", "inputs 7"), "inputs 7")
+    >>> there = pair_seals("bank", {"shop": bytes(32)})
+    >>> here = pair_seals("shop", {"bank": bytes(32)})
+    >>> here.opened("bank", there.sealed("shop", b"words", b"inputs 7"), b"inputs 7")
     b'words'
     """
 
-    def __init__(self, pair: bytes, sender: str, receiver: str) -> None:
-        names = [bytes([len(name)]) + name.encode() for name in (sender, receiver)]
-        info = _RELAYED + b"".join(names)
-        self._way: Direction[Payload, bytes] = Direction(AESGCM(derived(pair, info)))
-        self._sender = sender
+    def cipher(pair: bytes, *way: str) -> AESGCM:
+        names = [bytes([len(name)]) + name.encode() for name in way]
+        return AESGCM(derived(pair, _RELAYED + b"".join(names)))
 
-    def seal(self, message: Payload, about: str) -> bytes:
-        """The message, unreadable, and `TAG_BYTES` longer.
+    seals = SealedPairs[Payload, bytes](list(keys), _not_sealed)
+    for other, pair in keys.items():
+        seals.use(other, cipher(pair, party, other), cipher(pair, other, party))
+    return seals
 
-        Args:
-            message: what to carry.
-            about: what both ends must mean alike, such as purpose and step; it does not travel.
 
-        Raises:
-            ReusedPadError: this key has sealed all the messages it is good for.
-        """
-        return self._way.seal(message, about.encode())
-
-    def open(self, sealed: Payload, about: str) -> bytes:
-        """What was sealed; the next message is the only one that opens.
-
-        Raises:
-            AuthenticationError: it is not the sender's next message, or is about something else.
-        """
-        try:
-            return self._way.open(sealed, about.encode())
-        except InvalidTag:
-            raise AuthenticationError(
-                f"a relayed message is not what party '{self._sender}' sealed for this place",
-                where=about,
-                got=f"{len(sealed)} bytes",
-                want="its next message, unchanged",
-                fix="somebody in between changes, repeats or drops what parties send each other",
-            ) from None
-
-    def __repr__(self) -> str:
-        return "Sealing(...)"
-
-    def __reduce__(self) -> str:
-        raise TypeError("a key is never serialised")
+def _not_sealed(sender: str, size: int, about: bytes) -> AuthenticationError:
+    return AuthenticationError(
+        f"a relayed message is not what party '{sender}' sealed for this place",
+        where=about.decode(),
+        got=f"{size} bytes",
+        want="its next message, unchanged",
+        fix="somebody in between changes, repeats or drops what parties send each other",
+    )

@@ -37,7 +37,7 @@ from vfl.core.frame import LIMIT_BYTES, Kind, Link
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
-from vfl.mpc.many_parties import MOST_HOLDERS, Member
+from vfl.mpc.many.members import MOST_HOLDERS, Member
 from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.base import check_training, refuse_work_on_cuts
 from vfl.mpc.secure.ends import NetworkEnd, NetworkMode, NetworkSizes, Place, read_description

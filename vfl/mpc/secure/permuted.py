@@ -28,15 +28,15 @@ from vfl.core.errors import DisagreementError, ExposedCutError, ProtocolError, W
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
 from vfl.datasets import Split
 from vfl.models.mlp import IdentityBottom, MLPBottom
-from vfl.mpc.network import Layer
-from vfl.mpc.party import Party
 from vfl.mpc.permuted import FUNCTIONS
 from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.rules import HOLDERS, LEAST_PERMUTED, P2, Mode, Rules
 from vfl.mpc.secure.base import check_training, refuse_work_on_cuts
-from vfl.mpc.secure.ends import NetworkEnd, NetworkMode, NetworkSizes, PairedSeals, Place
+from vfl.mpc.secure.ends import NetworkEnd, NetworkMode, NetworkSizes, Place
 from vfl.mpc.secure.keys import TAG_BYTES
-from vfl.mpc.three_party import (
+from vfl.mpc.three_party.network import Layer
+from vfl.mpc.three_party.party import Party
+from vfl.mpc.three_party.training import (
     Rows,
     ThreePartyNetwork,
     first_weights,
@@ -45,7 +45,7 @@ from vfl.mpc.three_party import (
     targets_of,
     whole_network,
 )
-from vfl.mpc.trio import make_party
+from vfl.mpc.three_party.trio import make_party
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import (
     EVALUATE,
@@ -246,18 +246,11 @@ class Permuted(NetworkMode):
             return frame
         return Frame(Kind.PROTOCOL, frame.step, frame.payload, other)
 
-    def sealed(self, party: str, keys: Mapping[str, bytes]) -> PairedSeals:
-        return _OperationSeals(party, keys)
+    def about(self, frame: Frame) -> bytes:
+        return super().about(frame).replace(Kind.PROTOCOL.name.encode(), b"operation", 1)
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> PermutedEnd:
         return PermutedEnd(self, party, terms, rows, place)
-
-
-class _OperationSeals(PairedSeals):
-    """Seals of messages about operations."""
-
-    def _named(self, about: bytes) -> str:
-        return about.decode().replace(Kind.PROTOCOL.name, "operation", 1)
 
 
 class PermutedEnd(NetworkEnd[Facts, Party]):

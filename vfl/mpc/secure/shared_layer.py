@@ -14,6 +14,8 @@ the outputs times the learning rate. Nothing is opened on the way back: the deal
 the textbook is R itself and the opening would be zero; E is that of the forward product. Where the
 partner is who has the gradient, it sends G - R, and the dealer two products alone.
 
+Each is a product made one way (`vfl.mpc.engine.one_way_product`), of one opening of X.
+
 All numbers are of the ring 2^64, weights with as many fraction bits as a product of inputs and
 gradients has. So nothing is ever truncated: an update is exact, and no share can wrap.
 """
@@ -30,6 +32,8 @@ from vfl.core.errors import ProtocolError, ReusedPadError, RunFolderError
 from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Payload
 from vfl.core.seeds import Secret
 from vfl.mpc import ring
+from vfl.mpc.engine import dealt_product, drawn, one_way_product
+from vfl.mpc.numbers import RING
 from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.stream import PadStream
@@ -99,6 +103,34 @@ def check_outputs(outputs: Tensor, step: int) -> None:
     ring.require_integer_bits(outputs, OUTPUT_ROOM, OUTPUT_BITS, f"first layer, step {step}", _FIX)
 
 
+class _KeptOnce:
+    """A party of a layer: what it keeps of a step for the next message of that step, given once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[int, Tensor]] = {}
+
+    def _keep(self, name: str, step: int, elements: Tensor) -> Tensor:
+        self._kept[name] = step, elements
+        return elements
+
+    def _take(self, name: str, step: int) -> Tensor:
+        """What was kept under a name.
+
+        Raises:
+            ReusedPadError: nothing was, or it is of another step.
+        """
+        kept, elements = self._kept.get(name, (None, None))
+        if elements is None or kept != step:
+            raise ReusedPadError(
+                "a mask was used before, or belongs to another exchange",
+                where="first layer",
+                got=f"step {step}",
+                want="each once, in the order of the protocol",
+            )
+        del self._kept[name]
+        return elements
+
+
 class Owner:
     """The party that has the inputs, and a share of the weights.
 
@@ -115,7 +147,7 @@ class Owner:
         Raises:
             ReusedPadError: this step, or a later one, was opened.
         """
-        return inputs - _draw(self._stream, inputs.shape, "inputs", step)
+        return inputs - drawn(self._stream, inputs.shape, "inputs", step)
 
     def outputs(self, inputs: Tensor, share: Tensor, weights: Tensor, step: int) -> Tensor:
         """Its share of the outputs, axes (rows, width).
@@ -129,8 +161,7 @@ class Owner:
         Raises:
             ReusedPadError: asked again.
         """
-        mask = _draw(self._stream, (len(inputs), share.shape[1]), "outputs", step)
-        return ring.matmul(inputs, share + weights) + mask
+        return self._product(inputs, share + weights, "outputs", step)
 
     def change(self, inputs: Tensor, gradient: Tensor, step: int) -> Tensor:
         """Its share of what the weights lose, axes (columns, width).
@@ -143,11 +174,14 @@ class Owner:
         Raises:
             ReusedPadError: asked again.
         """
-        mask = _draw(self._stream, (inputs.shape[1], gradient.shape[1]), "update", step)
-        return ring.matmul(inputs.t(), gradient) + mask
+        return self._product(inputs.t(), gradient, "update", step)
+
+    def _product(self, known: Tensor, opened: Tensor, name: str, step: int) -> Tensor:
+        pad = drawn(self._stream, (len(known), opened.shape[1]), name, step)
+        return one_way_product(RING, ring.matmul, (known, opened), pad)
 
 
-class Partner:
+class Partner(_KeptOnce):
     """The party that has the other share of one party's layer, and no inputs.
 
     It may have the gradient: then it, and not the dealer, sends the owner G - R.
@@ -160,6 +194,7 @@ class Partner:
     """
 
     def __init__(self, owner: str, secret: Secret, purpose: str) -> None:
+        super().__init__()
         self._share: Tensor | None = None
         self._axes: tuple[int, int] | None = None
         self._owner = owner
@@ -187,9 +222,7 @@ class Partner:
                 want=f"{columns} columns",
             )
         self._axes, self._stream = (columns, width), stream
-        self._mask: tuple[int, Tensor] | None = None
-        self._gradient: tuple[int, Tensor] | None = None
-        self._inputs: Tensor | None = None
+        self._kept.clear()
 
     @property
     def share(self) -> Tensor | None:
@@ -217,10 +250,7 @@ class Partner:
         Raises:
             ReusedPadError: this step, or a later one, was opened in this attempt.
         """
-        share, stream = self._begun()
-        mask = _draw(stream, self.shape, "weights", step)
-        self._mask = step, mask
-        return share - mask
+        return self._begun() - self._masked("weights", self.shape, step)
 
     def outputs(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
         """Its share of the outputs, axes (rows, width).
@@ -233,9 +263,9 @@ class Partner:
         Raises:
             ReusedPadError: asked again.
         """
-        mask = _of(self._mask, step)
-        self._inputs, self._mask = inputs, None
-        return ring.matmul(inputs, mask) + dealt
+        mask = self._take("weights", step)
+        self._keep("inputs", step, inputs)
+        return one_way_product(RING, ring.matmul, (inputs, mask), dealt)
 
     def change(self, dealt: Tensor, step: int) -> Tensor:
         """What its share loses, axes (columns, width); `dealt` is U^T R - C.
@@ -243,15 +273,11 @@ class Partner:
         Raises:
             ReusedPadError: asked again.
         """
-        inputs, self._inputs = self._inputs, None
-        if inputs is None:
-            raise _reused(step)
-        if self._gradient is None:
-            mask = _draw(self._begun()[1], (len(inputs), dealt.shape[1]), "gradient", step)
-        else:  # this partner shared the gradient
-            mask = _of(self._gradient, step)
-            self._gradient = None
-        return ring.matmul(inputs.t(), mask) + dealt
+        inputs = self._take("inputs", step)
+        if "gradient" not in self._kept:  # the dealer shared the gradient, not this partner
+            self._masked("gradient", (len(inputs), dealt.shape[1]), step)
+        mask = self._take("gradient", step)
+        return one_way_product(RING, ring.matmul, (inputs.t(), mask), dealt)
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
         """G - R for the owner, before the partner's own `change` of that step.
@@ -263,22 +289,23 @@ class Partner:
         Raises:
             ReusedPadError: the gradient of this step, or of a later one, was shared.
         """
-        mask = _draw(self._begun()[1], tuple(gradient.shape), "gradient", step)
-        self._gradient = step, mask
-        return gradient - mask
+        return gradient - self._masked("gradient", gradient.shape, step)
 
     def move(self, change: Tensor) -> None:
         """Take what `change` gave from the share."""
-        self.share = self._begun()[0] - change
+        self.share = self._begun() - change
 
-    def _begun(self) -> tuple[Tensor, PadStream]:
-        share, stream = self.share, self._stream
+    def _masked(self, name: str, shape: Sequence[int], step: int) -> Tensor:
+        assert self._stream is not None, "an attempt brings a stream"
+        return self._keep(name, step, drawn(self._stream, shape, name, step))
+
+    def _begun(self) -> Tensor:
+        share = self.share
         assert share is not None, "an attempt names the axes of the share"
-        assert stream is not None, "an attempt brings a stream"
-        return share, stream
+        return share
 
 
-class Dealer:
+class Dealer(_KeptOnce):
     """Who gives both what is random; it must see neither E nor D.
 
     Args:
@@ -288,10 +315,9 @@ class Dealer:
     """
 
     def __init__(self, owner: PadStream, partner: PadStream, columns: int, width: int) -> None:
+        super().__init__()
         self._owner, self._partner = owner, partner
         self.columns, self.width = columns, width
-        self._inputs: tuple[int, Tensor] | None = None
-        self._gradient: tuple[int, Tensor] | None = None
 
     def deal(self, rows: int, step: int) -> Tensor:
         """What the partner needs for the outputs: U V - T, axes (rows, width).
@@ -299,11 +325,11 @@ class Dealer:
         Raises:
             ReusedPadError: this step, or a later one, was dealt.
         """
-        inputs = _draw(self._owner, (rows, self.columns), "inputs", step)
-        weights = _draw(self._partner, (self.columns, self.width), "weights", step)
-        outputs = _draw(self._owner, (rows, self.width), "outputs", step)
-        self._inputs = step, inputs
-        return ring.matmul(inputs, weights) - outputs
+        inputs = drawn(self._owner, (rows, self.columns), "inputs", step)
+        weights = drawn(self._partner, (self.columns, self.width), "weights", step)
+        pad = drawn(self._owner, (rows, self.width), "outputs", step)
+        self._keep("inputs", step, inputs)
+        return dealt_product(RING, ring.matmul, (inputs, weights), pad)
 
     def deal_update(self, step: int) -> Tensor:
         """What the partner needs for the update: U^T R - C, axes (columns, width).
@@ -311,12 +337,11 @@ class Dealer:
         Raises:
             ReusedPadError: this step's was dealt, or its outputs were not.
         """
-        inputs = _of(self._inputs, step)
-        self._inputs = None
-        gradient = _draw(self._partner, (len(inputs), self.width), "gradient", step)
-        update = _draw(self._owner, (self.columns, self.width), "update", step)
-        self._gradient = step, gradient
-        return ring.matmul(inputs.t(), gradient) - update
+        inputs = self._take("inputs", step)
+        gradient = drawn(self._partner, (len(inputs), self.width), "gradient", step)
+        pad = drawn(self._owner, (self.columns, self.width), "update", step)
+        self._keep("gradient", step, gradient)
+        return dealt_product(RING, ring.matmul, (inputs.t(), gradient), pad)
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
         """G - R for the owner, where the dealer is who has the gradient.
@@ -328,35 +353,7 @@ class Dealer:
         Raises:
             ReusedPadError: the gradient of this step was shared, or its update never dealt.
         """
-        mask = _of(self._gradient, step)
-        self._gradient = None
-        return gradient - mask
-
-
-def _of(kept: tuple[int, Tensor] | None, step: int) -> Tensor:
-    """The mask that was kept for a step.
-
-    Raises:
-        ReusedPadError: there is none, or it is of another step.
-    """
-    if kept is None or kept[0] != step:
-        raise _reused(step)
-    return kept[1]
-
-
-def _reused(step: int) -> ReusedPadError:
-    return ReusedPadError(
-        "a mask was used before, or belongs to another exchange",
-        where="first layer",
-        got=f"step {step}",
-        want="each once, in the order of the protocol",
-    )
-
-
-def _draw(stream: PadStream, shape: tuple[int, ...], *purpose: str | int) -> Tensor:
-    """Uniform ring numbers, each given once; int64 of the shape."""
-    elements = stream.elements64(shape[0] * shape[1], *purpose)
-    return torch.from_numpy(elements.view("<i8")).reshape(shape)
+        return gradient - self._take("gradient", step)
 
 
 #: Copies of a matrix that a party holds at once: as numbers, limbs, masks, sealed and not.

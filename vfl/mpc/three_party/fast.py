@@ -39,11 +39,11 @@ from torch import Tensor
 from vfl.core.frame import Link
 from vfl.mpc.channel import Polled, pack
 from vfl.mpc.engine import masked_product
-from vfl.mpc.party import Dealer, Party, Product, Question, ShareHolder
 from vfl.mpc.permuted import Function, from_upper_bytes, upper_bytes
 from vfl.mpc.ring import ELEMENT_BYTES, Operation, inner, matmul
 from vfl.mpc.rules import P0, P1, P2, Rules
 from vfl.mpc.shares import Opened, SharedTensor, blank, owned_by
+from vfl.mpc.three_party.party import Dealer, Party, Product, Question, ShareHolder
 
 #: Elements of a slice of a dealt product: P2 looks for questions after each, which on a line of 80
 #: Mbit/s is every 26 ms.

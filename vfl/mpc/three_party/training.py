@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from vfl.core.errors import PrivateLayerError, ProtocolError, RunFolderError
 from vfl.core.frame import LIMIT_BYTES
 from vfl.core.seeds import Secret
-from vfl.mpc.network import Layer, Loss, Network, share_targets, weight_shapes
-from vfl.mpc.party import Party
-from vfl.mpc.private_module import layers_of
 from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.rules import HOLDERS, NAMES
 from vfl.mpc.shares import Opened, SharedTensor, blank, stacked
+from vfl.mpc.three_party.network import Layer, Loss, Network, share_targets, weight_shapes
+from vfl.mpc.three_party.party import Party
+from vfl.mpc.three_party.private_module import layers_of
 
 #: Rows that are shared or asked at once: the bytes of their widest frame stay below it, which has
 #: a limit of its own (`vfl.core.frame.LIMIT_BYTES`).

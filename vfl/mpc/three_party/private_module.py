@@ -20,11 +20,11 @@ from vfl.core.products import members_of
 from vfl.core.registry import named, require, require_choice, require_range, require_seconds
 from vfl.core.seeds import permutation
 from vfl.mpc.channel import Leak, Traffic
-from vfl.mpc.network import Layer, Loss, Network, share_targets
-from vfl.mpc.party import Party
 from vfl.mpc.rules import P0, P1, Mode, Rules
 from vfl.mpc.shares import SharedTensor
-from vfl.mpc.trio import Trio
+from vfl.mpc.three_party.network import Layer, Loss, Network, share_targets
+from vfl.mpc.three_party.party import Party
+from vfl.mpc.three_party.trio import Trio
 
 _Result = TypeVar("_Result")
 Kind = TypeVar("Kind", bound=nn.Module)

@@ -1,4 +1,4 @@
-"""The parties as threads of one process: for tests, for measurements and for `private`.
+"""Parties as threads of one process: for tests, for measurements and for `private`.
 
 One process that plays all of them protects nobody; what is real are the messages. Each frame on the
 links between the threads carries how many messages lie before it one after the other; the largest
@@ -21,10 +21,7 @@ from vfl.core.errors import LostPeerError, PeerFailedError, ProtocolError, VFLEr
 from vfl.core.frame import Frame, Link
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.engine import Peer, traffic
-from vfl.mpc.fast import FastDealer, FastHolder
-from vfl.mpc.party import Party
-from vfl.mpc.rules import P2, Rules, name_of
-from vfl.mpc.thesis import ThesisDealer, ThesisHolder
+from vfl.mpc.rules import name_of
 
 _Result = TypeVar("_Result")
 _Peer = TypeVar("_Peer", bound=Peer)
@@ -245,13 +242,6 @@ class Star:
             together(pool, played)
 
 
-def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
-    """P0, P1 or P2 of a mode; it has no keys before `Party.agree`."""
-    if rules.mode == "thesis":
-        return (ThesisDealer if role == P2 else ThesisHolder)(role, links, rules)
-    return (FastDealer if role == P2 else FastHolder)(role, links, rules)
-
-
 class LocalParties(Generic[_Peer]):
     """All parties as threads of this process; a context manager, with which the threads end.
 
@@ -328,26 +318,3 @@ class LocalParties(Generic[_Peer]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class Trio(LocalParties[Party]):
-    """The parties of a mode for private networks.
-
-    Args:
-        rules: the same for all.
-        terms: what the parties compare before they begin.
-        timeout_s: how long a party waits for a message.
-        agreed: False for a program that begins with `Party.agree` of its own.
-    """
-
-    def __init__(
-        self,
-        rules: Rules,
-        terms: Mapping[str, Any] | None = None,
-        timeout_s: float = 30.0,
-        *,
-        agreed: bool = True,
-    ) -> None:
-        super().__init__(lambda role, links: make_party(role, links, rules), timeout_s)
-        if agreed:
-            self.agree(terms or {})

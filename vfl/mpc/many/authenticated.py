@@ -24,9 +24,9 @@ from torch import Tensor
 
 from vfl.core.errors import CheatingError
 from vfl.core.frame import Link
-from vfl.mpc.channel import pack
+from vfl.mpc.channel import Shape, pack
 from vfl.mpc.engine import BeaverEngine
-from vfl.mpc.numbers import BITS, FIELD, P, broadcast, reach
+from vfl.mpc.numbers import BITS, FIELD, P, Ring, broadcast, reach
 from vfl.mpc.rules import name_of
 from vfl.mpc.shares import SharedTensor, blank
 
@@ -98,7 +98,9 @@ class AuthenticatedMember(BeaverEngine):
         self._spread_out(both, [], name, number)
         return [self._blank(value.shape) for value in values]
 
-    def _dealt(self, shapes: Sequence[Sequence[int]], name: str, number: int) -> list[Tensor]:
+    def _dealt(
+        self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
+    ) -> list[Tensor]:
         if found := self._parts:  # they came with their mask
             self._parts = []
             return found

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vfl.mpc.engine import masked_product
-from vfl.mpc.party import Dealer, Party, Product, ShareHolder
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import SharedTensor
+from vfl.mpc.three_party.party import Dealer, Party, Product, ShareHolder
 
 
 class Thesis(Party):

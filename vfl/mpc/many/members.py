@@ -26,14 +26,15 @@ from torch import Tensor
 from vfl.core.errors import WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import require_range
+from vfl.mpc.channel import Shape
 from vfl.mpc.engine import BeaverEngine
+from vfl.mpc.in_process import LocalParties
 from vfl.mpc.numbers import LOW, SIGN, WORDS, Ring, broadcast, down, reach, upper
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, decode, encode
 from vfl.mpc.rules import LEAST_PERMUTED
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
-from vfl.mpc.trio import LocalParties
 
 MOST_HOLDERS = 8
 _FIX = "scale the columns, or take fewer fraction bits"
@@ -397,7 +398,9 @@ class Lockstep(BeaverEngine):
         self._waiting = [self.split(value) for value in values]
         return self._waiting
 
-    def _dealt(self, shapes: Sequence[Sequence[int]], name: str, number: int) -> list[Tensor]:
+    def _dealt(
+        self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
+    ) -> list[Tensor]:
         return self._waiting
 
     def _sums(

@@ -31,10 +31,10 @@ from torch import Tensor
 
 from vfl.core.errors import BadOptionError, ConsentError
 from vfl.datasets.table import spaced
-from vfl.mpc.party import Party, shape_only
 from vfl.mpc.ring import ELEMENT_BYTES, inner
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import SharedTensor
+from vfl.mpc.three_party.party import Party, shape_only
 
 #: Fraction bits of columns: sums of products of 2^28 standardised rows stay in the ring.
 BITS = 16

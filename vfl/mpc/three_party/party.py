@@ -2,8 +2,8 @@
 
 All three follow one program and call the same operations in the same order; each does its own
 part. P0 and P1 hold shares. P2 deals correlated randomness and evaluates functions on permuted
-values; the tensors it sees in the program are shapes without content. `vfl.mpc.thesis` and
-`vfl.mpc.fast` add how tensors are opened and multiplied.
+values; the tensors it sees in the program are shapes without content. `vfl.mpc.three_party.thesis`
+and `vfl.mpc.three_party.fast` add how tensors are opened and multiplied.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from vfl.core.errors import BadOptionError
-from vfl.mpc.party import Party, Question
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import inner, matmul, require_integer_bits
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import SharedTensor, Truncation
+from vfl.mpc.three_party.party import Party, Question
 
 Loss = Literal["cross_entropy", "squared"]
 #: Bits of the whole number that stands for learning rate over rows.

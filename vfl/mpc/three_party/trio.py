@@ -1,0 +1,43 @@
+"""The three parties of a mode, one by one or all in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vfl.core.frame import Link
+from vfl.mpc.in_process import LocalParties
+from vfl.mpc.rules import P2, Rules
+from vfl.mpc.three_party.fast import FastDealer, FastHolder
+from vfl.mpc.three_party.party import Party
+from vfl.mpc.three_party.thesis import ThesisDealer, ThesisHolder
+
+
+def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
+    """P0, P1 or P2 of a mode; it has no keys before `Party.agree`."""
+    if rules.mode == "thesis":
+        return (ThesisDealer if role == P2 else ThesisHolder)(role, links, rules)
+    return (FastDealer if role == P2 else FastHolder)(role, links, rules)
+
+
+class Trio(LocalParties[Party]):
+    """The parties of a mode for private networks.
+
+    Args:
+        rules: the same for all.
+        terms: what the parties compare before they begin.
+        timeout_s: how long a party waits for a message.
+        agreed: False for a program that begins with `Party.agree` of its own.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        terms: Mapping[str, Any] | None = None,
+        timeout_s: float = 30.0,
+        *,
+        agreed: bool = True,
+    ) -> None:
+        super().__init__(lambda role, links: make_party(role, links, rules), timeout_s)
+        if agreed:
+            self.agree(terms or {})
