@@ -110,7 +110,7 @@ class PlayedSession:
             run_session(self.flower, experiment, lender, terms, resume=resume)
         finally:
             for thread in self.flower.threads:
-                thread.join(timeout=20)
+                thread.join(timeout=60)
         return Noting.seen
 
     @property

@@ -44,14 +44,14 @@ class Client:
         status, text = self.ask("/predict", {"ids": list(ids), **more})
         return status, json.loads(text)
 
-    def wait_ready(self, ready=True, timeout_s=30.0):
+    def wait_ready(self, ready=True, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while (self.ask("/ready")[0] == 200) is not ready:
             assert time.monotonic() < deadline, self.ask("/ready")
             time.sleep(0.05)
 
 
-def client_of(folder, timeout_s=30.0):
+def client_of(folder, timeout_s=60.0):
     """A client of the service whose address and token lie in a folder, once they do."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -71,7 +71,7 @@ class Serving:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         state = folder / "serving.json"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not state.exists() and self._thread.is_alive():
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -89,7 +89,7 @@ class Serving:
 
     def stop(self):
         (self.folder / "serving.stop").touch()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
         if self.problem:
             raise self.problem

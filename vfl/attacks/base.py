@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl.attacks.view import Grant, GrantedRows, View
+from vfl.attacks.view import Grant, GrantedRows, RecordedExchange, View
 from vfl.core.errors import UserError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import scoped
@@ -320,15 +320,42 @@ def _gradients(view: View, seen: GrantedRows) -> Tensor:
     """Each row's mean gradient in every epoch, axes (rows, epochs x width); 0 where it had none."""
     exchanges = view.exchanges
     first = view.targets.rows if seen.leaked else 0
-    epochs = sorted({one.epoch for one in exchanges})
     width = exchanges[0].gradients.shape[1]
-    total = torch.zeros(len(epochs), first + seen.rows, width)
-    count = torch.zeros(len(epochs), first + seen.rows, 1)
+    by_epoch = [
+        mean_by_row(
+            (one for one in exchanges if one.epoch == epoch),
+            lambda one: one.gradients,
+            first + seen.rows,
+            width,
+        )
+        for epoch in sorted({one.epoch for one in exchanges})
+    ]
+    return torch.cat(by_epoch, 1)[first:]
+
+
+def mean_by_row(
+    exchanges: Iterable[RecordedExchange],
+    value: Callable[[RecordedExchange], Tensor],
+    rows: int,
+    width: int,
+) -> Tensor:
+    """What the exchanges tell of each row, on average; 0 of a row that is in none of them.
+
+    Args:
+        exchanges: some of the training.
+        value: what one exchange tells of its rows, axes (rows, width).
+        rows: how many rows are of interest, the first ones.
+        width: columns of that value.
+
+    Returns:
+        float32, axes (rows, width).
+    """
+    total, count = torch.zeros(rows, width), torch.zeros(rows, 1)
     for one in exchanges:
-        own, at = one.rows < first + seen.rows, epochs.index(one.epoch)
-        total[at].index_add_(0, one.rows[own], one.gradients[own])
-        count[at].index_add_(0, one.rows[own], torch.ones(int(own.sum()), 1))
-    return (total / count.clamp_min(1))[:, first:].transpose(0, 1).flatten(1)
+        known = one.rows < rows
+        total.index_add_(0, one.rows[known], value(one)[known])
+        count.index_add_(0, one.rows[known], torch.ones(int(known.sum()), 1))
+    return total / count.clamp(min=1)
 
 
 def learned_part(bottom: nn.Module) -> nn.Module:

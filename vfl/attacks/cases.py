@@ -275,6 +275,12 @@ def _prior_of(label: PartyData) -> Tensor | None:
     return train.bincount(minlength=classes) / len(train)
 
 
+def _with_leaks(grants: frozenset[Grant], k: int, classes: int) -> frozenset[Grant]:
+    """Without leaked labels where none leak, and without shares of classes where there are none."""
+    absent = {Grant.LEAKED: not k, Grant.PRIOR: classes == 1}
+    return grants - {grant for grant, is_absent in absent.items() if is_absent}
+
+
 class Victim:
     """A trained feature party that answers queries, and the labels it is not to find out.
 
@@ -356,8 +362,7 @@ class Victim:
         setting, leak = setting or Setting(), draw.clone_state()
         if setting.leaks == setting.targets:
             raise UserError("rows that leak cannot be attacked as well", got=setting.leaks)
-        grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
-        grants -= {Grant.PRIOR} if self.classes == 1 else frozenset()
+        grants = _with_leaks(INFERENCE, k, self.classes)
         grants |= {Grant.SNAPSHOTS} if snapshots else set()
         grants |= {Grant.PARTNERS} if partners else set()
         names = tuple(one.name for one in partners)
@@ -641,9 +646,7 @@ def training_case(
         prior=_prior_of(label),
         new_top=top_recipe(experiment, classes),
     )
-    grants = TRAINING if k else TRAINING - {Grant.LEAKED}
-    grants -= {Grant.PRIOR} if classes == 1 else frozenset()
-    threat = ThreatModel("feature party", "training", grants)
+    threat = ThreatModel("feature party", "training", _with_leaks(TRAINING, k, classes))
     return seeking(Case(View(threat, classes, holdings), labels[targets]))
 
 
