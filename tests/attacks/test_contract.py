@@ -27,8 +27,8 @@ from vfl.models.language import DecoderFront
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
 SPECS = [
-    "adaptive:candidates=9",
-    "adaptive:at=cut+before+inputs,candidates=12",
+    "adaptive:candidates=6",
+    "adaptive:at=cut+before+inputs,candidates=6",
     "fine_tuning",
     "fine_tuning:at=before",
     "logistic",

@@ -183,7 +183,7 @@ class JointBottom(nn.Module):
         self.bottoms, self.shapes, self.summed = nn.ModuleList(bottoms), shapes, summed
 
     def forward(self, rows: Tensor) -> Tensor:
-        """What the top is given, axes (rows, width), of rows with axes (rows, columns)."""
+        """The top's inputs, axes (rows, width), from rows with axes (rows, columns)."""
         cuts = [bottom(part) for bottom, part in self.parts(rows)]
         return torch.stack(cuts).sum(0) if self.summed else torch.cat(cuts, 1)
 
@@ -199,7 +199,7 @@ class JointBottom(nn.Module):
 
 
 class OwnBottom(nn.Module):
-    """From a party's columns to what it sends; what is around the bottom can be told from it.
+    """A party's bottom with the layers around it, which stay apart from the bottom itself.
 
     Args:
         parts: the defended bottom and, of some codecs, an adapter; one after the other.
@@ -249,7 +249,7 @@ def _maps(layer: nn.Module) -> bool:
 
 
 Layer = Literal["cut", "bottom", "learned", "before", "inputs", "outputs", "gradients"]
-#: What each layer asks of a view.
+#: Grants that an attack needs to read each layer.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
     "bottom": frozenset({Grant.INPUTS, Grant.BOTTOM}),
@@ -339,11 +339,11 @@ def mean_by_row(
     rows: int,
     width: int,
 ) -> Tensor:
-    """What the exchanges tell of each row, on average; 0 of a row that is in none of them.
+    """The mean of a value of each row over exchanges; 0 for a row that is in none of them.
 
     Args:
         exchanges: some of the training.
-        value: what one exchange tells of its rows, axes (rows, width).
+        value: gives the value of each row of an exchange, axes (rows, width).
         rows: how many rows are of interest, the first ones.
         width: columns of that value.
 
@@ -359,7 +359,7 @@ def mean_by_row(
 
 
 def learned_part(bottom: nn.Module) -> nn.Module:
-    """What is trained of an `anchored` bottom; another one whole."""
+    """The trained part of an `anchored` bottom; any other bottom whole."""
     if isinstance(bottom, JointBottom):
         return bottom.each(learned_part)
     anchored = (part for part in bottom.modules() if isinstance(part, AnchoredBottom))
@@ -367,7 +367,7 @@ def learned_part(bottom: nn.Module) -> nn.Module:
 
 
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
-    """What the last layer with weights of a bottom is given, axes (rows, features).
+    """The inputs of a bottom's last layer with weights, axes (rows, features).
 
     Layers that a defense or a codec put around it do not count; see `last_layer`. A bottom without
     weights is given the inputs.

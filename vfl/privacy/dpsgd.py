@@ -23,7 +23,7 @@ from vfl.core.seeds import Secret
 from vfl.privacy import kernel
 from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
-#: What a clip norm bounds: all weights of a half together, or each layer's by themselves.
+#: The scope of a clip norm: all weights of a half together, or each layer's by themselves.
 Group = Literal["half", "layer"]
 #: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
@@ -103,7 +103,7 @@ class RowClipper:
         self._recorder = Recorder(self._layers)
 
     def recording(self) -> AbstractContextManager[list[Call]]:
-        """What goes through the layers meanwhile."""
+        """Records the calls of the layers meanwhile."""
         return self._recorder.recording()
 
     def row_norms(

@@ -32,7 +32,7 @@ Forward = Callable[..., object]
 _SIZE, _OTHER_SIZE = 3, 2
 #: Rows of the largest batch that is as large as an inner axis.
 _LARGEST_INNER = 64
-#: What differs by more, relative to the largest value, is no rounding.
+#: Larger differences, relative to the largest value, are no rounding.
 _SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
 _FIX = "a model that treats each row on its own and keeps nothing of it, such as mlp, cnn or vit"
 
@@ -64,7 +64,7 @@ def prove(
     where: str,
     most_rows: int = _LARGEST_INNER,
 ) -> None:
-    """Refuse a model that does not keep rows apart; nothing of the trial stays in the model.
+    """Refuse a model that does not keep rows apart; the trial leaves the model as it was.
 
     The clipper trusts the rules of layers from then on where they gave the true gradients of
     batches of every size. Elsewhere, as with weights that a function uses beside their own layer
@@ -106,7 +106,7 @@ def require_rows_apart(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What one module made of its first input, of those that are tensors."""
+    """One call of a module: its first input and its output, where those are tensors."""
 
     module: nn.Module
     inputs: Tensor | None
@@ -205,7 +205,7 @@ class _Trial:
         return found
 
     def _passes(self, rows: Rows) -> list[_Pass]:
-        """What goes through every module."""
+        """The calls of every module."""
         passes: list[_Pass] = []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -227,7 +227,7 @@ class _Trial:
         second = sorted(fit & {one.shape[1] for one in tensors if one.dim() > 1})
         return [*first[:2], *[one for one in second if one not in first][:1]]
 
-    # What must hold.
+    # Properties that must hold.
 
     def _try_state(self, rows: Rows, others: Rows) -> None:
         """A pass changes no weight or buffer, and no later pass knows of it."""

@@ -73,7 +73,7 @@ class Watched(Adversary):
         self._played.load_training_state(saved)
 
     def _alike(self, hook: str, *given: Any) -> Tensor:
-        """What a hook gives that changes values and nothing else about them."""
+        """The result of a hook that may change values and nothing else about them."""
         found, before = self._look(hook, *given)
         assert isinstance(found, Tensor), f"{hook} gave no tensor"
         assert found.shape == before.shape, f"{hook} changed its shape"
@@ -83,7 +83,7 @@ class Watched(Adversary):
         return found
 
     def _look(self, hook: str, *given: Any) -> tuple[Any, Tensor]:
-        """What a hook gives, and the values that it was given."""
+        """The result of a hook, and the values that it was given."""
         (values,) = (one for one in given if isinstance(one, Tensor))
         before = values.clone()
         found = getattr(self._played, hook)(*given)
@@ -97,7 +97,7 @@ _ELSEWHERE = {"feature party": ("labels", "gradient"), "label party": ("cut",)}
 
 
 class AdversaryContract(Contract):
-    """What holds for every party that tampers while a small network of two parties is trained.
+    """Properties of every party that tampers while a small network of two parties is trained.
 
     Attributes:
         specs: the adversaries under test, at least one; each with an effect.

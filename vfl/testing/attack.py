@@ -40,7 +40,7 @@ from vfl.testing.base import Contract, differing, draw_from_all, global_states, 
 
 
 class AttackContract(Contract):
-    """What holds for every attack: it wins where it must, and stays at its guess elsewhere.
+    """Properties of every attack: it wins where it must, and stays at its guess elsewhere.
 
     The two cases are of a feature party in the inference phase. An attack that needs others
     overrides `case`.
@@ -288,7 +288,7 @@ class InputAttackContract(AttackContract):
 
 
 def contents(view: View) -> dict[str, tuple[bytes, bool]]:
-    """What there is to grant, by name: values as bytes, and whether a graph is kept of them."""
+    """All holdings of a view by name: values as bytes, and whether a graph is kept of them."""
     return {
         name: (values.detach().numpy().tobytes(), values.requires_grad)
         for name, values in _tensors("view", view._holdings)

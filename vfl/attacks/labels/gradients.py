@@ -34,7 +34,7 @@ _SMALL = 0.05
 class GradientAttack(Attack):
     """An attack that reads what came down in the first epochs of a training.
 
-    Early gradients tell most: once a row is fitted, its gradient is small and about other things.
+    Early gradients reveal most: once a row is fitted, its gradient is small and about other things.
 
     Attributes:
         uses: grants it needs besides the gradients.
@@ -192,7 +192,7 @@ class GradientSimilarity(GradientAttack):
 
 
 class GradientTeacher(GradientSimilarity):
-    """What gradients reveal of some rows teaches a network that looks at the attacker's columns.
+    """Trains a network on the attacker's columns with labels that gradients reveal for some rows.
 
     A defense may send gradients of few rows, or of labels that were randomised. The first leave
     most rows to be guessed, by what the others look like; the second are wrong about single rows,
