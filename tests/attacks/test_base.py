@@ -1,12 +1,10 @@
 """Layers an attack reads, and training that leaves statistics alone."""
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
 from vfl.attacks.base import before_last, fit, scale_by
-from vfl.core.errors import BadOptionError
 from vfl.core.seeds import generator
 from vfl.defenses.components import principal
 
@@ -67,11 +65,6 @@ def test_cosine_rows_lie_on_the_sphere():
 def test_a_feature_that_never_varies_is_left_alone():
     constant = torch.full((4, 1), 7.0)
     assert torch.equal(scale_by("standard", constant)(constant), torch.zeros(4, 1))
-
-
-def test_an_unknown_scaling_is_refused():
-    with pytest.raises(BadOptionError):
-        scale_by("minmax", rows())
 
 
 def test_before_the_last_layer_is_what_it_is_given():

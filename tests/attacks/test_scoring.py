@@ -263,27 +263,12 @@ def test_the_rate_at_one_percent_is_found_by_counting():
     assert rate_at(scores, positive) == best
 
 
-class MeanRow(Attack):
-    goal = "inputs"
-    needs = frozenset({Grant.CUTS})
-
-    def __init__(self, guess):
-        self.guess = guess
-
-    def run(self, view, draw):
-        return self.guess
-
-
 @pytest.mark.parametrize(
     ("shape", "measures"), [((6, 1, 4, 4), ["mse", "psnr", "ssim"]), ((6, 3), ["mse"])]
 )
 def test_the_mean_row_is_worth_the_guess(shape, measures):
     _, true = pictures(*shape)
-    view = View(
-        ThreatModel("label party", "inference", frozenset({Grant.CUTS})), 2,
-        Holdings(Evidence(cuts=torch.zeros(6, 2))),
-    )  # fmt: skip
     mean = true.mean(0, keepdim=True).expand_as(true)
-    found = attempt_all(Case(view, inputs=true), MeanRow(mean), generator(0))
+    found = attempt_all(case(inputs=true), Constant("inputs", mean), generator(0))
     assert [score.measure for score in found] == measures
     assert all(score.value == score.guess for score in found)

@@ -156,7 +156,7 @@ def of_sums(summed, partners, leaks=200):
     return summed_case(experiment, data, "bank", partners, leaks, draw, weights)
 
 
-@pytest.mark.parametrize("spec", ["logistic", "kmeans", "fine_tuning", "teacher_student"])
+@pytest.mark.parametrize("spec", ["logistic", "kmeans"])
 def test_feature_parties_together_read_more_labels(victims, spec):
     case = together(victims)
     alone, pooled = (

@@ -96,6 +96,15 @@ def test_swapped_roles_are_refused():
         agreements["shop"].keys(offers)
 
 
+def test_one_identity_key_in_two_roles_signs_for_one_of_them():
+    """Shop and clinic are of one organisation; the relay exchanges their offers."""
+    pins = PINS | {"clinic": PINS["shop"]}
+    own = {"bank": IDENTITIES["bank"]} | dict.fromkeys(("shop", "clinic"), IDENTITIES["shop"])
+    bank, shop, clinic = (Agreement(name, own[name], pins, BINDING) for name in PARTIES)
+    with pytest.raises(AuthenticationError, match="'shop'"):
+        bank.keys(bank.offer + clinic.offer + shop.offer)
+
+
 def test_another_identity_key_than_the_pinned_one_is_refused():
     agreements = sides()
     other = Agreement("bank", IDENTITIES["bank"], PINS | {"shop": PINS["clinic"]}, BINDING)

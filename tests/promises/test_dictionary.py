@@ -123,7 +123,7 @@ def test_a_label_party_that_refuses_tells_no_count(tmp_path, monkeypatch):
     with pytest.raises(VFLError, match="does not consent"):
         run_session(flower, asked, lender, AlignTerms.asked(asked, "run"))
     for thread in flower.threads:
-        thread.join(timeout=20)
+        thread.join(timeout=60)
     (heard,) = flower.failures
     if "150" in str(heard) or "170" in str(heard):
         raise BrokenPromiseError(

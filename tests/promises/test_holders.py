@@ -58,7 +58,7 @@ def test_the_dealer_cannot_say_whose_rows_a_batch_has():
     def program(member):
         return member.reveal(shared_rows(member, terms, parts[member.role]).inputs, "rows")
 
-    with LocalMembers(2, timeout_s=10) as members:
+    with LocalMembers(2, timeout_s=60) as members:
         (found, *_) = members.run(program)
     assert torch.allclose(found[:, 0].sort().values, inputs[:, 0], atol=1e-4)
     named = int(torch.isclose(found[:, 0], inputs[:, 0], atol=1e-4).sum())

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import cache
 from shutil import rmtree
 
 import numpy as np
@@ -9,8 +10,7 @@ import pandas as pd
 import pytest
 import tomli_w
 import torch
-from promise import BrokenPromiseError
-from settings_listed import settings_of
+from settings_walked import SettingsWalk
 
 from vfl.clients.feature_party import FeatureParty
 from vfl.config import Experiment, PartyFile, read_party_file
@@ -38,82 +38,8 @@ from vfl.transport import local_pair
 BANK = {"party": "bank", "data": {"source": "bank.csv", "id": "key", "columns": ["a*", "d"]}}
 CLINIC = {"party": "clinic", "data": {"source": "clinic.csv", "id": "key", "label": "y"}}
 BANK_ON_DISK = {"party": "bank", "data": {"source": "bank.parquet", "id": "key"}}
-BASES = {"bank": BANK, "clinic": CLINIC, "parquet": BANK_ON_DISK}
-#: The setting, its other value, the file it is set in, and settings beside it there.
-CASES = [
-    ("party", "other", "bank"),
-    ("role", "dealer", "bank"),
-    ("store", "elsewhere", "bank"),
-    ("bottom", "mlp:hidden=9", "bank"),
-    ("bottom", "mlp:hidden=9", "dealer"),
-    ("device", "meta", "bank"),
-    ("data.source", "other.csv", "bank"),
-    ("data.id", "other", "bank"),
-    ("data.predict", "other.csv", "bank"),
-    ("data.query", "SELECT 1", "bank"),
-    ("data.query", "SELECT key, a0 FROM 'bank.csv'", "bank", "data.source=duckdb:"),
-    ("data.predict_query", "SELECT 1", "bank"),
-    ("data.columns", "['a0']", "bank"),
-    ("data.label", "d", "bank"),
-    ("data.label", "z", "clinic"),
-    ("data.shape", "[1, 1, 3]", "bank", "data.columns=['a*']"),
-    ("data.separator", ";", "bank"),
-    ("data.separator", ";", "parquet"),
-    ("data.encoding", "utf-16", "bank"),
-    ("data.encoding", "utf-16", "parquet"),
-    ("data.decimal", ",", "bank"),
-    ("data.decimal", ",", "parquet"),
-    ("data.dates", "{d='%d.%m.%Y'}", "bank"),
-    ("data.missing", "['0.1']", "bank"),
-    ("data.missing", "['0.1']", "parquet"),
-    ("data.id_type", "number", "bank"),
-    ("data.bins", "4", "bank"),
-    ("data.memory", "64MiB", "bank"),
-    ("consent.codecs", "['none']", "bank"),
-    ("consent.defenses", "['none']", "bank"),
-    ("consent.secure", "['sum']", "bank"),
-    ("consent.ranges", "{'train.batch_size'=[1, 2]}", "bank"),
-    ("consent.ranges", "{'train.momentum'=[0.0, 0.1]}", "bank"),
-    ("consent.min_parties", "3", "bank"),
-    ("consent.parties", "['insurer']", "bank"),
-    ("consent.modes", "['predict']", "bank"),
-    ("consent.max_width", "3", "bank"),
-    ("consent.max_epochs", "1", "bank"),
-    ("consent.max_bytes", "10", "bank"),
-    ("consent.max_parameters", "10", "bank"),
-    ("consent.max_memory_bytes", "10", "bank"),
-    ("consent.max_parties", "1", "bank"),
-    ("consent.max_batch_size", "2", "bank"),
-    ("consent.max_rows", "10", "bank"),
-    ("consent.missing_rows", "['token', 'intersection']", "bank"),
-    ("consent.max_rows_per_second", "1.0", "bank"),
-    ("consent.max_queries", "1", "bank"),
-    ("consent.max_epsilon", "1.0", "bank"),
-    ("consent.min_dp_noise", "1.0", "bank"),
-    ("consent.max_dp_epsilon", "1.0", "bank"),
-    ("consent.compile", "true", "bank"),
-    ("consent.label_parties", "['insurer']", "bank"),
-    ("consent.middle", "['hub']", "bank"),
-    ("consent.versions", "['0.0.1']", "bank"),
-    ("consent.bundles", "[]", "bank"),
-    ("trace.phases", "train", "bank"),
-    ("trace.epochs", "1", "bank"),
-    ("trace.epochs", "1", "bank", "trace.phases=train"),
-    ("trace.snapshots", "1", "bank"),
-    ("trace.phases", "train", "dealer"),
-    ("serve.port", "8081", "bank"),
-    ("serve.port", "8081", "dealer"),
-    ("node.superlink", "elsewhere:8000", "bank"),
-    ("node.ca", "key.pem", "bank"),
-    ("node.key", "ca.pem", "bank"),
-    ("node.api_port", "9095", "bank"),
-    ("node.ranks", "2", "bank"),
-    ("node.ranks_at", "127.0.0.1:9999", "bank"),
-    ("node.ranks_key", "nothing.key", "bank"),
-    ("node.ranks_key", "nothing.key", "bank", "node.ranks_at=127.0.0.1:9999"),
-    ("identity.key", "nothing.key", "bank"),
-    ("identity.peers", "nobody", "bank"),
-]
+DEALER = {"party": "bank", "role": "dealer"}
+BASES = {"bank": BANK, "clinic": CLINIC, "parquet": BANK_ON_DISK, "dealer": DEALER}
 #: Settings whose difference needs several processes, and where it is tested.
 ELSEWHERE = {
     "consent.min_common": "an alignment: tests/datasets/test_alignment_protocols.py",
@@ -258,15 +184,10 @@ def does(file):
 @pytest.fixture(scope="module")
 def result(place):
     """All that a party does by a file."""
-    known = {}
 
+    @cache
     def of(base, *settings):
-        if (base, settings) not in known:
-            known[base, settings] = again(base, *settings)
-        return known[base, settings]
-
-    def again(base, *settings):
-        content = json.loads(json.dumps(BASES.get(base) or {"party": "bank", "role": base}))
+        content = json.loads(json.dumps(BASES[base]))
         override(content, settings)
         for store in ("store", "elsewhere"):
             rmtree(place / store, ignore_errors=True)
@@ -274,36 +195,77 @@ def result(place):
         file.write_text(tomli_w.dumps(content))
         return does(file)
 
-    of.again = again
     return of
 
 
-def test_every_setting_of_a_party_has_a_case_or_a_reason():
-    tried = {name for name, *_ in CASES}
-    unknown = [
-        name
-        for name in settings_of(PartyFile)
-        if name not in tried and name not in ELSEWHERE and name.split(".")[0] not in ELSEWHERE
-    ]
-    assert not unknown
-
-
-@pytest.mark.parametrize("base", [*BASES, "dealer"])
-def test_a_party_does_the_same_again(base, result):
-    """A difference below is of the setting."""
-    assert result.again(base) == result(base)
-
-
-@pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: "-".join([case[0], *case[2:4]]).replace("=", "_")
-)
-def test_a_setting_of_a_party_changes_something_or_is_refused(case, result):
-    """No setting of a party's own file is ever ignored."""
-    setting, value, base, *beside = case
-    before = result(base, *beside)
-    try:
-        after = result(base, *beside, f"{setting}={value}")
-    except VFLError:
-        return
-    if after == before:
-        raise BrokenPromiseError(f"{setting} = {value} changed nothing, and was not refused")
+class TestPartySettings(SettingsWalk):
+    models = (("", PartyFile),)
+    bases = BASES
+    elsewhere = ELSEWHERE
+    cases = (
+        ("party", "other", "bank"),
+        ("role", "dealer", "bank"),
+        ("store", "elsewhere", "bank"),
+        ("bottom", "mlp:hidden=9", "bank", "dealer"),
+        ("device", "meta", "bank"),
+        ("data.source", "other.csv", "bank"),
+        ("data.id", "other", "bank"),
+        ("data.predict", "other.csv", "bank"),
+        ("data.query", "SELECT 1", "bank"),
+        ("data.query", "SELECT key, a0 FROM 'bank.csv'", "bank", "data.source=duckdb:"),
+        ("data.predict_query", "SELECT 1", "bank"),
+        ("data.columns", "['a0']", "bank"),
+        ("data.label", "d", "bank"),
+        ("data.label", "z", "clinic"),
+        ("data.shape", "[1, 1, 3]", "bank", "data.columns=['a*']"),
+        ("data.separator", ";", "bank", "parquet"),
+        ("data.encoding", "utf-16", "bank", "parquet"),
+        ("data.decimal", ",", "bank", "parquet"),
+        ("data.dates", "{d='%d.%m.%Y'}", "bank"),
+        ("data.missing", "['0.1']", "bank", "parquet"),
+        ("data.id_type", "number", "bank"),
+        ("data.bins", "4", "bank"),
+        ("data.memory", "64MiB", "bank"),
+        ("consent.codecs", "['none']", "bank"),
+        ("consent.defenses", "['none']", "bank"),
+        ("consent.secure", "['sum']", "bank"),
+        ("consent.ranges", "{'train.batch_size'=[1, 2]}", "bank"),
+        ("consent.ranges", "{'train.momentum'=[0.0, 0.1]}", "bank"),
+        ("consent.min_parties", "3", "bank"),
+        ("consent.parties", "['insurer']", "bank"),
+        ("consent.modes", "['predict']", "bank"),
+        ("consent.max_width", "3", "bank"),
+        ("consent.max_epochs", "1", "bank"),
+        ("consent.max_bytes", "10", "bank"),
+        ("consent.max_parameters", "10", "bank"),
+        ("consent.max_memory_bytes", "10", "bank"),
+        ("consent.max_parties", "1", "bank"),
+        ("consent.max_batch_size", "2", "bank"),
+        ("consent.max_rows", "10", "bank"),
+        ("consent.missing_rows", "['token', 'intersection']", "bank"),
+        ("consent.max_rows_per_second", "1.0", "bank"),
+        ("consent.max_queries", "1", "bank"),
+        ("consent.max_epsilon", "1.0", "bank"),
+        ("consent.min_dp_noise", "1.0", "bank"),
+        ("consent.max_dp_epsilon", "1.0", "bank"),
+        ("consent.compile", "true", "bank"),
+        ("consent.label_parties", "['insurer']", "bank"),
+        ("consent.middle", "['hub']", "bank"),
+        ("consent.versions", "['0.0.1']", "bank"),
+        ("consent.bundles", "[]", "bank"),
+        ("trace.phases", "train", "bank", "dealer"),
+        ("trace.epochs", "1", "bank"),
+        ("trace.epochs", "1", "bank", "trace.phases=train"),
+        ("trace.snapshots", "1", "bank"),
+        ("serve.port", "8081", "bank", "dealer"),
+        ("node.superlink", "elsewhere:8000", "bank"),
+        ("node.ca", "key.pem", "bank"),
+        ("node.key", "ca.pem", "bank"),
+        ("node.api_port", "9095", "bank"),
+        ("node.ranks", "2", "bank"),
+        ("node.ranks_at", "127.0.0.1:9999", "bank"),
+        ("node.ranks_key", "nothing.key", "bank"),
+        ("node.ranks_key", "nothing.key", "bank", "node.ranks_at=127.0.0.1:9999"),
+        ("identity.key", "nothing.key", "bank"),
+        ("identity.peers", "nobody", "bank"),
+    )

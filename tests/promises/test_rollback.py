@@ -25,9 +25,9 @@ EXPERIMENT = {
     "defense": NOISE,
     "federation": {
         "rejoin_window_s": 0.2,
-        "step_timeout_s": 30.0,
+        "step_timeout_s": 120.0,
         "max_restarts": 0,
-        "join_timeout_s": 30.0,
+        "join_timeout_s": 120.0,
     },
 }
 
@@ -66,7 +66,7 @@ class Session(PlayedSession):
             pass
         finally:
             for thread in self.flower.threads:
-                thread.join(timeout=20)
+                thread.join(timeout=60)
         return cuts_of_bank()
 
     def broken_off(self, step, *, resume):

@@ -1,6 +1,7 @@
 """A table that changes after a training, and the figures and answers of the run on it."""
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -30,8 +31,13 @@ learning_rate = 0.01
 MEMORISED = 0.15  # above what labels that nobody can learn leave to chance
 
 
-@pytest.fixture
-def tables(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module")
+def tables(folder):
     """Writes the rows of some people, whose labels no column tells."""
     draw = np.random.default_rng(0)
     cells = pd.DataFrame(draw.normal(size=(900, 12))).add_prefix("x")
@@ -39,20 +45,30 @@ def tables(tmp_path):
     labels = pd.DataFrame({"key": np.arange(900), "bad": draw.integers(0, 2, 900)})
 
     def write(people):
-        cells.iloc[people].to_csv(tmp_path / "bank.csv", index=False)
-        labels.iloc[people].to_csv(tmp_path / "label.csv", index=False)
+        cells.iloc[people].to_csv(folder / "bank.csv", index=False)
+        labels.iloc[people].to_csv(folder / "label.csv", index=False)
 
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    (folder / "experiment.toml").write_text(EXPERIMENT)
     return write
 
 
-@pytest.fixture
-def run(tables, tmp_path):
+@pytest.fixture(scope="module")
+def trained(tables, folder):
+    """The summary of a training, and the ids that it has trained on; it is kept aside."""
     tables(np.arange(600))
-    experiment = read_experiment(tmp_path / "experiment.toml")
+    experiment = read_experiment(folder / "experiment.toml")
     lender = load_data(experiment)["label"]
-    summary = train(experiment, tmp_path / "runs", "one")
-    return RunFolder.open(tmp_path / "runs" / "one"), summary, set(lender.ids[lender.split.train])
+    summary = train(experiment, folder / "runs", "one")
+    shutil.copytree(folder / "runs", folder / "kept")
+    return summary, set(lender.ids[lender.split.train])
+
+
+@pytest.fixture
+def run(trained, folder):
+    """The run as the training left it."""
+    shutil.rmtree(folder / "runs")
+    shutil.copytree(folder / "kept", folder / "runs")
+    return RunFolder.open(folder / "runs" / "one"), *trained
 
 
 def test_rows_that_a_run_trained_on_are_in_no_test_figure(run, tables):
@@ -124,10 +140,10 @@ def test_no_answer_for_a_trained_row_passes_for_that_of_a_new_one(run, tables):
         )
 
 
-def test_the_setting_of_rows_is_obeyed_for_tables_of_parties(tables, tmp_path):
+def test_the_setting_of_rows_is_obeyed_for_tables_of_parties(tables, folder):
     """`data.rows` limits the rows of tables as it limits those of a data set by name."""
     tables(np.arange(600))
-    experiment = read_experiment(tmp_path / "experiment.toml", ["data.rows=100"])
+    experiment = read_experiment(folder / "experiment.toml", ["data.rows=100"])
     try:
         rows = load_data(experiment)["label"].rows
     except VFLError:

@@ -27,7 +27,7 @@ class Browser:
         )
         listening = next(line for line in self._process.stderr if "listening on ws://" in line)
         at = listening.split("ws://")[1].split("/")[0]
-        with urllib.request.urlopen(f"http://{at}/json", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{at}/json", timeout=60) as answer:
             page = next(one for one in json.load(answer) if one["type"] == "page")
         self._open = ExitStack()
         url = page["webSocketDebuggerUrl"]
@@ -37,7 +37,7 @@ class Browser:
     def call(self, method, **parameters):
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
-        while (told := json.loads(self._socket.recv(timeout=30))).get("id") != self._number:
+        while (told := json.loads(self._socket.recv(timeout=60))).get("id") != self._number:
             if told.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
                 self.errors.append(told["params"])
         return told["result"]
@@ -46,7 +46,7 @@ class Browser:
         told = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         return told["result"].get("value")
 
-    def wait_for(self, script, timeout_s=30.0):
+    def wait_for(self, script, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while not self.value(script):
             assert time.monotonic() < deadline, self.value("document.body.innerText")
@@ -55,5 +55,5 @@ class Browser:
     def close(self):
         self._open.close()
         os.killpg(self._process.pid, signal.SIGTERM)  # a script may have started it
-        self._process.wait(20)
+        self._process.wait(60)
         self._process.stderr.close()

@@ -29,5 +29,5 @@ class Elsewhere:
 
     def close(self):
         self.pool.close()
-        said = [each.communicate(timeout=30)[0] for each in self.processes]
+        said = [each.communicate(timeout=90)[0] for each in self.processes]
         return [each.returncode for each in self.processes], said

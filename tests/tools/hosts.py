@@ -136,7 +136,7 @@ class Host:
                 process.terminate()
         for process in self._running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+                process.wait(60)
             if process.poll() is None:
                 process.kill()
                 process.wait()

@@ -59,7 +59,7 @@ def kill(mark, program, owner, number=signal.SIGKILL):
     return pid
 
 
-def wait_until_gone(mark, timeout_s=15.0):
+def wait_until_gone(mark, timeout_s=60.0):
     """Processes that are still there after a while; none is what a test wants."""
     deadline = time.monotonic() + timeout_s
     while (left := running(mark)) and time.monotonic() < deadline:

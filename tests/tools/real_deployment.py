@@ -68,7 +68,7 @@ class Command:
     def stop(self):
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(30)
+        return self._process.wait(60)
 
 
 class Deployment:

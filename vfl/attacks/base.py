@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl.attacks.view import Grant, GrantedRows, View
+from vfl.attacks.view import Grant, GrantedRows, RecordedExchange, View
 from vfl.core.errors import UserError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import scoped
@@ -183,7 +183,7 @@ class JointBottom(nn.Module):
         self.bottoms, self.shapes, self.summed = nn.ModuleList(bottoms), shapes, summed
 
     def forward(self, rows: Tensor) -> Tensor:
-        """What the top is given, axes (rows, width), of rows with axes (rows, columns)."""
+        """The top's inputs, axes (rows, width), from rows with axes (rows, columns)."""
         cuts = [bottom(part) for bottom, part in self.parts(rows)]
         return torch.stack(cuts).sum(0) if self.summed else torch.cat(cuts, 1)
 
@@ -199,7 +199,7 @@ class JointBottom(nn.Module):
 
 
 class OwnBottom(nn.Module):
-    """From a party's columns to what it sends; what is around the bottom can be told from it.
+    """A party's bottom with the layers around it, which stay apart from the bottom itself.
 
     Args:
         parts: the defended bottom and, of some codecs, an adapter; one after the other.
@@ -249,7 +249,7 @@ def _maps(layer: nn.Module) -> bool:
 
 
 Layer = Literal["cut", "bottom", "learned", "before", "inputs", "outputs", "gradients"]
-#: What each layer asks of a view.
+#: Grants that an attack needs to read each layer.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
     "bottom": frozenset({Grant.INPUTS, Grant.BOTTOM}),
@@ -320,19 +320,46 @@ def _gradients(view: View, seen: GrantedRows) -> Tensor:
     """Each row's mean gradient in every epoch, axes (rows, epochs x width); 0 where it had none."""
     exchanges = view.exchanges
     first = view.targets.rows if seen.leaked else 0
-    epochs = sorted({one.epoch for one in exchanges})
     width = exchanges[0].gradients.shape[1]
-    total = torch.zeros(len(epochs), first + seen.rows, width)
-    count = torch.zeros(len(epochs), first + seen.rows, 1)
+    by_epoch = [
+        mean_by_row(
+            (one for one in exchanges if one.epoch == epoch),
+            lambda one: one.gradients,
+            first + seen.rows,
+            width,
+        )
+        for epoch in sorted({one.epoch for one in exchanges})
+    ]
+    return torch.cat(by_epoch, 1)[first:]
+
+
+def mean_by_row(
+    exchanges: Iterable[RecordedExchange],
+    value: Callable[[RecordedExchange], Tensor],
+    rows: int,
+    width: int,
+) -> Tensor:
+    """The mean of a value of each row over exchanges; 0 for a row that is in none of them.
+
+    Args:
+        exchanges: some of the training.
+        value: gives the value of each row of an exchange, axes (rows, width).
+        rows: how many rows are of interest, the first ones.
+        width: columns of that value.
+
+    Returns:
+        float32, axes (rows, width).
+    """
+    total, count = torch.zeros(rows, width), torch.zeros(rows, 1)
     for one in exchanges:
-        own, at = one.rows < first + seen.rows, epochs.index(one.epoch)
-        total[at].index_add_(0, one.rows[own], one.gradients[own])
-        count[at].index_add_(0, one.rows[own], torch.ones(int(own.sum()), 1))
-    return (total / count.clamp_min(1))[:, first:].transpose(0, 1).flatten(1)
+        known = one.rows < rows
+        total.index_add_(0, one.rows[known], value(one)[known])
+        count.index_add_(0, one.rows[known], torch.ones(int(known.sum()), 1))
+    return total / count.clamp(min=1)
 
 
 def learned_part(bottom: nn.Module) -> nn.Module:
-    """What is trained of an `anchored` bottom; another one whole."""
+    """The trained part of an `anchored` bottom; any other bottom whole."""
     if isinstance(bottom, JointBottom):
         return bottom.each(learned_part)
     anchored = (part for part in bottom.modules() if isinstance(part, AnchoredBottom))
@@ -340,7 +367,7 @@ def learned_part(bottom: nn.Module) -> nn.Module:
 
 
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
-    """What the last layer with weights of a bottom is given, axes (rows, features).
+    """The inputs of a bottom's last layer with weights, axes (rows, features).
 
     Layers that a defense or a codec put around it do not count; see `last_layer`. A bottom without
     weights is given the inputs.

@@ -52,7 +52,7 @@ def behind(case: Case, bottom: nn.Module, kept: dict[int, Evidence] | None = Non
 
 
 def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> View:
-    """What the attacker holds if this is its bottom, and was after every epoch.
+    """The attacker's holdings if this were its bottom, after every epoch as well.
 
     Args:
         view: grants inputs.

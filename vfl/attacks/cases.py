@@ -149,7 +149,7 @@ def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[Recorde
 
 
 def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
-    """What a feature party sent last of each row, axes (rows, width).
+    """The last cut that a feature party sent of each row, axes (rows, width).
 
     Args:
         frames: of whatever phases should count.
@@ -216,7 +216,7 @@ def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evid
 
 
 Part = Literal["train", "validation", "test"]
-#: What a feature party has once the network is in use; an attack is given what it needs of it.
+#: Grants of a feature party once the network is in use; an attack is given those it needs.
 INFERENCE = frozenset(
     {Grant.INPUTS, Grant.BOTTOM, Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED}
     | {Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -225,12 +225,12 @@ INFERENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Which rows play which part, by the run's own split, and who trained.
+    """The part of the split that each group of rows comes from, and who trained.
 
     Attributes:
         targets: the rows that are attacked.
         leaks: where leaked labels are drawn from.
-        unlabelled: further rows; the targets themselves unless told otherwise.
+        unlabelled: further rows; by default the targets themselves.
         trained_by: see `ThreatModel`.
     """
 
@@ -247,7 +247,7 @@ def labels_of(label: PartyData) -> tuple[Tensor, int]:
 
 
 def codes_of(labels: Tensor, classes: int) -> Tensor:
-    """What leaks are drawn by: classes; numbers are all of one."""
+    """The codes that leaks are drawn by: classes; numbers count as one class."""
     return labels if classes > 1 else torch.zeros(len(labels), dtype=torch.int64)
 
 
@@ -274,6 +274,12 @@ def _prior_of(label: PartyData) -> Tensor | None:
         return None
     train = labels[torch.from_numpy(label.split.train)]
     return train.bincount(minlength=classes) / len(train)
+
+
+def _with_leaks(grants: frozenset[Grant], k: int, classes: int) -> frozenset[Grant]:
+    """Without leaked labels where none leak, and without shares of classes where there are none."""
+    absent = {Grant.LEAKED: not k, Grant.PRIOR: classes == 1}
+    return grants - {grant for grant, is_absent in absent.items() if is_absent}
 
 
 class Victim:
@@ -357,8 +363,7 @@ class Victim:
         setting, leak = setting or Setting(), draw.clone_state()
         if setting.leaks == setting.targets:
             raise UserError("rows that leak cannot be attacked as well", got=setting.leaks)
-        grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
-        grants -= {Grant.PRIOR} if self.classes == 1 else frozenset()
+        grants = _with_leaks(INFERENCE, k, self.classes)
         grants |= {Grant.SNAPSHOTS} if snapshots else set()
         grants |= {Grant.PARTNERS} if partners else set()
         names = tuple(one.name for one in partners)
@@ -380,7 +385,7 @@ class Victim:
         return Case(View(threat, self.classes, holdings), self.labels[targets])
 
     def cuts(self, rows: Tensor) -> Tensor:
-        """What the label party gets when it asks for these rows, axes (rows, width)."""
+        """The cuts that the label party receives for these rows, axes (rows, width)."""
         codec = compression.make(self._terms.codec)
         codec.load_state_dict(self._half.codec.state_dict())
         found = []
@@ -392,7 +397,7 @@ class Victim:
         return torch.cat(found)
 
     def asked_again(self, rows: Tensor, times: int, draw: torch.Generator) -> list[SentCuts]:
-        """What the label party gets when it asks for these rows so often, each time in a new order.
+        """The cuts that the label party receives when it repeats a query, in a new order each time.
 
         Args:
             rows: positions among the aligned rows, int64; `SentCuts.rows` counts in their order.
@@ -483,7 +488,7 @@ class TrainedParts:
         return made["top"].eval()
 
     def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
-        """What the network answers for rows whose cuts were recorded, axes (rows, classes).
+        """The network's outputs for rows whose cuts were recorded, axes (rows, classes).
 
         Args:
             queries: recorded frames of every feature party; gone through once a party.
@@ -497,7 +502,7 @@ class TrainedParts:
         return self._defense().logits(through(self.top(), merged), StepContext())
 
     def _cuts(self, party: str, queries: Frames, rows: Tensor) -> Tensor:
-        """What the top is given of one party."""
+        """The top's inputs from one party."""
         if party == self._terms.label_party:
             return through(self.bottom(party), _inputs_of(self.data[party])[rows])
         cuts, width = last_cuts(queries, party, rows), self._terms.parties[party].width
@@ -517,12 +522,12 @@ class TrainedParts:
         parts.load_state_dict({k: value for k, value in weights if k.split(".")[0] in parts})
 
 
-#: What a label party holds besides cuts, and the victim's bottom as a bound.
+#: Grants of a label party besides cuts, and the victim's bottom as a bound.
 COLUMNS = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE}
     | {Grant.TOP, Grant.OTHERS_BOTTOM}
 )
-#: What it has besides if it has columns of its own.
+#: Further grants of a label party that has columns of its own.
 OWN_COLUMNS = frozenset({Grant.INPUTS, Grant.BOTTOM})
 
 
@@ -563,7 +568,7 @@ def columns_case(
 
 
 def _merge(experiment: Experiment, party: str) -> Merge:
-    """How a party's cuts meet those of a label party with columns: in the order of the parties."""
+    """The order in which a party's cuts and those of a label party with columns are merged."""
     terms = Terms.of(experiment, "predict", experiment.name)
     if terms.merge == "sum":
         return "sum"
@@ -591,12 +596,12 @@ def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> 
     return rows[torch.randperm(len(rows), generator=draw)]
 
 
-#: What a feature party has while it trains.
+#: Grants of a feature party during the training.
 TRAINING = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
     | {Grant.EPOCHS, Grant.UNLABELLED}
 )
-#: What a label party has once the network is in use; and of the training, if it kept all of it.
+#: Grants of a label party once the network is in use; and of one that recorded the training.
 RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
 RECALLING = COLUMNS | {Grant.EPOCHS}
 
@@ -642,9 +647,7 @@ def training_case(
         prior=_prior_of(label),
         new_top=top_recipe(experiment, classes),
     )
-    grants = TRAINING if k else TRAINING - {Grant.LEAKED}
-    grants -= {Grant.PRIOR} if classes == 1 else frozenset()
-    threat = ThreatModel("feature party", "training", grants)
+    threat = ThreatModel("feature party", "training", _with_leaks(TRAINING, k, classes))
     return seeking(Case(View(threat, classes, holdings), labels[targets]))
 
 
@@ -672,7 +675,7 @@ def received_case(
         draw: which rows leak.
         weights: everybody's trained weights, as `LocalSession.weights` gives them.
         again: gives what is sent when some of the aligned rows are asked for time and again, as
-            `Victim.asked_again` does; None where nobody asks twice.
+            `Victim.asked_again` does; None where no query is repeated.
 
     Raises:
         TooFewRowsError: fewer validation rows than leaks.
@@ -725,9 +728,9 @@ def recalled_case(
     return columns_case(parts, party, (order[leaks:], first), (order[:leaks], second), threat)
 
 
-#: What a label party has that learned the attribute of a few rows.
+#: Grants of a label party that learned the attribute of a few rows.
 ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
-#: What it was sent besides, as far as its rows' case has any.
+#: Further grants, as far as the case of the rows has them.
 REPEATED = frozenset({Grant.EPOCHS, Grant.QUERIES})
 
 
@@ -779,7 +782,7 @@ def attribute_case(received: Case, known: Tensor, column: int | None = None) -> 
     return Case(View(threat, 2, holdings), values(received.inputs))
 
 
-#: What an outsider has who holds whole rows with their labels and asks for predictions of them.
+#: Grants of an outsider who holds whole rows with labels and asks for their predictions.
 QUERYING = frozenset(
     {Grant.INPUTS, Grant.LABELS, Grant.OUTPUTS, Grant.LEAKED_INPUTS, Grant.PRIOR}
     | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -840,7 +843,7 @@ def queried_case(
     return Case(view, labels[rows.targets], positive=member)
 
 
-#: What a label party holds together with some of those whose cuts it learns the sum of.
+#: Grants of a label party that learns sums of cuts and colludes with some of their senders.
 SUMMING = COLUMNS | {Grant.PARTNERS}
 _PARTNER = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
 
@@ -860,7 +863,7 @@ def summed_case(
         experiment: what was trained, with ``secure = "sum"``.
         data: every party's aligned rows.
         party: the feature party that is attacked.
-        partners: feature parties that tell the label party what they sent; none, and it is alone.
+        partners: feature parties that give the label party their cuts; empty when it is alone.
         leaks: rows whose columns leaked, of the validation rows.
         draw: which rows leak.
         weights: everybody's trained weights, as `LocalSession.weights` gives them.
@@ -891,7 +894,7 @@ def summed_case(
     width = experiment.parties[party].width
 
     def summed(group: int, *names: str) -> Evidence:
-        """What the sum of these parties' cuts of a group comes out as."""
+        """The decoded sum of these parties' cuts of a group."""
         masked = [terms[name][group] for name in names]
         return Evidence(cuts=ring.decode(masked, len(groups[group]), width))
 

@@ -78,7 +78,7 @@ def labels_by_place(logits: Tensor) -> Tensor:
 
 
 def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: int) -> Tensor:
-    """How likely each row is of class 1, from sums over many batches that share rows.
+    """The probability that each row is of class 1, from sums over many batches that share rows.
 
     The order inside a batch is secret, its rows are public, and so is what no order changes: the
     sum of the probabilities. Every batch is one linear equation, and least squares with unknowns
@@ -143,7 +143,7 @@ def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
 
 
 def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
-    """How far each candidate's sorted values lie from those of one row; axes (candidates,).
+    """The squared distance of each candidate's sorted values to one row's; axes (candidates,).
 
     >>> like_multisets(torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
     [0.0, 5.0]
@@ -311,11 +311,11 @@ class Victim:
         return self._watched(program)[1]
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights of now, for who gives scores and for attackers that are told them."""
+        """The current weights, for scoring and for attackers that know them."""
         return self._trio.run(lambda party: self._networks[party.role].reveal(party, P1))[P1]
 
     def leaks(self) -> list[Leak]:
-        """What the ledgers of the parties counted."""
+        """The leaks that the ledgers of the parties counted."""
         return self._trio.leaks()
 
     def __enter__(self) -> Victim:
@@ -384,7 +384,7 @@ def plain_sums(
 
 
 def matched_indices(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tensor:
-    """Which true value each seen one is, by its size alone; for who gives scores.
+    """The index of the true value that each seen value is, by size alone; for scoring.
 
     Args:
         seen: axes (seen,); signs may have been laid over them.

@@ -198,7 +198,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a guess was worth, and what guessing without any evidence is worth.
+    """The value of an attack's guess, beside the value of a guess without evidence.
 
     Attributes:
         measure: of labels see `scores_of_labels` and `scores_of_values`; else "auc", "mse" or
@@ -248,7 +248,7 @@ def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score
 
 
 def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
-    """What an attack makes of exactly what it needs of a view.
+    """An attack's guess from a view with the grants it needs and no others.
 
     Raises:
         NotGrantedError: it needs more than the threat model grants; nothing is run.
@@ -267,7 +267,7 @@ def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
 
 
 def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
-    """What a guess is worth, by every measure of its goal."""
+    """The value of a guess by every measure of its goal."""
     if goal == "labels":
         assert case.labels is not None
         return scores_of_labels(found, case.labels)
@@ -289,7 +289,7 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
 
 
 def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
-    """What a guess at labels is worth, by each measure, beside the best guess without evidence.
+    """The value of a guess at labels by each measure, beside the best guess without evidence.
 
     "accuracy", whose guess is the largest class; "balanced_accuracy", whose guess is one class;
     "auc" and "average_precision" of the rarer of two classes, whose guesses are 0.5 and its share.
@@ -322,7 +322,7 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
 
 
 def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
-    """What a guess at numbers is worth, beside the best constant guess.
+    """The value of a guess at numbers, beside the best constant guess.
 
     "r2", the share of their variance that is explained, below 0 where the mean would be nearer; its
     guess is the mean, which is 0. "mae", the mean absolute error, whose guess is the median.

@@ -1,4 +1,4 @@
-"""What an attacker may know: threat models and their grants, evidence, and the view of it.
+"""The adversary's knowledge: threat models and their grants, evidence, and the view of it.
 
 A `ThreatModel` names who attacks, when, and exactly what it is granted; `Holdings` is everything
 there is to grant; a `View` hands out what is granted and raises for the rest. Models come as
@@ -26,7 +26,7 @@ Who = Literal["feature party", "label party", "outsider"]
 Phase = Literal["training", "inference"]
 Behaviour = Literal["semi-honest", "malicious"]
 TrainedBy = Literal["owner", "split"]
-#: How near an attacker stands to the model; each has what those before it have.
+#: How near an attacker stands to the model; each level includes those before it.
 Access = Literal["cut", "bottom", "gradients", "active"]
 
 
@@ -54,14 +54,14 @@ class Grant(StrEnum):
     PARTNERS = "what its partners hold"
 
 
-#: What travels in the training phase only.
+#: Grants that exist in the training phase only.
 IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
-#: What only who holds a bottom has.
+#: Grants that only the owner of a bottom has.
 _AT_THE_BOTTOM = frozenset({Grant.BOTTOM, Grant.INPUTS, Grant.SNAPSHOTS})
-#: What is public, and what anybody has who colludes.
+#: Grants of public facts, and of what colluding parties share.
 _PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
 _BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS, Grant.QUERIES}
-#: What a party of each kind can have without breaking into another's machine.
+#: Grants that a party of each kind can have without breaking into another's machine.
 OBTAINABLE: dict[str, frozenset[Grant]] = {
     "feature party": frozenset(
         {Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.UNLABELLED, *_BOTH, *_PUBLIC}
@@ -196,7 +196,7 @@ class RecordedExchange:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
-    """What is known about one group of rows; axes (rows, ...) all alike, None where unknown.
+    """Everything known about one group of rows; axes (rows, ...) throughout, None where unknown.
 
     Attributes:
         inputs: float32, the columns.
@@ -309,7 +309,7 @@ class GrantedRows:
 
     @property
     def cuts(self) -> Tensor:
-        """What travelled, float32, axes (rows, width)."""
+        """The cuts that travelled, float32, axes (rows, width)."""
         return self._view.opened(self._evidence.cuts, Grant.CUTS)
 
     @property
@@ -325,7 +325,7 @@ class GrantedRows:
 
     @property
     def before(self) -> Tensor | None:
-        """What the bottom's last layer is given, axes (rows, features); None where not kept."""
+        """The inputs of the bottom's last layer, axes (rows, features); None where not kept."""
         self._view.require(Grant.INPUTS)
         self._view.require(Grant.BOTTOM)
         kept = self._evidence.before
@@ -333,19 +333,19 @@ class GrantedRows:
 
     @property
     def outputs(self) -> Tensor:
-        """What the network answered, float32, axes (rows, outputs)."""
+        """The network's outputs, float32, axes (rows, outputs)."""
         return self._view.opened(self._evidence.outputs, Grant.OUTPUTS)
 
 
 class View:
-    """What one attacker may use; reaching for anything else raises.
+    """The knowledge of one attacker; reaching for anything else raises.
 
     Args:
         threat: who it is and what it is granted.
         classes: how many classes there are, which is public; 1 where labels are numbers.
         holdings: what there is to grant.
 
-    What is not a group of rows is found under its name in `Holdings`; makers make copies.
+    Holdings other than groups of rows have the names of `Holdings`; makers make copies.
     """
 
     prior = _Opened[Tensor](Grant.PRIOR)
@@ -388,7 +388,7 @@ class View:
 
     @property
     def targets(self) -> GrantedRows:
-        """The rows that are attacked; their labels are nobody's to see."""
+        """Target rows; the view never holds their labels."""
         return GrantedRows(self, self._holdings.targets)
 
     @property
@@ -415,12 +415,12 @@ class View:
 
     @property
     def partners(self) -> list[View]:
-        """What those who collude hold of the same groups of rows, as far as it is asked for."""
+        """The holdings of colluding parties for the same groups of rows, as far as needed."""
         partners = self.opened(self._holdings.partners, Grant.PARTNERS)
         return [one.only(self.threat.grants & one.threat.grants) for one in partners]
 
     def opened(self, held: Held | None, *any_of: Grant) -> Held:
-        """What one of these grants opens, as far as there is any.
+        """A holding that one of these grants opens.
 
         Raises:
             NotGrantedError: none of them was granted, or there is nothing in this case.
@@ -431,7 +431,7 @@ class View:
         return held
 
     def require(self, *any_of: Grant) -> None:
-        """Refuse what none of these grants opens.
+        """Refuse an attacker without any of these grants.
 
         Raises:
             NotGrantedError: with what was granted.

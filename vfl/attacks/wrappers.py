@@ -126,8 +126,8 @@ def mean_cuts(sent: Iterable[SentCuts], rows: int, last: int = 0) -> Tensor:
 class Pooled(Wrapper):
     """Hands what colluding feature parties hold of each row, as one row, to another attack.
 
-    Their columns stand side by side, and so do their cuts; their bottoms are one bottom. What each
-    party's columns tell of the labels is told together, as in the network itself.
+    Their columns stand side by side, and so do their cuts; their bottoms are one bottom. The
+    information of all columns about the labels is combined, as in the network itself.
 
     Args:
         of: the other attack, by name or as a spec of one option.
@@ -171,8 +171,8 @@ class Pooled(Wrapper):
 class Subtraction(Wrapper):
     """Takes the partners' cuts off the sum that a label party learned, and attacks what is left.
 
-    A secure sum tells the label party the sum of all cuts. With all feature parties but one it
-    learns that one's cut, to the last bit; with fewer, the sum of those that do not collude.
+    A secure sum discloses the sum of all cuts to the label party. With all feature parties but one
+    it learns that one's cut, to the last bit; with fewer, the sum of those that do not collude.
 
     Args:
         of: the other attack, by name or as a spec of one option.

@@ -1,4 +1,4 @@
-"""What guesses about who was in a training prove: a lower bound of its epsilon.
+"""A lower bound of a training's epsilon, from guesses about which rows were in it.
 
 A claimed epsilon is an upper bound of what a training costs one row. Guesses that are right more
 often than that epsilon allows refute it; what they prove is a lower bound, at a confidence.
@@ -26,7 +26,7 @@ _FEWEST = 8
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
-    """What an audit proves.
+    """The result of an audit.
 
     Attributes:
         epsilon: no less than this, at the confidence.

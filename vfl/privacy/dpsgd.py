@@ -23,7 +23,7 @@ from vfl.core.seeds import Secret
 from vfl.privacy import kernel
 from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
-#: What a clip norm bounds: all weights of a half together, or each layer's by themselves.
+#: The scope of a clip norm: all weights of a half together, or each layer's by themselves.
 Group = Literal["half", "layer"]
 #: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
@@ -103,7 +103,7 @@ class RowClipper:
         self._recorder = Recorder(self._layers)
 
     def recording(self) -> AbstractContextManager[list[Call]]:
-        """What goes through the layers meanwhile."""
+        """Records the calls of the layers meanwhile."""
         return self._recorder.recording()
 
     def row_norms(
@@ -120,7 +120,7 @@ class RowClipper:
         layers = self._of_layers(output, grad, calls)
         if layers is not None:
             return self._norms(layers)
-        rows = (self._norms_of(_gradients(output, one, weights)) for one in _alone(grad))
+        rows = (self._norms_of(gradients(output, one, weights)) for one in _alone(grad))
         return torch.stack(list(rows), 1)
 
     def sums(
@@ -252,10 +252,10 @@ class RowClipper:
         totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
         norms: list[Tensor] = []
         for grad in grads:
-            found = _gradients(output, grad, weights)
+            found = gradients(output, grad, weights)
             norms.append(self._norms_of(found))
             if not norms[-1].isfinite().all() and not _finite(
-                _gradients(output, torch.zeros_like(grad), weights)
+                gradients(output, torch.zeros_like(grad), weights)
             ):
                 raise NonFiniteError(
                     "a value inside the model is not finite, and clipping could not bound its row",
@@ -390,7 +390,8 @@ def _own_weights(module: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in module.parameters(recurse=False) if weight.requires_grad]
 
 
-def _gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+def gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of each weight by one backward pass, which leaves the graph; 0 without one."""
     found = torch.autograd.grad(output, weights, grad, retain_graph=True, allow_unused=True)
     pairs = zip(found, weights, strict=True)
     return [torch.zeros_like(weight) if one is None else one for one, weight in pairs]

@@ -1,4 +1,4 @@
-"""What was done to a record: steps of noise, which say nothing of what they cost."""
+"""Events on a record: steps of noise, apart from what they cost."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class NoisySum:
 
     @property
     def bound(self) -> float:
-        """What rows must be clipped to, so that the sum on its grid moves by at most `norm`."""
+        """The clip norm of rows under which the sum on its grid moves by at most `norm`."""
         return max(0.0, self.norm - self.step * math.sqrt(self.count))
 
 

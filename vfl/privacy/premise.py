@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vfl.core.errors import PrivacyError
 from vfl.core.seeds import scoped
-from vfl.privacy.dpsgd import RowClipper
+from vfl.privacy.dpsgd import RowClipper, gradients
 from vfl.privacy.row_gradients import Call
 
 #: From rows of each input to outputs, as the training runs it.
@@ -32,7 +32,7 @@ Forward = Callable[..., object]
 _SIZE, _OTHER_SIZE = 3, 2
 #: Rows of the largest batch that is as large as an inner axis.
 _LARGEST_INNER = 64
-#: What differs by more, relative to the largest value, is no rounding.
+#: Larger differences, relative to the largest value, are no rounding.
 _SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
 _FIX = "a model that treats each row on its own and keeps nothing of it, such as mlp, cnn or vit"
 
@@ -64,7 +64,7 @@ def prove(
     where: str,
     most_rows: int = _LARGEST_INNER,
 ) -> None:
-    """Refuse a model that does not keep rows apart; nothing of the trial stays in the model.
+    """Refuse a model that does not keep rows apart; the trial leaves the model as it was.
 
     The clipper trusts the rules of layers from then on where they gave the true gradients of
     batches of every size. Elsewhere, as with weights that a function uses beside their own layer
@@ -106,7 +106,7 @@ def require_rows_apart(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What one module made of its first input, of those that are tensors."""
+    """One call of a module: its first input and its output, where those are tensors."""
 
     module: nn.Module
     inputs: Tensor | None
@@ -205,7 +205,7 @@ class _Trial:
         return found
 
     def _passes(self, rows: Rows) -> list[_Pass]:
-        """What goes through every module."""
+        """The calls of every module."""
         passes: list[_Pass] = []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -227,12 +227,12 @@ class _Trial:
         second = sorted(fit & {one.shape[1] for one in tensors if one.dim() > 1})
         return [*first[:2], *[one for one in second if one not in first][:1]]
 
-    # What must hold.
+    # Properties that must hold.
 
     def _try_state(self, rows: Rows, others: Rows) -> None:
         """A pass changes no weight or buffer, and no later pass knows of it."""
         before = self._outputs(rows)
-        self._gradient(before, self._gradients_at(before, range(len(before))))
+        gradients(before, self._gradients_at(before, range(len(before))), self._weights)
         self._require_unchanged()
         self._outputs(others)
         if _differ(before, self._outputs(rows), _SAME_BATCH):
@@ -278,7 +278,8 @@ class _Trial:
     def _try_gradients(self, output: Tensor, again: Tensor, row: list[int]) -> None:
         """A row has one gradient, whatever the other rows are."""
         grad = self._gradients_at(output, row)
-        pairs = zip(self._gradient(output, grad), self._gradient(again, grad), strict=True)
+        found = (gradients(made, grad, self._weights) for made in (output, again))
+        pairs = zip(*found, strict=True)
         if any(_differ(one, other, _OTHER_BATCH) for one, other in pairs):
             raise self.refusal(
                 "a row's gradient depends on the other rows of its batch, so that clipping rows"
@@ -326,13 +327,6 @@ class _Trial:
         kept = torch.zeros(len(output), 1).index_fill(0, torch.tensor(list(rows)), 1.0)
         return drawn * kept.to(output)
 
-    def _gradient(self, output: Tensor, grad: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(
-            output, self._weights, grad, retain_graph=True, allow_unused=True
-        )
-        pairs = zip(found, self._weights, strict=True)
-        return [torch.zeros_like(weight) if one is None else one for one, weight in pairs]
-
     def _clipped(
         self, clipper: RowClipper, output: Tensor, grad: Tensor, rows: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
@@ -343,7 +337,7 @@ class _Trial:
         for at, row in enumerate(rows):
             alone = torch.zeros_like(grad)
             alone[row] = grad[row]
-            found = self._gradient(output, alone)
+            found = gradients(output, alone, self._weights)
             for group, one in zip(group_of, found, strict=True):
                 norms[group, at] = torch.hypot(norms[group, at], one.double().norm())
             for total, group, one in zip(sums, group_of, found, strict=True):

@@ -27,7 +27,7 @@ from vfl.privacy.kernel import norm_bounds, norms_of, scaled
 _BLOCK_NUMBERS = 1 << 18
 #: Numbers of all rows' gradients of a layer that are kept for the sum.
 _MOST_KEPT = 1 << 22
-#: What reading and converting one number of a row's gradient takes, in multiplications.
+#: Cost of reading and converting one number of a row's gradient, in multiplications.
 _OPERATIONS = 32
 #: Float64 products of positions may cancel; a norm is never taken for less than this share of
 #: the sum of its parts' norms, which exceeds the rounding of any of them.
@@ -36,7 +36,7 @@ _CANCELLED = 2.0**-20
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What went through one layer once; `version` tells whether something changed it since."""
+    """One call of one layer; `version` shows whether something changed its output since."""
 
     module: nn.Module
     inputs: Tensor

@@ -1,4 +1,4 @@
-"""What a mechanism promises, in terms that can be checked, and what may be added up."""
+"""Promises of mechanisms, in terms that can be checked, and which of them may be added up."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args
 
 from vfl.core.errors import PrivacyError
 
-#: What may differ between two neighbouring data sets.
+#: The difference between two neighbouring data sets.
 Unit = Literal["", "label", "record", "client"]
 #: How it differs: it has another value, or it is in one of them alone.
 Relation = Literal["", "replace", "add or remove"]
-#: Who looks, from the one who sees most to the one who sees least.
+#: Adversaries, from the one who sees most to the one who sees least.
 Adversary = Literal["partner", "outsider with the model", "outsider with predictions"]
-#: What one epsilon is about.
+#: The span of one epsilon.
 Span = Literal["exchange", "epoch", "training"]
 
 #: How a record is removed where the number of rows is public: zero-out (Kairouz et al. 2021). All
@@ -26,7 +26,7 @@ UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary,
 
 @dataclass(frozen=True, slots=True)
 class PrivacyStatement:
-    """What a mechanism promises, in terms that can be checked.
+    """The promise of a mechanism, in terms that can be checked.
 
     Attributes:
         protects: "labels", "inputs", "records" (a row's inputs and label) or "model".
@@ -69,12 +69,12 @@ class PrivacyStatement:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What two statements must share for their epsilons to be of the same thing."""
+        """Facts that two statements must share for their epsilons to be of the same thing."""
         return self.protects, self.unit, self.per, self.relation, self.adversary
 
 
 def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
-    """What several mechanisms promise together, by basic composition.
+    """The joint promise of several mechanisms, by basic composition.
 
     Dwork and Roth 2014, theorem 3.16: epsilons add up, and so do deltas.
 

@@ -25,12 +25,12 @@ _KINDS = (
     GaussianSteps(0.7, 50, 0.2),
 )
 _DELTA = 1e-5
-#: What an accountant may round by.
+#: The share by which an accountant may round.
 _CLOSE = 1 - 1e-3
 
 
 class AccountantContract(Contract):
-    """What holds for every bound of what Gaussian steps cost."""
+    """Properties of every bound of the cost of Gaussian steps."""
 
     family = "accountant"
 
@@ -76,7 +76,7 @@ class AccountantContract(Contract):
     def cost(
         self, spec: str, steps: GaussianSteps | tuple[GaussianSteps, ...], delta: float = _DELTA
     ) -> float:
-        """What steps cost; a test is skipped where a package is missing."""
+        """The cost of steps; a test is skipped where a package is missing."""
         try:
             return epsilon_by(steps, delta, spec)
         except MissingPackageError as missing:
@@ -84,7 +84,7 @@ class AccountantContract(Contract):
 
 
 def _least(kind: GaussianSteps) -> float:
-    """What steps cost at least: without sampling exactly, else a step that has the record.
+    """A lower bound of the cost: exact without sampling, else that of one step with the record.
 
     A step has it with probability q, so a test of the record errs at least as one at delta / q.
     """

@@ -1,4 +1,4 @@
-"""What all contracts share: a test for each spec, and what a member must leave alone."""
+"""Shared parts of all contracts: a test for each spec, and state that a member must not change."""
 
 from __future__ import annotations
 

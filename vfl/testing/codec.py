@@ -26,7 +26,7 @@ ROWS = (0, 1, 2, 17)
 
 
 class CodecContract(Contract):
-    """What holds for every codec, in both directions.
+    """Properties of every codec, in both directions.
 
     Attributes:
         specs: the codecs under test, at least one; include the extremes of their options.
@@ -177,12 +177,12 @@ class _Trip:
         self.grad = self.read_grad(bytes(self.grad_payload))
 
     def read(self, payload: Payload) -> Tensor:
-        """What the receiving end makes of a cut's payload."""
+        """The cut that the receiving end decodes from a payload."""
         rows, width = self._shape
         return self._receiver.decode(payload, rows, width, _decoder(self._training)).cut
 
     def read_grad(self, payload: Payload) -> Tensor:
-        """What the sending end makes of a gradient's payload."""
+        """The gradient that the sending end decodes from a payload."""
         rows, width = self._shape
         context = _decoder(self._training)
         return self._sender.decode_grad(payload, self.encoded.saved, rows, width, context)
@@ -212,19 +212,19 @@ def _grad(cut: Tensor) -> Tensor:
 
 
 def _sender(training: bool, step: int = 3) -> StepContext:
-    """What the feature party encodes under."""
+    """The context under which the feature party encodes."""
     if not training:
         return INFERENCE
     return StepContext(step, training=True, secret=Secret.of_simulation(0, "feature"))
 
 
 def _receiver(training: bool) -> StepContext:
-    """What the label party encodes gradients under."""
+    """The context under which the label party encodes gradients."""
     return StepContext(3, training, Secret.of_simulation(0, "label")) if training else INFERENCE
 
 
 def _decoder(training: bool) -> StepContext:
-    """What either end decodes under: nobody hands it a secret."""
+    """The context under which either end decodes, which has no secret."""
     return StepContext(3, training=True) if training else INFERENCE
 
 

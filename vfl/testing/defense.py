@@ -28,7 +28,7 @@ _LABEL_HOOKS = (
 
 
 class DefenseContract(Contract):
-    """What holds for every defense and every chain of them.
+    """Properties of every defense and every chain of them.
 
     Attributes:
         specs: the defenses under test, at least one; include the extremes of their options.
@@ -184,7 +184,7 @@ class DefenseContract(Contract):
         assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
 
     def _made(self, spec: str) -> Defense:
-        """The defense, told what labels there are."""
+        """The defense, prepared for the labels."""
         defense = make(spec)
         defense.prepare(LabelKind(self.classes))
         return defense
@@ -194,7 +194,7 @@ class DefenseContract(Contract):
         return defense.labels(labels, Secret.of_simulation(0, "contract"))
 
     def _values(self) -> dict[str, Tensor]:
-        """What the hooks of one round are given, by the name of the value."""
+        """The inputs of the hooks of one round, by the name of the value."""
         draw = generator(0, "contract")
         return {
             "inputs": torch.randn(ROWS, 4, generator=draw),

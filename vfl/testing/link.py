@@ -24,7 +24,7 @@ LARGE_BYTES = 24 * 1024 * 1024
 
 
 class LinkContract:
-    """What every pair of connected links does.
+    """Properties of every pair of connected links.
 
     A subclass provides the fixture `pair`: (end of the label party, end of a feature party),
     both ready for use. A link that waits for lost peers should do so for two seconds at most.

@@ -22,9 +22,9 @@ from vfl.core.errors import MissingPackageError
 from vfl.testing.base import Contract
 from vfl.training.writers import WRITERS
 
-#: In a party's own part of the run, which is nobody else's to read.
+#: In a party's own part of the run, which no other party may read.
 _PLANTED = b"cell-5e1f"
-#: What a run that ends writes itself.
+#: Files that a run writes when it ends.
 _ENDED = ("summary.json", "traffic.csv")
 #: Writes a run in a process whose every attempt to reach a network ends it.
 _ALONE = """
@@ -53,7 +53,7 @@ time.sleep(float(patience_s))
 
 
 class RunWriterContract(Contract):
-    """What holds for every writer of runs.
+    """Properties of every writer of runs.
 
     Attributes:
         specs: the writers under test, at least one.

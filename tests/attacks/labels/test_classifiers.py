@@ -10,7 +10,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from vfl.attacks import Grant, make
 from vfl.attacks.labels.classifiers import as_scores
 from vfl.attacks.labels.self_training import most_confident
-from vfl.core.errors import BadOptionError
 from vfl.core.seeds import generator
 
 CLASSES = 3
@@ -74,26 +73,6 @@ def test_the_most_confident_rows_of_each_guessed_class():
     assert most_confident(scores, 0.4, least=1).tolist() == [0, 2, 5]
     assert most_confident(scores, 0.4, least=2).tolist() == [0, 2, 5, 6]
     assert most_confident(scores, 1.0, least=1, every=2).tolist() == [0, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "knn:neighbours=0",
-        "self_training:share=1.5",
-        "label_propagation:spread=1",
-        "model_completion:temperature=0",
-        "spectral:most=1",
-        "svm:scaler=minmax",
-        "label_propagation:scaler=minmax",
-        "averaging:last=-1",
-        "scratch:steps=nan",
-        "unfreeze:learning_rate=inf",
-    ],
-)
-def test_options_out_of_range_are_refused(spec):
-    with pytest.raises(BadOptionError):
-        make(spec)
 
 
 def test_a_discriminant_without_further_rows_is_the_plain_one():

@@ -85,9 +85,16 @@ def test_two_learners_of_two_layers_reach_more_than_one():
         "logistic:scaler=minmax",
         "mlp:loss=huber",
         "label_propagation:mix=2",
+        "label_propagation:spread=1",
+        "label_propagation:scaler=minmax",
+        "knn:neighbours=0",
+        "self_training:share=1.5",
+        "model_completion:temperature=0",
+        "spectral:most=1",
+        "likelihood_ratio:shadows=1",
     ],
 )
-def test_parts_that_do_not_fit_are_refused(spec):
+def test_parts_that_do_not_fit_and_options_out_of_range_are_refused(spec):
     with pytest.raises(BadOptionError):
         make(spec)
 

@@ -15,7 +15,7 @@ from vfl.attacks import (
     View,
     make,
 )
-from vfl.attacks.labels.gradients import mean_by_row
+from vfl.attacks.base import mean_by_row
 from vfl.attacks.labels.surrogate import balanced, gradients_of_classes
 from vfl.core.errors import BadOptionError, DataError, NotGrantedError, UserError
 from vfl.core.seeds import generator

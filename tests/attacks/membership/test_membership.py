@@ -1,11 +1,9 @@
 """Membership scores against closed forms."""
 
-import pytest
 import torch
 from torch.nn.functional import softmax
 
-from vfl.attacks.membership.likelihood_ratio import LikelihoodRatio, scaled_confidence
-from vfl.core.errors import BadOptionError
+from vfl.attacks.membership.likelihood_ratio import scaled_confidence
 from vfl.core.seeds import generator
 
 
@@ -19,8 +17,3 @@ def test_scaled_confidence_is_a_log_of_odds():
 def test_a_sure_prediction_stays_finite():
     outputs = torch.tensor([[200.0, 0.0], [0.0, 200.0]])
     assert scaled_confidence(outputs, torch.tensor([0, 0])).tolist() == [200, -200]
-
-
-def test_one_shadow_is_refused():
-    with pytest.raises(BadOptionError, match="option 'shadows'"):
-        LikelihoodRatio(shadows=1)

@@ -19,7 +19,7 @@ _FARTHEST = 1e6  # a trigger's value, that the network stays finite
 class Replacement(Backdoor):
     """Feeds other rows with a trigger in the place of rows that it knows to be of one class.
 
-    What comes back for them is the gradient of that class, so the trigger comes to stand for it.
+    The label party returns the gradient of that class, so the trigger comes to stand for the class.
     In use, the party puts the trigger on any row (`triggered`), and the network answers the class.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical

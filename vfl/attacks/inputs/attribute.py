@@ -12,7 +12,7 @@ from vfl.attacks.base import Attack
 from vfl.attacks.view import Evidence, Grant, GrantedRows, Holdings, View
 from vfl.core.errors import BadOptionError
 
-#: What the attack on labels is given, of what this one holds.
+#: Holdings of this attack that the attack on labels is given.
 _INSTEAD = frozenset({Grant.LEAKED, Grant.UNLABELLED})
 _READS = frozenset({Grant.CUTS, Grant.INPUTS})
 

@@ -83,7 +83,7 @@ class Generative(Attack):
 
 
 def merged(merge: Merge, victims: Tensor, own: Tensor) -> Tensor:
-    """What the top is given of two parties' cuts, axes (rows, width) each."""
+    """The top's inputs from two parties' cuts, axes (rows, width) each."""
     if merge == "sum":
         return victims + own
     return torch.cat([victims, own] if merge == "victim-own" else [own, victims], 1)

@@ -318,7 +318,7 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
 class TokenNetwork(Attack):
     """A network from a word's vector in the cut, and those before it, to the word.
 
-    Trained on leaked texts; it needs nobody's weights, and takes noise and codecs as they come.
+    It is trained on leaked texts, needs no party's weights, and works under noise and codecs.
 
     Source: thesis 6.2.2, after its reference 52 (an inversion model trained on pairs).
 

@@ -67,7 +67,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         best: specs of those that voted, the best first.
@@ -162,7 +162,7 @@ class _Search:
         return time.process_time() - self._started
 
     def trials(self) -> list[Trial]:
-        """What was tried, the best first."""
+        """All trials, the best first."""
         points = compositions(self._layers, self._draw)
         if self._budget is None:
             points = islice(points, self._most)
@@ -236,19 +236,19 @@ class _Search:
         return torch.Generator().manual_seed(self._key % 2**63)
 
     def _cost(self, trial: Trial) -> float:
-        """What all rows take at most, going by what a sample took."""
+        """An upper bound of the seconds for all rows, from the seconds for a sample."""
         grown = max(1.0, self._rows / max(1, len(self._sample)))
         growth = 2 if "propagation" in trial.spec else 1
         return _MARGIN * trial.seconds / trial.folds * grown**growth
 
 
 def _trust(trial: Trial) -> float:
-    """How much a vote counts; all alike where nothing could be held back."""
+    """The weight of a vote; votes are equal where no row could be held back."""
     return max(trial.validation, 1e-3) ** _TRUST if trial.right else 1.0
 
 
 def _learner(spec: str) -> tuple[str, bool]:
-    """What a trial's cost follows from: its learner, and whether that learns once only."""
+    """The key of a trial's cost: its learner, and whether that learns once only."""
     once = "unlabelled=" not in spec or "unlabelled=none" in spec
     return spec.partition(":")[0], once and "teacher=" not in spec
 
@@ -319,7 +319,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
 def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
     """Which leaked rows are held back, a part of every class a time; none if a class has but one.
 
-    Classes of which nothing leaked are nobody's to hold back.
+    A class without a leaked row has none to hold back.
     """
     counts = labels.bincount(minlength=classes)
     number = min(_FOLDS, int(counts[counts > 0].min()))

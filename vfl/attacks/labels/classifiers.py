@@ -127,8 +127,8 @@ class Penalised(Composed):
 class Logistic(Penalised):
     """Fits the leaked rows by a logistic regression, after scaling by the unlabelled rows.
 
-    What hides classes in directions of low variance (distance correlation, potential energy)
-    stands against fine-tuning and falls here.
+    A defense that hides classes in directions of low variance (distance correlation, potential
+    energy) withstands fine-tuning and falls here.
 
     Args:
         held_back: strength while it learns from a teacher; small, for its errors are many.

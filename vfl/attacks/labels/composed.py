@@ -56,7 +56,7 @@ class Seen:
 
     @classmethod
     def of(cls, view: View, layers: Sequence[Layer]) -> Seen:
-        """What a view grants of some layers."""
+        """The features of some layers that a view grants."""
         leaked, targets = view.leaked, view.targets
         kept: dict[Layer, Tensor] = {}
 
@@ -91,7 +91,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a learner is given besides leaked rows.
+    """The inputs of a learner besides leaked rows.
 
     Attributes:
         view: for architectures.
@@ -173,7 +173,7 @@ class Composed(Attack):
             self.needs |= self.teacher.needs | {Grant.UNLABELLED}
 
     def __init_subclass__(cls) -> None:
-        """What a member takes: its own options, then those of all with its defaults."""
+        """The options of a member: its own, then those of all members with its defaults."""
         super().__init_subclass__()
         found: dict[str, inspect.Parameter] = {}
         for one in cls.__mro__:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot
 
-from vfl.attacks.base import Attack, fit, key_of, rarest, require_two_classes, through
+from vfl.attacks.base import (
+    Attack,
+    fit,
+    key_of,
+    mean_by_row,
+    rarest,
+    require_two_classes,
+    through,
+)
 from vfl.attacks.view import Grant, RecordedExchange, View
 from vfl.core.errors import DataError, UserError
 from vfl.core.registry import require_range
@@ -26,7 +34,7 @@ _SMALL = 0.05
 class GradientAttack(Attack):
     """An attack that reads what came down in the first epochs of a training.
 
-    Early gradients tell most: once a row is fitted, its gradient is small and about other things.
+    Early gradients reveal most: once a row is fitted, its gradient is small and about other things.
 
     Attributes:
         uses: grants it needs besides the gradients.
@@ -61,31 +69,6 @@ class GradientAttack(Attack):
     def exchanges(self, view: View) -> list[RecordedExchange]:
         """All exchanges it reads, in their order."""
         return [one for epoch in self.by_epoch(view) for one in epoch]
-
-
-def mean_by_row(
-    exchanges: Iterable[RecordedExchange],
-    value: Callable[[RecordedExchange], Tensor],
-    rows: int,
-    width: int,
-) -> Tensor:
-    """What the exchanges tell of each row, on average; 0 of a row that is in none of them.
-
-    Args:
-        exchanges: some of the training.
-        value: what one exchange tells of its rows, axes (rows, width).
-        rows: how many rows are of interest, the first ones.
-        width: columns of that value.
-
-    Returns:
-        float32, axes (rows, width).
-    """
-    total, count = torch.zeros(rows, width), torch.zeros(rows, 1)
-    for one in exchanges:
-        known = one.rows < rows
-        total.index_add_(0, one.rows[known], value(one)[known])
-        count.index_add_(0, one.rows[known], torch.ones(int(known.sum()), 1))
-    return total / count.clamp(min=1)
 
 
 def directions(one: RecordedExchange) -> Tensor:
@@ -209,7 +192,7 @@ class GradientSimilarity(GradientAttack):
 
 
 class GradientTeacher(GradientSimilarity):
-    """What gradients reveal of some rows teaches a network that looks at the attacker's columns.
+    """Trains a network on the attacker's columns with labels that gradients reveal for some rows.
 
     A defense may send gradients of few rows, or of labels that were randomised. The first leave
     most rows to be guessed, by what the others look like; the second are wrong about single rows,

@@ -18,7 +18,7 @@ from vfl.core.registry import require_range
 
 _Found = tuple[np.ndarray, np.ndarray]
 
-#: What attacks on one layer have in common: the nearest of rows that are the same for every leak.
+#: Nearest neighbours of rows that do not depend on the leak, shared by attacks on one layer.
 _KEPT: dict[tuple[bytes, int, int], _Found] = {}
 _KEPT_MOST = 24
 _LEAST = 1e-12  # of a score, before its logarithm
@@ -169,7 +169,7 @@ class JoinedPropagation(LabelPropagation):
     """`LabelPropagation` over neighbours by inputs and a layer at once.
 
     Inputs alone give what anybody gets who has them. A layer that is read worse than those may
-    still tell apart what they do not.
+    still separate classes that the inputs do not.
 
     Args:
         at: the layer beside the inputs.

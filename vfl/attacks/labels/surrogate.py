@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 from torch.optim import Optimizer
 
-from vfl.attacks.base import key_of, require_at_least
-from vfl.attacks.labels.gradients import GradientAttack, mean_by_row
+from vfl.attacks.base import key_of, mean_by_row, require_at_least
+from vfl.attacks.labels.gradients import GradientAttack
 from vfl.attacks.view import Grant, RecordedExchange, View
 from vfl.core.errors import NonFiniteError
 from vfl.core.seeds import scoped

@@ -60,7 +60,7 @@ __all__ = [
 
 
 def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
-    """What the steps cost by one accountant, whose spec may have options.
+    """The epsilon of the steps by one accountant, whose spec may have options.
 
     >>> projection, training = GaussianSteps(7.0, 1), GaussianSteps(4.0, 10_000, 0.01)
     >>> round(epsilon_by([projection, training], 1e-5, "moments"), 3)
@@ -78,7 +78,7 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
 
 
 def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") -> float:
-    """What the steps cost; where every step has the record, exactly and by no accountant.
+    """The epsilon of the steps; exact, without an accountant, where every step has the record.
 
     So many steps of noise s are then one of s / sqrt(steps).
 
