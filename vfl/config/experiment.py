@@ -13,6 +13,7 @@ from vfl.config import validate
 from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
 from vfl.config.validate import ALIGNMENT_NAME
+from vfl.core.storage import is_named_set
 
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
@@ -64,7 +65,7 @@ class DataSettings(Settings):
     """Where rows come from when one process plays every party.
 
     Attributes:
-        source: a data set by name (`vfl.datasets.SOURCES`; picture sets may be joined with a plus),
+        source: the spec of a data set (`vfl list sources`; picture sets may be joined with a plus),
             or a CSV or Parquet file, relative to the experiment's file.
         id: column that names a row, needed when parties have files of their own.
         separator, encoding, decimal, missing: how a CSV is written; the last are further texts
@@ -422,7 +423,7 @@ class Experiment(Settings):
     def is_table(self) -> bool:
         """Whether rows come from files rather than from a bundled data set."""
         has_files = any(party.source for party in self.parties.values())
-        return has_files or Path(self.data.source).suffix != ""
+        return has_files or not is_named_set(self.data.source)
 
     def task_of(self, party: str) -> LabelSettings:
         """What a label party learns."""
@@ -466,7 +467,7 @@ def is_file_of_party(source: str) -> bool:
 def _located(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with paths that mean the same from every working directory."""
     data = experiment.data
-    if Path(data.source).suffix:
+    if not is_named_set(data.source):
         data = data.model_copy(update={"source": str(folder / data.source)})
     if data.alignment is not None and experiment.has_own_tables:
         data = data.model_copy(update={"alignment": str(folder / data.alignment)})

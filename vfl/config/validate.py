@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vfl.config.toml import Settings, mistakes_of, raise_mistakes
 from vfl.core.errors import ConfigError
-from vfl.core.storage import is_database, is_object, may_be_csv
+from vfl.core.storage import is_database, is_named_set, is_object, may_be_csv
 
 if TYPE_CHECKING:
     from vfl.config.experiment import (
@@ -609,6 +609,7 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
         (("codec",), "codec", widths),
         (("defense",), "defense", numbers),
         (("secure",), "secure", content),
+        (("data", "source"), "data set", None),
         (("label", "top"), "top", None),
         *((("parties", name, "bottom"), "bottom", None) for name in parties),
     ]
@@ -622,7 +623,7 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
     for setting, family, beside in single:
         *tables, key = setting
         spec = reduce(table_in, tables, content).get(key)
-        if isinstance(spec, str):
+        if isinstance(spec, str) and (family != "data set" or is_named_set(spec)):
             yield Named(setting, family, spec, beside)
     for one in tasks:
         if isinstance(top := one.get("top"), str):

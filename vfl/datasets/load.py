@@ -36,10 +36,9 @@ from vfl.datasets.encode import (
     encode_labels,
 )
 from vfl.datasets.files import column_names, read_table
-from vfl.datasets.named import read_bundled
 from vfl.datasets.on_disk import OnDisk
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs, PartyData
-from vfl.datasets.sources import Bundled, SetFormat
+from vfl.datasets.sources import Bundled, SetFormat, read_bundled
 from vfl.datasets.split import (
     Fold,
     Split,
@@ -87,7 +86,7 @@ def load_bundled(
     """A data set by name, cut into strips of the picture or blocks of columns, words or items.
 
     Args:
-        source: one of `vfl.datasets.SOURCES`, or picture sets joined with a plus.
+        source: the spec of one of `SOURCES`, or picture sets joined with a plus.
         parties: who gets columns, from left to right; the label party only if it is listed.
         seed: the run's public seed.
         label_party: who gets the labels.
@@ -106,7 +105,7 @@ def load_bundled(
         Data by party, in the order given, the label party last unless it is listed.
 
     Raises:
-        UnknownNameError: no such data set.
+        SpecError: no such data set or option.
         BadOptionError: a form the set cannot have, or a fold of a set with test rows of its own.
         MissingDataError: files that are not there.
         TooFewRowsError: an empty part.

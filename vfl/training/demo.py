@@ -16,7 +16,7 @@ from vfl.config import Experiment, PartyFile, read_party_file, with_overrides
 from vfl.config.run_folder import new_run_name
 from vfl.core.seeds import Secret, permutation
 from vfl.core.storage import write_bytes
-from vfl.datasets.named import read_digits
+from vfl.datasets.sources.scikit_learn import read_digits
 from vfl.federation import deployment
 from vfl.federation.processes import Service
 from vfl.federation.project import LabelFolder, write_project
