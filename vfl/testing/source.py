@@ -8,7 +8,6 @@ pytest then runs each test below for each spec; it skips those of a set whose fi
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -150,8 +149,5 @@ def _no_network() -> Iterator[list[str]]:
         asked.append("network")
         raise OSError("no network in this test")
 
-    with (
-        patch.object(socket, "getaddrinfo", refuse),
-        patch.object(socket.socket, "connect", refuse),
-    ):
+    with patch("socket.getaddrinfo", refuse), patch("socket.socket.connect", refuse):
         yield asked
