@@ -38,7 +38,6 @@ from vfl.datasets.table import (
     column_blocks,
     is_date,
     kind_of,
-    mean_and_std,
     misread,
     number_blocks,
     spaced,
