@@ -24,8 +24,8 @@ from vfl import models
 from vfl.config.toml import Settings
 from vfl.core.registry import require_choice
 from vfl.core.seeds import Secret, generator, use_one_thread
-from vfl.datasets.named import read_bundled
-from vfl.datasets.texts import Texts
+from vfl.datasets.sources import read_bundled
+from vfl.datasets.sources.texts import Texts
 from vfl.mpc.secure_dpsgd import LocalStart, Rows, SecureSgd, train_alone, train_here
 from vfl.privacy.accountants import noise_for
 from vfl.privacy.dpsgd import PrivateHalf

@@ -26,7 +26,7 @@ from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, MissingDataError
 from vfl.core.registry import require_choice
 from vfl.core.seeds import Secret, generator, use_one_thread
-from vfl.datasets.picture_sources import read_mnist
+from vfl.datasets.sources.pictures import read_mnist
 from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.many.members import LocalMembers
 from vfl.mpc.rules import name_of
@@ -85,7 +85,7 @@ def pictures(rows: int, features: str = "means") -> tuple[Rows, Rows]:
             weights.
     """
     try:
-        found, labels, count = read_mnist("mnist", tuple(range(10))).read(limit=rows * 7 // 6)
+        found, labels, count = read_mnist("MNIST", tuple(range(10))).read(limit=rows * 7 // 6)
         tensor = torch.from_numpy(found).double().div(255)
         inputs = torch.nn.functional.avg_pool2d(tensor, 2) if features == "means" else tensor
         truth = torch.from_numpy(labels)

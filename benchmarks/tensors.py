@@ -29,7 +29,7 @@ from benchmarks import harness
 from vfl import tensors
 from vfl.config.toml import Settings
 from vfl.core.seeds import generator, use_one_thread
-from vfl.datasets.sources import data_folder
+from vfl.datasets.sources.files import data_folder
 from vfl.privacy.accountants import noise_for
 
 STEPS, SIZES = 200, ((64, 128, 64), (256, 256, 256))

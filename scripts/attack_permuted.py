@@ -20,7 +20,7 @@ from torch import Tensor
 from vfl.attacks import permuted
 from vfl.attacks.scoring import auc
 from vfl.core.seeds import permutation, use_one_thread
-from vfl.datasets.named import read_bundled
+from vfl.datasets.sources import read_bundled
 from vfl.mpc import Layer, Rules
 from vfl.mpc.rules import MODES
 

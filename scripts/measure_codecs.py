@@ -27,7 +27,7 @@ from vfl.config import Experiment
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret, scoped
 from vfl.datasets import PartyData, Split
-from vfl.datasets.named import read_bundled
+from vfl.datasets.sources import read_bundled
 from vfl.session import Adversary, FeatureEnd, rules
 from vfl.training.local import LocalSession
 

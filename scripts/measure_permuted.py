@@ -21,7 +21,7 @@ from torch import Tensor
 from vfl.attacks import permuted
 from vfl.attacks.scoring import auc
 from vfl.core.seeds import use_one_thread
-from vfl.datasets.named import read_bundled
+from vfl.datasets.sources import read_bundled
 from vfl.mpc import Layer, Rules
 
 BATCH_ROWS, PROBED_ROWS, ALONE, SAME = 128, 1024, 400, 16

@@ -13,12 +13,19 @@ from vfl.attacks import ATTACKS
 from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
 from vfl.config import read_experiment, with_overrides
+from vfl.datasets import SOURCES
 from vfl.defenses import DEFENSES
 from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.plan import check_specs, of_experiment
 from vfl.experiments.value import value_cells
 from vfl.privacy.accountants import ACCOUNTANTS
-from vfl.testing import AccountantContract, AdversaryContract, AttackContract, DefenseContract
+from vfl.testing import (
+    AccountantContract,
+    AdversaryContract,
+    AttackContract,
+    DefenseContract,
+    SourceContract,
+)
 from vfl.training.run import load_data, train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -31,6 +38,7 @@ PROGRAMS = {
     "attack_a_training.py": None,
     "outside_attack.py": None,
     "outside_pipeline.py": None,
+    "outside_source.py": None,
     "outside_adversary.py": None,
 }
 EXPERIMENTS = [
@@ -60,7 +68,7 @@ def outputs(tmp_path_factory):
     folder, printed = tmp_path_factory.mktemp("empty"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for registry in (ACCOUNTANTS, ADVERSARIES, ATTACKS, CODECS, DEFENSES):
+        for registry in (ACCOUNTANTS, ADVERSARIES, ATTACKS, CODECS, DEFENSES, SOURCES):
             patch.setattr(registry, "_members", dict(registry._members))
         for name in PROGRAMS:
             out, err = io.StringIO(), io.StringIO()
@@ -133,6 +141,17 @@ class TestTheAdversaryFromOutside(FromOutside, AdversaryContract):
 class TestTheDefenseFromOutside(FromOutside, DefenseContract):
     registry, file = DEFENSES, "outside_defense.py"
     specs = ("rounded_gradient", "rounded_gradient:steps=1", "rounded_gradient+layer_norm")
+
+
+class TestTheDataSetFromOutside(FromOutside, SourceContract):
+    registry, file = SOURCES, "outside_source.py"
+    specs = ("rings", "rings:noise=0.2")
+
+    def test_an_experiment_trains_on_it(self, spec, tmp_path):
+        experiment = read_experiment(EXAMPLES / "breast_cancer.toml")
+        experiment = with_overrides(experiment, [f"data.source={spec}", "train.epochs=1"])
+        assert not experiment.is_table
+        assert train(experiment, tmp_path, "one")["test_accuracy"] >= 0
 
 
 def test_the_adversary_from_outside_spoils_the_network(outputs):

@@ -29,8 +29,8 @@ from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import read_experiment
 from vfl.core.seeds import generator
-from vfl.datasets.sources import data_folder
-from vfl.datasets.texts import REVIEWS, Texts
+from vfl.datasets.sources.files import data_folder
+from vfl.datasets.sources.texts import REVIEWS, Texts
 from vfl.models.decoder import Decoder
 from vfl.models.language import Front, decoder_shape, load_pretrained
 from vfl.training import SplitModule

@@ -20,7 +20,7 @@ from mnist import Setting, run
 from torch import nn
 
 from vfl.core.seeds import generator, use_one_thread
-from vfl.datasets.named import SetFormat, read_bundled
+from vfl.datasets.sources import SetFormat, read_bundled
 
 #: Rows of a lot by epsilon, noise, and the clip norm of a layer, as the source has them.
 LOTS, NOISE, CLIP = {2.0: 2000, 4.0: 4000, 8.0: 4000}, 6.0, 3.0

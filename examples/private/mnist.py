@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from vfl.core.seeds import Secret, generator, use_one_thread
-from vfl.datasets.named import read_bundled
+from vfl.datasets.sources import read_bundled
 from vfl.privacy.accountants import GaussianSteps, epsilon_by
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import prove

@@ -24,7 +24,7 @@ from torch.nn.functional import avg_pool2d, pad
 from vfl.config import Experiment
 from vfl.core.seeds import Secret, use_one_thread
 from vfl.datasets import PartyData, Split
-from vfl.datasets.named import read_bundled
+from vfl.datasets.sources import read_bundled
 from vfl.datasets.table import Classes
 from vfl.privacy.accountants import noise_for, poisson_steps
 from vfl.privacy.dpsgd import PrivateHalf

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.pea import Task, bench_pea, format_pea, hashed_words, network, released_rows
 from vfl.core.errors import UserError
-from vfl.datasets.texts import Texts
+from vfl.datasets.sources.texts import Texts
 
 
 def stand_in(rows=400):

@@ -6,6 +6,7 @@ from vfl.attacks import ATTACKS
 from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
 from vfl.config.grid import PACKS
+from vfl.datasets import SOURCES
 from vfl.datasets.alignment.ids import ID_RULES
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
@@ -24,6 +25,7 @@ FAMILIES = {
     "alignments": PROTOCOLS,
     "id_rules": ID_RULES,
     "accountants": ACCOUNTANTS,
+    "sources": SOURCES,
 }
 
 

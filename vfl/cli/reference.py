@@ -24,6 +24,7 @@ Family = Literal[
     "alignments",
     "id_rules",
     "accountants",
+    "sources",
 ]
 
 
@@ -33,10 +34,11 @@ def listing(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List codecs, defenses, attacks and models with their options.
+    """List codecs, defenses, attacks, models, data sets and more with their options.
 
     A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
-    bottoms, tops, alignments or id_rules; without one, all are listed.
+    bottoms, tops, alignments, id_rules, accountants or sources (data sets by name); without one,
+    all are listed.
     """
     rows = [
         row
@@ -85,6 +87,7 @@ def _registries() -> dict[str, Registry[Any]]:
     from vfl.compression import CODECS
     from vfl.datasets.alignment.ids import ID_RULES
     from vfl.datasets.alignment.protocols import PROTOCOLS
+    from vfl.datasets.sources import SOURCES
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, TOPS
     from vfl.privacy.accountants import ACCOUNTANTS
@@ -101,6 +104,7 @@ def _registries() -> dict[str, Registry[Any]]:
         "alignments": PROTOCOLS,
         "id_rules": ID_RULES,
         "accountants": ACCOUNTANTS,
+        "sources": SOURCES,
     }
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
+from vfl.core.storage import is_named_set
 
 ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
@@ -63,7 +64,7 @@ class DataSettings(Settings):
     """Where rows come from when one process plays every party.
 
     Attributes:
-        source: a data set by name (`vfl.datasets.SOURCES`; picture sets may be joined with a plus),
+        source: the spec of a data set (`vfl list sources`; picture sets may be joined with a plus),
             or a CSV or Parquet file, relative to the experiment's file.
         id: column that names a row, needed when parties have files of their own.
         separator, encoding, decimal, missing: how a CSV is written; the last are further texts
@@ -411,7 +412,7 @@ class Experiment(Settings):
     def is_table(self) -> bool:
         """Whether rows come from files rather than from a bundled data set."""
         has_files = any(party.source for party in self.parties.values())
-        return has_files or Path(self.data.source).suffix != ""
+        return has_files or not is_named_set(self.data.source)
 
     def task_of(self, party: str) -> LabelSettings:
         """What a label party learns."""
@@ -442,7 +443,7 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
 def _located(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with paths that mean the same from every working directory."""
     data = experiment.data
-    if Path(data.source).suffix:
+    if not is_named_set(data.source):
         data = data.model_copy(update={"source": str(folder / data.source)})
     if data.alignment is not None and experiment.has_own_tables:
         data = data.model_copy(update={"alignment": str(folder / data.alignment)})

@@ -33,7 +33,7 @@ from vfl.config.grid import WANTED, CompareSettings, GridSettings
 from vfl.config.party_file import OwnData, PartyFile
 from vfl.config.toml import Rule, Settings, mistakes_of, raise_mistakes
 from vfl.core.errors import ConfigError
-from vfl.core.storage import is_database, is_object, may_be_csv
+from vfl.core.storage import is_database, is_named_set, is_object, may_be_csv
 
 #: A setting that changes nothing, and why.
 Idle = tuple[str, str]
@@ -600,6 +600,7 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
         (("codec",), "codec", widths),
         (("defense",), "defense", numbers),
         (("secure",), "secure", content),
+        (("data", "source"), "data set", None),
         (("label", "top"), "top", None),
         *((("parties", name, "bottom"), "bottom", None) for name in parties),
     ]
@@ -613,7 +614,7 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
     for setting, family, beside in single:
         *tables, key = setting
         spec = reduce(table_in, tables, content).get(key)
-        if isinstance(spec, str):
+        if isinstance(spec, str) and (family != "data set" or is_named_set(spec)):
             yield Named(setting, family, spec, beside)
     for one in tasks:
         if isinstance(top := one.get("top"), str):

@@ -631,6 +631,16 @@ def may_be_csv(source: str | Path) -> bool:
     return not is_database(source) and Path(source).suffix != ".parquet"
 
 
+def is_named_set(source: str) -> bool:
+    """Whether a source is a data set by name, and no file, folder of one or database.
+
+    >>> is_named_set("digits"), is_named_set("waves:noise=0.5"), is_named_set("duckdb:loans.db")
+    (True, True, False)
+    """
+    name, _, options = source.partition(":")
+    return not (is_database(source) or Path(name).suffix) and (not options or "=" in options)
+
+
 def database_beside(source: str, folder: Path) -> str:
     """A database whose file lies relative to a folder; any other one stays as it is.
 

@@ -21,9 +21,8 @@ from vfl.datasets.load import (
     load_parties,
     load_table,
 )
-from vfl.datasets.named import SOURCES
 from vfl.datasets.party import PartyData
-from vfl.datasets.sources import SetFormat
+from vfl.datasets.sources import SOURCES, SetFormat
 from vfl.datasets.split import Fold, Split, split_fixed, split_fold, split_parts, split_rows
 from vfl.datasets.table import TableFormat, pick_columns
 

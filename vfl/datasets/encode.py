@@ -38,7 +38,6 @@ from vfl.datasets.table import (
     column_blocks,
     is_date,
     kind_of,
-    mean_and_std,
     misread,
     number_blocks,
     spaced,
@@ -312,12 +311,12 @@ class TableEncoder(Encoder):
         Raises:
             DataError: a column of mixed things, infinite numbers, too many categories.
         """
-        return cls(
-            tuple(
-                _fit_column(frame[name], max_categories, dates.get(name), bins)
-                for name in frame.columns
-            )
-        )
+        found = []
+        for name in frame.columns:
+            column = _ColumnFit(name, max_categories, dates.get(name), bins)
+            column.add(frame[name])
+            found.append(column.fitted())
+        return cls(tuple(found))
 
     @classmethod
     def fit_blocks(
@@ -378,34 +377,6 @@ class TableEncoder(Encoder):
         return out
 
 
-def _fit_column(column: pd.Series, max_categories: int, written: str | None, bins: int) -> Column:
-    name, indicator = str(column.name), bool(column.isna().any())
-    if written is not None or is_date(column):
-        days = _days(as_dates(column, written))
-        present = days[~np.isnan(days)]
-        median = float(np.median(present)) if present.size else 0.0
-        scale = mean_and_std(days)[1]
-        edges = bin_edges(present, bins) if bins and scale else ()
-        return DateColumn(name, indicator, written, median, scale, edges)
-    kind = kind_of(column)
-    if kind == "text":
-        return TextColumn(name, indicator, _categories(column, max_categories))
-    if kind == "boolean":
-        return NumberColumn(name, indicator, mean=0.0, scale=1.0)
-    numbers = as_numbers(column)
-    mean, scale = mean_and_std(numbers)
-    if bins and scale:
-        present = numbers[~np.isnan(numbers)]
-        return BinnedColumn(name, indicator, float(np.median(present)), bin_edges(present, bins))
-    return NumberColumn(name, indicator, mean, scale)
-
-
-def _categories(column: pd.Series, limit: int) -> tuple[str, ...]:
-    found: Sequence[str] = sorted(set(as_texts(pd.Series(column.dropna().unique()))))
-    _check_categories(str(column.name), found, limit, len(column))
-    return tuple(found)
-
-
 def _check_categories(name: str, found: Collection[str], limit: int, rows: int) -> None:
     if len(found) > limit:
         raise DataError(
@@ -419,18 +390,24 @@ def _check_categories(name: str, found: Collection[str], limit: int, rows: int) 
 
 
 class _Moments:
-    """Mean and spread of numbers that come in parts (Chan, Golub and LeVeque 1983, eq 2.1)."""
+    """Mean and spread of numbers that come in parts (Chan, Golub and LeVeque 1983, eq 2.1).
+
+    Of numbers that come in one part they are exactly those of `mean_and_std`.
+    """
 
     def __init__(self) -> None:
         self._count, self._mean, self._squares, self._largest = 0, 0.0, 0.0, 0.0
+        self._alone: tuple[float, float] | None = None
 
     def add(self, present: np.ndarray) -> None:
         """More numbers, none missing; any axes."""
         if not present.size:
             return
         mean, count = float(present.mean()), self._count + present.size
+        variance = float(present.var())
+        self._alone = None if self._count else (mean, math.sqrt(variance))
         apart = mean - self._mean
-        self._squares += float(present.var()) * present.size
+        self._squares += variance * present.size
         self._squares += apart**2 * self._count * present.size / count
         self._mean += apart * present.size / count
         self._count = count
@@ -438,8 +415,9 @@ class _Moments:
 
     def mean_and_std(self) -> tuple[float, float]:
         """As the function of that name gives of all of them."""
-        spread = math.sqrt(self._squares / self._count) if self._count else 0.0
-        return (0.0, 0.0) if spread <= ROUNDING * self._largest else (self._mean, spread)
+        joined = self._mean, math.sqrt(self._squares / self._count) if self._count else 0.0
+        mean, spread = self._alone or joined
+        return (0.0, 0.0) if spread <= ROUNDING * self._largest else (mean, spread)
 
 
 class _ColumnFit:
@@ -450,10 +428,13 @@ class _ColumnFit:
         share: of the rows whose numbers are kept for medians and edges.
     """
 
-    def __init__(self, name: str, limit: int, written: str | None, bins: int, share: float) -> None:
+    def __init__(
+        self, name: str, limit: int, written: str | None, bins: int, share: float = 1.0
+    ) -> None:
         self.name, self._limit, self._written, self._bins = name, limit, written, bins
         self._share, self._draw = share, np.random.default_rng(0)  # repeated when a run goes on
         self._rows, self._indicator, self._kind = 0, False, ""
+        self._kind_of_none = ""  # of a column without any cell, which a table's type says
         self._moments, self._texts = _Moments(), set[str]()
         self._sample = list[np.ndarray]()
 
@@ -463,6 +444,7 @@ class _ColumnFit:
         present = block.dropna()
         self._indicator |= len(present) < len(block)
         if not len(present):
+            self._kind_of_none = "date" if is_date(block) else kind_of(block)
             return
         dated = self._written is not None or is_date(present)
         kind = "date" if dated else kind_of(present)
@@ -485,12 +467,12 @@ class _ColumnFit:
         sample = np.concatenate(self._sample) if self._sample else np.empty(0)
         median = float(np.median(sample)) if sample.size else 0.0
         edges = bin_edges(sample, self._bins) if self._bins and scale and sample.size else ()
-        own = (self.name, self._indicator)
-        if self._kind == "date" or self._written is not None:
+        own, kind = (self.name, self._indicator), self._kind or self._kind_of_none
+        if kind == "date" or self._written is not None:
             return DateColumn(*own, self._written, median, scale, edges)
-        if self._kind == "text":
+        if kind == "text":
             return TextColumn(*own, tuple(sorted(self._texts)))
-        if self._kind == "boolean":
+        if kind == "boolean":
             return NumberColumn(*own, mean=0.0, scale=1.0)
         if edges:
             return BinnedColumn(*own, median, edges)
@@ -524,14 +506,11 @@ class PictureEncoder(Encoder):
         Raises:
             DataError: the shape does not hold the columns, or a cell is no finite number.
         """
-        names = tuple(map(str, frame.columns))
-        _check_shape(shape, names)
-        pixels = _pixels(frame, names)
-        return cls(names, shape, *mean_and_std(pixels))
+        return cls.fit_blocks([frame], list(frame.columns), shape)
 
     @classmethod
     def fit_blocks(
-        cls, blocks: Iterable[pd.DataFrame], names: Sequence[str], shape: tuple[int, ...]
+        cls, blocks: Iterable[Table], names: Sequence[str], shape: tuple[int, ...]
     ) -> PictureEncoder:
         """`fit` in one pass over training rows that come some at a time.
 
@@ -619,30 +598,10 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
         raise BadOptionError(
             f"no task is called '{task}'", want=", ".join(TASKS), fix=nearest(task, TASKS)
         )
-    _check_present(str(column.name), int(column.isna().sum()), len(column))
-    if task == "regression":
-        return as_numbers(column).astype(np.float32), None
-    codes, classes = _codes(column)
-    _check_classes(str(column.name), classes)
-    return codes, classes
-
-
-def _check_present(name: str, missing: int, rows: int) -> None:
-    if missing:
-        raise DataError(
-            f"the label column '{name}' has missing cells",
-            got=f"{spaced(missing)} of {spaced(rows)} rows",
-            fix="leave those rows out of the table",
-        )
-
-
-def _check_classes(name: str, classes: Classes) -> None:
-    if len(classes) < 2:
-        raise DataError(
-            f"the label column '{name}' has nothing to tell apart",
-            got=f"{spaced(len(classes))} classes",
-            want="at least 2 classes",
-        )
+    fit = LabelFit(str(column.name), task)
+    fit.add(column)
+    classes = fit.classes()
+    return fit.encode(column, classes), classes
 
 
 class LabelFit:
@@ -678,12 +637,21 @@ class LabelFit:
         Raises:
             DataError: a missing label, or hardly any class.
         """
-        _check_present(self._name, self._missing, self._rows)
+        if self._missing:
+            raise DataError(
+                f"the label column '{self._name}' has missing cells",
+                got=f"{spaced(self._missing)} of {spaced(self._rows)} rows",
+                fix="leave those rows out of the table",
+            )
         if self._task == "regression":
             return None
-        classes = tuple(sorted(self._found))
-        _check_classes(self._name, classes)
-        return classes
+        if len(self._found) < 2:
+            raise DataError(
+                f"the label column '{self._name}' has nothing to tell apart",
+                got=f"{spaced(len(self._found))} classes",
+                want="at least 2 classes",
+            )
+        return tuple(sorted(self._found))
 
     def encode(self, block: pd.Series, classes: Classes | None) -> np.ndarray:
         """Labels of some rows, as `encode_labels` gives them."""
@@ -699,16 +667,6 @@ class LabelFit:
         if self._text:
             return as_texts(different)
         return _whole(as_numbers(different), self._name)
-
-
-def _codes(column: pd.Series) -> tuple[np.ndarray, Classes]:
-    """Codes of the sorted classes; each different cell is read once."""
-    text = kind_of(column) == "text"
-    cells, different = pd.factorize(column if text else as_numbers(column))
-    name = str(column.name)
-    read = as_texts(pd.Series(different)) if text else _whole(np.asarray(different), name)
-    found, codes = np.unique(read, return_inverse=True)
-    return codes[cells], tuple(found.tolist())
 
 
 def _whole(values: np.ndarray, name: str) -> np.ndarray:

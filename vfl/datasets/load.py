@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from vfl.core.errors import (
     DataError,
     MisalignedError,
     MissingDataError,
-    TooFewRowsError,
 )
 from vfl.core.seeds import permutation
 from vfl.datasets.alignment.gaps import MissingRows
@@ -36,10 +35,9 @@ from vfl.datasets.encode import (
     encode_labels,
 )
 from vfl.datasets.files import column_names, read_table
-from vfl.datasets.named import read_bundled
 from vfl.datasets.on_disk import OnDisk
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs, PartyData
-from vfl.datasets.sources import Bundled, SetFormat
+from vfl.datasets.sources import Bundled, SetFormat, read_bundled
 from vfl.datasets.split import (
     Fold,
     Split,
@@ -49,10 +47,17 @@ from vfl.datasets.split import (
     split_parts,
     split_rows,
 )
-from vfl.datasets.streamed import RowOrder, StreamedTable, order_by_id, order_of_alignment
+from vfl.datasets.streamed import (
+    RowOrder,
+    StreamedTable,
+    no_training_rows,
+    order_by_id,
+    order_of_alignment,
+)
 from vfl.datasets.table import (
     Classes,
     IdType,
+    OwnTable,
     Part,
     Source,
     Table,
@@ -87,7 +92,7 @@ def load_bundled(
     """A data set by name, cut into strips of the picture or blocks of columns, words or items.
 
     Args:
-        source: one of `vfl.datasets.SOURCES`, or picture sets joined with a plus.
+        source: the spec of one of `SOURCES`, or picture sets joined with a plus.
         parties: who gets columns, from left to right; the label party only if it is listed.
         seed: the run's public seed.
         label_party: who gets the labels.
@@ -106,7 +111,7 @@ def load_bundled(
         Data by party, in the order given, the label party last unless it is listed.
 
     Raises:
-        UnknownNameError: no such data set.
+        SpecError: no such data set or option.
         BadOptionError: a form the set cannot have, or a fold of a set with test rows of its own.
         MissingDataError: files that are not there.
         TooFewRowsError: an empty part.
@@ -168,26 +173,6 @@ def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
     inputs -= np.array(data.mean, dtype=np.float32)[:, None, None]
     inputs /= np.array(data.scale, dtype=np.float32)[:, None, None]
     return inputs
-
-
-@dataclass(frozen=True, eq=False)
-class OwnTable:
-    """A table as its owner describes it.
-
-    Attributes:
-        source: the file, frame or database.
-        id_column: rows are sorted by it; several joined with plus signs, with an alignment. An
-            empty one keeps the order of the table.
-        columns: names and globs of its features; None takes all but id and label.
-        form: how it is written.
-        shape: (channels, height, width) when the columns are pixels in reading order.
-    """
-
-    source: Source
-    id_column: str = ""
-    columns: Sequence[str] | None = None
-    form: TableFormat = field(default_factory=TableFormat)
-    shape: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -273,19 +258,12 @@ def load_table(
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
         TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
     """
-    (label, *further), id_column = labels, table.id_column or None
-    about = table.source, id_column, "the table", table.form
-    order: RowOrder | None = None
-    ids: Ids | None = None
-    whole: Table
-    if place is None:
-        whole, ids = read_sorted(*about)
-    else:
-        whole, order = read_ordered(*about, place)
+    label, *further = labels
+    whole, order = read_rows(table, "the table", place)
     check_column(whole.columns, label.column, "the label", "label.column")
     columns = {
         party: own_columns(
-            whole.columns, asked, party, labels, id_column, f"parties.{party}.columns"
+            whole.columns, asked, party, labels, table.id_column, f"parties.{party}.columns"
         )
         for party, asked in party_columns.items()
     }
@@ -293,29 +271,23 @@ def load_table(
         check_column(whole.columns, one.column, "the label", "tasks.column")
     _check_busy(columns, label.party)
     check_owners(columns)
-    inputs: dict[str, Inputs]
-    if place is not None and order is not None:
+    if place is not None:
         _refuse_on_disk(dealing)
+    elif (drawn := dealing.drawn(order.rows)) is not None:
+        whole = Part.of(whole, drawn)
+        order = RowOrder(len(drawn), ids=None if order.ids is None else order.ids[drawn])
+    given = _given(whole, "the table", order, place)
+    learned = {one.party: given.labels(one.column, one.task) for one in labels}
+    if place is None:
+        split = dealing.split(learned[label.party][0], label.task)
+    else:
         split = dealing.split_of(order.rows, place=place)
-        streamed = StreamedTable(whole, order, split, place)
-        inputs = {
-            party: streamed.encoded(encoders[party])
-            if party in encoders
-            else streamed.inputs(own, None, table.form)
-            for party, own in columns.items()
-        }
-        rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
-        learned = {one.party: streamed.labels(one.column, one.task) for one in labels}
-        return _of_parties(rows, inputs, labels, learned)
-    if (drawn := dealing.drawn(len(whole))) is not None:
-        whole, ids = Part.of(whole, drawn), None if ids is None else ids[drawn]
-    learned = {one.party: encode_labels(whole[one.column], one.task) for one in labels}
-    split = dealing.split(learned[label.party][0], label.task)
     inputs = {
-        party: fit_inputs(whole, own, split, form=table.form, encoder=encoders.get(party))
+        party: given.inputs(replace(table, columns=own), split, encoders.get(party))
         for party, own in columns.items()
     }
-    return _of_parties(AlignedRows.of(len(whole), split, ids), inputs, labels, learned)
+    rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
+    return _of_parties(rows, inputs, labels, learned)
 
 
 def _refuse_on_disk(dealing: Dealing) -> None:
@@ -445,8 +417,8 @@ def load_parties(
     for name in order:
         more = others[name] if unaligned and name != label_party else None
         own = replace(tables[name], columns=columns[name])
-        known_by = encoders.get(name)
-        inputs[name] = _fit_held(name, own, frames[name], split, more, held.get(name), known_by)
+        given = HeldRows(frames[name], f"party '{name}'", held.get(name), more)
+        inputs[name] = given.inputs(own, split, encoders.get(name))
     rows = replace(AlignedRows.of(len(codes), split, common, digest), held=held)
     return _of_parties(rows, inputs, labels, learned)
 
@@ -456,38 +428,52 @@ def _without(table: Table, part: Part) -> Part:
     return Part.of(table, np.setdiff1d(np.arange(len(table)), part.rows))
 
 
-def _fit_held(
-    party: str,
-    table: OwnTable,
-    frame: Table,
-    split: Split,
-    others: Table | None,
-    held: np.ndarray | None,
-    encoder: Encoder | None,
-) -> Inputs:
-    """`fit_inputs` of a party that has only the rows of `held`; the others are not numbers.
+class HeldRows:
+    """Makes inputs and labels of a table whose rows are in memory.
 
-    Raises:
-        TooFewRowsError: it has no training row.
+    Args:
+        table: the party's rows, in their order.
+        whose: for messages.
+        held: which of the session's rows they are, where some are lacking, bool; inputs of the
+            others are not numbers.
+        others: the party's rows that no session has, which become inputs as well.
     """
-    columns, about = table.columns or (), (table.shape, table.form, others, encoder)
-    if held is None:
-        return fit_inputs(frame, columns, split, *about)
-    at = np.cumsum(held) - 1
-    own = Split(*(at[rows[held[rows]]] for rows in (split.train, split.validation, split.test)))
-    if encoder is None and not len(own.train):
-        raise TooFewRowsError(
-            f"party '{party}' has none of the training rows",
-            got=f"{len(frame)} of {len(held)} rows",
-            fix="another seed, or an experiment without that party",
-        )
-    found = fit_inputs(frame, columns, own, *about)
-    assert found.array is not None, "a feature party has columns"
-    return found._replace(array=_with_gaps(found.array, held))
+
+    def __init__(
+        self,
+        table: Table,
+        whose: str,
+        held: np.ndarray | None = None,
+        others: Table | None = None,
+    ) -> None:
+        self._table, self._whose, self._held, self._others = table, whose, held, others
+
+    def inputs(self, own: OwnTable, split: Split, encoder: Encoder | None = None) -> Inputs:
+        """Inputs of the columns, shape and form of `own`; see `fit_inputs`.
+
+        Raises:
+            TooFewRowsError: none of the training rows is held.
+            DataError: see `fit_inputs`.
+        """
+        columns, about = own.columns or (), (own.shape, own.form, self._others, encoder)
+        if self._held is None:
+            return fit_inputs(self._table, columns, split, *about)
+        at, parts = np.cumsum(self._held) - 1, (split.train, split.validation, split.test)
+        split = Split(*(at[rows[self._held[rows]]] for rows in parts))
+        if encoder is None and not len(split.train):
+            raise no_training_rows(self._whose, len(self._table), len(self._held))
+        found = fit_inputs(self._table, columns, split, *about)
+        return found._replace(array=_with_gaps(found.array, self._held))
+
+    def labels(self, column: str, task: str) -> tuple[np.ndarray, Classes | None]:
+        """What `encode_labels` gives of a column."""
+        return encode_labels(self._table[column], task)
 
 
-def _with_gaps(array: np.ndarray, held: np.ndarray) -> np.ndarray:
+def _with_gaps(array: np.ndarray | None, held: np.ndarray) -> np.ndarray | None:
     """Inputs of the rows of `held`, and not numbers between them; axes (all rows, ...)."""
+    if array is None:
+        return None
     whole = np.full((len(held), *array.shape[1:]), np.nan, dtype=np.float32)
     whole[held] = array
     return whole
@@ -578,9 +564,8 @@ def load_own(
     names = column_names(table.source, table.form, "data.source")
     patterns = ("*",) if table.columns is None else table.columns
     learned = [] if label is None else [label]
-    id_column = table.id_column or None
-    own = own_columns(names, patterns, name, learned, id_column, "data.columns")
-    _check_id(names, id_column, name, alignment)
+    own = own_columns(names, patterns, name, learned, table.id_column, "data.columns")
+    _check_id(names, table.id_column, name, alignment)
     if label is not None:
         check_column(names, label.column, f"the label of '{name}'", "data.label")
     elif not own:
@@ -592,51 +577,39 @@ def load_own(
             fix="leave data.memory out where a defense reads the other rows",
         )
     kept = [*own, *(one.column for one in learned)]
-    about = table.source, id_column, f"party '{name}'", table.form
     split_of = partial(dealing.split_of, place=place)
     held = alignment.held if alignment else NO_GAPS
-    ids: Ids | None
-    labels: tuple[Any, Classes | None] = (None, None)
-    if place is not None:
-        whole, order = read_ordered(*about, place, columns=kept, by=alignment)
-        split = split_of(order.rows) if alignment is None else alignment.split(split_of)
-        streamed = StreamedTable(whole, order, split, place)
-        if label is not None:
-            labels = streamed.labels(label.column, label.task)
-        count, ids, digest = order.rows, order.ids, order.digest
-        inputs = (
-            streamed.encoded(encoder) if encoder else streamed.inputs(own, table.shape, table.form)
-        )
-    else:
-        frame, ids = read_sorted(*about, columns=kept, by=alignment)
-        split = split_of(len(frame)) if alignment is None else alignment.split(split_of)
-        if label is not None:
-            labels = encode_labels(frame[label.column], label.task)
-        count = len(split.train) + len(split.validation) + len(split.test)
-        digest = None if alignment is None else alignment.digest
-        others = None
-        if unaligned and alignment is not None and isinstance(frame, Part):
-            others = _without(frame.table, frame)
-        mine = replace(table, columns=own)
-        inputs = _fit_held(name, mine, frame, split, others, held.get(name), encoder)
-    rows = AlignedRows.of(count, split, None if name in held else ids, digest)
+    whose = f"party '{name}'"
+    whole, order = read_rows(table, whose, place, kept, alignment)
+    split = split_of(order.rows) if alignment is None else alignment.split(split_of)
+    given = _given(whole, whose, order, place, held.get(name), unaligned)
+    labels = (None, None) if label is None else given.labels(label.column, label.task)
+    inputs = given.inputs(replace(table, columns=own), split, encoder)
+    rows = AlignedRows.of(order.rows, split, None if name in held else order.ids, order.digest)
     return replace(rows.party(name, inputs, *labels), held=held)
 
 
-def _rows_by(alignment: Alignment | None, count: int, split: Split, ids: Ids | None) -> AlignedRows:
-    """The order of a party's own rows; without ids where it lacks some rows."""
-    if alignment is None:
-        return AlignedRows.of(count, split, ids)
-    gaps = count < len(alignment.positions)
-    return AlignedRows.of(count, split, None if gaps else ids, alignment.digest)
+def _given(
+    table: Table,
+    whose: str,
+    order: RowOrder,
+    place: OnDisk | None,
+    held: np.ndarray | None = None,
+    unaligned: bool = False,
+) -> HeldRows | StreamedTable:
+    """The rows that `read_rows` gave; with those that an alignment leaves out, if asked."""
+    if place is not None:
+        return StreamedTable(table, whose, order, place)
+    others = _without(table.table, table) if unaligned and isinstance(table, Part) else None
+    return HeldRows(table, whose, held, others)
 
 
 def _check_id(
-    names: Sequence[str], id_column: str | None, party: str, alignment: Alignment | None
+    names: Sequence[str], id_column: str, party: str, alignment: Alignment | None
 ) -> None:
     """Refuse an id column that the table lacks; those of a composite id are for alignments."""
-    columns = [] if id_column is None else [id_column]
-    if alignment is not None and id_column is not None:
+    columns = [id_column] if id_column else []
+    if alignment is not None and id_column:
         columns = id_columns(id_column, names)
     for each in columns:
         check_column(names, each, f"the id column of party '{party}'", "data.id")
@@ -669,92 +642,65 @@ def load_for_prediction(
         MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.core.errors`.
     """
     names, kept = column_names(source, form, "data.predict"), list(encoder.names) if encoder else []
-    _check_id(names, id_column, name, alignment)
+    table = OwnTable(source, id_column or "", kept, form or TableFormat())
+    _check_id(names, table.id_column, name, alignment)
     for each in kept:
         check_column(names, each, f"the encoder's '{each}'", "data.predict")
     # Of a table without ids that gives no inputs, its rows are all there is to know.
     columns = kept if kept or id_column else None
-    whose, setting = f"party '{name}'", "data.predict"
-    nothing = np.empty(0, dtype=np.int64)
     held = alignment.held if alignment else NO_GAPS
-    if place is not None:
-        how = (setting, columns, alignment)
-        table, order = read_ordered(source, id_column, whose, form, place, *how)
-        split = Split(nothing, nothing, np.arange(order.rows, dtype=np.int64))
-        streamed = StreamedTable(table, order, split, place)
-        inputs = streamed.encoded(encoder) if encoder else NO_INPUTS
-        known = None if order.absent is not None else order.ids
-        rows = AlignedRows.of(order.rows, split, known, order.digest)
-        return replace(rows.party(name, inputs), held=held)
-    frame, ids = read_sorted(source, id_column, whose, form, setting, columns, by=alignment)
-    count = len(frame) if alignment is None else len(alignment.positions)
-    split = Split(train=nothing, validation=nothing, test=np.arange(count, dtype=np.int64))
-    counter = Unfamiliar()
-    inputs = NO_INPUTS
-    if encoder:
-        array = encoder.transform(frame, counter)
-        if name in held:
-            array = _with_gaps(array, held[name])
-        inputs = Inputs(array, encoder, counter.counts)
-    rows = _rows_by(alignment, len(frame), split, ids)
+    whose = f"party '{name}'"
+    whole, order = read_rows(table, whose, place, columns, alignment, "data.predict")
+    nothing = np.empty(0, dtype=np.int64)
+    split = Split(nothing, nothing, np.arange(order.rows, dtype=np.int64))
+    inputs = _given(whole, whose, order, place, held.get(name)).inputs(table, split, encoder)
+    known = None if order.absent is not None else order.ids
+    rows = AlignedRows.of(order.rows, split, known, order.digest)
     return replace(rows.party(name, inputs), held=held)
 
 
-def read_sorted(
-    source: Source,
-    id_column: str | None,
+def read_rows(
+    table: OwnTable,
     where: str,
-    form: TableFormat | None,
-    setting: str = "data.source",
+    place: OnDisk | None,
     columns: Sequence[str] | None = None,
     by: Alignment | None = None,
-) -> tuple[Table, Ids | None]:
-    """A table in ascending order of its ids, and the ids; as it stands, and None, without ids.
+    setting: str = "data.source",
+) -> tuple[Table, RowOrder]:
+    """A party's rows, and the order they come in.
 
-    Of `columns`, if they are given, and the ids alone. `by` gives the rows and their order instead.
+    In memory the rows are those of the session, put in that order; a table on disk stays as it
+    stands, and the order says where each row comes.
+
+    Args:
+        table: the party's own.
+        where: whose it is, for messages.
+        place: where ids lie; None puts the rows in order in memory.
+        columns: those that are read beside the ids; None reads all.
+        by: gives the rows and their order, instead of the ids, which are sorted.
+        setting: what names the file, for messages.
 
     Raises:
         MissingDataError, DataError: no readable table.
         MissingColumnError, MisalignedError: no usable ids.
     """
-    form = form or TableFormat()
-    if id_column is None:
-        return read_table(source, form, setting=setting, columns=columns), None
-    if by is not None:
-        names = _columns_of(id_column, source, form)
-        kept = None if columns is None else list(dict.fromkeys([*names, *columns]))
-        return by.applied(read_table(source, form, names, setting, kept), id_column, where)
-    kept = None if columns is None else [id_column, *columns]
-    frame = read_table(source, form, [id_column] * form.text_ids, setting, kept)
-    return sort_by_id(frame, id_column, where, form.id_type)
-
-
-def read_ordered(
-    source: Source,
-    id_column: str | None,
-    where: str,
-    form: TableFormat | None,
-    place: OnDisk,
-    setting: str = "data.source",
-    columns: Sequence[str] | None = None,
-    by: Alignment | None = None,
-) -> tuple[Table, RowOrder]:
-    """A table as it stands, and where its rows come; `read_sorted` without the rows in memory.
-
-    Raises:
-        MissingDataError, DataError, MissingColumnError, MisalignedError: see `read_sorted`.
-    """
-    form = form or TableFormat()
-    if id_column is None:
-        table = read_table(source, form, setting=setting, columns=columns)
-        return table, RowOrder(len(table))
+    source, form, id_column = table.source, table.form, table.id_column
+    if not id_column:
+        found = read_table(source, form, setting=setting, columns=columns)
+        return found, RowOrder(len(found))
     names = [id_column] if by is None else _columns_of(id_column, source, form)
     kept = None if columns is None else list(dict.fromkeys([*names, *columns]))
     texts = names if form.text_ids or by is not None else []
-    table = read_table(source, form, texts, setting, kept)
+    found = read_table(source, form, texts, setting, kept)
     if by is None:
-        return table, order_by_id(table, id_column, where, form.id_type, place)
-    return table, order_of_alignment(table, id_column, where, by)
+        if place is not None:
+            return found, order_by_id(found, id_column, where, form.id_type, place)
+        part, ids = sort_by_id(found, id_column, where, form.id_type)
+        return part, RowOrder(len(part), ids=ids)
+    if place is not None:
+        return found, order_of_alignment(found, id_column, where, by)
+    part, own = by.applied(found, id_column, where)
+    return part, RowOrder(len(by.positions), ids=own, digest=by.digest, absent=by.absent)
 
 
 def own_columns(
@@ -762,7 +708,7 @@ def own_columns(
     patterns: Sequence[str],
     party: str,
     labels: Sequence[Label],
-    ids: str | None,
+    ids: str,
     setting: str,
 ) -> list[str]:
     """A party's resolved columns, checked: neither a label nor the id is among them.
@@ -771,10 +717,10 @@ def own_columns(
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
     """
     names, learned = list(names), [label.column for label in labels]
-    leave_out = [*learned, *(id_columns(ids, names) if ids is not None else [])]
+    leave_out = [*learned, *(id_columns(ids, names) if ids else [])]
     columns = pick_columns(names, patterns, f"party '{party}'", leave_out, setting)
     for column in learned or (None,):
-        check_features(party, columns, column, ids, setting)
+        check_features(party, columns, column, ids or None, setting)
     return columns
 
 

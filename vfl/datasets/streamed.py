@@ -34,8 +34,8 @@ from vfl.datasets.table import (
     BLOCK_ROWS,
     Classes,
     IdType,
+    OwnTable,
     Table,
-    TableFormat,
     as_texts,
     check_column,
     column_blocks,
@@ -131,9 +131,8 @@ def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) 
     rows, at = by.positions[has], np.full(len(table), -1, dtype=np.int64)
     at[rows] = np.flatnonzero(has)
     ids = pc.take(pa.chunked_array(texts, pa.large_string()), pa.array(rows))
-    absent = None if has.all() else np.flatnonzero(~has)
     own = pd.arrays.ArrowStringArray(ids)
-    return RowOrder(len(by.positions), at, own, by.digest, absent)
+    return RowOrder(len(by.positions), at, own, by.digest, by.absent)
 
 
 class _IdBlocks:
@@ -169,45 +168,41 @@ class StreamedTable:
 
     Args:
         table: the party's own.
+        whose: for messages.
         order: of its rows.
-        split: which of them, in that order, serve what.
         place: where inputs and labels will lie.
     """
 
-    def __init__(self, table: Table, order: RowOrder, split: Split, place: OnDisk) -> None:
-        self._table, self._order, self._place = table, order, place
-        self._training_rows = len(split.train)
-        self._part = np.full(order.rows, _TRAIN, dtype=np.uint8)
-        for part, rows in ((_VALIDATION, split.validation), (_TEST, split.test)):
-            for start in range(0, len(rows), _MOST_ROWS):
-                self._part[rows[start : start + _MOST_ROWS]] = part
+    def __init__(self, table: Table, whose: str, order: RowOrder, place: OnDisk) -> None:
+        self._table, self._whose, self._order, self._place = table, whose, order, place
 
-    def inputs(
-        self, columns: Sequence[str], shape: Sequence[int] | None, form: TableFormat | None
-    ) -> Inputs:
-        """What `fit_inputs` gives of columns; medians and edges may be of a sample.
+    def inputs(self, own: OwnTable, split: Split, encoder: Encoder | None = None) -> Inputs:
+        """What `fit_inputs` gives of the columns of `own`; medians and edges may be of a sample.
 
         Raises:
             DataError: see `TableEncoder.fit_blocks` and `PictureEncoder.fit_blocks`.
         """
-        if not columns:
+        if not own.columns:
             return NO_INPUTS
-        form = form or TableFormat()
-        training = self._training(columns)
-        encoder: Encoder = (
-            PictureEncoder.fit_blocks(training, columns, tuple(shape))
-            if shape
-            else TableEncoder.fit_blocks(
-                training, columns, self._training_rows, dates=form.dates, bins=form.bins
-            )
-        )
-        return self.encoded(encoder)
+        part = np.full(self._order.rows, _TRAIN, dtype=np.uint8)
+        for name, rows in ((_VALIDATION, split.validation), (_TEST, split.test)):
+            for start in range(0, len(rows), _MOST_ROWS):
+                part[rows[start : start + _MOST_ROWS]] = name
+        return self._encoded(encoder or self._fitted(own, len(split.train), part), part)
 
-    def encoded(self, encoder: Encoder) -> Inputs:
-        """Inputs by an encoder that is there already."""
+    def _fitted(self, own: OwnTable, training_rows: int, part: np.ndarray) -> Encoder:
+        training, columns = self._training(own.columns or (), part), own.columns or ()
+        if own.shape:
+            return PictureEncoder.fit_blocks(training, columns, tuple(own.shape))
+        form = own.form
+        return TableEncoder.fit_blocks(
+            training, columns, training_rows, dates=form.dates, bins=form.bins
+        )
+
+    def _encoded(self, encoder: Encoder, part: np.ndarray) -> Inputs:
         counter, found = Unfamiliar(), None
         for at, block in self._blocks(encoder.names):
-            counted = Unfamiliar(self._part[at] == _TEST)
+            counted = Unfamiliar(part[at] == _TEST)
             inputs = encoder.transform(block, counted)
             counter.join(counted)
             shape = (self._order.rows, *inputs.shape[1:])
@@ -253,16 +248,21 @@ class StreamedTable:
             if len(at):
                 yield at, block
 
-    def _training(self, names: Sequence[str]) -> Iterator[pd.DataFrame]:
+    def _training(self, names: Sequence[str], part: np.ndarray) -> Iterator[pd.DataFrame]:
         found = False
         for at, block in self._blocks(names):
-            training = self._part[at] == _TRAIN
+            training = part[at] == _TRAIN
             if training.any():
                 found = True
                 yield block[training]
         if not found:
-            raise TooFewRowsError(
-                "the table has none of the training rows",
-                got=f"{spaced(len(self._table))} of {spaced(self._order.rows)} rows",
-                fix="another seed, or an experiment without that party",
-            )
+            raise no_training_rows(self._whose, len(self._table), self._order.rows)
+
+
+def no_training_rows(whose: str, here: int, rows: int) -> TooFewRowsError:
+    """Error of a party that has none of the training rows."""
+    return TooFewRowsError(
+        f"{whose} has none of the training rows",
+        got=f"{spaced(here)} of {spaced(rows)} rows",
+        fix="another seed, or an experiment without that party",
+    )

@@ -65,6 +65,26 @@ class TableFormat:
         return self.id_type == "text"
 
 
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """A table as its owner describes it.
+
+    Attributes:
+        source: the file, frame or database.
+        id_column: rows are sorted by it; several joined with plus signs, with an alignment. An
+            empty one keeps the order of the table.
+        columns: names and globs of its features; None takes all but id and label.
+        form: how it is written.
+        shape: (channels, height, width) when the columns are pixels in reading order.
+    """
+
+    source: Source
+    id_column: str = ""
+    columns: Sequence[str] | None = None
+    form: TableFormat = field(default_factory=TableFormat)
+    shape: Sequence[int] | None = None
+
+
 class Table(Protocol):
     """What a data frame and a large file have in common; every reading of a column is a new one."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vfl.testing.defense import DefenseContract
     from vfl.testing.holders import HolderContract, Protocol
     from vfl.testing.link import LinkContract
+    from vfl.testing.source import SourceContract
     from vfl.testing.writer import RunWriterContract
 
 _HOMES = {
@@ -34,6 +35,7 @@ _HOMES = {
     "LinkContract": "vfl.testing.link",
     "Protocol": "vfl.testing.holders",
     "RunWriterContract": "vfl.testing.writer",
+    "SourceContract": "vfl.testing.source",
     "add_attack": "vfl.experiments.study",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "LinkContract",
     "Protocol",
     "RunWriterContract",
+    "SourceContract",
     "add_attack",
 ]
 

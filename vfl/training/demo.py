@@ -17,7 +17,7 @@ from vfl.config.run_folder import new_run_name
 from vfl.core.processes import Service
 from vfl.core.seeds import Secret, permutation
 from vfl.core.storage import write_bytes
-from vfl.datasets.named import read_digits
+from vfl.datasets.sources.scikit_learn import read_digits
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.session.store.party_folder import INJECTED_SECRET

@@ -42,8 +42,8 @@ from vfl.datasets import (
 from vfl.datasets.doubts import doubts, idle_columns
 from vfl.datasets.files import column_names
 from vfl.datasets.load import NO_ENCODERS
-from vfl.datasets.named import own_parts
 from vfl.datasets.on_disk import OnDisk
+from vfl.datasets.sources import own_parts
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure_mode
 from vfl.session.label import EpochRecord, summarise
 from vfl.session.label.summary import revealed, test_figures, write_predictions

@@ -32,7 +32,7 @@ from vfl.core.errors import (
     UnknownNameError,
     UnknownOptionError,
 )
-from vfl.datasets.named import own_parts
+from vfl.datasets import sources
 from vfl.models.mlp import MLPBottom
 from vfl.session.trace import trace_of_masked_cuts
 
@@ -45,7 +45,7 @@ def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment,
     """
     experiment = read_experiment(path, overrides, spec_mistakes)
     locations = Locations.of(path, overrides)
-    here = of_training_here(experiment, own_parts(experiment.data.source))
+    here = of_training_here(experiment, sources.own_parts(experiment.data.source))
     raise_mistakes([*spec_mistakes(experiment.model_dump()), *mistakes_of(here)], locations)
     return experiment, locations
 
@@ -225,6 +225,7 @@ _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "defense": _check_defense,
     "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),
     "secure": _check_secure,
+    "data set": lambda spec, _: sources.make(spec),
     "bottom": lambda spec, _: models.make_bottom(spec),
     "top": lambda spec, _: models.make_top(spec),
     "adversary": lambda spec, _: _check_adversary(spec),

@@ -109,6 +109,12 @@ class Alignment:
                 fix="vfl align, with the same data.missing_rows",
             )
 
+    @property
+    def absent(self) -> np.ndarray | None:
+        """Places of the session's rows that the party lacks, ascending; None where it has all."""
+        lacking = np.flatnonzero(self.positions < 0)
+        return lacking if len(lacking) else None
+
     def split(self, split: Callable[[int], Split]) -> Split:
         """The split of the rows, where `split` gives that of so many; see `split_apart`."""
         if self.complete is None:

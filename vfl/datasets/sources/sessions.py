@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from vfl.core.errors import DataError
-from vfl.datasets.sources import Bundled, Request, data_folder, existing_file, in_proportion
+from vfl.datasets.sources.base import Bundled, DataSource, Request, in_proportion
+from vfl.datasets.sources.files import data_folder, existing_file
 
 FILTERED = "yoochoose1_64"
 CLICKS = "yoochoose/yoochoose-clicks.dat"
@@ -29,10 +30,28 @@ PUBLISHED = "a file of the RecSys Challenge 2015 (YooChoose)"
 Sessions = list[list[int]]
 
 
-def read_yoochoose(asked: Request) -> Bundled:
-    """Every beginning of the sessions and what came next, by either edition."""
-    read = read_filtered if asked.source == "yoochoose_filtered" else read_clicks
-    parts, items = read(asked.root)
+class YooChoose(DataSource):
+    """What a visitor of a shop clicks next: the last 64th of the published sessions."""
+
+    follows = ("length",)
+    own_parts = ("validation", "test")
+
+    def read(self, asked: Request) -> Bundled:
+        return _beginnings(*read_clicks(asked.root), asked)
+
+
+class FilteredYooChoose(DataSource):
+    """What a visitor of a shop clicks next: a smaller edition, of items with a category."""
+
+    follows = ("length",)
+    own_parts = ("validation", "test")
+
+    def read(self, asked: Request) -> Bundled:
+        return _beginnings(*read_filtered(asked.root), asked)
+
+
+def _beginnings(parts: list[Sessions], items: int, asked: Request) -> Bundled:
+    """Every beginning of the sessions and what came next."""
     sizes = [sum(len(session) - 1 for session in part) for part in parts]
     counts = in_proportion(sizes, asked.limit)
     length = asked.form.length or LENGTH

@@ -17,14 +17,8 @@ import numpy as np
 import pandas as pd
 
 from vfl.core.errors import DataError
-from vfl.datasets.sources import (
-    Bundled,
-    Request,
-    data_folder,
-    existing_file,
-    first_rows,
-    interleaved,
-)
+from vfl.datasets.sources.base import Bundled, DataSource, Request, first_rows, interleaved
+from vfl.datasets.sources.files import data_folder, existing_file
 
 PADDING, UNKNOWN = 0, 1
 VOCABULARY = 20_000
@@ -111,36 +105,70 @@ class Texts:
         return renumbered
 
 
-def read_review_polarity(asked: Request) -> Bundled:
-    """Two thousand reviews, one against (0) and one for (1) in turn, in the order of their names.
+class ReviewPolarity(DataSource):
+    """Film reviews, 1,000 against and 1,000 for, as rows of words (Pang and Lee 2004)."""
 
-    `asked.root` holds ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
+    follows = ("length", "vocabulary")
 
-    Raises:
-        MissingDataError: the file is not there.
-        DataError: the file is damaged or of another format.
-    """
-    path = existing_file(
-        data_folder(asked.root) / REVIEWS, want="the polarity dataset 2.0 of Pang and Lee"
-    )
-    try:
-        found = _reviews(path)
-    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
-        raise DataError(
-            "these reviews cannot be read", where=str(path), got=type(error).__name__
-        ) from None
-    names = sorted(found)
-    labels = np.array([REVIEW_CLASSES.index(side) for side, _ in names], dtype=np.int64)
-    if set(labels.tolist()) != {0, 1}:
-        raise DataError(
-            "these reviews are not of two sides", where=str(path), want="folders neg and pos"
+    def read(self, asked: Request) -> Bundled:
+        """The reviews, one against (0) and one for (1) in turn, in the order of their names.
+
+        `asked.root` holds ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
+
+        Raises:
+            MissingDataError: the file is not there.
+            DataError: the file is damaged or of another format.
+        """
+        path = existing_file(
+            data_folder(asked.root) / REVIEWS, want="the polarity dataset 2.0 of Pang and Lee"
         )
-    order = interleaved(labels)[: asked.limit]
-    return Bundled(
-        cells=_asked_for([found[names[row]] for row in order.tolist()], asked, REVIEW_LENGTH),
-        labels=labels[order],
-        classes=REVIEW_CLASSES,
-    )
+        try:
+            found = _reviews(path)
+        except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
+            raise DataError(
+                "these reviews cannot be read", where=str(path), got=type(error).__name__
+            ) from None
+        names = sorted(found)
+        labels = np.array([REVIEW_CLASSES.index(side) for side, _ in names], dtype=np.int64)
+        if set(labels.tolist()) != {0, 1}:
+            raise DataError(
+                "these reviews are not of two sides", where=str(path), want="folders neg and pos"
+            )
+        order = interleaved(labels)[: asked.limit]
+        return Bundled(
+            cells=_asked_for([found[names[row]] for row in order.tolist()], asked, REVIEW_LENGTH),
+            labels=labels[order],
+            classes=REVIEW_CLASSES,
+        )
+
+
+class DBPediaClasses(DataSource):
+    """First sentences of articles of 219 classes, as rows of words."""
+
+    follows = ("length", "vocabulary")
+    own_parts = ("validation", "test")
+
+    def read(self, asked: Request) -> Bundled:
+        """The articles by the classes of the finest level, in alphabetical order.
+
+        `asked.root` holds ``dbpedia-classes`` with the three csv files of the published set.
+
+        Raises:
+            MissingDataError: a file is not there.
+            DataError: a file is of another format.
+        """
+        folder = data_folder(asked.root) / DBPEDIA
+        parts = [_read_articles(folder / name) for name in DBPEDIA_FILES]
+        whole = pd.concat(parts, ignore_index=True)
+        classes, labels = np.unique(whole[DBPEDIA_CLASS].to_numpy(dtype=str), return_inverse=True)
+        kept, counts = first_rows([len(part) for part in parts], asked.limit)
+        return Bundled(
+            cells=_asked_for(whole[DBPEDIA_TEXT].iloc[kept].tolist(), asked, DBPEDIA_LENGTH),
+            labels=labels.astype(np.int64)[kept],
+            classes=tuple(classes.tolist()),
+            train_rows=counts[0],
+            validation_rows=counts[1],
+        )
 
 
 def _asked_for(texts: list[str], asked: Request, length: int) -> Texts:
@@ -159,29 +187,6 @@ def _reviews(path: Path) -> dict[tuple[str, str], str]:
                     raise ValueError("a review is too large")
                 found[named[1], named[2]] = file.read().decode("latin-1")
     return found
-
-
-def read_dbpedia(asked: Request) -> Bundled:
-    """The articles by the classes of the finest level, in alphabetical order.
-
-    `asked.root` holds ``dbpedia-classes`` with the three csv files of the published set.
-
-    Raises:
-        MissingDataError: a file is not there.
-        DataError: a file is of another format.
-    """
-    folder = data_folder(asked.root) / DBPEDIA
-    parts = [_read_articles(folder / name) for name in DBPEDIA_FILES]
-    whole = pd.concat(parts, ignore_index=True)
-    classes, labels = np.unique(whole[DBPEDIA_CLASS].to_numpy(dtype=str), return_inverse=True)
-    kept, counts = first_rows([len(part) for part in parts], asked.limit)
-    return Bundled(
-        cells=_asked_for(whole[DBPEDIA_TEXT].iloc[kept].tolist(), asked, DBPEDIA_LENGTH),
-        labels=labels.astype(np.int64)[kept],
-        classes=tuple(classes.tolist()),
-        train_rows=counts[0],
-        validation_rows=counts[1],
-    )
 
 
 def _read_articles(path: Path) -> pd.DataFrame:

@@ -7,8 +7,8 @@ from hashlib import sha256
 import pytest
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.datasets import sources
-from vfl.datasets.sources import Archive, fetch
+from vfl.datasets.sources import files
+from vfl.datasets.sources.files import Archive, fetch
 
 
 def published(path, members, folder="set"):
@@ -86,8 +86,8 @@ def test_a_download_that_fails_or_never_ends(tmp_path, monkeypatch):
         def read(self, size=-1):
             return bytes(size)
 
-    monkeypatch.setattr(sources, "LIMIT_BYTES", 3 * sources.CHUNK_BYTES)
-    monkeypatch.setattr(sources.urllib.request, "urlopen", lambda url, timeout: Endless())
+    monkeypatch.setattr(files, "LIMIT_BYTES", 3 * files.CHUNK_BYTES)
+    monkeypatch.setattr(files.urllib.request, "urlopen", lambda url, timeout: Endless())
     with pytest.raises(DataError, match="not the published archive"):
         fetch(missing, tmp_path / "base")
     assert list((tmp_path / "base").iterdir()) == []

@@ -5,10 +5,18 @@ import pytest
 
 from vfl.core.errors import BadOptionError, DataError, UnknownNameError
 from vfl.datasets import SetFormat, load_bundled
-from vfl.datasets.named import read_bundled
-from vfl.datasets.picture_set import Part, PictureSet, first_classes, resize, resized, stacked
-from vfl.datasets.picture_sources import channel_mean_and_std
-from vfl.datasets.sources import data_folder, interleaved
+from vfl.datasets.sources import make, read_bundled
+from vfl.datasets.sources.base import interleaved
+from vfl.datasets.sources.files import data_folder
+from vfl.datasets.sources.picture_set import (
+    Part,
+    PictureSet,
+    first_classes,
+    resize,
+    resized,
+    stacked,
+)
+from vfl.datasets.sources.pictures import CIFAR10, MNIST, FashionMNIST, channel_mean_and_std
 
 
 def part(labels):
@@ -78,7 +86,7 @@ def test_a_box_filter_takes_the_mean_of_what_a_pixel_covers():
 
 
 def test_a_set_is_resized_row_by_row_however_many_there_are(monkeypatch):
-    monkeypatch.setattr("vfl.datasets.picture_set._BLOCK_ROWS", 3)
+    monkeypatch.setattr("vfl.datasets.sources.picture_set._BLOCK_ROWS", 3)
     found = drawn_set(8, 2, 3)
     small, labels, train_rows = resized(found, 2).read()
     whole, same, _ = found.read()
@@ -127,9 +135,8 @@ def test_sets_of_other_shapes_are_not_stacked(other):
 
 
 def test_sets_of_other_sizes_are_joined_at_one_size(monkeypatch):
-    small = {"mnist": drawn_set(5, 2, 3), "fashion_mnist": drawn_set(6, 2, 3, side=6)}
-    readers = {name: lambda root, download, each=each: each for name, each in small.items()}
-    monkeypatch.setattr("vfl.datasets.picture_sources._READERS", readers)
+    monkeypatch.setattr(MNIST, "pictures", lambda self, asked: drawn_set(5, 2, 3))
+    monkeypatch.setattr(FashionMNIST, "pictures", lambda self, asked: drawn_set(6, 2, 3, side=6))
     form = SetFormat(side=2, classes=4)
     data = read_bundled("mnist+fashion_mnist", form=form)
     assert data.cells.shape[1:] == (1, 2, 2)
@@ -141,10 +148,10 @@ def test_one_mean_and_spread_for_stacked_sets_is_that_of_all_their_pixels():
     rng = np.random.default_rng(0)
     pixels = [rng.normal(0.1307, 0.3081, 100_000), rng.normal(0.2860, 0.3530, 100_000)]
     together = np.concatenate(pixels)
-    ((mean,), (spread,)) = channel_mean_and_std(["mnist", "fashion_mnist"])
+    ((mean,), (spread,)) = channel_mean_and_std([MNIST(), FashionMNIST()])
     assert mean == pytest.approx(together.mean(), abs=0.003)
     assert spread == pytest.approx(together.std(), abs=0.003)
-    assert channel_mean_and_std(["cifar10"]) == (
+    assert channel_mean_and_std([CIFAR10()]) == (
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
     )
@@ -167,14 +174,14 @@ def test_mnist_and_fashion_mnist_as_twenty_classes(data_root):
     ("source", "error", "told"),
     [
         ("mnist+fashion_mnits", UnknownNameError, "did you mean 'fashion_mnist'"),
-        ("mnist+digits", UnknownNameError, "no set of pictures"),
-        ("mnist+", UnknownNameError, "no set of pictures"),
+        ("mnist+digits", BadOptionError, "only sets of pictures"),
+        ("mnist+", UnknownNameError, "no data set is called"),
         ("mnist+mnist", BadOptionError, "named twice"),
     ],
 )
 def test_names_that_cannot_be_joined(source, error, told):
     with pytest.raises(error, match=told):
-        read_bundled(source)
+        make(source)
 
 
 @pytest.mark.parametrize(

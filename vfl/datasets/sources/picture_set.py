@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vfl.core.errors import BadOptionError, DataError
-from vfl.datasets.sources import in_proportion, interleaved
+from vfl.datasets.sources.base import in_proportion, interleaved
 from vfl.datasets.table import Classes
 
 _BLOCK_ROWS = 1024

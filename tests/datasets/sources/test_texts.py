@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections import Counter
 
 import numpy as np
-import pandas as pd
 import pytest
+from set_files import reviews_of, write_articles, write_reviews
 
 from vfl.core.errors import BadOptionError, DataError, MissingDataError
 from vfl.datasets import Fold, SetFormat, load_bundled
-from vfl.datasets.texts import Texts
+from vfl.datasets.sources.texts import Texts
 
 
 def test_words_are_numbered_by_frequency_in_training_rows():
@@ -42,26 +40,6 @@ def test_what_a_word_is():
     texts = Texts.of(["Don't -- STOP, 1984_x naïve 'quoted'!"], 9, 99)
     assert texts.words == ("don't", "stop", "1984", "x", "naïve", "quoted")
     assert Texts.of([], 4, 9).rows(np.arange(0)).shape == (0, 4)
-
-
-def write_reviews(root, texts):
-    folder = root / "review-polarity"
-    folder.mkdir(parents=True)
-    with tarfile.open(folder / "review_polarity.tar.gz", "w:gz") as archive:
-        for name, text in texts.items():
-            raw = text.encode("latin-1")
-            member = tarfile.TarInfo(name)
-            member.size = len(raw)
-            archive.addfile(member, io.BytesIO(raw))
-
-
-def reviews_of(rows):
-    side = {"neg": "a bad film", "pos": "a good caf\xe9"}
-    return {
-        f"txt_sentoken/{name}/cv{row:03}_{9 * row}.txt": f"{text} {name}{row}"
-        for name, text in side.items()
-        for row in range(rows)
-    }
 
 
 def test_reviews_take_turns(tmp_path):
@@ -109,15 +87,6 @@ def test_the_real_reviews(data_root):
     assert data["b"].labels.bincount().tolist() == [1000, 1000]
     assert data["a"].inputs.max() == 19_999
     assert 0 < (data["a"].inputs[data["a"].split.test] == 1).float().mean() < 0.1
-
-
-def write_articles(root):
-    folder = root / "dbpedia-classes"
-    folder.mkdir()
-    for part, rows in (("train", 6), ("val", 2), ("test", 3)):
-        labels = [("River", "Airport")[row % 2] for row in range(rows)]
-        table = {"text": [f"NA, the {name}" for name in labels], "l1": "Place", "l3": labels}
-        pd.DataFrame(table).to_csv(folder / f"DBPEDIA_{part}.csv", index=False)
 
 
 def test_articles_keep_their_parts(tmp_path):

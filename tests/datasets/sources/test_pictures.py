@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import struct
 import tarfile
 import urllib.request
 from dataclasses import replace
@@ -14,13 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from set_files import (
+    WNIDS,
+    flat_jpeg,
+    idx_bytes,
+    jpeg_of,
+    write_archives,
+    write_binary,
+    write_jpeg_archive,
+    write_published,
+    write_set,
+)
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.datasets import load_bundled, picture_sources
-from vfl.datasets.named import read_bundled
-from vfl.datasets.picture_sources import (
+from vfl.datasets import SOURCES, load_bundled
+from vfl.datasets.sources import read_bundled
+from vfl.datasets.sources.pictures import (
     LAYOUTS,
-    PIXELS,
     decode_jpeg,
     read_cifar,
     read_idx,
@@ -32,29 +41,16 @@ from vfl.datasets.picture_sources import (
 DIGITS = tuple(range(10))
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
-    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return head + array.astype(np.uint8).tobytes()
-
-
-def write_set(root: Path, folder: str, train: int, test: int, zipped: bool) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    raw = root / folder / "raw"
-    raw.mkdir(parents=True)
-    pictures = rng.integers(0, 256, (train + test, 28, 28))
-    labels = rng.integers(0, 10, train + test)
-    for part, rows in (("train", slice(0, train)), ("t10k", slice(train, None))):
-        for kind, array in (("images-idx3", pictures[rows]), ("labels-idx1", labels[rows])):
-            cells = idx_bytes(array)
-            path = raw / f"{part}-{kind}-ubyte{'.gz' if zipped else ''}"
-            path.write_bytes(gzip.compress(cells) if zipped else cells)
-    return pictures
+def constants(source):
+    """Mean and spread of each channel, on the scale 0..1."""
+    member = SOURCES.member(source)
+    return member.mean, member.scale
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_training_rows_come_first(tmp_path, zipped):
     want = write_set(tmp_path, "FashionMNIST", 14, 6, zipped)
-    pictures, labels, train_rows = read_mnist("fashion_mnist", DIGITS, tmp_path).read()
+    pictures, labels, train_rows = read_mnist("FashionMNIST", DIGITS, tmp_path).read()
     assert train_rows == 14
     assert labels.dtype == np.int64
     np.testing.assert_array_equal(pictures[:, 0], want)
@@ -63,12 +59,12 @@ def test_training_rows_come_first(tmp_path, zipped):
 def test_the_environment_names_the_folder(tmp_path, monkeypatch):
     write_set(tmp_path, "MNIST", 3, 2, zipped=True)
     monkeypatch.setenv("VFL_DATA", str(tmp_path))
-    assert len(read_mnist("mnist", DIGITS).read()[1]) == 5
+    assert len(read_mnist("MNIST", DIGITS).read()[1]) == 5
 
 
 def test_missing_files_of_mnist_are_told_with_the_cure(tmp_path):
     with pytest.raises(MissingDataError) as caught:
-        read_mnist("mnist", DIGITS, tmp_path)
+        read_mnist("MNIST", DIGITS, tmp_path)
     assert "--download" in str(caught.value)
     assert "VFL_DATA" in str(caught.value)
 
@@ -84,9 +80,9 @@ def test_mnist_asks_the_network_only_when_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets, "MNIST", fetch)
     with pytest.raises(MissingDataError):
-        read_mnist("mnist", DIGITS, tmp_path)
+        read_mnist("MNIST", DIGITS, tmp_path)
     assert not asked
-    assert len(read_mnist("mnist", DIGITS, tmp_path, download=True).read()[1]) == 5
+    assert len(read_mnist("MNIST", DIGITS, tmp_path, download=True).read()[1]) == 5
     assert asked == [True]
 
 
@@ -125,7 +121,7 @@ def test_pictures_and_labels_of_different_number_are_refused(tmp_path):
     labels = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte"
     labels.write_bytes(idx_bytes(np.zeros(4)))
     with pytest.raises(DataError, match="differ in number"):
-        read_mnist("mnist", DIGITS, tmp_path)
+        read_mnist("MNIST", DIGITS, tmp_path)
 
 
 def test_a_limit_keeps_the_proportion_of_training_and_test_rows(tmp_path):
@@ -138,7 +134,8 @@ def test_a_limit_keeps_the_proportion_of_training_and_test_rows(tmp_path):
 
 @pytest.mark.parametrize("source", ["mnist", pytest.param("fashion_mnist", marks=pytest.mark.slow)])
 def test_the_constants_standardise_real_mnist(data_root, source):
-    pictures, labels, train_rows = read_mnist(source, DIGITS, data_root).read()
+    found = read_bundled(source, data_root)
+    pictures, labels, train_rows = found.cells, found.labels, found.train_rows
     assert (pictures.shape, train_rows) == ((70_000, 1, 28, 28), 60_000)
     counts = np.bincount(labels[train_rows:])
     assert counts.tolist() == (
@@ -150,31 +147,8 @@ def test_the_constants_standardise_real_mnist(data_root, source):
     scale = np.arange(256) / 255
     mean = (seen * scale).sum() / seen.sum()
     spread = np.sqrt((seen * (scale - mean) ** 2).sum() / seen.sum())
-    (own_mean,), (own_spread,) = PIXELS[source]
+    (own_mean,), (own_spread,) = constants(source)
     assert (own_mean, own_spread) == pytest.approx((mean, spread), abs=5e-5)
-
-
-def write_binary(root, source, train=10, test=4):
-    """Random rows in the published layout; pictures and labels, training rows first."""
-    layout = LAYOUTS[source]
-    folder = root / layout.archive.folder
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    rows = train + test
-    labels = rng.integers(0, layout.classes, rows)
-    pictures = rng.integers(0, 256, (rows, 3, 32, 32))
-    coarse = 255 if source == "cifar100" else None  # never to be mistaken for the fine label
-    cells = [
-        bytes([coarse, label] if coarse else [label]) + picture.astype(np.uint8).tobytes()
-        for label, picture in zip(labels.tolist(), pictures, strict=True)
-    ]
-    share = train // len(layout.train)
-    for number, name in enumerate(layout.train):
-        (folder / name).write_bytes(b"".join(cells[number * share : (number + 1) * share]))
-    (folder / layout.test[0]).write_bytes(b"".join(cells[train:]))
-    names = "\n".join(f"class {number}" for number in range(layout.classes))
-    (folder / layout.names).write_text(names + "\n\n")
-    return pictures, labels
 
 
 @pytest.mark.parametrize("source", ["cifar10", "cifar100"])
@@ -195,7 +169,7 @@ def test_each_channel_is_standardised_by_its_own_constants(tmp_path):
     data = load_bundled("cifar10", parties, 0, "top", root=tmp_path, validation=0.2)
     whole = np.concatenate([data[party].inputs.numpy() for party in parties], axis=-1)
     assert data["left"].inputs.shape == (14, 3, 32, 16)
-    mean, spread = (np.array(each)[:, None, None] for each in PIXELS["cifar10"])
+    mean, spread = (np.array(each)[:, None, None] for each in constants("cifar10"))
     np.testing.assert_allclose(whole, (want / 255 - mean) / spread, rtol=1e-4, atol=1e-5)
     assert data["left"].split.test.tolist() == [10, 11, 12, 13]
     assert data["top"].labels.tolist() == labels.tolist()
@@ -203,7 +177,7 @@ def test_each_channel_is_standardised_by_its_own_constants(tmp_path):
 
 def test_flat_pictures_keep_each_pixel_with_its_channels_constants(tmp_path):
     want, _ = write_binary(tmp_path, "cifar10")
-    mean, spread = (np.array(each)[:, None, None] for each in PIXELS["cifar10"])
+    mean, spread = (np.array(each)[:, None, None] for each in constants("cifar10"))
     scaled = (want / 255 - mean) / spread
     for count in (4, 48):  # strips, and more parties than columns of pixels
         parties = [f"p{number}" for number in range(count)]
@@ -224,11 +198,11 @@ def test_a_limit_keeps_the_proportion(tmp_path):
     np.testing.assert_array_equal(data.cells, want[[0, 1, 2, 3, 20, 21]])
 
 
-def test_jpegs_stand_in_where_the_binary_files_are_missing(tmp_path, jpegs):
+def test_jpegs_stand_in_where_the_binary_files_are_missing(tmp_path):
     names = {"names": ["cat", "dog"]}
     folder = tmp_path / "CIFAR10-jpeg"
-    jpegs.write(folder / "train.npz", [10, 20, 30, 40], [0, 0, 1, 1], names, side=32)
-    jpegs.write(folder / "test.npz", [50, 60], [0, 1], names, side=32)
+    write_jpeg_archive(folder / "train.npz", [10, 20, 30, 40], [0, 0, 1, 1], names, side=32)
+    write_jpeg_archive(folder / "test.npz", [50, 60], [0, 1], names, side=32)
     found = read_cifar("cifar10", tmp_path, download=True)  # nothing is fetched: the set is there
     pictures, labels, train_rows = found.read()
     assert (found.classes, train_rows) == (("cat", "dog"), 4)
@@ -281,7 +255,7 @@ def test_cifar_asks_the_network_only_when_told(tmp_path, monkeypatch):
     )
     layout = LAYOUTS["cifar10"]
     known = replace(layout.archive, sha256=sha256(packed.getvalue()).hexdigest())
-    monkeypatch.setitem(picture_sources.LAYOUTS, "cifar10", replace(layout, archive=known))
+    monkeypatch.setitem(LAYOUTS, "cifar10", replace(layout, archive=known))
     with pytest.raises(MissingDataError):
         read_cifar("cifar10", tmp_path / "here")
     assert not asked
@@ -304,42 +278,14 @@ def test_the_constants_standardise_real_cifar(data_root, limit, tolerance):
     assert train.shape == ((limit or 60_000) * 5 // 6, 3, 32, 32)
     assert len(np.unique(np.bincount(data.labels))) == 1  # as many rows of every class
     assert data.classes[:2] == ("airplane", "automobile")
-    mean, spread = PIXELS["cifar10"]
+    mean, spread = constants("cifar10")
     assert mean == pytest.approx(train.mean(axis=(0, 2, 3)) / 255, abs=tolerance)
     assert spread == pytest.approx(train.std(axis=(0, 2, 3)) / 255, abs=tolerance)
 
 
-WNIDS = ["n02", "n01", "n03"]
-
-
-def write_archives(root, jpegs, wnids=WNIDS):
-    folder = root / "tiny-imagenet-200"
-    levels, labels = [10, 20, 30, 40, 50, 60], [0, 0, 1, 1, 2, 2]
-    jpegs.write(folder / "train_000_099.npz", levels, labels, {"wnid": WNIDS}, side=64)
-    jpegs.write(folder / "val.npz", [70, 80, 90], [0, 1, 2], {"wnid": wnids}, side=64)
-
-
-def write_published(root, jpegs):
-    """The folder its authors publish: levels 10, 20, ... by class, and 70, 80, 90 to validate."""
-    folder = root / "tiny-imagenet-200"
-    for code, name in enumerate(WNIDS):
-        images = folder / "train" / name / "images"
-        images.mkdir(parents=True)
-        for place, number in enumerate((2, 10)):  # sorted as texts, 10 would come first
-            level = 10 + 20 * code + 10 * place
-            (images / f"{name}_{number}.JPEG").write_bytes(jpegs.flat(level, 64))
-    images = folder / "val" / "images"
-    images.mkdir(parents=True)
-    for place, level in enumerate((70, 80, 90)):
-        (images / f"val_{place}.JPEG").write_bytes(jpegs.flat(level, 64))
-    lines = [f"val_{place}.JPEG\t{name}\t0\t0\t62\t62" for place, name in enumerate(WNIDS)]
-    (folder / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
-    (folder / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
-
-
 @pytest.mark.parametrize("write", [write_archives, write_published])
-def test_both_layouts_give_the_same_rows(tmp_path, jpegs, write):
-    write(tmp_path, jpegs)
+def test_both_layouts_give_the_same_rows(tmp_path, write):
+    write(tmp_path)
     found = read_tiny_imagenet(tmp_path)
     pictures, labels, train_rows = found.read()
     assert (pictures.shape, pictures.dtype, train_rows) == ((9, 3, 64, 64), np.uint8, 6)
@@ -348,37 +294,37 @@ def test_both_layouts_give_the_same_rows(tmp_path, jpegs, write):
     assert found.classes == tuple(WNIDS)
 
 
-def test_strips_for_parties(tmp_path, jpegs):
-    write_archives(tmp_path, jpegs)
+def test_strips_for_parties(tmp_path):
+    write_archives(tmp_path)
     data = load_bundled("tiny_imagenet", ["a", "b"], 0, "b", root=tmp_path, limit=9, validation=0.2)
     assert data["a"].inputs.shape == data["b"].inputs.shape == (9, 3, 64, 32)
-    mean, spread = (np.array(each) for each in PIXELS["tiny_imagenet"])
+    mean, spread = (np.array(each) for each in constants("tiny_imagenet"))
     np.testing.assert_allclose(
         data["b"].inputs[1, :, 0, 0].numpy(), (30 / 255 - mean) / spread, rtol=1e-5
     )
     assert data["b"].classes == tuple(WNIDS)
 
 
-def test_only_the_rows_that_are_wanted_are_decoded(tmp_path, jpegs, monkeypatch):
-    write_archives(tmp_path, jpegs)
+def test_only_the_rows_that_are_wanted_are_decoded(tmp_path, monkeypatch):
+    write_archives(tmp_path)
     decoded = []
-    real = picture_sources.decode_jpeg
     monkeypatch.setattr(
-        picture_sources, "decode_jpeg", lambda *given: decoded.append(1) or real(*given)
+        "vfl.datasets.sources.pictures.decode_jpeg",
+        lambda *given: decoded.append(1) or decode_jpeg(*given),
     )
     assert read_bundled("tiny_imagenet", tmp_path, limit=3).rows == 3
     assert len(decoded) == 3
 
 
-def test_parts_of_different_classes_are_refused(tmp_path, jpegs):
-    write_archives(tmp_path, jpegs, wnids=["n02", "n01", "n04"])
+def test_parts_of_different_classes_are_refused(tmp_path):
+    write_archives(tmp_path, wnids=["n02", "n01", "n04"])
     with pytest.raises(DataError, match="other classes"):
         read_tiny_imagenet(tmp_path)
 
 
 @pytest.mark.parametrize("line", ["val_0.JPEG\tn99\t0", "val_0.JPEG"])
-def test_validation_pictures_of_no_class_are_refused(tmp_path, jpegs, line):
-    write_published(tmp_path, jpegs)
+def test_validation_pictures_of_no_class_are_refused(tmp_path, line):
+    write_published(tmp_path)
     (tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(line)
     with pytest.raises(DataError, match="classes that are not there"):
         read_tiny_imagenet(tmp_path)
@@ -405,7 +351,7 @@ def test_the_constants_standardise_real_tiny_imagenet(data_root, limit, toleranc
     assert data.cells.shape == (limit or 30_000, 3, 64, 64)
     assert len(data.classes) == 200
     assert len(np.unique(np.bincount(data.labels[: data.train_rows]))) == 1
-    mean, spread = PIXELS["tiny_imagenet"]
+    mean, spread = constants("tiny_imagenet")
     sums = [train[:, channel].mean(dtype=np.float64) / 255 for channel in range(3)]
     spreads = [train[:, channel].std(dtype=np.float64) / 255 for channel in range(3)]
     assert mean == pytest.approx(sums, abs=tolerance)
@@ -416,10 +362,10 @@ def read(path):
     return read_jpeg_archive(path, "names", side=8)[0].take(np.arange(2))
 
 
-def test_colours_keep_their_axes(tmp_path, jpegs):
+def test_colours_keep_their_axes(tmp_path):
     colour = np.zeros((16, 16, 3))
     colour[:, :8] = (200, 0, 0)
-    picture = decode_jpeg(jpegs.of(colour), 16, tmp_path)
+    picture = decode_jpeg(jpeg_of(colour), 16, tmp_path)
     assert picture.shape == (3, 16, 16)
     assert picture[0, 4, 2] > 150
     assert picture[1:, 4, 2].max() < 60
@@ -433,11 +379,11 @@ def png(side):
 
 
 @pytest.mark.parametrize("kind", ["png", "other size", "half", "noise", "empty"])
-def test_what_is_no_jpeg_of_that_size_is_refused(tmp_path, jpegs, kind):
-    whole = jpegs.of(np.random.default_rng(0).integers(0, 256, (8, 8, 3)))
+def test_what_is_no_jpeg_of_that_size_is_refused(tmp_path, kind):
+    whole = jpeg_of(np.random.default_rng(0).integers(0, 256, (8, 8, 3)))
     raw = {
         "png": png(8),
-        "other size": jpegs.flat(1, 9),
+        "other size": flat_jpeg(1, 9),
         "half": whole[: len(whole) - 40],
         "noise": b"\xff\xd8" + bytes(range(200)),
         "empty": b"",
@@ -489,9 +435,9 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, change):
         read(tmp_path / "a.npz")
 
 
-def test_a_damaged_archive_is_refused(tmp_path, jpegs):
+def test_a_damaged_archive_is_refused(tmp_path):
     path = tmp_path / "a.npz"
-    jpegs.write(path, [1, 2], [0, 1], {"names": ["a", "b"]}, side=8)
+    write_jpeg_archive(path, [1, 2], [0, 1], {"names": ["a", "b"]}, side=8)
     whole = path.read_bytes()
     assert read(path)[:, 0, 0, 0].tolist() == [1, 2]
     broken = bytearray(whole)
@@ -505,9 +451,9 @@ def test_a_damaged_archive_is_refused(tmp_path, jpegs):
         read(tmp_path / "b.npy")
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, jpegs, monkeypatch):
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
-    jpegs.write(path, [1, 2], [0, 1], {"names": ["a", "b"]}, side=8)
-    monkeypatch.setattr("vfl.datasets.picture_sources.LIMIT_BYTES", 100)
+    write_jpeg_archive(path, [1, 2], [0, 1], {"names": ["a", "b"]}, side=8)
+    monkeypatch.setattr("vfl.datasets.sources.pictures.LIMIT_BYTES", 100)
     with pytest.raises(DataError, match="not a whole npz"):
         read(path)

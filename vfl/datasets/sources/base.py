@@ -1,31 +1,44 @@
-"""What the named sets have in common: a request, what comes of it, and where their files lie.
-
-Archives are fetched from their authors' pages only when asked for, and checked before use.
-"""
+"""The contract of data sets by name: what is asked of one, and the rows that it gives."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tarfile
-import tempfile
-import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pandas as pd
 
-from vfl.core.errors import BadOptionError, DataError, MissingDataError
+from vfl.core.errors import BadOptionError
 from vfl.datasets.table import Classes
 
-ENVIRONMENT = "VFL_DATA"
-LIMIT_BYTES = 256 * 1024 * 1024  # of an archive that is fetched
-CHUNK_BYTES = 2**20
-TIMEOUT_S = 60
+
+class DataSource(ABC):
+    """A data set that a name stands for.
+
+    A member implements `read`. Options are the arguments of its constructor. `pictures.py` has a
+    base for sets of pictures, which can be joined.
+
+    Attributes:
+        follows: the attributes of a `SetFormat` that it follows.
+        own_parts: "validation" and "test", where the set has such rows of its own.
+    """
+
+    follows: ClassVar[Sequence[str]] = ()
+    own_parts: ClassVar[Sequence[str]] = ()
+
+    @abstractmethod
+    def read(self, asked: Request) -> Bundled:
+        """Its rows; the network is used only where `asked.download` says so.
+
+        Raises:
+            MissingDataError: files that are not there.
+            DataError: files that are damaged.
+            BadOptionError: a number of the format that the set cannot have.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +57,7 @@ class SetFormat:
     length: int | None = None
     vocabulary: int | None = None
 
-    def check(self, source: str, *known: str) -> None:
+    def check(self, source: str, known: Sequence[str]) -> None:
         """Refuse what a data set cannot do.
 
         Args:
@@ -104,14 +117,22 @@ class Bundled:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is wanted of a data set; see `read_bundled`."""
+    """What is wanted of a data set.
 
-    source: str
-    root: Path | None
-    download: bool
-    limit: int | None
-    form: SetFormat
-    seed: int
+    Attributes:
+        root: folder of files; None is that of the environment, see `files.data_folder`.
+        download: fetch files that are not there.
+        limit: at most so many rows, the first ones; a set with parts of its own gives rows of each
+            in their proportion.
+        form: what is made of the set; a member follows what its `follows` names.
+        seed: the run's public seed, for what is drawn.
+    """
+
+    root: Path | None = None
+    download: bool = False
+    limit: int | None = None
+    form: SetFormat = field(default_factory=SetFormat)
+    seed: int = 0
 
 
 def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
@@ -146,96 +167,3 @@ def interleaved(labels: np.ndarray) -> np.ndarray:
     rank[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
     order: np.ndarray = np.lexsort((labels, rank))
     return order
-
-
-def data_folder(root: Path | None) -> Path:
-    """The folder of data sets: `root`, else the environment's VFL_DATA, else ``~/.cache/vfl``."""
-    return root or Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl")
-
-
-def existing_file(
-    path: Path, want: str | None = None, first: str = "", folder: str | None = None
-) -> Path:
-    """A file of a data set, if it is there.
-
-    Args:
-        path: the file.
-        want: what should be there, for the message.
-        first: what else to do, ahead of naming the folder of data sets.
-        folder: the set's folder, which that one holds; the file's own unless it is said.
-
-    Raises:
-        MissingDataError: it is not there.
-    """
-    if path.is_file():
-        return path
-    above = f"the folder above '{folder or path.parent.name}'"
-    raise MissingDataError(
-        f"the file '{path.name}' is not there",
-        where=str(path.parent),
-        want=want,
-        fix=f"{first}set {ENVIRONMENT} to {above}",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """A tar.gz on the network.
-
-    Attributes:
-        url: where its authors keep it.
-        sha256: of the whole file.
-        folder: the folder it unpacks to.
-    """
-
-    url: str
-    sha256: str
-    folder: str
-
-
-def fetch(archive: Archive, base: Path) -> None:
-    """Unpack an archive into its folder under `base`, whole or not at all.
-
-    Raises:
-        MissingDataError: it cannot be fetched.
-        DataError: it is not the file its authors published, or cannot be unpacked.
-    """
-    base.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=base, prefix=".fetch-") as name:
-        path = Path(name) / "archive.tar.gz"
-        if _download(archive.url, path) != archive.sha256:
-            raise DataError(
-                "what was fetched is not the published archive",
-                where=archive.url,
-                want=f"sha256 {archive.sha256}",
-                fix="fetch it again, and look what stands between you and its authors",
-            )
-        try:
-            with tarfile.open(path, "r:gz") as found:
-                found.extractall(name, filter="data")
-            (Path(name) / archive.folder).rename(base / archive.folder)
-        except (tarfile.TarError, OSError) as error:
-            raise DataError(
-                "the archive cannot be unpacked",
-                where=str(base / archive.folder),
-                got=type(error).__name__,
-            ) from None
-
-
-def _download(url: str, path: Path) -> str:
-    """Write what stands behind a URL to a file; its sha256."""
-    digest, left_bytes = hashlib.sha256(), LIMIT_BYTES
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("wb") as file:
-            while left_bytes > 0 and (chunk := answer.read(CHUNK_BYTES)):
-                left_bytes -= len(chunk)
-                digest.update(chunk)
-                file.write(chunk)
-    except OSError as error:
-        raise MissingDataError(
-            "an archive cannot be fetched",
-            where=url,
-            got=type(error).__name__,
-            fix=f"fetch it by hand and unpack it in {path.parent.parent}",
-        ) from None
-    return digest.hexdigest()

@@ -12,31 +12,23 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.datasets.picture_set import Part, PictureSet, first_classes, resized, stacked
-from vfl.datasets.sources import (
-    ENVIRONMENT,
-    Archive,
-    Bundled,
-    Request,
-    data_folder,
-    existing_file,
-    fetch,
-    interleaved,
-)
+from vfl.datasets.sources.base import Bundled, DataSource, Request, interleaved
+from vfl.datasets.sources.files import ENVIRONMENT, Archive, data_folder, existing_file, fetch
+from vfl.datasets.sources.picture_set import Part, PictureSet, first_classes, resized, stacked
 from vfl.datasets.table import Classes
 
 #: Of a file of pictures, unpacked.
 LIMIT_BYTES = 2**30
 
-MNIST_FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 FASHION = (
     "T-shirt/top",
     "Trouser",
@@ -61,43 +53,104 @@ TINY_TRAIN = "train_000_099.npz"  # the first 100 pictures of each class
 
 Channels = tuple[float, ...]
 
-# Mean and spread of each channel's training pixels on the scale 0..1; tests compute them again.
-PIXELS: dict[str, tuple[Channels, Channels]] = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "fashion_mnist": ((0.2860,), (0.3530,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "tiny_imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
-}
 
+class PictureSource(DataSource):
+    """A set of pictures of one size; a member implements `pictures`.
 
-def read_pictures(asked: Request) -> Bundled:
-    """One picture set, or several as one, their classes one after another.
-
-    Raises:
-        BadOptionError: more classes are asked for than there are.
-        DataError: see the readers, and `stacked`.
+    Attributes:
+        mean, scale: mean and standard deviation of each channel's training pixels, between 0 and 1.
     """
-    names = asked.source.split("+")
-    sets = [_READERS[name](asked.root, asked.download) for name in names]
-    if asked.form.side is not None:
-        sets = [resized(each, asked.form.side) for each in sets]
-    found = stacked(sets)
-    if asked.form.classes is not None:
-        found = first_classes(found, asked.form.classes)
-    pictures, labels, train_rows = found.read(asked.limit)
-    mean, scale = channel_mean_and_std(names)
-    return Bundled(
-        cells=pictures,
-        labels=labels,
-        classes=found.classes,
-        mean=tuple(255 * channel for channel in mean),
-        scale=tuple(255 * channel for channel in scale),
-        train_rows=train_rows,
-    )
+
+    follows = ("side", "classes")
+    own_parts = ("test",)
+    mean: ClassVar[Channels]
+    scale: ClassVar[Channels]
+
+    @abstractmethod
+    def pictures(self, asked: Request) -> PictureSet:
+        """The whole set, of which `read` decodes what is wanted.
+
+        Raises:
+            MissingDataError, DataError: see `read`.
+        """
+
+    def read(self, asked: Request) -> Bundled:
+        return JoinedPictures([self]).read(asked)
 
 
-def channel_mean_and_std(names: Sequence[str]) -> tuple[Channels, Channels]:
+class JoinedPictures(DataSource):
+    """One picture set, or several as one, their classes one after another."""
+
+    follows, own_parts = PictureSource.follows, PictureSource.own_parts
+
+    def __init__(self, sources: Sequence[PictureSource]) -> None:
+        self._sources = sources
+
+    def read(self, asked: Request) -> Bundled:
+        sets = [one.pictures(asked) for one in self._sources]
+        if asked.form.side is not None:
+            sets = [resized(each, asked.form.side) for each in sets]
+        found = stacked(sets)
+        if asked.form.classes is not None:
+            found = first_classes(found, asked.form.classes)
+        pictures, labels, train_rows = found.read(asked.limit)
+        mean, scale = channel_mean_and_std(self._sources)
+        return Bundled(
+            cells=pictures,
+            labels=labels,
+            classes=found.classes,
+            mean=tuple(255 * channel for channel in mean),
+            scale=tuple(255 * channel for channel in scale),
+            train_rows=train_rows,
+        )
+
+
+class MNIST(PictureSource):
+    """Handwritten digits, 70,000 grey pictures of 28 x 28."""
+
+    mean, scale = (0.1307,), (0.3081,)
+
+    def pictures(self, asked: Request) -> PictureSet:
+        return read_mnist("MNIST", tuple(range(10)), asked.root, asked.download)
+
+
+class FashionMNIST(PictureSource):
+    """Pieces of clothing, 70,000 grey pictures of 28 x 28."""
+
+    mean, scale = (0.2860,), (0.3530,)
+
+    def pictures(self, asked: Request) -> PictureSet:
+        return read_mnist("FashionMNIST", FASHION, asked.root, asked.download)
+
+
+class CIFAR10(PictureSource):
+    """Things and animals of 10 classes, 60,000 pictures of 32 x 32 in colour."""
+
+    mean, scale = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+    def pictures(self, asked: Request) -> PictureSet:
+        return read_cifar("cifar10", asked.root, asked.download)
+
+
+class CIFAR100(PictureSource):
+    """Things and animals of 100 fine classes, 60,000 pictures of 32 x 32 in colour."""
+
+    mean, scale = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+    def pictures(self, asked: Request) -> PictureSet:
+        return read_cifar("cifar100", asked.root, asked.download)
+
+
+class TinyImageNet(PictureSource):
+    """Things and animals of 200 classes, pictures of 64 x 64 in colour."""
+
+    mean, scale = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+
+    def pictures(self, asked: Request) -> PictureSet:
+        return read_tiny_imagenet(asked.root)
+
+
+def channel_mean_and_std(sources: Sequence[PictureSource]) -> tuple[Channels, Channels]:
     """What standardises the pictures of some sets alike, one number a channel.
 
     One pair for all of them, as if each gave as many rows: a pair for each set would need to know a
@@ -105,23 +158,24 @@ def channel_mean_and_std(names: Sequence[str]) -> tuple[Channels, Channels]:
     `side` is.
 
     Args:
-        names: keys of `PIXELS`, all of as many channels.
+        sources: sets whose pictures have as many channels.
 
-    >>> [round(each[0], 3) for each in channel_mean_and_std(["mnist", "fashion_mnist"])]
+    >>> [round(each[0], 3) for each in channel_mean_and_std([MNIST(), FashionMNIST()])]
     [0.208, 0.34]
     """
-    means, spreads = (np.array([PIXELS[name][n] for name in names]) for n in (0, 1))
+    means = np.array([one.mean for one in sources])
+    spreads = np.array([one.scale for one in sources])
     spread = np.sqrt((spreads**2).mean(axis=0) + means.var(axis=0))
     return tuple(means.mean(axis=0).tolist()), tuple(spread.tolist())
 
 
 def read_mnist(
-    source: str, classes: Classes, root: Path | None = None, download: bool = False
+    folder: str, classes: Classes, root: Path | None = None, download: bool = False
 ) -> PictureSet:
     """MNIST or Fashion-MNIST from their idx files; the network is used only when asked for.
 
     Args:
-        source: "mnist" or "fashion_mnist".
+        folder: "MNIST" or "FashionMNIST", as torchvision calls the set and its folder.
         classes: what the labels stand for.
         root: folder that holds ``MNIST/raw/...`` as torchvision lays it out; without it the
             environment's VFL_DATA, then ``~/.cache/vfl``.
@@ -135,8 +189,8 @@ def read_mnist(
     if download:
         from torchvision import datasets
 
-        getattr(datasets, MNIST_FOLDERS[source])(str(base), download=True)
-    raw = base / MNIST_FOLDERS[source] / "raw"
+        getattr(datasets, folder)(str(base), download=True)
+    raw = base / folder / "raw"
     parts = []
     for part in ("train", "t10k"):
         names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
@@ -445,12 +499,3 @@ def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[st
         ) from None
     part = jpeg_part(labels, lambda row: blob[offset[row] : offset[row + 1]].tobytes(), side, path)
     return part, classes
-
-
-_READERS: Mapping[str, Callable[[Path | None, bool], PictureSet]] = {
-    "mnist": partial(read_mnist, "mnist", tuple(range(10))),
-    "fashion_mnist": partial(read_mnist, "fashion_mnist", FASHION),
-    "cifar10": partial(read_cifar, "cifar10"),
-    "cifar100": partial(read_cifar, "cifar100"),
-    "tiny_imagenet": lambda root, download: read_tiny_imagenet(root),
-}

@@ -5,7 +5,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from vfl.datasets import load_bundled
-from vfl.datasets.named import read_digit_pairs
+from vfl.datasets.sources.scikit_learn import read_digit_pairs
 
 DIGITS = load_digits()
 FLAT = DIGITS.images.reshape(-1, 64) / 16
@@ -48,7 +48,7 @@ def test_parts_share_no_digit():
             return np.zeros(shape)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vfl.datasets.named.np.random.default_rng", Quiet)
+        patch.setattr("vfl.datasets.sources.scikit_learn.np.random.default_rng", Quiet)
         pictures, _ = read_digit_pairs(seed=0)
     halves = np.concatenate([pictures[:, 0, :, :8], pictures[:, 0, :, 8:]], axis=1)
     parts = [

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-
 import numpy as np
 import pandas as pd
 import pytest
+from set_files import clicks_of, published_clicks, write_clicks, write_filtered
 
 from vfl.core.errors import DataError, MissingDataError
 from vfl.datasets import SetFormat, load_bundled
-from vfl.datasets.sessions import last_sessions, next_items, read_clicks
+from vfl.datasets.sources.sessions import last_sessions, next_items, read_clicks
 
 
 @pytest.mark.parametrize("length", [1, 3, 20])
@@ -29,14 +28,6 @@ def test_every_beginning_of_a_session_is_a_row(length):
     few, first = next_items(sessions, length, limit=7)
     assert few.tolist() == want[:7]
     assert first.tolist() == labels[:7]
-
-
-def write_filtered(root, text="sessionId\tcategorys\titems\n3\t2,2\t0,4\n5\t1,1,1\t4,1,2\n"):
-    folder = root / "yoochoose1_64"
-    folder.mkdir(parents=True)
-    for part in ("train", "valid", "test"):
-        with gzip.open(folder / f"{part}.txt.gz", "wt") as file:
-            file.write(text)
 
 
 def test_the_filtered_edition_keeps_its_parts(tmp_path):
@@ -82,32 +73,9 @@ def test_the_real_edition_has_its_published_counts(data_root):
     assert len(items - {0}) == 5397
 
 
-def clicks_of(sessions):
-    """Lines as published, one session after another; times in minutes from a day on."""
-    start = pd.Timestamp("2014-04-07T10:51:09.277Z")
-    lines = [
-        f"{session},{(start + pd.Timedelta(minutes=minute)).isoformat()[:23]}Z,{item},0"
-        for session, clicks in sessions.items()
-        for minute, item in clicks
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def write_clicks(root, text):
-    (root / "yoochoose").mkdir()
-    (root / "yoochoose" / "yoochoose-clicks.dat").write_text(text)
-
-
 def test_published_clicks_are_filtered_then_the_last_sessions_are_split_by_time(tmp_path):
-    """640 sessions of items 900 and 500, numbered against time: 10 stay, 8, 1 and 1."""
-    sessions = {}
-    for place in range(640):
-        items = [900, 500] if place % 2 else [500, 900, 500]
-        clicks = [(10 * place + step, item) for step, item in enumerate(items)]
-        sessions[10_000 - place] = [*clicks[:1], (10 * place + 5, 77 + place), *clicks[1:]]
-    sessions[20_000] = [(99_999, 500)]  # one click, however late
-    sessions[20_001] = [(99_998, 500), (99_999, 600)]  # one click once rare items are gone
-    write_clicks(tmp_path, clicks_of(sessions))
+    """10 of the 640 sessions stay, 8, 1 and 1."""
+    write_clicks(tmp_path, published_clicks())
     parts, items = read_clicks(tmp_path)
     even, odd = [0, 1, 0], [1, 0]  # 500 is 0, 900 is 1
     # Within a session time decides, and the rare click has gone.

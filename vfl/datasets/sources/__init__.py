@@ -1,0 +1,127 @@
+"""Data sets by name: some come with scikit-learn, the others are read from files.
+
+>>> read_bundled("digits", limit=100).cells.shape, read_bundled("breast_cancer").cells.shape
+((100, 1, 8, 8), (569, 30))
+
+Sets of pictures may be joined with a plus: ``mnist+fashion_mnist``.
+
+To add one: one file with a subclass of `DataSource`, one line below (or, from another package, an
+entry point in the group ``vfl.sources``), and `vfl.testing.SourceContract`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.registry import Registry, parse, parts
+from vfl.core.storage import is_named_set
+from vfl.datasets.sources.base import Bundled, DataSource, Request, SetFormat
+
+if TYPE_CHECKING:
+    from vfl.datasets.sources.pictures import PictureSource
+
+_PICTURES = "vfl.datasets.sources.pictures"
+SOURCES: Registry[DataSource] = Registry(
+    kind="data set",
+    contract=DataSource,  # type: ignore[type-abstract]
+    members={
+        "digits": "vfl.datasets.sources.scikit_learn:Digits",
+        "digit_pairs": "vfl.datasets.sources.scikit_learn:DigitPairs",
+        "breast_cancer": "vfl.datasets.sources.scikit_learn:BreastCancer",
+        "yoochoose": "vfl.datasets.sources.sessions:YooChoose",
+        "yoochoose_filtered": "vfl.datasets.sources.sessions:FilteredYooChoose",
+        "review_polarity": "vfl.datasets.sources.texts:ReviewPolarity",
+        "dbpedia": "vfl.datasets.sources.texts:DBPediaClasses",
+        "mnist": f"{_PICTURES}:MNIST",
+        "fashion_mnist": f"{_PICTURES}:FashionMNIST",
+        "cifar10": f"{_PICTURES}:CIFAR10",
+        "cifar100": f"{_PICTURES}:CIFAR100",
+        "tiny_imagenet": f"{_PICTURES}:TinyImageNet",
+    },
+    group="vfl.sources",
+)
+
+__all__ = [
+    "SOURCES",
+    "Bundled",
+    "DataSource",
+    "Request",
+    "SetFormat",
+    "make",
+    "own_parts",
+    "read_bundled",
+]
+
+
+def make(source: str) -> DataSource:
+    """The data set that a spec names, or the sets of pictures that a plus joins.
+
+    Raises:
+        SpecError: an unknown name or option, or sets that cannot be joined.
+    """
+    specs = parts(source)
+    made = [SOURCES.make(spec) for spec in specs]
+    if len(made) == 1:
+        return made[0]
+    if len({parse(spec)[0] for spec in specs}) < len(specs):
+        raise BadOptionError("a data set is named twice", got=source, want="different sets")
+    return _joined(specs, made)
+
+
+def _joined(specs: list[str], made: list[DataSource]) -> DataSource:
+    from vfl.datasets.sources.pictures import JoinedPictures, PictureSource
+
+    pictures: list[PictureSource] = []
+    for spec, one in zip(specs, made, strict=True):
+        if not isinstance(one, PictureSource):
+            raise BadOptionError("only sets of pictures can be joined", got=spec)
+        pictures.append(one)
+    return JoinedPictures(pictures)
+
+
+def read_bundled(
+    source: str,
+    root: Path | None = None,
+    download: bool = False,
+    limit: int | None = None,
+    form: SetFormat | None = None,
+    seed: int = 0,
+) -> Bundled:
+    """A data set by name.
+
+    Args:
+        source: the spec of a member of `SOURCES`, or picture sets joined with a plus.
+        root: folder of the files; None is that of the environment.
+        download: fetch files that are not there.
+        limit: at most so many rows, the first ones; see `Request`.
+        form: what is made of the set.
+        seed: the run's public seed, for what is drawn.
+
+    Raises:
+        SpecError: see `make`.
+        BadOptionError: a limit below 1, or something the set cannot do.
+        MissingDataError: files that are not there.
+        DataError: files that are damaged.
+    """
+    made = make(source)
+    if limit is not None and limit < 1:
+        raise BadOptionError("a limit of rows is at least 1", got=str(limit))
+    form = form or SetFormat()
+    form.check(source, made.follows)
+    return made.read(Request(root, download, limit, form, seed))
+
+
+def own_parts(source: str) -> tuple[str, ...]:
+    """The parts of the split that a data set has rows of its own for; none for other sources.
+
+    >>> own_parts("mnist"), own_parts("dbpedia"), own_parts("digits"), own_parts("loans.csv")
+    (('test',), ('validation', 'test'), (), ())
+    """
+    if not is_named_set(source):
+        return ()
+    try:
+        return tuple(make(source).own_parts)
+    except SpecError:  # whoever reads it is told
+        return ()

@@ -1,0 +1,153 @@
+"""The tests every data set passes; a plug-in author subclasses `SourceContract`.
+
+    class TestMine(SourceContract):
+        specs = ["mine:noise=0.1"]
+
+pytest then runs each test below for each spec; it skips those of a set whose files are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+from unittest import SkipTest
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+
+from vfl.core.errors import BadOptionError, MissingDataError
+from vfl.core.registry import parse, parts
+from vfl.datasets import SOURCES, SetFormat, load_bundled
+from vfl.datasets.sources import Bundled, make, read_bundled
+from vfl.testing.base import Contract, draw_from_all, global_states, require_still
+
+#: A value of each setting of a `SetFormat`, small enough for any set.
+_SMALL = {"side": 4, "classes": 2, "length": 3, "vocabulary": 5}
+
+
+class SourceContract(Contract):
+    """What holds for every data set by name.
+
+    Attributes:
+        root: folder of the sets' files; None is that of the environment.
+        limit: rows that a test asks for; one of its own parts may need more to have a row.
+    """
+
+    family = "data set"
+    root: ClassVar[Path | None] = None
+    limit: ClassVar[int] = 60
+
+    def test_every_row_has_a_label_of_its_classes(self, spec: str) -> None:
+        found = self.read(spec)
+        assert found.rows == len(self.cells(found)), "cells and labels differ in number"
+        assert found.labels.dtype == np.int64, "labels are codes, int64"
+        assert found.labels.min() >= 0, "a label is negative"
+        assert found.labels.max() < len(found.classes), "a label has no class"
+
+    def test_cells_are_finite_numbers(self, spec: str) -> None:
+        cells = self.cells(self.read(spec))
+        if isinstance(cells, np.ndarray):
+            assert cells.ndim in (2, 4), "rows of steps, or pictures with a channel"
+            assert np.isfinite(cells).all(), "a cell is not finite"
+
+    def test_a_limit_bounds_the_rows(self, spec: str) -> None:
+        many, few = self.read(spec), self.read(spec, limit=9)
+        assert many.rows <= self.limit
+        assert few.rows <= 9
+        for part in (many, few):
+            assert (part.train_rows or 0) + part.validation_rows <= part.rows
+
+    def test_it_has_the_parts_that_it_says(self, spec: str) -> None:
+        found, own = self.read(spec), tuple(make(spec).own_parts)
+        assert ("test" in own) == (found.train_rows is not None), "test rows of its own"
+        assert ("validation" in own) == bool(found.validation_rows), "validation rows of its own"
+
+    def test_the_same_question_has_one_answer_and_moves_no_global_generator(
+        self, spec: str
+    ) -> None:
+        first, states = self.read(spec), global_states()
+        again = self.read(spec)
+        require_still(states)
+        draw_from_all()
+        third = self.read(spec)
+        for other in (again, third):
+            assert (self.cells(first) == self.cells(other)).all(axis=None), "cells differ"
+            assert (first.labels == other.labels).all(), "labels differ"
+
+    def test_no_network_is_used_unless_told(self, spec: str) -> None:
+        with _no_network() as asked, TemporaryDirectory() as empty:
+            for root in (self.root, Path(empty)):
+                try:
+                    read_bundled(spec, root, limit=self.limit)
+                except MissingDataError:
+                    continue
+        assert not asked, "a data set is fetched only where --download asks for it"
+
+    def test_it_follows_the_settings_it_names_and_refuses_others(self, spec: str) -> None:
+        whole, follows = self.read(spec), make(spec).follows
+        assert set(follows) <= {each.name for each in fields(SetFormat)}
+        for name, value in _SMALL.items():
+            form = SetFormat(**{name: value})
+            if name not in follows:
+                try:
+                    read_bundled(spec, self.root, form=form)
+                except BadOptionError:
+                    continue
+                raise AssertionError(f"data.{name} changes nothing and is not refused")
+            found = self.read(spec, form=form)
+            if name == "classes":
+                assert found.classes == whole.classes[:value], "not the first classes"
+                continue
+            cells = self.cells(found)
+            assert isinstance(cells, np.ndarray), f"a table has no {name}"
+            if name == "vocabulary":
+                assert cells.max() < value, "more different numbers than data.vocabulary"
+            else:
+                assert cells.shape[-1] == value, f"rows do not follow data.{name}"
+
+    def test_parties_share_it(self, spec: str) -> None:
+        self.read(spec)
+        data = load_bundled(
+            spec, ["left", "right"], 0, "label", root=self.root, limit=self.limit, flatten=True
+        )
+        left, right = data["left"], data["right"]
+        assert left.inputs is not None
+        assert right.inputs is not None
+        assert len(left.inputs) == len(right.inputs) == left.rows
+        assert left.inputs.isfinite().all()
+        assert right.inputs.isfinite().all()
+
+    def test_its_name_is_in_the_list(self, spec: str) -> None:
+        assert {parse(one)[0] for one in parts(spec)} <= set(SOURCES.names())
+
+    def read(self, spec: str, limit: int | None = None, form: SetFormat | None = None) -> Bundled:
+        """Some rows; a test is skipped where the set's files are not there."""
+        try:
+            return read_bundled(spec, self.root, limit=limit or self.limit, form=form)
+        except MissingDataError as missing:
+            raise SkipTest(str(missing)) from None
+
+    def cells(self, found: Bundled) -> np.ndarray | pd.DataFrame:
+        """The cells; texts as rows of numbers, by the words of all rows."""
+        cells = found.cells
+        if isinstance(cells, (np.ndarray, pd.DataFrame)):
+            return cells
+        return cells.rows(np.arange(found.rows))
+
+
+@contextmanager
+def _no_network() -> Iterator[list[str]]:
+    """Whoever asks for an address, or connects to one, is noted and gets an error."""
+    asked: list[str] = []
+
+    def refuse(*given: Any, **named: Any) -> None:
+        asked.append("network")
+        raise OSError("no network in this test")
+
+    with patch("socket.getaddrinfo", refuse), patch("socket.socket.connect", refuse):
+        yield asked
