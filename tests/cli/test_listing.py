@@ -9,7 +9,8 @@ from vfl.config.grid import PACKS
 from vfl.datasets.alignment.ids import ID_RULES
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
-from vfl.models import BOTTOMS, TOPS
+from vfl.models import BOTTOMS, MERGERS, TOPS
+from vfl.models.optimizers import OPTIMIZERS, SCHEDULES
 from vfl.privacy.accountants import ACCOUNTANTS
 from vfl.session.secure import SECURE
 
@@ -20,7 +21,10 @@ FAMILIES = {
     "attacks": ATTACKS,
     "adversaries": ADVERSARIES,
     "bottoms": BOTTOMS,
+    "mergers": MERGERS,
     "tops": TOPS,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
     "alignments": PROTOCOLS,
     "id_rules": ID_RULES,
     "accountants": ACCOUNTANTS,

@@ -46,8 +46,9 @@ from vfl.core.registry import parts
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.defenses.base import FIT_ROWS
-from vfl.models import Bottom, Shape
+from vfl.models import Bottom, JointBottom, Merger, Shape
 from vfl.models.footprint import footprint
+from vfl.models.optimizers import Optimization
 from vfl.session import rules, secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ledger import Spent
@@ -185,6 +186,7 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
     if cuts > consent.max_bytes:
         differences.append((f"up to {cuts} bytes of cuts", f"bytes <= {consent.max_bytes}"))
     _refuse(party, differences)
+    _refuse(party, [*_of_merger(terms, consent, max(most_rows(terms, split).values()))])
     at_label = terms.at_label().model_copy(update={"defense": "none"})
     check_consent(at_label, party, consent, split, row_shape=(terms.merged_width,))
 
@@ -230,12 +232,39 @@ def check_tasks_consent(
     if counted.parameters > consent.max_parameters:
         most = f"parameters <= {consent.max_parameters}"
         found.append((f"{counted.parameters} parameters in top {top}", most))
-    memory = counted.training_bytes(terms.train.optimizer_copies, 1)
+    memory = counted.training_bytes(Optimization(terms.train).copies, 1)
     memory += _value_bytes(max(rows.values()) * mine.merged_width)
     if memory > consent.max_memory_bytes:
         most = f"memory_bytes <= {consent.max_memory_bytes}"
         found.append((f"about {memory} bytes of memory for top {top}", most))
-    _refuse(party, found)
+    _refuse(party, [*found, *_of_merger(mine, consent, max(rows.values()))])
+
+
+def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
+    """What a merger with weights of its own asks of whoever merges the cuts."""
+    recipe, widths = models.make_merger(terms.merge), terms.widths
+    whole, width = (sum(widths),), recipe.width(widths)
+    counted = footprint(_Merging(recipe, widths), whole, width, batch_size=max(2, rows))
+    if not counted.parameters:
+        return
+    if counted.parameters > consent.max_parameters:
+        most = f"parameters <= {consent.max_parameters}"
+        yield f"{counted.parameters} parameters in merger {terms.merge}", most
+    memory = counted.training_bytes(Optimization(terms.train).copies, 1)
+    if memory > consent.max_memory_bytes:
+        most = f"memory_bytes <= {consent.max_memory_bytes}"
+        yield f"about {memory} bytes of memory for merger {terms.merge}", most
+
+
+class _Merging(Bottom):
+    """A merger, counted as a bottom is that has all cuts side by side as columns."""
+
+    def __init__(self, recipe: Merger, widths: Sequence[int]) -> None:
+        self._recipe, self._widths = recipe, widths
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        cuts, merger = [nn.Identity() for _ in self._widths], self._recipe.build(self._widths)
+        return JointBottom(cuts, [(one,) for one in self._widths], merger)
 
 
 class _Top(Bottom):
@@ -460,7 +489,7 @@ def _of_model(
     columns, width = math.prod(row_shape), max(asked.width, codec.wire_width(asked.width))
     needed = counted.inference_bytes() + _value_bytes(rows[Kind.QUERY] * width)
     if terms.mode == "train":
-        copies = max(train.optimizer_copies, _FIT_COPIES if fitted else 0)
+        copies = max(Optimization(train).copies, _FIT_COPIES if fitted else 0)
         copies += 0 if terms.dp is None else _DP_COPIES
         batch = counted.training_bytes(copies, train.in_flight)
         batch += _value_bytes(rows[Kind.CUT] * width)
