@@ -220,6 +220,7 @@ class Optimization:
         if name == "sgd":
             options["momentum"] = settings.momentum
         self._kind, self._options = unhooked(kind), options
+        self._move = inspect.unwrap(kind.step)  # without what others registered for every step
         self._made: list[Mapping[str, Any]] = []
         self._built: optim.Optimizer | None = None
         self._schedule: lr_scheduler.LRScheduler | None = None
@@ -271,7 +272,8 @@ class Optimization:
             optimizer = self._kind(weights, **self._options)
             for weight in weights:
                 weight.grad = torch.ones_like(weight)
-            optimizer.step()
+            with torch.no_grad():
+                self._move(optimizer)
         except (ValueError, TypeError, RuntimeError, ArithmeticError) as problem:
             raise _no_options("train.optimizer", problem) from None
         return optimizer
