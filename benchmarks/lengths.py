@@ -33,8 +33,8 @@ from vfl.core.frame import HEADER_BYTES, Frame, Kind
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import PartyData, split_rows
 from vfl.datasets.load import fit_inputs
-from vfl.datasets.sources.scikit_learn import read_digits
 from vfl.datasets.party import AlignedRows, Inputs
+from vfl.datasets.sources.scikit_learn import read_digits
 from vfl.session import rules
 from vfl.session.schedule import Exchange
 from vfl.training.local import LocalSession

@@ -10,22 +10,55 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from vfl.config import Experiment
+from vfl.core.registry import parse
 from vfl.core.seeds import Secret, permutation
 from vfl.datasets import load_bundled
+from vfl.models.optimizers import OPTIMIZERS as MEMBERS
 from vfl.session import rules
 from vfl.training.local import LocalSession
 
 SEED, EPOCHS, BATCH_ROWS = 3, 2, 32
+DECAY = {"weight_decay": 1e-4}
+#: By spec: the class of torch, its learning rate and its options.
 OPTIMIZERS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.003, weight_decay=1e-4),
+    "sgd": (torch.optim.SGD, 0.05, {"momentum": 0.9, **DECAY}),
+    "adam": (torch.optim.Adam, 0.003, DECAY),
+    "sgd:nesterov=yes": (torch.optim.SGD, 0.05, {"momentum": 0.9, "nesterov": True, **DECAY}),
+    "AdamW:betas=0.8/0.99": (torch.optim.AdamW, 0.003, {"betas": (0.8, 0.99), **DECAY}),
+    "adadelta": (torch.optim.Adadelta, 1.0, DECAY),
+    "adafactor": (torch.optim.Adafactor, 0.01, DECAY),
+    "adagrad": (torch.optim.Adagrad, 0.02, DECAY),
+    "adamax": (torch.optim.Adamax, 0.005, DECAY),
+    "asgd": (torch.optim.ASGD, 0.1, DECAY),
+    "nadam": (torch.optim.NAdam, 0.003, DECAY),
+    "radam": (torch.optim.RAdam, 0.01, DECAY),
+    "rmsprop:alpha=0.9": (torch.optim.RMSprop, 0.002, {"alpha": 0.9, **DECAY}),
+    "rprop": (torch.optim.Rprop, 0.001, {}),
 }
-RATES = {"sgd": 0.05, "adam": 0.003}
+SCHEDULES = {
+    "none": lambda optimizer: None,
+    "step:step_size=1,gamma=0.5": lambda one: lr_scheduler.StepLR(one, 1, 0.5),
+    "one_cycle:max_lr=0.1,total_steps=4": lambda one: lr_scheduler.OneCycleLR(one, 0.1, 4),
+}
+MERGERS = {
+    "concat": lambda cuts: torch.cat(cuts, 1),
+    "sum": lambda cuts: torch.stack(cuts).sum(0),
+    "mean": lambda cuts: sum(cuts) / len(cuts),
+    "max": lambda cuts: torch.stack(cuts).max(0).values,
+}
 
 
-def experiment_of(parties, merge="concat", optimizer="sgd", codec="none", bottom="mlp:hidden=16"):
+def experiment_of(
+    parties,
+    merge="concat",
+    optimizer="sgd",
+    codec="none",
+    bottom="mlp:hidden=16",
+    schedule="none",
+):
     return Experiment.model_validate(
         {
             "seed": SEED,
@@ -37,8 +70,9 @@ def experiment_of(parties, merge="concat", optimizer="sgd", codec="none", bottom
                 "epochs": EPOCHS,
                 "batch_size": BATCH_ROWS,
                 "optimizer": optimizer,
-                "learning_rate": RATES[optimizer],
-                "weight_decay": 1e-4,
+                "schedule": schedule,
+                "learning_rate": OPTIMIZERS[optimizer][1],
+                "weight_decay": OPTIMIZERS[optimizer][2].get("weight_decay", 0),
             },
         }
     )
@@ -59,7 +93,7 @@ class Monolith(nn.Module):
 
     def forward(self, inputs):
         cuts = [bottom(inputs[name]) for name, bottom in self.bottoms.items()]
-        return self.top(torch.cat(cuts, 1) if self.merge == "concat" else torch.stack(cuts).sum(0))
+        return self.top(MERGERS[self.merge](cuts))
 
 
 @dataclass
@@ -79,9 +113,11 @@ def monolith_of(session):
     return copy.deepcopy(Monolith(bottoms, session.label.model["top"], session.terms.merge))
 
 
-def train_monolith(model, data, optimizer):
+def train_monolith(model, data, train_settings):
     """Plain torch over the batches that the seed names."""
-    steps = OPTIMIZERS[optimizer](model.parameters())
+    kind, rate, options = OPTIMIZERS[train_settings.optimizer]
+    steps = kind(model.parameters(), lr=rate, **options)
+    schedule = SCHEDULES[train_settings.schedule](steps)
     labels, train = data["lender"].labels, data["lender"].split.train
     losses = []
     for epoch in range(1, EPOCHS + 1):
@@ -93,6 +129,8 @@ def train_monolith(model, data, optimizer):
             loss.backward()
             steps.step()
             losses.append(float(loss.detach()))
+        if schedule is not None:
+            schedule.step()
     return Trained(losses, model.state_dict())
 
 
@@ -114,7 +152,7 @@ def both(parties, flatten=True, **settings):
     data = digits_of(parties, flatten)
     experiment = experiment_of(parties, **settings)
     session = LocalSession(experiment, data, outputs=10)
-    whole = train_monolith(monolith_of(session), data, experiment.train.optimizer)
+    whole = train_monolith(monolith_of(session), data, experiment.train)
     return train_split(session, data), whole
 
 
@@ -131,22 +169,34 @@ def assert_equal(split, whole):
         torch.testing.assert_close(split.weights[name], weights, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("merge", ["concat", "sum"])
+@pytest.mark.parametrize("merge", MERGERS)
 @pytest.mark.parametrize(
-    "parties",
+    ("parties", "optimizer"),
     [
-        ["p1"],
-        ["p1", "p2"],
-        ["p1", "p2", "p3", "p4", "p5"],
-        ["p1", "lender"],
-        ["p1", "lender", "p2"],
+        (["p1"], "adam"),
+        (["p1", "p2", "p3", "p4", "p5"], "sgd"),
+        (["p1", "lender"], "adam"),
+        (["p1", "lender", "p2"], "sgd"),
     ],
-    ids=lambda parties: "-".join(parties),
+    ids=lambda value: "-".join(value) if isinstance(value, list) else value,
 )
 def test_split_training_is_the_training_of_one_network(parties, merge, optimizer):
     split, whole = both(parties, merge=merge, optimizer=optimizer)
     assert_equal(split, whole)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [(one, "none") for one in OPTIMIZERS] + [("sgd", one) for one in SCHEDULES if one != "none"],
+)
+def test_every_optimizer_and_schedule_moves_all_parties_as_one_network(optimizer, schedule):
+    split, whole = both(["p1", "lender"], optimizer=optimizer, schedule=schedule)
+    assert_equal(split, whole)
+
+
+def test_every_optimizer_of_torch_is_compared():
+    names = {parse(spec)[0] for spec in OPTIMIZERS}
+    assert {MEMBERS.aliases.get(name, name) for name in names} == set(MEMBERS.names())
 
 
 def test_pictures_and_convolutions_too():

@@ -18,12 +18,14 @@ from vfl.defenses import DEFENSES
 from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.plan import check_specs, of_experiment
 from vfl.experiments.value import value_cells
+from vfl.models import MERGERS
 from vfl.privacy.accountants import ACCOUNTANTS
 from vfl.testing import (
     AccountantContract,
     AdversaryContract,
     AttackContract,
     DefenseContract,
+    MergerContract,
     SourceContract,
 )
 from vfl.training.run import load_data, train
@@ -32,6 +34,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {
     "own_loop.py": 0.93,
     "outside_defense.py": 0.93,
+    "outside_merger.py": 0.85,
     "inner_layers.py": 0.9,
     "outside_accountant.py": None,
     "outside_codec.py": None,
@@ -68,7 +71,7 @@ def outputs(tmp_path_factory):
     folder, printed = tmp_path_factory.mktemp("empty"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for registry in (ACCOUNTANTS, ADVERSARIES, ATTACKS, CODECS, DEFENSES, SOURCES):
+        for registry in (ACCOUNTANTS, ADVERSARIES, ATTACKS, CODECS, DEFENSES, MERGERS, SOURCES):
             patch.setattr(registry, "_members", dict(registry._members))
         for name in PROGRAMS:
             out, err = io.StringIO(), io.StringIO()
@@ -126,6 +129,11 @@ class FromOutside:
 class TestTheAccountantFromOutside(FromOutside, AccountantContract):
     registry, file = ACCOUNTANTS, "outside_accountant.py"
     specs = ("zcdp",)
+
+
+class TestTheMergerFromOutside(FromOutside, MergerContract):
+    registry, file = MERGERS, "outside_merger.py"
+    specs = ("attention", "attention:heads=1")
 
 
 class TestTheAttackFromOutside(FromOutside, AttackContract):

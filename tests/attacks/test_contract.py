@@ -309,7 +309,11 @@ class TestGenerative(Few, InputAttackContract):
         victims, own = top.weight.split([2 * self.width, 2], 1)
         turned = nn.Linear(2 * self.width + 2, self.classes)
         turned.load_state_dict({"weight": torch.cat([own, victims], 1), "bias": top.bias})
-        other = view.instead(merge="own-victim", top=lambda: copy.deepcopy(turned))
+
+        def turn(victims, own):
+            return torch.cat([own, victims], 1)
+
+        other = view.instead(merge=turn, top=lambda: copy.deepcopy(turned))
         found, wanted = (attack.run(one, generator(0, "draw")) for one in (other, view))
         assert torch.allclose(found, wanted, atol=1e-4)
 

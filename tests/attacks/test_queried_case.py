@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from vfl.attacks import make
-from vfl.attacks.base import JointBottom
 from vfl.attacks.cases import Queried, attribute_case, decoded, queried_case, received_case
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import Experiment
 from vfl.core.errors import ConfigError, NotGrantedError, TooFewRowsError
 from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
+from vfl.models import JointBottom, make_merger
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -94,13 +94,13 @@ def test_shadows_without_rows_of_their_own_are_told_what_to_set(queried, data):
     assert attempt_all(case, make("membership"), generator(0))[0].measure == "auc"
 
 
-@pytest.mark.parametrize("summed", [False, True])
-def test_bottoms_together_are_those_apart(summed):
+@pytest.mark.parametrize("merge", ["concat", "sum"])
+def test_bottoms_together_are_those_apart(merge):
     apart = [torch.nn.Flatten(), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 6))]
     one, other = torch.randn(5, 6), torch.randn(5, 1, 2, 3)
-    joint = JointBottom(apart, [(6,), (1, 2, 3)], summed)
+    joint = JointBottom(apart, [(6,), (1, 2, 3)], make_merger(merge).build([6, 6]))
     cuts = apart[0](one), apart[1](other)
-    wanted = cuts[0] + cuts[1] if summed else torch.cat(cuts, 1)
+    wanted = cuts[0] + cuts[1] if merge == "sum" else torch.cat(cuts, 1)
     assert torch.allclose(joint(torch.cat([one, other.flatten(1)], 1)), wanted, atol=1e-6)
 
 

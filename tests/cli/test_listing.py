@@ -10,7 +10,8 @@ from vfl.datasets import SOURCES
 from vfl.datasets.alignment.ids import ID_RULES
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
-from vfl.models import BOTTOMS, TOPS
+from vfl.models import BOTTOMS, MERGERS, TOPS
+from vfl.models.optimizers import OPTIMIZERS, SCHEDULES
 from vfl.privacy.accountants import ACCOUNTANTS
 from vfl.session.secure_mode import SECURE
 
@@ -21,7 +22,10 @@ FAMILIES = {
     "attacks": ATTACKS,
     "adversaries": ADVERSARIES,
     "bottoms": BOTTOMS,
+    "mergers": MERGERS,
     "tops": TOPS,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
     "alignments": PROTOCOLS,
     "id_rules": ID_RULES,
     "accountants": ACCOUNTANTS,

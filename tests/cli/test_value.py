@@ -145,7 +145,9 @@ def test_the_network_in_one_place_is_the_one_that_is_split(file, tmp_path, merge
             name: models.make_bottom(experiment.parties[name].bottom).build((2,), 8)
             for name in data
         }
-    whole = models.merged([copy.deepcopy(built[name]) for name in data], [(2,), (2,)], merge)
+    merger = models.make_merger(merge).build([8, 8])
+    apart = [copy.deepcopy(built[name]) for name in data]
+    whole = models.JointBottom(apart, [(2,), (2,)], merger)
     (stand_in,) = cell.experiment.parties
     split = train(experiment, tmp_path, "split", data=data, bottoms=built)
     rows = gathered(cell, data)

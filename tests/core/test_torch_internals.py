@@ -11,8 +11,8 @@ import vfl
 from vfl.config import Experiment, TrainSettings
 from vfl.core import torch_internals
 from vfl.core.products import products
-from vfl.core.torch_internals import optimizer_factory
 from vfl.datasets import load_bundled
+from vfl.models.optimizers import Optimization
 from vfl.training.local import LocalSession
 
 PARTIES = ("left", "right")
@@ -33,7 +33,7 @@ def trained(data, **train):
 def test_the_public_ways_train_to_the_same_bits(monkeypatch, train):
     data = load_bundled("digits", PARTIES, 0, "label", limit=120)
     privately = trained(data, **train)
-    monkeypatch.setattr(torch_internals, "_UNHOOKED", {})
+    monkeypatch.setattr(torch_internals, "_KNOWN_HOOKS", False)
     monkeypatch.setattr(torch_internals, "_ENGINE", None)
     assert trained(data, **train) == privately
 
@@ -59,7 +59,7 @@ def test_nothing_else_in_the_kernel_touches_what_torch_keeps_private():
 )
 def test_optimizers_follow_the_settings(name, kind, options):
     settings = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.2, momentum=0.5)
-    built = optimizer_factory(settings)(nn.Linear(2, 2).parameters())
+    built = Optimization(settings).build(nn.Linear(2, 2).parameters())
     assert isinstance(built, kind)
     assert {key: built.param_groups[0][key] for key in options} == options
 
@@ -70,7 +70,7 @@ def test_optimizers_move_weights_as_those_of_torch(name, kind):
     settings = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.2, momentum=0.5)
     weights = [nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2)]
     options = {"lr": 0.01, "weight_decay": 0.2} | ({"momentum": 0.5} if name == "sgd" else {})
-    optimizers = [optimizer_factory(settings)([weights[0]]), kind([weights[1]], **options)]
+    optimizers = [Optimization(settings).build([weights[0]]), kind([weights[1]], **options)]
     for step in range(4):
         for weight, optimizer in zip(weights, optimizers, strict=True):
             optimizer.zero_grad()
@@ -94,7 +94,7 @@ def test_what_was_registered_for_every_optimizer_runs_around_each_step(name):
         register_optimizer_step_post_hook(lambda *_: seen.append(weight.item())),
     ]
     try:
-        optimizer_factory(TrainSettings(optimizer=name))([weight]).step()
+        Optimization(TrainSettings(optimizer=name)).build([weight]).step()
     finally:
         for handle in handles:
             handle.remove()

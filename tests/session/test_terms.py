@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from vfl.config import Experiment
+from vfl.core.errors import SpecError
 from vfl.core.version import VERSION
 from vfl.session import Terms
 
@@ -138,7 +139,8 @@ def test_terms_are_the_public_part_of_an_experiment():
 def test_who_sends_and_how_wide_the_merged_cut_is(terms):
     assert terms.feature_parties == ["bank", "shop"]
     assert terms.merged_width == 14
-    assert terms.model_copy(update={"merge": "sum"}).merged_width == 8
+    with pytest.raises(SpecError, match="cuts of one width"):
+        _ = terms.model_copy(update={"merge": "sum"}).merged_width
     own = terms.model_copy(update={"label_party": "shop"})
     assert own.feature_parties == ["bank"]
     assert own.merged_width == 14

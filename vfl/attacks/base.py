@@ -6,9 +6,8 @@ on what it holds. It never sees the truth; `vfl.attacks.scoring` compares afterw
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -22,6 +21,7 @@ from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 from vfl.defenses.label_free import AnchoredBottom
+from vfl.models import JointBottom
 
 Goal = Literal["labels", "values", "clusters", "inputs", "tokens", "scores"]
 
@@ -165,37 +165,6 @@ def training(module: nn.Module, keep_norms: bool) -> None:
     for part in module.modules():
         if keep_norms and isinstance(part, _BatchNorm):
             part.eval()
-
-
-class JointBottom(nn.Module):
-    """All parties' bottoms as one, from whole rows to what the top is given.
-
-    Args:
-        bottoms: in the order in which their columns stand in a row.
-        shapes: axes of a row of each.
-        summed: whether the top is given their sum.
-    """
-
-    def __init__(
-        self, bottoms: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], summed: bool
-    ) -> None:
-        super().__init__()
-        self.bottoms, self.shapes, self.summed = nn.ModuleList(bottoms), shapes, summed
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """The top's inputs, axes (rows, width), from rows with axes (rows, columns)."""
-        cuts = [bottom(part) for bottom, part in self.parts(rows)]
-        return torch.stack(cuts).sum(0) if self.summed else torch.cat(cuts, 1)
-
-    def parts(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
-        """Each bottom and its party's columns of whole rows."""
-        columns = torch.split(rows, [math.prod(shape) for shape in self.shapes], 1)
-        for bottom, part, shape in zip(self.bottoms, columns, self.shapes, strict=True):
-            yield bottom, part.reshape(-1, *shape)
-
-    def each(self, change: Callable[[nn.Module], nn.Module]) -> JointBottom:
-        """The same with something else in each bottom's place."""
-        return JointBottom([change(one) for one in self.bottoms], self.shapes, self.summed)
 
 
 class OwnBottom(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.attacks.active.base import ActiveAdversary
-from vfl.attacks.base import JointBottom, OwnBottom, before_last, through
+from vfl.attacks.base import OwnBottom, before_last, through
 from vfl.attacks.scoring import Case, seeking
 from vfl.attacks.view import (
     Evidence,
@@ -26,7 +26,6 @@ from vfl.attacks.view import (
     GrantedRows,
     Holdings,
     Maker,
-    Merge,
     RecordedExchange,
     SentCuts,
     ThreatModel,
@@ -487,6 +486,19 @@ class TrainedParts:
         self._load(made, self._terms.label_party)
         return made["top"].eval()
 
+    def merger(self) -> nn.Module:
+        """What makes one cut of all parties', which come in merge order."""
+        made = nn.ModuleDict({"merger": _merger(self._terms)})
+        self._load(made, self._terms.label_party)
+        return made["merger"].eval()
+
+    def merged_with(self, party: str) -> Callable[[Tensor, Tensor], Tensor]:
+        """What the top is given of a party's cuts and of those of a label party with columns."""
+        order, merger = list(self._terms.parties), self.merger()
+        if order.index(party) < order.index(self._terms.label_party):
+            return merger
+        return lambda victims, own: merger(own, victims)
+
     def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
         """The network's outputs for rows whose cuts were recorded, axes (rows, classes).
 
@@ -498,7 +510,8 @@ class TrainedParts:
             DataError: some rows' cuts were not recorded.
         """
         cuts = [self._cuts(name, queries, rows) for name in self._terms.parties]
-        merged = torch.cat(cuts, 1) if self._terms.merge == "concat" else sum(cuts[1:], cuts[0])
+        with torch.no_grad():
+            merged = self.merger()(*cuts)
         return self._defense().logits(through(self.top(), merged), StepContext())
 
     def _cuts(self, party: str, queries: Frames, rows: Tensor) -> Tensor:
@@ -558,7 +571,7 @@ def columns_case(
         bottom=None if own is None else lambda: parts.bottom(label.name),
         new_bottom=bottom_recipe(experiment, party, shape),
         top=parts.top,
-        merge=None if own is None else _merge(experiment, party),
+        merge=None if own is None else parts.merged_with(party),
         others_bottom=lambda: parts.bottom(party),
         shape=shape,
     )
@@ -567,14 +580,10 @@ def columns_case(
     return Case(View(threat, classes, holdings), labels[rows], inputs[rows])
 
 
-def _merge(experiment: Experiment, party: str) -> Merge:
-    """The order in which a party's cuts and those of a label party with columns are merged."""
-    terms = Terms.of(experiment, "predict", experiment.name)
-    if terms.merge == "sum":
-        return "sum"
-    order = list(terms.parties)
-    first = order.index(party) < order.index(terms.label_party)
-    return "victim-own" if first else "own-victim"
+def _merger(terms: Terms) -> nn.Module:
+    """The merger of a network, with weights of no meaning if it has any."""
+    with scoped(0):
+        return models.make_merger(terms.merge).build(terms.widths)
 
 
 def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> Tensor:
@@ -835,7 +844,7 @@ def queried_case(
         targets=Evidence(joint[rows.targets], None, labels[rows.targets], outputs),
         leaked=Evidence(joint[rows.own], labels=labels[rows.own]),
         prior=_prior_of(label),
-        new_bottom=lambda: JointBottom([one() for one in recipes], shapes, terms.merge == "sum"),
+        new_bottom=lambda: models.JointBottom([one() for one in recipes], shapes, _merger(terms)),
         new_top=top_recipe(experiment, classes),
     )
     view = View(ThreatModel("outsider", "inference", QUERYING), classes, holdings)

@@ -150,8 +150,8 @@ def _listed(names: Iterable[str]) -> str:
 
 Maker = Callable[[], nn.Module]
 TopMaker = Callable[[int], nn.Module]
-#: In which order two parties' cuts lie side by side before a top, or that they are summed.
-Merge = Literal["victim-own", "own-victim", "sum"]
+#: What a top is given of the victim's cuts and the attacker's own, axes (rows, width) each.
+Merge = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

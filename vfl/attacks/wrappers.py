@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from vfl.attacks import make
-from vfl.attacks.base import Attack, JointBottom, through
+from vfl.attacks.base import Attack, through
 from vfl.attacks.view import Evidence, Grant, GrantedRows, SentCuts, View, groups_of
 from vfl.core.errors import BadOptionError, UserError
 from vfl.core.registry import require_choice, require_range
+from vfl.models import JointBottom, make_merger
 
 
 class Wrapper(Attack):
@@ -146,8 +147,11 @@ class Pooled(Wrapper):
             for name in groups_of(self.inner.needs)
         }
 
+        concat = make_merger("concat").build([])
+
         def joint(bottoms: list[nn.Module]) -> JointBottom:
-            return JointBottom(bottoms, [one.targets.inputs.shape[1:] for one in views], False)
+            shapes = [tuple(one.targets.inputs.shape[1:]) for one in views]
+            return JointBottom(bottoms, shapes, concat)
 
         together = view.instead(
             bottom=lambda: joint([one.bottom() for one in views]),

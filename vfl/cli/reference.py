@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Annotated, Any, Literal
 
 import typer
@@ -20,7 +21,10 @@ Family = Literal[
     "packs",
     "adversaries",
     "bottoms",
+    "mergers",
     "tops",
+    "optimizers",
+    "schedules",
     "alignments",
     "id_rules",
     "accountants",
@@ -37,8 +41,8 @@ def listing(
     """List codecs, defenses, attacks, models, data sets and more with their options.
 
     A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
-    bottoms, tops, alignments, id_rules, accountants or sources (data sets by name); without one,
-    all are listed.
+    bottoms, mergers, tops, optimizers, schedules, alignments, id_rules, accountants or sources (data
+    sets by name); without one, all are listed.
     """
     rows = [
         row
@@ -89,7 +93,8 @@ def _registries() -> dict[str, Registry[Any]]:
     from vfl.datasets.alignment.protocols import PROTOCOLS
     from vfl.datasets.sources import SOURCES
     from vfl.defenses import DEFENSES
-    from vfl.models import BOTTOMS, TOPS
+    from vfl.models import BOTTOMS, MERGERS, TOPS
+    from vfl.models.optimizers import OPTIMIZERS, SCHEDULES
     from vfl.privacy.accountants import ACCOUNTANTS
     from vfl.session.secure_mode import SECURE
 
@@ -100,7 +105,10 @@ def _registries() -> dict[str, Registry[Any]]:
         "attacks": ATTACKS,
         "adversaries": ADVERSARIES,
         "bottoms": BOTTOMS,
+        "mergers": MERGERS,
         "tops": TOPS,
+        "optimizers": OPTIMIZERS,
+        "schedules": SCHEDULES,
         "alignments": PROTOCOLS,
         "id_rules": ID_RULES,
         "accountants": ACCOUNTANTS,
@@ -124,16 +132,27 @@ def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
             "family": family,
             "name": name,
             "spec": _spec(name, registry),
-            "summary": (inspect.getdoc(registry.member(name)) or "").split("\n")[0],
+            "summary": _summary(inspect.getdoc(registry.member(name)) or ""),
             "aliases": ", ".join(alias for alias, of in registry.aliases.items() if of == name),
         }
         for name in registry.names()
     ]
 
 
+def _summary(documentation: str) -> str:
+    """The first sentence, which torch breaks into lines."""
+    first = " ".join(documentation.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z])", first)[0]
+
+
+def _text(value: object) -> str:
+    """A default as a spec gives it."""
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _spec(name: str, registry: Registry[Any]) -> str:
     options = [
-        key if option.default in (option.empty, None) else f"{key}={option.default}"
+        key if option.default in (option.empty, None) else f"{key}={_text(option.default)}"
         for key, option in registry.options(name).items()
     ]
     return name + (f":{','.join(options)}" if options else "")

@@ -14,8 +14,8 @@ from vfl.core.errors import DataError
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
-from vfl.core.torch_internals import optimizer_factory
 from vfl.datasets import PartyData
+from vfl.models.optimizers import Optimization
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward, require_rows_apart
 from vfl.session import EarlyStopping, Exchange, Terms, secure_mode
@@ -60,6 +60,7 @@ class FeatureParty:
     ) -> None:
         name, asked, mode = data.name, terms.parties[data.name], secure_mode.make(terms.secure)
         self._train = data.split.train if terms.mode == "train" else None
+        self._steps = Optimization(terms.train)
         self._at_branches = RowsAtBranches(terms, data.split.train, name)
         if data.inputs is None:
             raise DataError(f"party '{name}' has no columns, so it has nothing to send")
@@ -82,9 +83,9 @@ class FeatureParty:
                     compiled=terms.train.compile,
                     weights=(1.0, *(task.weight for task in terms.tasks.values())),
                 )
-                optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
                 private = self._private(name, terms, own, shape)
-                end = FeatureEnd(agreed, bottom, own, link, optimizer, private)
+                build = self._steps.build if terms.mode == "train" else None
+                end = FeatureEnd(agreed, bottom, own, link, build, private)
                 if "bottom" in defense.separate_rows:
                     whose = f"the bottom of party '{name}'"
                     require_rows_apart(end.model, end.through_model, [shape], whose)
@@ -118,6 +119,8 @@ class FeatureParty:
         """Send what this exchange asks for, after saving when a checkpoint is due."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
+        if exchange.trains:
+            self._steps.begin(exchange.epoch)
         inputs = self._rows(exchange)
         if self._held is not None and not len(inputs):
             return  # it has none of these rows, and the label party knows

@@ -20,9 +20,9 @@ from vfl import compression, models
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
-from vfl.core.torch_internals import optimizer_factory
 from vfl.core.traffic import Ledger
 from vfl.defenses.base import Undefended
+from vfl.models.optimizers import Optimization
 from vfl.session import EarlyStopping, Exchange, Terms
 from vfl.session.exchange import (
     CutAggregator,
@@ -37,11 +37,13 @@ from vfl.session.exchange import (
 
 
 class _Model(nn.Module):
-    """What the party trains: its model, and what codecs ask of whoever takes the cuts."""
+    """What the party trains: its model, the merger, and what codecs ask of who takes the cuts."""
 
-    def __init__(self, model: nn.Module, adapters: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, merger: nn.Module, adapters: Mapping[str, nn.Module]
+    ) -> None:
         super().__init__()
-        self.model, self.adapters = model, nn.ModuleDict(adapters)
+        self.model, self.merger, self.adapters = model, merger, nn.ModuleDict(adapters)
 
     def forward(self, merged: Tensor) -> Tensor:
         """The output; the cuts have gone through their adapters where they were received."""
@@ -83,7 +85,7 @@ class MiddleParty:
     ) -> None:
         assert terms.middle is not None, "a session without a middle has no such party"
         asked, train = terms.middle, terms.train
-        self.name, self._merge = asked.party, terms.merge
+        self.name = asked.party
         with scoped(own.secret.number("init")):
             self.ends = {
                 party: LabelEnd(
@@ -111,8 +113,11 @@ class MiddleParty:
                 precision=train.precision,
                 compiled=train.compile,
             )
-            optimizer = optimizer_factory(train) if terms.mode == "train" else None
-            self.end = FeatureEnd(agreed, _Model(model, adapters), own, link, optimizer)
+            self._steps = Optimization(train)
+            build = self._steps.build if terms.mode == "train" else None
+            self._merger = models.make_merger(terms.merge).build(terms.widths)
+            whole = _Model(model, self._merger, adapters)
+            self.end = FeatureEnd(agreed, whole, own, link, build)
         if weights is not None:
             self.load_weights(weights)
         self.checkpoints = own.checkpoints
@@ -124,10 +129,9 @@ class MiddleParty:
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         set_training(self.end.model, exchange.trains)
-        cuts = list(self._cuts.cuts(exchange).values())
-        concat = self._merge == "concat"
-        merged = torch.cat(cuts, dim=1) if concat else sum(cuts[1:], start=cuts[0])
+        merged = self._merger(*self._cuts.cuts(exchange).values())
         if exchange.trains:
+            self._steps.begin(exchange.epoch)
             self.end.send_cut(merged, exchange.step)
         else:
             self.end.send_query(merged, exchange.step)

@@ -196,7 +196,10 @@ class TrainSettings(Settings):
 
     Attributes:
         epochs, batch_size: passes over the training rows, and rows of one exchange.
-        optimizer, learning_rate, momentum, weight_decay: of every party's own optimiser.
+        optimizer, learning_rate, momentum, weight_decay: of every party's own optimiser, whose
+            other options are in its spec (`vfl list optimizers`); momentum is of sgd.
+        schedule: how the learning rate changes from epoch to epoch, as a spec (`vfl list
+            schedules`); "none" leaves it.
         checkpoint_every: exchanges between two checkpoints.
         in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
             of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
@@ -214,7 +217,8 @@ class TrainSettings(Settings):
 
     epochs: int = Field(default=10, ge=1, le=100_000)
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Spec = "adam"
+    schedule: Spec = "none"
     learning_rate: float = Field(default=1e-3, gt=0, le=1e6)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1000)
@@ -232,13 +236,6 @@ class TrainSettings(Settings):
     def split_rows(self) -> int:
         """Rows that are dealt to the parts of the split at a time; 0 deals all at once."""
         return 0 if self.shuffle == "full" else self.block_rows
-
-    @property
-    def optimizer_copies(self) -> int:
-        """Numbers the optimiser keeps of every parameter beside its gradient."""
-        if self.optimizer == "adam":
-            return 2
-        return 1 if self.momentum else 0
 
 
 class DPSettings(Settings):
@@ -346,7 +343,8 @@ class Experiment(Settings):
         name: of the experiment, and the beginning of its runs' names.
         seed: what everybody may know is drawn from it: splits and the order of the rows.
         codec, defense: specs of what compresses cuts and gradients, and of what protects them.
-        merge: the label party's top reads the cuts side by side ("concat") or their sum.
+        merge: what the label party's top reads, as the spec of a merger: the cuts side by side
+            ("concat"), their sum, or another.
         secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
             sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either,
             with "permuted" none has any weight; with "pea" parties have rows of their own, and
@@ -362,7 +360,7 @@ class Experiment(Settings):
     seed: int = Field(default=0, ge=0, lt=2**31)
     codec: Spec = "none"
     defense: Spec = "none"
-    merge: Literal["concat", "sum"] = "concat"
+    merge: Spec = "concat"
     secure: Spec = "none"
     data: DataSettings = DataSettings()
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]

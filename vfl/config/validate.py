@@ -171,9 +171,6 @@ def of_agreed(agreed: Agreed) -> Iterator[str]:
     """What an experiment and the terms of a session, which somebody else may send, are held to."""
     if not agreed.feature_parties:
         yield "no feature party: every party in 'parties' is the label party"
-    widths = {party.width for party in agreed.parties.values()}
-    if agreed.merge == "sum" and len(widths) > 1:
-        yield f"merge = 'sum' needs equal widths, got {sorted(widths)}"
     if agreed.validation + agreed.test >= 1:
         yield "data.validation + data.test leave no rows to train on"
     judged = agreed.train.patience > 0 or agreed.train.keep == "best"
@@ -413,7 +410,7 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
 def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
     """Settings that change nothing in any training."""
     train = experiment.train
-    if train.optimizer != "sgd":
+    if train.optimizer.partition(":")[0].lower() != "sgd":
         for name in set_by_hand(train, "momentum"):
             yield f"train.{name}", f"train.optimizer = '{train.optimizer}' has none"
     if train.shuffle != "blocks":
@@ -595,12 +592,16 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
     tasks = [one for one in content.get("tasks") or () if isinstance(one, Mapping)]
     numbers = "regression" in [one.get("task") for one in (label, *tasks)]
     usual = PartySettings().width
-    widths = [table_in(parties, one).get("width", usual) for one in parties if one != leading]
+    everybodys = {one: table_in(parties, one).get("width", usual) for one in parties}
+    widths = [width for one, width in everybodys.items() if one != leading]
     single: list[tuple[tuple[str, ...], str, Any]] = [
         (("codec",), "codec", widths),
         (("defense",), "defense", numbers),
+        (("merge",), "merger", [*everybodys.values()]),
         (("secure",), "secure", content),
         (("data", "source"), "data set", None),
+        (("train", "optimizer"), "optimizer", content),
+        (("train", "schedule"), "schedule", content),
         (("label", "top"), "top", None),
         *((("parties", name, "bottom"), "bottom", None) for name in parties),
     ]

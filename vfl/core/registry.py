@@ -251,7 +251,7 @@ class Registry(Generic[Member]):
         Raises:
             UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
         """
-        name, values = self._read(spec)
+        name, values = self.read(spec)
         return self.member(name)(**values)
 
     def numbers(self, spec: str) -> dict[str, float]:
@@ -260,7 +260,7 @@ class Registry(Generic[Member]):
         Raises:
             UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
         """
-        name, values = self._read(spec)
+        name, values = self.read(spec)
         name = self.aliases.get(name, name)
         found = {
             key: values.get(key, self.options(name)[key].default) for key in self.numeric(name)
@@ -272,8 +272,12 @@ class Registry(Generic[Member]):
         options = self.options(name).items()
         return [key for key, one in options if _required(one.annotation) in (int, float)]
 
-    def _read(self, spec: str) -> tuple[str, dict[str, Any]]:
-        """The name in a spec, and the options that it gives, converted."""
+    def read(self, spec: str) -> tuple[str, dict[str, Any]]:
+        """The name in a spec, and the options that it gives, converted.
+
+        Raises:
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
+        """
         name, given = parse(spec)
         known = self.options(name)
         given = {self._todays_option(key, known): text for key, text in given.items()}
@@ -316,6 +320,9 @@ class Registry(Generic[Member]):
                     "no such choice", where=where, got=text, want=want, fix=nearest(text, choices)
                 )
             return text
+        if typing.get_origin(wanted) is tuple:
+            each = typing.get_args(wanted)[0]
+            return tuple(self._convert(name, key, part, each) for part in text.split("/"))
         if wanted is bool:
             if text.lower() not in _WORDS:
                 raise BadOptionError("not a yes or no", where=where, got=text, want="true or false")

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from itertools import chain
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -110,63 +110,41 @@ class Compute:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
-class OptimizerSettings(Protocol):
-    """What an optimiser is built from; see `vfl.config.TrainSettings`."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
+try:
+    from torch.optim.optimizer import _global_optimizer_post_hooks as _after_all
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as _before_all
+except ImportError:
+    _KNOWN_HOOKS = False
+else:
+    _KNOWN_HOOKS = True
 
 
-def optimizer_factory(settings: OptimizerSettings) -> OptimizerFactory:
-    """A function that builds the optimiser the settings name for a party's own parameters."""
-    options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-    kind: type[optim.Optimizer] = optim.Adam
-    if settings.optimizer == "sgd":
-        kind, options = optim.SGD, options | {"momentum": settings.momentum}
-    build = _UNHOOKED.get(kind, kind)
-    return lambda parameters: build(list(parameters), **options)
+def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
+    """An optimiser of torch without the hooks of torch.compile, whose import takes a second of CPU.
 
-
-def _unhooked(*kinds: type[optim.Optimizer]) -> dict[Any, type[optim.Optimizer]]:
-    """Optimisers without the hooks of torch.compile, whose import takes a second of CPU.
-
-    Their methods are torch's own, as they stand behind those hooks, and a step is no range of
-    torch's profiler: 7 % of a step. What was registered to run before and after a step does.
+    Its methods are torch's own, as they stand behind those hooks, and a step is no range of torch's
+    profiler: 7 % of a step. What was registered to run before and after a step does.
 
     Returns:
-        By torch's class; empty where torch has other insides, and its classes stand as they are.
+        The class itself where it is not torch's, or torch has other insides.
     """
-    try:
-        from torch.optim.optimizer import _global_optimizer_post_hooks as after_all
-        from torch.optim.optimizer import _global_optimizer_pre_hooks as before_all
-    except ImportError:
-        return {}
+    if not _KNOWN_HOOKS or not kind.__module__.startswith("torch.optim."):
+        return kind
+    hooked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in hooked}
+    own_step = torch.no_grad()(inspect.unwrap(kind.step))
 
-    def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
-        hooked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-        plain = {name: inspect.unwrap(getattr(kind, name)) for name in hooked}
-        own_step = torch.no_grad()(inspect.unwrap(kind.step))
+    def step(optimizer: optim.Optimizer) -> None:
+        for before in chain(_before_all.values(), optimizer._optimizer_step_pre_hooks.values()):
+            before(optimizer, (), {})
+        own_step(optimizer)
+        for after in chain(optimizer._optimizer_step_post_hooks.values(), _after_all.values()):
+            after(optimizer, (), {})
 
-        def step(optimizer: optim.Optimizer) -> None:
-            for before in chain(before_all.values(), optimizer._optimizer_step_pre_hooks.values()):
-                before(optimizer, (), {})
-            own_step(optimizer)
-            for after in chain(optimizer._optimizer_step_post_hooks.values(), after_all.values()):
-                after(optimizer, (), {})
-
-        step.hooked = True  # type: ignore[attr-defined]  # so torch leaves it as it is
-        return type(kind.__name__, (kind,), plain | {"step": step})
-
-    return {kind: unhooked(kind) for kind in kinds}
+    step.hooked = True  # type: ignore[attr-defined]  # so torch leaves it as it is
+    return type(kind.__name__, (kind,), plain | {"step": step})
 
 
-_UNHOOKED = _unhooked(optim.Adam, optim.SGD)
 #: Runs backward passes; None where torch has it under another name.
 _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
 

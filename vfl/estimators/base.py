@@ -47,6 +47,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
     epochs: int = 20
     batch_size: int = 64
     optimizer: str = "adam"
+    schedule: str = "none"
     learning_rate: float = 2e-3
     momentum: float = 0.9
     weight_decay: float = 0.0

@@ -29,12 +29,12 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
             the columns evenly in order.
         label_party: who holds the labels; if it is one of `parties`, it has columns too.
         codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
-        merge: "concat" or "sum" of the cuts.
+        merge: spec of a merger of the cuts, such as "sum".
         secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
         width: width of each party's cut.
         bottom, top: model specs.
         epochs, batch_size: how long and how much at once.
-        optimizer, learning_rate, momentum, weight_decay: the same at every party.
+        optimizer, schedule, learning_rate, momentum, weight_decay: the same at every party.
         class_weight: "balanced", or weights by class, 1 for a class that is left out; they multiply
             the weights of rows.
         patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
@@ -156,12 +156,12 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
             the columns evenly in order.
         label_party: who holds the numbers; if it is one of `parties`, it has columns too.
         codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
-        merge: "concat" or "sum" of the cuts.
+        merge: spec of a merger of the cuts, such as "sum".
         secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
         width: width of each party's cut.
         bottom, top: model specs.
         epochs, batch_size: how long and how much at once.
-        optimizer, learning_rate, momentum, weight_decay: the same at every party.
+        optimizer, schedule, learning_rate, momentum, weight_decay: the same at every party.
         patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
         keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.
         validation: share of the rows held out to report on, and to judge by, each epoch.

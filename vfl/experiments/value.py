@@ -45,6 +45,8 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     Args:
         experiment: its own codec, defense and secure mode are priced too.
     """
+    from vfl import models
+
     check_one_label_party(experiment, "vfl value")
     settings = value_settings_of(experiment)
     plain = experiment.model_copy(
@@ -55,8 +57,7 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     own = {name: {name: experiment.parties[name]} for name in experiment.parties}
     # One party with all columns: the widths are merged inside it, as the top expects them.
     merged = [one.width for one in experiment.parties.values()]
-    width = merged[0] if experiment.merge == "sum" else sum(merged)
-    whole = {"": PartySettings(width=width)}
+    whole = {"": PartySettings(width=models.make_merger(experiment.merge).width(merged))}
     asked: list[tuple[str, str, Experiment]] = []
     for name in sorted(own, key=lambda name: name != label):  # the label party first
         asked.append((f"{name} alone", name, _one_place(plain, own[name])))
@@ -263,7 +264,9 @@ def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -
             asked, shape = experiment.parties[name], tuple(inputs.shape[1:])
             parts.append(models.make_bottom(asked.bottom).build(shape, asked.width))
             shapes.append(shape)
-    return models.merged(parts, shapes, experiment.merge)
+    widths = [experiment.parties[name].width for name in data if data[name].inputs is not None]
+    merger = models.make_merger(experiment.merge).build(widths)
+    return models.JointBottom(parts, shapes, merger)
 
 
 def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:

@@ -421,13 +421,13 @@ def _warm_up() -> None:
     import torch
 
     from vfl.config import TrainSettings
-    from vfl.core.torch_internals import optimizer_factory
     from vfl.models import make_bottom
     from vfl.models.footprint import footprint
+    from vfl.models.optimizers import Optimization
 
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    optimizer_factory(TrainSettings())([parameter]).step()
+    Optimization(TrainSettings()).build([parameter]).step()
     footprint(make_bottom("mlp:hidden=none"), (1,), 1)
 
 

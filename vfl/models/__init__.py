@@ -1,20 +1,22 @@
-"""Bottoms and tops: the two halves of a network, by name.
+"""Bottoms, mergers and tops: the parts of a network, by name.
 
 A feature party builds a bottom from its row shape and the width of its cut; the label party builds
-a top from the width of the merged cut. Neither ever receives the other's.
+a merger from the widths of all cuts, and a top from the width of the merged one. Neither ever
+receives the other's weights.
 
 >>> make_top("linear").build(width=8, outputs=3)
 Linear(in_features=8, out_features=3, bias=True)
 
-To add a model: one file with a subclass of `Bottom` or `Top`, one line below (or, from another
-package, an entry point in the group ``vfl.models.bottoms`` or ``vfl.models.tops``).
+To add one: one file with a subclass of `Bottom`, `Merger` or `Top`, one line below (or, from
+another package, an entry point in the group ``vfl.models.bottoms``, ``vfl.mergers`` or
+``vfl.models.tops``), and its contract of `vfl.testing`. How weights move: `vfl.models.optimizers`.
 A model of the user's own needs no name: `bring` imports it from a path.
 """
 
 from __future__ import annotations
 
 from vfl.core.registry import Registry
-from vfl.models.base import Bottom, FixedBottom, Shape, Top, merged
+from vfl.models.base import Bottom, FixedBottom, JointBottom, Merger, Shape, Top
 from vfl.models.bring import bring, bring_top
 
 BOTTOMS: Registry[Bottom] = Registry(
@@ -37,6 +39,18 @@ BOTTOMS: Registry[Bottom] = Registry(
     group="vfl.models.bottoms",
 )
 
+MERGERS: Registry[Merger] = Registry(
+    kind="merger",
+    contract=Merger,  # type: ignore[type-abstract]
+    members={
+        "concat": "vfl.models.mergers:Concat",
+        "sum": "vfl.models.mergers:Sum",
+        "mean": "vfl.models.mergers:Mean",
+        "max": "vfl.models.mergers:Maximum",
+    },
+    group="vfl.mergers",
+)
+
 TOPS: Registry[Top] = Registry(
     kind="top",
     contract=Top,  # type: ignore[type-abstract]
@@ -51,20 +65,26 @@ TOPS: Registry[Top] = Registry(
 #: The bottom a spec names, such as ``mlp:hidden=64-32,last=relu``.
 make_bottom = BOTTOMS.make
 
+#: The merger a spec names, such as ``mean``.
+make_merger = MERGERS.make
+
 #: The top a spec names, such as ``mlp:hidden=64``.
 make_top = TOPS.make
 
 
 __all__ = [
     "BOTTOMS",
+    "MERGERS",
     "TOPS",
     "Bottom",
     "FixedBottom",
+    "JointBottom",
+    "Merger",
     "Shape",
     "Top",
     "bring",
     "bring_top",
     "make_bottom",
+    "make_merger",
     "make_top",
-    "merged",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -57,6 +57,33 @@ class FixedBottom(Bottom):
         module = self.build(shape, self.columns(shape))
         with torch.no_grad():
             return torch.cat([module(part.float()) for part in torch.split(inputs, _ROWS_AT_ONCE)])
+
+
+class Merger(ABC):
+    """A recipe for what makes one cut of every party's, where cuts arrive."""
+
+    @abstractmethod
+    def width(self, widths: Sequence[int]) -> int:
+        """Columns of the merged cut.
+
+        Args:
+            widths: of the parties' cuts, in merge order.
+
+        Raises:
+            SpecError: cuts of these widths do not go together.
+        """
+
+    @abstractmethod
+    def build(self, widths: Sequence[int]) -> nn.Module:
+        """A new module; weights of its own are fresh, and train with the top.
+
+        Returns:
+            A module from cuts of axes (rows, width of each), one argument a party in merge order,
+            to axes (rows, width). No row's result depends on other rows.
+
+        Raises:
+            SpecError: see `width`.
+        """
 
 
 class Top(ABC):
@@ -202,31 +229,41 @@ def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
     return rows.long()
 
 
-class _Merged(nn.Module):
-    def __init__(self, parts: Sequence[nn.Module], shapes: Sequence[Shape], merge: str) -> None:
-        super().__init__()
-        self.parts, self.shapes, self.merge = nn.ModuleList(parts), shapes, merge
-
-    def forward(self, rows: Tensor) -> Tensor:
-        columns = torch.split(rows, [math.prod(shape) for shape in self.shapes], dim=1)
-        own = zip(self.parts, columns, self.shapes, strict=True)
-        cuts = [part(some.reshape(-1, *shape)) for part, some, shape in own]
-        return torch.stack(cuts).sum(0) if self.merge == "sum" else torch.cat(cuts, dim=1)
-
-
-def merged(parts: Sequence[nn.Module], shapes: Sequence[Shape], merge: str) -> nn.Module:
+class JointBottom(nn.Module):
     """Several bottoms as one, over flat rows that hold their columns one party's after another's.
 
     Args:
-        parts: the bottoms, which stay the modules they are.
+        bottoms: in the order of their columns; they stay the modules they are.
         shapes: axes of one row of each.
-        merge: "concat" puts their cuts side by side, "sum" adds them.
+        merger: what makes one cut of theirs, as `Merger.build` gives it.
 
-    >>> both = merged([nn.Linear(2, 3), nn.Flatten()], [(2,), (1, 1, 4)], "concat")
+    >>> from vfl.models.mergers import Concat
+    >>> concat = Concat().build([3, 4])
+    >>> both = JointBottom([nn.Linear(2, 3), nn.Flatten()], [(2,), (1, 1, 4)], concat)
     >>> both(torch.zeros(5, 6)).shape
     torch.Size([5, 7])
     """
-    return _Merged(parts, shapes, merge)
+
+    def __init__(
+        self, bottoms: Sequence[nn.Module], shapes: Sequence[Shape], merger: nn.Module
+    ) -> None:
+        super().__init__()
+        self.bottoms, self.shapes, self.merger = nn.ModuleList(bottoms), shapes, merger
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The merged cut, axes (rows, width), of rows with axes (rows, columns)."""
+        cut: Tensor = self.merger(*(bottom(part) for bottom, part in self.parts(rows)))
+        return cut
+
+    def parts(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Each bottom and its party's columns of whole rows."""
+        columns = torch.split(rows, [math.prod(shape) for shape in self.shapes], 1)
+        for bottom, part, shape in zip(self.bottoms, columns, self.shapes, strict=True):
+            yield bottom, part.reshape(-1, *shape)
+
+    def each(self, change: Callable[[nn.Module], nn.Module]) -> JointBottom:
+        """The same with something else in each bottom's place."""
+        return JointBottom([change(one) for one in self.bottoms], self.shapes, self.merger)
 
 
 def channels_last(module: nn.Module) -> nn.Module:

@@ -46,8 +46,9 @@ from vfl.core.registry import parts
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.defenses.base import FIT_ROWS
-from vfl.models import Bottom, Shape
+from vfl.models import Bottom, JointBottom, Merger, Shape
 from vfl.models.footprint import footprint
+from vfl.models.optimizers import Optimization
 from vfl.session import rules, secure_mode
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.handshake import REPORT_LIMIT_BYTES
@@ -185,6 +186,7 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
     differences = [*_of_any_party(terms, consent), *_outside("codec", terms.codec, consent.codecs)]
     differences += _above(consent, "max_bytes", cuts, f"up to {cuts} bytes of cuts")
     _refuse(party, differences)
+    _refuse(party, [*_of_merger(terms, consent, max(most_rows(terms, split).values()))])
     at_label = terms.at_label().model_copy(update={"defense": "none"})
     check_consent(at_label, party, consent, split, row_shape=(terms.merged_width,))
 
@@ -221,10 +223,36 @@ def check_tasks_consent(
     )
     asked = f"{counted.parameters} parameters in top {top}"
     found += _above(consent, "max_parameters", counted.parameters, asked)
-    memory = counted.training_bytes(terms.train.optimizer_copies, 1)
+    memory = counted.training_bytes(Optimization(terms.train).copies, 1)
     memory += _value_bytes(max(rows.values()) * mine.merged_width)
     asked = f"about {memory} bytes of memory for top {top}"
-    _refuse(party, [*found, *_above(consent, "max_memory_bytes", memory, asked)])
+    found += _above(consent, "max_memory_bytes", memory, asked)
+    _refuse(party, [*found, *_of_merger(mine, consent, max(rows.values()))])
+
+
+def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
+    """What a merger with weights of its own asks of whoever merges the cuts."""
+    recipe, widths = models.make_merger(terms.merge), terms.widths
+    whole, width = (sum(widths),), recipe.width(widths)
+    counted = footprint(_Merging(recipe, widths), whole, width, batch_size=max(2, rows))
+    if not counted.parameters:
+        return
+    asked = f"{counted.parameters} parameters in merger {terms.merge}"
+    yield from _above(consent, "max_parameters", counted.parameters, asked)
+    memory = counted.training_bytes(Optimization(terms.train).copies, 1)
+    asked = f"about {memory} bytes of memory for merger {terms.merge}"
+    yield from _above(consent, "max_memory_bytes", memory, asked)
+
+
+class _Merging(Bottom):
+    """A merger, counted as a bottom is that has all cuts side by side as columns."""
+
+    def __init__(self, recipe: Merger, widths: Sequence[int]) -> None:
+        self._recipe, self._widths = recipe, widths
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        cuts, merger = [nn.Identity() for _ in self._widths], self._recipe.build(self._widths)
+        return JointBottom(cuts, [(one,) for one in self._widths], merger)
 
 
 class _Top(Bottom):
@@ -440,7 +468,7 @@ def _of_model(
     columns, width = math.prod(row_shape), max(asked.width, codec.wire_width(asked.width))
     needed = counted.inference_bytes() + _value_bytes(rows[Kind.QUERY] * width)
     if terms.mode == "train":
-        copies = max(train.optimizer_copies, _FIT_COPIES if fitted else 0)
+        copies = max(Optimization(train).copies, _FIT_COPIES if fitted else 0)
         copies += 0 if terms.dp is None else _DP_COPIES
         batch = counted.training_bytes(copies, train.in_flight)
         batch += _value_bytes(rows[Kind.CUT] * width)

@@ -13,14 +13,15 @@ from functools import cache
 from typing import Any
 
 from vfl.compression import CODECS
-from vfl.config import Consent
+from vfl.config import Consent, TrainSettings
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError, SpecError, nearest
 from vfl.core.products import products
 from vfl.core.registry import Registry, named, parts
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
-from vfl.models import BOTTOMS, TOPS
+from vfl.models import BOTTOMS, MERGERS, TOPS
+from vfl.models.optimizers import NO_SCHEDULE, OPTIMIZERS, SCHEDULES, Optimization
 from vfl.session.secure_mode import SECURE
 from vfl.session.terms import AlignTerms, Terms
 
@@ -45,7 +46,7 @@ USUAL: Mapping[str, Range] = {
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
-        lambda terms: terms.train.learning_rate * terms.train.weight_decay,
+        lambda terms: max(learning_rates(terms)) * _decay(terms.train),
     ),
 }
 #: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.
@@ -61,10 +62,27 @@ FAMILIES: Mapping[str, Registry[Any]] = {
     "codec": CODECS,
     "defense": DEFENSES,
     "secure": SECURE,
+    "merger": MERGERS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
     "bottom": BOTTOMS,
     "top": TOPS,
     "alignment": PROTOCOLS,
 }
+
+
+def _decay(train: TrainSettings) -> float:
+    """What of a weight is taken off, times the learning rate; one optimiser has an option of it."""
+    return max(train.weight_decay, OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0))
+
+
+def learning_rates(terms: Terms) -> set[float]:
+    """The learning rates of all epochs."""
+    train = terms.train
+    if train.schedule == NO_SCHEDULE:
+        return {train.learning_rate}
+    steps = Optimization(train)
+    return {steps.rate(epoch) for epoch in range(1, train.epochs + 1)}
 
 
 @cache
@@ -156,6 +174,7 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     """
     skipped = _OF_TRAINING if terms.mode == "align" else ()
     named = [*numbers_of(terms), *((name, of(terms)) for name, (_, of) in DERIVED.items())]
+    named += [("train.learning_rate", rate) for rate in learning_rates(terms)]
     found = [pair for pair in named if not pair[0].startswith(skipped)]
     yield from _beyond([*found, *_numbers_of_specs(terms, consent)], consent)
 
@@ -203,6 +222,9 @@ def _numbers_of_specs(terms: Terms, consent: Consent) -> Iterator[tuple[str, flo
     specs = {
         "codec": [terms.codec],
         "defense": parts(terms.defense),
+        "merger": [terms.merge],
+        "optimizer": [terms.train.optimizer],
+        "schedule": [one for one in [terms.train.schedule] if one != NO_SCHEDULE],
         "secure": [terms.secure],
         "bottom": [party.bottom for party in terms.parties.values()],
         "top": [task.top for task in terms.tasks.values()],

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from vfl import models
 from vfl.config import Experiment, TrainSettings
 from vfl.config.experiment import (
     AlignmentName,
@@ -28,6 +29,7 @@ from vfl.core.seeds import Secret
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.datasets.split import split_rows
+from vfl.models.optimizers import NO_SCHEDULE
 
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
 _NAMED = 4
@@ -100,7 +102,7 @@ class Terms(Settings):
     seed: int = Field(ge=0, lt=2**31)
     codec: Spec
     defense: Spec
-    merge: Literal["concat", "sum"]
+    merge: Spec
     secure: Spec
     parties: dict[PartyName, PartyTerms] = Field(min_length=1, max_length=64)
     label_party: PartyName
@@ -188,9 +190,17 @@ class Terms(Settings):
 
     @property
     def merged_width(self) -> int:
-        """Width of what the top gets."""
-        widths = [party.width for party in self.parties.values()]
-        return sum(widths) if self.merge == "concat" else widths[0]
+        """Width of what the top gets.
+
+        Raises:
+            SpecError: there is no such merger, or the widths of the cuts do not go together.
+        """
+        return models.make_merger(self.merge).width(self.widths)
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of all cuts, in merge order."""
+        return [party.width for party in self.parties.values()]
 
     def at_label(self, party: str | None = None) -> Terms:
         """The session as a label party meets it: beside a middle it has no other peer.
@@ -248,8 +258,13 @@ class Terms(Settings):
         left_out |= {} if self.dp else {"dp": True}  # as before there was any
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
-        if self.train.shuffle == "full":  # as before there was another
-            left_out.setdefault("train", {"shuffle", "block_rows", "window_blocks"})
+        unsaid: set[str] = set()  # as before there was another
+        if self.train.shuffle == "full":
+            unsaid |= {"shuffle", "block_rows", "window_blocks"}
+        if self.train.schedule == NO_SCHEDULE:
+            unsaid |= {"schedule"}
+        if unsaid:
+            left_out.setdefault("train", unsaid)
         if all(party.branches == 1 for party in self.parties.values()):
             left_out.setdefault("parties", {name: {"branches"} for name in self.parties})
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from vfl.testing.defense import DefenseContract
     from vfl.testing.holders import HolderContract, Protocol
     from vfl.testing.link import LinkContract
+    from vfl.testing.merger import MergerContract
+    from vfl.testing.model import BottomContract, TopContract
+    from vfl.testing.optimizer import OptimizerContract
+    from vfl.testing.schedule import ScheduleContract
     from vfl.testing.source import SourceContract
     from vfl.testing.writer import RunWriterContract
 
@@ -27,15 +31,20 @@ _HOMES = {
     "AccountantContract": "vfl.testing.accountant",
     "AdversaryContract": "vfl.testing.adversary",
     "AttackContract": "vfl.testing.attack",
+    "BottomContract": "vfl.testing.model",
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
     "GradientAttackContract": "vfl.testing.attack",
     "HolderContract": "vfl.testing.holders",
     "InputAttackContract": "vfl.testing.attack",
     "LinkContract": "vfl.testing.link",
+    "MergerContract": "vfl.testing.merger",
+    "OptimizerContract": "vfl.testing.optimizer",
     "Protocol": "vfl.testing.holders",
     "RunWriterContract": "vfl.testing.writer",
     "SourceContract": "vfl.testing.source",
+    "ScheduleContract": "vfl.testing.schedule",
+    "TopContract": "vfl.testing.model",
     "add_attack": "vfl.experiments.study",
 }
 
@@ -43,15 +52,20 @@ __all__ = [
     "AccountantContract",
     "AdversaryContract",
     "AttackContract",
+    "BottomContract",
     "CodecContract",
     "DefenseContract",
     "GradientAttackContract",
     "HolderContract",
     "InputAttackContract",
     "LinkContract",
+    "MergerContract",
+    "OptimizerContract",
     "Protocol",
     "RunWriterContract",
+    "ScheduleContract",
     "SourceContract",
+    "TopContract",
     "add_attack",
 ]
 

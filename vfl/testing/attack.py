@@ -267,7 +267,7 @@ class InputAttackContract(AttackContract):
             bottom=lambda: copy.deepcopy(own_bottom),
             new_bottom=self.recipe,
             top=lambda: copy.deepcopy(top),
-            merge="victim-own" if self.joint else None,
+            merge=(lambda victims, own: torch.cat([victims, own], 1)) if self.joint else None,
             others_bottom=lambda: copy.deepcopy(bottom),
             shape=tuple(inputs.shape[1:]),
         )

@@ -179,8 +179,7 @@ class _LabelHalf(_Half):
                 cuts[name] = self.model[f"codec-{name}"](cuts[name])
         if "bottom" in self.model:
             cuts[terms.label_party] = self.model["bottom"](values[-1]).float()
-        parts = [cuts[name] for name in [*terms.parties, SUM] if name in cuts]
-        merged = torch.cat(parts, 1) if terms.merge == "concat" else sum(parts[1:], start=parts[0])
+        merged = party.merged({x: cuts[x] for x in [*terms.parties, SUM] if x in cuts})
         logits = party._defense.logits(self.model["top"](merged).float(), StepContext())
         answers: Tensor = party._task.answers(logits)
         return answers.float()

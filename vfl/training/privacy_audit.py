@@ -259,7 +259,7 @@ class _Auditor:
     ) -> Tensor:
         label = self._label
         label.model.eval()
-        whole = _Whole(label.model, label.terms.merge, list(label.terms.parties))
+        whole = _Whole(label.model, list(label.terms.parties))
         own = self._inputs.get(label.data.name)
         named = {} if weights is None else {f"owned.{name}": one for name, one in weights.items()}
         outputs: Tensor = functional_call(whole, named, (sent, label.data.name, own))
@@ -356,16 +356,15 @@ def _private(end: Any) -> PrivateHalf:
 class _Whole(nn.Module):
     """The label party's half as a function of cuts, so that it runs with other weights."""
 
-    def __init__(self, owned: nn.ModuleDict, merge: str, parties: Sequence[str]) -> None:
+    def __init__(self, owned: nn.ModuleDict, parties: Sequence[str]) -> None:
         super().__init__()
-        self.owned, self._merge, self._parties = owned, merge, parties
+        self.owned, self._parties = owned, parties
 
     def forward(self, sent: Mapping[str, Tensor], name: str, own: Tensor | None) -> Tensor:
         """Outputs of cuts and, where the label party has columns, of its own."""
         cuts = dict(sent)
         if own is not None:
             cuts[name] = self.owned["bottom"](own)
-        parts = [cuts[party] for party in self._parties]
-        merged = torch.cat(parts, 1) if self._merge == "concat" else torch.stack(parts).sum(0)
+        merged = self.owned["merger"](*(cuts[party] for party in self._parties))
         outputs: Tensor = self.owned["top"](merged)
         return outputs

@@ -34,6 +34,7 @@ from vfl.core.errors import (
 )
 from vfl.datasets import sources
 from vfl.models.mlp import MLPBottom
+from vfl.models.optimizers import NO_SCHEDULE, Optimization
 from vfl.session.trace import trace_of_masked_cuts
 
 
@@ -115,6 +116,31 @@ def _check_codec(spec: str, widths: Sequence[object]) -> None:
     for width in widths:
         if isinstance(width, int) and width > 0:
             codec.check(width)
+
+
+def _check_merger(spec: str, widths: Sequence[object]) -> None:
+    """A merger, and that the cuts go together whose widths are widths."""
+    merger, known = models.make_merger(spec), [one for one in widths if isinstance(one, int)]
+    if known == [*widths] and known:
+        merger.width(known)
+
+
+def _check_steps(content: Mapping[str, Any], **changed: str) -> None:
+    """How weights move; a setting that is wrong by itself is told where it stands."""
+    try:
+        settings = TrainSettings.model_validate({**table_in(content, "train"), **changed})
+    except ValueError:
+        return
+    _ = Optimization(settings).copies  # which tries it
+
+
+def _check_schedule(content: Mapping[str, Any]) -> None:
+    """How learning rates change; what the optimiser refuses is told where that one stands."""
+    try:
+        _check_steps(content, schedule=NO_SCHEDULE)
+    except SpecError:
+        return
+    _check_steps(content)
 
 
 def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
@@ -226,6 +252,9 @@ _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),
     "secure": _check_secure,
     "data set": lambda spec, _: sources.make(spec),
+    "merger": _check_merger,
+    "optimizer": lambda _, content: _check_steps(content, schedule=NO_SCHEDULE),
+    "schedule": lambda _, content: _check_schedule(content),
     "bottom": lambda spec, _: models.make_bottom(spec),
     "top": lambda spec, _: models.make_top(spec),
     "adversary": lambda spec, _: _check_adversary(spec),

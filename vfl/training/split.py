@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vfl import compression, defenses
+from vfl import compression, defenses, models
 from vfl.compression import Codec, StepContext
 from vfl.core.errors import ConfigError, DataError, SpecError
 from vfl.core.frame import Frame, Kind, Observer
@@ -41,7 +41,7 @@ class SplitModule(nn.Module):
         top: the label party's model, from the merged cuts to outputs; of classes, one for each.
         widths: width of each party's cut.
         codec, defense: specs, as everywhere.
-        merge: "concat" or "sum".
+        merge: spec of a merger, as everywhere.
         task: "classification", or "regression" where labels are numbers.
         seed: stands in for the parties' secrets, which in one process protect nobody. Dropout, and
             layers of a defense that draw, follow from it as well.
@@ -82,7 +82,6 @@ class SplitModule(nn.Module):
         }
         checked(content, "the arguments of SplitModule")
         self.widths = dict(widths)
-        self.merge = merge
         self.task = task
         self.ledger = Ledger()
         self.step = 0
@@ -103,9 +102,10 @@ class SplitModule(nn.Module):
             self.decoders[name] = own.server_module(width) or nn.Identity()
             end = nn.ModuleList([self.bottoms[name], self.encoders[name]])
             self._draws[name] = Draws(self._secrets[name], "rng", end, always=always)
-        merged = sum(widths.values()) if merge == "concat" else next(iter(widths.values()))
+        merging, in_order = models.make_merger(merge), [widths[name] for name in bottoms]
         with scoped(self._label_secret.number("init")):
-            self.top = self._defense.wrap_top(top, merged)
+            self.top = self._defense.wrap_top(top, merging.width(in_order))
+            self.merger = merging.build(in_order)
         self._top_draws = Draws(self._label_secret, "rng", self.top, always=always)
         self._on_labels = defenses.uses(self._defense, *_ON_LABELS)
         self._acting = [*self._on_labels, *defenses.uses(self._defense, "local_loss")]
@@ -132,10 +132,8 @@ class SplitModule(nn.Module):
             name: self._cross(name, inputs[name], labels, context, addition)
             for name in self.bottoms
         }
-        parts = list(cuts.values())
-        merged = torch.cat(parts, dim=1) if self.merge == "concat" else sum(parts[1:], parts[0])
         with self._top_draws.at(self.step) if self.training else nullcontext():
-            outputs: Tensor = self.top(merged)
+            outputs: Tensor = self.top(self.merger(*cuts.values()))
             if self.training:
                 self._check_labels(labels, outputs)
             here = self._context(context, self._label_secret)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softmax
 
 from vfl.attacks.base import Attack, key_of, require_at_least, through
-from vfl.attacks.view import Grant, Merge, View
+from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
 
 _HIDDEN = 128
@@ -74,16 +74,9 @@ class Generative(Attack):
         for _ in range(self.steps):
             rows = torch.randint(len(given), (_BATCH_SIZE,), generator=draw)
             columns = generator(given[rows])
-            outputs = top(merged(view.merge, victim(columns), own_cuts[rows]))
+            outputs = top(view.merge(victim(columns), own_cuts[rows]))
             beyond = (columns.flatten(1).var(0) - self.spread).clamp(min=0).mean()
             loss = mse_loss(softmax(outputs, 1), wanted[rows]) + beyond
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-
-
-def merged(merge: Merge, victims: Tensor, own: Tensor) -> Tensor:
-    """The top's inputs from two parties' cuts, axes (rows, width) each."""
-    if merge == "sum":
-        return victims + own
-    return torch.cat([victims, own] if merge == "victim-own" else [own, victims], 1)

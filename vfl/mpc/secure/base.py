@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from vfl import compression, defenses
+from vfl import compression, defenses, models
 from vfl.compression.none import Uncompressed
 from vfl.compression.topk import SparseCodec
 from vfl.config import PartyFile, TrainSettings
@@ -95,6 +95,7 @@ class SummingMode(KeyedMode):
                 got=f"merge = '{agreed.merge}'",
                 want="merge = 'sum'",
             )
+        models.make_merger(agreed.merge).width([one.width for one in agreed.parties.values()])
         _check_codec(agreed.codec)
         if _reads_cuts(defenses.make(agreed.defense)):
             raise ExposedCutError(
@@ -255,11 +256,13 @@ def check_training(train: TrainSettings) -> None:
     Raises:
         ExposedCutError: with the reason.
     """
-    wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "in_flight": 1}
+    wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "schedule": "none"}
+    wanted["in_flight"] = 1
     reasons = {
         "optimizer": "its steps are no linear function of the gradient, which nobody may see",
         "momentum": "a fraction of shared numbers would have to be cut off at every step",
         "weight_decay": "a fraction of shared numbers would have to be cut off at every step",
+        "schedule": "the learning rate is a number of the protocol, and stays",
         "in_flight": "weights that wait for several gradients are not built for shares",
     }
     for name, value in wanted.items():

@@ -29,11 +29,12 @@ from vfl.core.errors import DataError, PrivacyError, SpecError
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
-from vfl.core.torch_internals import Compute, optimizer_factory
+from vfl.core.torch_internals import Compute
 from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
+from vfl.models.optimizers import Optimization
 from vfl.privacy import PrivacyStatement
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import require_rows_apart
@@ -647,13 +648,14 @@ class LabelParty(AnyLabelParty):
             top = _own_top(terms, objective, defense)
             bottom = _own_bottom(data, terms, objective.bottom)
             self.ends = _ends(terms, mode, defense, own, links)
+            merger = models.make_merger(terms.merge).build(terms.widths)
         task = make_task(objective.task, objective.outputs, objective.hits)
         stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
-        missing = self._take_models(top, bottom, own)
-        self._optimizer = None
+        missing = self._take_models(top, bottom, merger, own)
+        self._optimizer, self._steps = None, Optimization(terms.train)
         if terms.mode == "train" and self._trainable:
-            build = own.ranks.together(optimizer_factory(terms.train))
+            build = own.ranks.together(self._steps.build)
             self._optimizer = own.adversary.optimizer(build(self._trainable))
         self._at_branches = RowsAtBranches(terms, data.split.train, data.name)
         self._plan = PrivacyPlan.of(terms, len(data.split.train))
@@ -672,7 +674,7 @@ class LabelParty(AnyLabelParty):
             self.load_weights(weights)
 
     def _take_models(
-        self, top: nn.Module, bottom: nn.Module | None, own: Own
+        self, top: nn.Module, bottom: nn.Module | None, merger: nn.Module, own: Own
     ) -> MissingCuts | None:
         """Make one model of what is trained here, on the device; the vectors of missing rows."""
         terms, defense = self.terms, self._defense
@@ -682,6 +684,7 @@ class LabelParty(AnyLabelParty):
         for name, end in self.ends.items():
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
+        self.model["merger"] = merger
         group.fit(self.model, own.ranks)
         self.model["task"] = self._task
         missing = None
@@ -834,6 +837,7 @@ class LabelParty(AnyLabelParty):
 
     def _train(self, whole: Exchange) -> None:
         exchange = whole if self._ranks.alone else self._ranks.share(whole)
+        self._steps.begin(exchange.epoch)
         context = StepContext(exchange.step, training=True, secret=self._secret)
         counts = None
         if self._positions is not None:
@@ -946,7 +950,7 @@ class LabelParty(AnyLabelParty):
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
         """What the top makes of a query's cuts; axes (rows, outputs)."""
         rows = len(next(iter(cuts.values())))
-        outputs = self._through_top(filled(self._merged(cuts)))[:rows]
+        outputs = self._through_top(filled(self.merged(cuts)))[:rows]
         return self._defense.logits(outputs, StepContext(step))
 
     def answers(self, outputs: Tensor) -> Tensor:
@@ -988,11 +992,12 @@ class LabelParty(AnyLabelParty):
         return self._top(cuts)
 
     def _top(self, cuts: Mapping[str, Tensor]) -> Tensor:
-        return self._through_top(self._merged(cuts))
+        return self._through_top(self.merged(cuts))
 
-    def _merged(self, cuts: Mapping[str, Tensor]) -> Tensor:
-        parts, concat = list(cuts.values()), self.terms.merge == "concat"
-        return torch.cat(parts, dim=1) if concat else sum(parts[1:], start=parts[0])
+    def merged(self, cuts: Mapping[str, Tensor]) -> Tensor:
+        """What the top reads of the cuts, which stand in merge order; axes (rows, width)."""
+        merged: Tensor = self.model["merger"](*cuts.values())
+        return merged
 
     def _through_top(self, merged: Tensor) -> Tensor:
         with self._compute.forward():

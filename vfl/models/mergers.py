@@ -1,0 +1,98 @@
+"""Mergers without weights: every party's cut side by side, or one number for all at each place.
+
+Liu et al. 2022, arXiv 2211.12814, section 2, calls them the aggregation of a global module.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vfl.core.errors import SpecError
+from vfl.models.base import Merger
+
+
+class Concat(Merger):
+    """Every cut side by side, in merge order.
+
+    >>> Concat().build([1, 2])(torch.ones(1, 1), torch.zeros(1, 2))
+    tensor([[1., 0., 0.]])
+    """
+
+    def width(self, widths: Sequence[int]) -> int:
+        return sum(widths)
+
+    def build(self, widths: Sequence[int]) -> nn.Module:
+        return _SideBySide()
+
+
+class Pooling(Merger):
+    """A merger whose cuts have one width, which the merged one has as well."""
+
+    def width(self, widths: Sequence[int]) -> int:
+        if len(set(widths)) > 1:
+            raise SpecError(
+                "this merger takes cuts of one width, column by column",
+                got=f"widths {', '.join(map(str, widths))}",
+                want="equal widths of all parties, or merge = 'concat'",
+            )
+        return widths[0]
+
+    def build(self, widths: Sequence[int]) -> nn.Module:
+        self.width(widths)
+        return _Pooled(self)
+
+    @abstractmethod
+    def pool(self, cuts: Sequence[Tensor]) -> Tensor:
+        """One cut of several, axes (rows, width) each."""
+
+
+class Sum(Pooling):
+    """The sum of all cuts, the one merger that secure sums compute.
+
+    >>> Sum().build([2, 2])(torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
+    tensor([[4., 4.]])
+    """
+
+    def pool(self, cuts: Sequence[Tensor]) -> Tensor:
+        first, *others = cuts
+        return sum(others, start=first)
+
+
+class Mean(Pooling):
+    """The mean of all cuts.
+
+    >>> Mean().build([2, 2])(torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
+    tensor([[2., 2.]])
+    """
+
+    def pool(self, cuts: Sequence[Tensor]) -> Tensor:
+        return torch.stack([*cuts]).mean(0)
+
+
+class Maximum(Pooling):
+    """The largest number of all cuts in every column.
+
+    >>> Maximum().build([2, 2])(torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
+    tensor([[3., 4.]])
+    """
+
+    def pool(self, cuts: Sequence[Tensor]) -> Tensor:
+        return torch.stack([*cuts]).amax(0)
+
+
+class _SideBySide(nn.Module):
+    def forward(self, *cuts: Tensor) -> Tensor:
+        return torch.cat(cuts, dim=1)
+
+
+class _Pooled(nn.Module):
+    def __init__(self, how: Pooling) -> None:
+        super().__init__()
+        self._how = how
+
+    def forward(self, *cuts: Tensor) -> Tensor:
+        return self._how.pool(cuts)

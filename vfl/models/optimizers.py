@@ -1,0 +1,323 @@
+"""What moves a party's own weights: optimisers by name, and how their learning rate changes.
+
+Members are torch's own classes, and any other class that derives from the same base. A spec gives
+the options of the constructor by torch's names, numbers of one option joined by a slash; the
+learning rate, weight decay and, of `sgd`, momentum are settings of [train].
+
+>>> OPTIMIZERS.read("adamw:betas=0.8/0.99")[1]
+{'betas': (0.8, 0.99)}
+
+To add one: a subclass of `torch.optim.Optimizer`, or of `torch.optim.lr_scheduler.LRScheduler`, one
+entry point in the group ``vfl.optimizers`` or ``vfl.schedules`` (or `register`), and
+`vfl.testing.OptimizerContract` or `ScheduleContract`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn, optim
+from torch.optim import lr_scheduler
+
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.registry import MOST, Registry
+from vfl.core.torch_internals import unhooked
+
+Member = TypeVar("Member")
+
+#: The schedule that leaves the learning rate as it is.
+NO_SCHEDULE = "none"
+#: The kind of an option, by how its annotation begins.
+_KINDS: Mapping[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "tuple[float": tuple[float, ...],
+    "tuple[int": tuple[int, ...],
+    "Iterable[int": tuple[int, ...],
+    "Literal": str,
+    "str": str,
+}
+
+
+class TorchRegistry(Registry[Member]):
+    """A family whose members are classes of torch, built from options and from something else.
+
+    Args:
+        elsewhere: arguments of the constructors that no spec gives, of all members or of one.
+        refused: name -> why no split training can use that member.
+        kind, contract, members, group, aliases: as of `Registry`.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        contract: type[Member],
+        members: Mapping[str, str],
+        group: str,
+        aliases: Mapping[str, str],
+        elsewhere: Collection[str],
+        refused: Mapping[str, str],
+    ) -> None:
+        super().__init__(kind, contract, members, group, aliases)
+        self._elsewhere, self._refused = elsewhere, refused
+
+    def member(self, name: str) -> type[Member]:
+        """The class behind a name.
+
+        Raises:
+            SpecError: as of `Registry.member`, or no split training can use it.
+        """
+        if why := self._refused.get(name):
+            raise SpecError(
+                f"the {self.kind} '{name}' does not go with a split training: {why}",
+                want=", ".join(self.names()),
+            )
+        return super().member(name)
+
+    def options(self, name: str) -> dict[str, inspect.Parameter]:
+        """The options that a spec may give; functions are none."""
+        found = inspect.signature(self.member(name)).parameters
+        apart = {*self._elsewhere, *(one.removeprefix(f"{name}.") for one in self._elsewhere)}
+        kinds = {key: _kind_of(one) for key, one in found.items() if key not in apart}
+        return {key: found[key].replace(annotation=kind) for key, kind in kinds.items() if kind}
+
+    def read(self, spec: str) -> tuple[str, dict[str, Any]]:
+        """The name in a spec, and its options.
+
+        Raises:
+            SpecError, BadOptionError: as of `Registry.read`, or a number too large.
+        """
+        name, values = super().read(spec)
+        for key, value in values.items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(one, float) and not abs(one) <= MOST for one in numbers):
+                raise BadOptionError(
+                    "out of range", where=f"{self.kind} '{name}', option '{key}'",
+                    want=f"from -{MOST:g} to {MOST:g}",
+                )  # fmt: skip
+        return self.aliases.get(name, name), values
+
+
+def _kind_of(option: inspect.Parameter) -> Any:
+    """The type of an option; None for what no text can give."""
+    text = option.annotation
+    if not isinstance(text, str):
+        text = inspect.formatannotation(text)
+    text = re.sub(r"^(Optional|Union)\[", "", text)  # as the oldest torch writes some
+    return next((kind for start, kind in _KINDS.items() if text.startswith(start)), None)
+
+
+def _of_torch(
+    module: Any, contract: type, short: Callable[[str], str], refused: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """Members, aliases (the names of the classes) and refusals of a registry of torch's classes."""
+    found = (getattr(module, name) for name in module.__all__)
+    known = {
+        short(one.__name__): one.__name__ for one in found
+        if isinstance(one, type) and issubclass(one, contract) and one is not contract
+    }  # fmt: skip
+    taken = {name: of for name, of in known.items() if name not in refused}
+    return {
+        "members": {name: f"{module.__name__}:{of}" for name, of in taken.items()},
+        "aliases": {of: name for name, of in taken.items()},
+        "refused": {**refused, **{known[name]: why for name, why in refused.items()
+                                  if name in known}},
+    }  # fmt: skip
+
+
+def _short(name: str) -> str:
+    """A schedule's name: `cosine_annealing` of CosineAnnealingLR."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("LR", "")).lower()
+
+
+_NOT_OPTIMIZERS = {
+    "lbfgs": "a step computes the loss several times, and each would be an exchange",
+    "sparseadam": "gradients of a split network are dense",
+    "muon": "it moves matrices alone, and layers have biases",
+}
+_NOT_SCHEDULES = {
+    "reduce_on_plateau": "it follows a loss that the label party alone knows",
+    "lambda": "a spec cannot name a function",
+    "multiplicative": "a spec cannot name a function",
+    "sequential": "a spec cannot name other schedules",
+    "chained_scheduler": "a spec cannot name other schedules",
+}
+_HOW = ("foreach", "fused", "capturable", "differentiable", "maximize")
+
+OPTIMIZERS: TorchRegistry[optim.Optimizer] = TorchRegistry(
+    kind="optimizer",
+    contract=optim.Optimizer,
+    group="vfl.optimizers",
+    elsewhere=("params", "lr", "weight_decay", "sgd.momentum", *_HOW),
+    **_of_torch(optim, optim.Optimizer, str.lower, _NOT_OPTIMIZERS),
+)
+SCHEDULES: TorchRegistry[lr_scheduler.LRScheduler] = TorchRegistry(
+    kind="schedule",
+    contract=lr_scheduler.LRScheduler,
+    group="vfl.schedules",
+    elsewhere=("optimizer", "last_epoch"),
+    **_of_torch(lr_scheduler, lr_scheduler.LRScheduler, _short, _NOT_SCHEDULES),
+)
+
+
+class OptimizerSettings(Protocol):
+    """What an optimiser is built from; see `vfl.config.TrainSettings`."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+
+
+class Optimization:
+    """How a party moves its own weights, as the settings of a training say.
+
+    Every party computes the learning rate of an epoch from the settings alone, so that all have the
+    same, before and after a resume.
+
+    Args:
+        settings: what all parties agreed on.
+
+    Raises:
+        SpecError: there is no such optimiser or schedule, or it does not take its options.
+
+    >>> from vfl.config import TrainSettings
+    >>> how = Optimization(TrainSettings(learning_rate=0.4, schedule="step:step_size=2,gamma=0.5"))
+    >>> [how.rate(epoch) for epoch in (1, 2, 3, 4, 5)]
+    [0.4, 0.4, 0.2, 0.2, 0.1]
+    """
+
+    def __init__(self, settings: OptimizerSettings) -> None:
+        name, options = OPTIMIZERS.read(settings.optimizer)
+        kind = OPTIMIZERS.member(name)
+        takes = inspect.signature(kind).parameters
+        options["lr"] = settings.learning_rate
+        if "weight_decay" in takes:
+            options["weight_decay"] = settings.weight_decay
+        elif settings.weight_decay:
+            raise SpecError(
+                f"the optimizer '{name}' takes no weight decay",
+                where="train.weight_decay",
+                got=f"{settings.weight_decay:g}",
+                want="0",
+            )
+        if name == "sgd":
+            options["momentum"] = settings.momentum
+        self._kind, self._options = unhooked(kind), options
+        self._move = inspect.unwrap(kind.step)  # without what others registered for every step
+        self._made: list[Mapping[str, Any]] = []
+        self._built: optim.Optimizer | None = None
+        self._schedule: lr_scheduler.LRScheduler | None = None
+        if settings.schedule != NO_SCHEDULE:
+            self._schedule = self._scheduled(settings.schedule)
+            self._now(settings.epochs)
+
+    def build(self, weights: Iterable[nn.Parameter]) -> optim.Optimizer:
+        """The optimiser of a party's own weights, which `begin` changes from now on.
+
+        Raises:
+            BadOptionError: it refuses its options.
+        """
+        try:
+            self._built = self._kind(list(weights), **self._options)
+        except (ValueError, TypeError) as problem:
+            raise _no_options("train.optimizer", problem) from None
+        return self._built
+
+    def begin(self, epoch: int) -> None:
+        """Give the optimiser what the schedule says of an epoch, from 1; nothing without one."""
+        if self._schedule is not None and self._built is not None:
+            for group in self._built.param_groups:
+                group.update(self._now(epoch))
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate of an epoch, from 1."""
+        return float(self._options["lr"] if self._schedule is None else self._now(epoch)["lr"])
+
+    @cached_property
+    def copies(self) -> int:
+        """Numbers that the optimiser keeps of every weight beside its gradient.
+
+        Raises:
+            BadOptionError: it refuses its options, or cannot move a weight.
+        """
+        state, weights = self._tried.state.values(), self._tried.param_groups[0]["params"]
+        kept = [
+            one.numel() for own in state for one in own.values()
+            if isinstance(one, torch.Tensor) and one.numel() > 1
+        ]  # fmt: skip
+        return math.ceil(sum(kept) / sum(one.numel() for one in weights))
+
+    @cached_property
+    def _tried(self) -> optim.Optimizer:
+        """An optimiser that has moved a few weights of its own."""
+        weights = [nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))]
+        try:
+            optimizer = self._kind(weights, **self._options)
+            for weight in weights:
+                weight.grad = torch.ones_like(weight)
+            with torch.no_grad():
+                self._move(optimizer)
+        except (ValueError, TypeError, RuntimeError, ArithmeticError) as problem:
+            raise _no_options("train.optimizer", problem) from None
+        return optimizer
+
+    def _scheduled(self, spec: str) -> lr_scheduler.LRScheduler:
+        name, options = SCHEDULES.read(spec)
+        kind = SCHEDULES.member(name)
+        try:
+            return kind(self._tried, **options)
+        except (ValueError, TypeError, KeyError, ZeroDivisionError) as problem:
+            raise _no_options("train.schedule", problem) from None
+
+    def _now(self, epoch: int) -> Mapping[str, Any]:
+        """What the schedule changes, as it is in an epoch: a function of the settings alone."""
+        assert self._schedule is not None, "only where there is a schedule"
+        if len(self._made) < epoch:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the weights move elsewhere
+                    self._make(self._schedule, epoch)
+            except (ValueError, ZeroDivisionError, OverflowError) as problem:
+                raise _no_options("train.schedule", problem) from None
+        return self._made[epoch - 1]
+
+    def _make(self, schedule: lr_scheduler.LRScheduler, epochs: int) -> None:
+        """Note what the schedule says of so many epochs.
+
+        Raises:
+            ValueError: the schedule ends before, or says what no optimiser takes.
+        """
+        (group,) = self._tried.param_groups
+        while len(self._made) < epochs:
+            if self._made:
+                schedule.step()
+            now = {key: group[key] for key in _CHANGED if key in group}
+            fits = 0 <= now["lr"] <= MOST and 0 <= now.get("momentum", 0) < 1
+            if not (fits and all(0 <= beta < 1 for beta in now.get("betas", ()))):
+                raise ValueError(f"in epoch {len(self._made) + 1} it asks for {now}")
+            self._made.append(now)
+
+
+#: What schedules of torch change of an optimiser's group.
+_CHANGED = ("lr", "momentum", "betas")
+
+
+def _no_options(where: str, problem: Exception) -> BadOptionError:
+    return BadOptionError("torch does not take these options", where=where, got=str(problem))

@@ -1,0 +1,97 @@
+"""The tests every bottom and top passes; a plug-in author subclasses a contract.
+
+    class TestMine(BottomContract):
+        specs = ["mine:hidden=8"]
+        shape, width = (12,), 4
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl.core.seeds import generator, scoped
+from vfl.models import make_bottom, make_top
+from vfl.testing.base import Contract, global_states, require_still
+
+_ROWS = 5
+
+
+class _ModelContract(Contract):
+    """What holds for either end of a network.
+
+    Attributes:
+        width: columns of what it gives.
+    """
+
+    width: int = 4
+
+    def build(self, spec: str) -> nn.Module:
+        """The module that the spec names."""
+        raise NotImplementedError
+
+    def rows(self) -> Tensor:
+        """Rows that it takes, axes (rows, ...)."""
+        raise NotImplementedError
+
+    def test_it_gives_a_row_of_the_width_for_each(self, spec: str) -> None:
+        made = self._built(spec).eval()(self.rows())
+        assert made.shape == (_ROWS, self.width)
+        assert made.dtype == torch.float32
+
+    def test_no_answer_depends_on_who_shares_its_batch(self, spec: str) -> None:
+        model, rows = self._built(spec).eval(), self.rows()
+        whole = model(rows)
+        for row in range(_ROWS):
+            assert torch.allclose(model(rows[row : row + 1]), whole[row : row + 1], atol=1e-4)
+
+    def test_first_weights_follow_from_the_seed_alone(self, spec: str) -> None:
+        states = global_states()
+        first, second = self._built(spec).state_dict(), self._built(spec).state_dict()
+        require_still(states)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    def _built(self, spec: str) -> nn.Module:
+        with scoped(3):
+            return self.build(spec)
+
+
+class BottomContract(_ModelContract):
+    """What holds for every bottom.
+
+    Attributes:
+        shape: axes of one row that it is tried with.
+        whole: rows are whole numbers below it; 0 draws any numbers.
+    """
+
+    family = "bottom"
+    shape: tuple[int, ...] = (6,)
+    whole: int = 0
+
+    def build(self, spec: str) -> nn.Module:
+        return make_bottom(spec).build(self.shape, self.width)
+
+    def rows(self) -> Tensor:
+        drawn, axes = generator(0, "bottom"), (_ROWS, *self.shape)
+        if self.whole:
+            return torch.randint(self.whole, axes, generator=drawn).float()
+        return torch.randn(axes, generator=drawn)
+
+
+class TopContract(_ModelContract):
+    """What holds for every top.
+
+    Attributes:
+        merged: columns of the merged cut that it is tried with.
+    """
+
+    family = "top"
+    merged: int = 8
+
+    def build(self, spec: str) -> nn.Module:
+        return make_top(spec).build(self.merged, self.width)
+
+    def rows(self) -> Tensor:
+        return torch.randn(_ROWS, self.merged, generator=generator(0, "top"))

@@ -1,0 +1,90 @@
+"""The tests every optimiser passes; a plug-in author subclasses `OptimizerContract`.
+
+    class TestMine(OptimizerContract):
+        specs = ["mine:beta=0.9"]
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn, optim
+
+from vfl.config import TrainSettings
+from vfl.models.optimizers import Optimization
+from vfl.testing.base import Contract, global_states, require_still
+
+#: A fit of a straight line, which every optimiser makes better in so many steps.
+_ROWS, _COLUMNS, _STEPS = 32, 4, 60
+
+
+class OptimizerContract(Contract):
+    """What holds for every optimiser.
+
+    Attributes:
+        learning_rate: of the fit.
+    """
+
+    family = "optimizer"
+    learning_rate: float = 0.02
+
+    def steps(self, spec: str) -> Optimization:
+        """How it moves weights with the settings of a training."""
+        train = TrainSettings(optimizer=spec, learning_rate=self.learning_rate)
+        return Optimization(train)
+
+    def test_it_makes_a_fit_better(self, spec: str) -> None:
+        model, optimizer = self._begun(spec)
+        first = float(_loss(model).detach())
+        _go_on(model, optimizer, _STEPS)
+        assert float(_loss(model).detach()) < first, "the loss has not become lower"
+
+    def test_it_goes_on_from_its_state_to_the_same_bits(self, spec: str) -> None:
+        whole, optimizer = self._begun(spec)
+        _go_on(whole, optimizer, 3)
+        state, half = optimizer.state_dict(), copy.deepcopy(whole)
+        resumed = self.steps(spec).build(half.parameters())
+        resumed.load_state_dict(copy.deepcopy(state))
+        _go_on(whole, optimizer, 3)
+        _go_on(half, resumed, 3)
+        assert all(map(torch.equal, whole.parameters(), half.parameters())), "a resume differs"
+
+    def test_it_draws_nothing_that_others_share(self, spec: str) -> None:
+        model, optimizer = self._begun(spec)
+        states = global_states()
+        _go_on(model, optimizer, 2)
+        require_still(states)
+
+    def test_memory_is_counted_before_there_are_weights(self, spec: str) -> None:
+        model, optimizer = self._begun(spec)
+        _go_on(model, optimizer, 1)
+        weights = sum(one.numel() for one in model.parameters())
+        kept = sum(
+            one.numel() for state in optimizer.state.values() for one in state.values()
+            if isinstance(one, Tensor) and one.numel() > 1
+        )  # fmt: skip
+        assert kept <= self.steps(spec).copies * weights, "it keeps more than was told"
+
+    def _begun(self, spec: str) -> tuple[nn.Module, optim.Optimizer]:
+        model = nn.Linear(_COLUMNS, 2)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(torch.linspace(-1, 1, weight.numel()).reshape(weight.shape))
+        return model, self.steps(spec).build(model.parameters())
+
+
+def _loss(model: nn.Module) -> Tensor:
+    rows = torch.linspace(-1, 1, _ROWS * _COLUMNS).reshape(_ROWS, _COLUMNS) ** 3
+    wanted = torch.stack([rows.sum(1), rows[:, 0]], 1)
+    loss: Tensor = ((model(rows) - wanted) ** 2).mean()
+    return loss
+
+
+def _go_on(model: nn.Module, optimizer: optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        _loss(model).backward()
+        optimizer.step()

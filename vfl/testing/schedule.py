@@ -1,0 +1,56 @@
+"""The tests every schedule passes; a plug-in author subclasses `ScheduleContract`.
+
+    class TestMine(ScheduleContract):
+        specs = ["mine:every=3"]
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from vfl.config import TrainSettings
+from vfl.models.optimizers import Optimization
+from vfl.testing.base import Contract, global_states, require_still
+
+
+class ScheduleContract(Contract):
+    """What holds for every schedule of the learning rate.
+
+    Attributes:
+        epochs: of the training it is tried with.
+    """
+
+    family = "schedule"
+    epochs: int = 8
+
+    def steps(self, spec: str) -> Optimization:
+        """How weights move in a training with it."""
+        return Optimization(TrainSettings(schedule=spec, epochs=self.epochs, optimizer="sgd"))
+
+    def test_every_epoch_has_a_rate(self, spec: str) -> None:
+        states = global_states()
+        rates = [self.steps(spec).rate(epoch) for epoch in self._epochs()]
+        require_still(states)
+        assert all(math.isfinite(rate) and rate >= 0 for rate in rates), "no rate to go on with"
+        assert len(set(rates)) > 1, "every epoch has the same rate"
+
+    def test_a_resume_has_the_rate_of_its_epoch(self, spec: str) -> None:
+        """A party that begins at an epoch has what those have that went through all before it."""
+        weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+        through = self.steps(spec)
+        optimizer = through.build(weights[:1])
+        for epoch in self._epochs():
+            through.begin(epoch)
+            anew = self.steps(spec)
+            resumed = anew.build(weights[1:])
+            anew.begin(epoch)
+            one, other = (dict(each.param_groups[0], params=0) for each in (optimizer, resumed))
+            assert one == other, f"another rate after a resume at epoch {epoch}"
+
+    def _epochs(self) -> range:
+        return range(1, self.epochs + 1)
