@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -108,36 +107,37 @@ class CodecRows(Settings):
 
 
 def bench_codecs(
-    pairs: Sequence[tuple[int, int]] = PAIRS,
+    width: int | None = None,
+    k: Sequence[int] = (),
     *,
     rounds: int = ROUNDS,
     seed: int = 0,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[CodecRow]:
-    """Measure every way to send cuts of the given widths.
+    """Encoding and decoding of every codec, in times of torch.topk; bytes of real frames.
 
     Args:
-        pairs: width of the cut, and values kept of each row.
+        width: of the cut; the published widths if not given.
+        k: values kept of a row, such as 3,6; needs a width.
         rounds: turns of each; what is very slow gets fewer.
         seed: of the batches.
-        say: told one line about each pair.
 
     Raises:
-        BadOptionError: nothing to measure, or k outside 1 to the width.
+        BadOptionError: k without a width, or above it.
         LostPeerError: a process ended early; its standard error says why.
     """
-    if rounds < 1 or not pairs or any(not 1 <= k <= width for width, k in pairs):
-        shown = ", ".join(f"k {k} of width {width}" for width, k in pairs) or "no width"
-        raise BadOptionError(
-            "nothing to measure",
-            got=f"{shown}, {rounds} rounds",
-            want="k from 1 to the width, one round",
-        )
+    if k and width is None:
+        raise BadOptionError("k belongs to a width", got=f"k {k}", want="--width 128")
+    pairs: Sequence[tuple[int, int]] = PAIRS
+    if width is not None:
+        known = [kept for published, kept in PAIRS if published == width]
+        pairs = [(width, kept) for kept in k or known or [max(1, width // 32)]]
+    if any(kept > wide for wide, kept in pairs):
+        raise BadOptionError("k is above the width", got=str(pairs), want="k from 1 to the width")
     rows: list[CodecRow] = []
     with BenchmarkWorker("codecs") as worker:
-        for width, k in pairs:
-            say(f"width {width}, k {k}: {rounds} rounds over {BATCHES} batches of {ROWS} rows")
-            worker.put(CodecJob(width=width, k=k, rounds=rounds, seed=seed))
+        for wide, kept in pairs:
+            harness.say(f"width {wide}, k {kept}: {rounds} rounds of {BATCHES} batches")
+            worker.put(CodecJob(width=wide, k=kept, rounds=rounds, seed=seed))
             rows += worker.get(CodecRows).rows
     return rows
 
@@ -304,27 +304,7 @@ def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "codecs",
-        "Encoding and decoding of every codec, in times of torch.topk; bytes of real frames.",
-    )
-    options.add_argument("--width", type=int, help="of the cut; the published widths if not given")
-    options.add_argument(
-        "--k", type=harness.numbers, help="values kept of a row, such as 3,6; needs --width"
-    )
-    options.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each; %(default)s")
-    options.add_argument("--seed", type=int, default=0, help="of the batches")
-
-    def run(asked: Namespace) -> list[CodecRow]:
-        pairs: Sequence[tuple[int, int]] = PAIRS
-        if asked.width is not None:
-            known = [k for width, k in PAIRS if width == asked.width]
-            pairs = [(asked.width, k) for k in asked.k or known or [max(1, asked.width // 32)]]
-        elif asked.k is not None:
-            options.error("--k belongs to a width")
-        return bench_codecs(pairs, rounds=asked.rounds, seed=asked.seed, say=harness.say)
-
-    harness.run(options, run, format_codecs)
+    harness.run(bench_codecs, format_codecs)
 
 
 if __name__ == "__main__":

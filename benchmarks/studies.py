@@ -7,6 +7,8 @@ that a killed run goes on in; rows lie in one CSV file, and pages are made of th
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,10 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
+from benchmarks import harness
+from vfl.cli.study import say_cell
+from vfl.core.errors import MissingDataError
 from vfl.core.text import csv_text
+from vfl.experiments.cells import GridFolder
 from vfl.experiments.pages.charts import Point, Position, dot_swatch, scatter_drawing, standalone
 from vfl.experiments.statistics import Estimate, estimate
-from vfl.experiments.study import Study, overrides_of, plan_study
+from vfl.experiments.study import Study, overrides_of, plan_study, run_study
 from vfl.training.specs import read_checked
 
 if TYPE_CHECKING:
@@ -34,14 +40,15 @@ TABLES = {
 }
 
 
-def needs_data(file: Path) -> bool:
-    """Whether a task reads a table of the folder in VFL_DATA."""
-    return Path(read_checked(file, [])[0].data.source).name in TABLES
-
-
 def source_of(file: Path) -> list[str]:
-    """Overrides of a task: where its table lies, if it reads one."""
+    """Overrides of a task: where its table lies, if it reads one.
+
+    Raises:
+        MissingDataError: VFL_DATA names no folder of tables.
+    """
     table = TABLES.get(Path(read_checked(file, [])[0].data.source).name)
+    if table is not None and "VFL_DATA" not in os.environ:
+        raise MissingDataError("the table is not there", where="VFL_DATA", want=table)
     return [] if table is None else [f"data.source={Path(os.environ['VFL_DATA']) / table}"]
 
 
@@ -49,6 +56,29 @@ def study_of(file: Path, **changes: object) -> Study:
     """The grid of a task with some of its settings changed."""
     overrides = source_of(file) + overrides_of("grid", changes)
     return plan_study("grid", *read_checked(file, overrides))
+
+
+def played(study: Study, path: Path, jobs: int) -> GridFolder:
+    """The folder of a task's grid, once what is left of it is trained and attacked.
+
+    Args:
+        study: of `study_of`.
+        path: its folder.
+        jobs: cells at a time, a process each.
+    """
+    run_study(study, path, shlex.join(sys.argv), jobs=jobs, on_end=say_cell)
+    return GridFolder(path)
+
+
+def write_page(page: Path, sections: Iterable[str]) -> None:
+    """Write a page of results, and say where it lies.
+
+    Args:
+        page: its file.
+        sections: in their order; each a text of Markdown.
+    """
+    page.write_text("\n".join(sections), encoding="utf-8")
+    harness.say(f"{'page':<16} {page}")
 
 
 def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:
