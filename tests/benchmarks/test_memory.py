@@ -11,16 +11,16 @@ from benchmarks.memory import CASES, TABLE, bench_memory, write_table
 from vfl.core.errors import BadOptionError, LostPeerError
 
 
-def test_a_party_loads_200_000_rows_within_the_limit():
-    (row,) = bench_memory(200_000, 20, ids="text", role="label")
-    assert row.limit_mb == 1.5 * 200_000 * 20 * 4 / 1e6 + 64
+def test_a_party_loads_60_000_rows_within_the_limit():
+    (row,) = bench_memory(60_000, 20, ids="text", role="label")
+    assert row.limit_mb == 1.5 * 60_000 * 20 * 4 / 1e6 + 64
     assert row.kept, TABLE([row])
-    assert row.peak_mb > 200_000 * 20 * 4 / 1e6  # the inputs themselves
+    assert row.peak_mb > 60_000 * 20 * 4 / 1e6  # the inputs themselves
 
 
 @pytest.mark.parametrize("role", ["mixed", "describe"])
 def test_categories_and_dates_stay_within_the_limit(role):
-    (row,) = bench_memory(100_000, 5, "parquet", ids="number", role=role)
+    (row,) = bench_memory(30_000, 5, "parquet", ids="number", role=role)
     assert row.kept, TABLE([row])
     assert row.peak_mb > 1
 

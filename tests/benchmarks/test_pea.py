@@ -21,6 +21,8 @@ def stand_in(rows=400):
 
 def test_every_table_has_its_rows(monkeypatch):
     monkeypatch.setattr("benchmarks.pea.read_task", lambda name, limit: stand_in())
+    monkeypatch.setattr("benchmarks.pea._noise", lambda epsilon, *rest: 5 / epsilon)
+    monkeypatch.setattr("benchmarks.pea.STEPS", 20)  # on shares
     rows = bench_pea(["mnist"], epsilon=8.0, epsilons=[8.0], seeds=1, networks=False)
     assert Counter(row.table for row in rows) == {"models": 3, "beginnings": 13, "noise": 5}
     accuracy = {row.what: row.accuracy for row in rows if row.table != "beginnings"}

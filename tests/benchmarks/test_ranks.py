@@ -4,6 +4,7 @@ from benchmarks.ranks import _rows, _Turn, bench_ranks
 from benchmarks.training_step import KNOWN, LABEL_PARTY, Measurement
 
 
+@pytest.mark.slow  # tests/session notices ranks that train another network
 def test_one_rank_and_two_train_the_same_network():
     one, two, *computed = bench_ranks(["shared_mlp"], steps=3, repeats=1)
     assert two.final_loss == pytest.approx(one.final_loss, abs=1e-5)

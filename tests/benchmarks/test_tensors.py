@@ -7,7 +7,7 @@ from benchmarks.tensors import EPSILON, bench_tensors
 
 def test_every_place_learns_the_same(monkeypatch, tmp_path):
     monkeypatch.setenv("VFL_DATA", str(tmp_path))  # so the diabetes rows stand in
-    rows = bench_tensors(["square", "relu"], data=["housing"], steps=6)
+    rows = bench_tensors(["square", "relu"], data=["housing"], steps=2)
     places = ["plain", "pointer", "shares", "mac"]
     assert [row.where for row in rows] == ["plain", "pointer"] * 2 + places * 2 + ["noise"]
     plain, pointer, shares = rows[4:7]
