@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +29,7 @@ from benchmarks.studies import (
     EXAMPLES,
     Dot,
     Families,
+    StudyPage,
     added,
     by_seed,
     family_of,
@@ -41,12 +41,10 @@ from benchmarks.studies import (
     store,
     stored,
     study_of,
-    write_page,
 )
 from vfl.config import GridSettings
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice
-from vfl.core.version import VERSION
 from vfl.experiments.attack_tables import ACCESS
 from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
@@ -399,31 +397,36 @@ METHOD = f"""
 """
 
 
-def page_of(rows: pd.DataFrame, page: Path) -> list[Frontier]:
-    """Write the page, and a picture a task beside it."""
-    tasks = [task for task in TASKS if task in set(rows.task)]
-    found = {task: frontier_of(rows[rows.task == task]) for task in tasks}
-    left = [one for one in TASKS if one not in tasks]
-    lines = [
-        "# Frontier: accuracy against leaked labels\n\n## What is shown\n",
-        f"{datetime.now(UTC).date()}, vfl {VERSION}; `python -m benchmarks.frontier --task NAME`. "
-        f"Tasks not run: {', '.join(left) or 'none'}.\n",
-        summary_of(list(found.values())),
-    ]
-    for task, one in found.items():
-        drawn = page.with_name(f"{page.stem}_{task}.svg")
-        drawn.write_text(picture_of(one), encoding="utf-8")
-        experiment, _ = read_checked(FOLDER / f"{task}.toml", [])
-        lines += [
-            f"\n## {task}\n",
-            f"{experiment.data.rows or WHOLE[task]} rows, {one.seeds} victims of each defense, "
-            f"`examples/frontier/{task}.toml`. The best without labels: {one.reference}, "
-            f"{points_text(one.reference_reaches)}. Not run: {_missing(one)}.\n",
-            f"![{task}: accuracy against leaked labels]({drawn.name})\n",
-            table_of(one).markdown(),
-        ]
-    write_page(page, [*lines[:-1], lines[-1] + METHOD])
-    return list(found.values())
+def _note(found: Sequence[Frontier]) -> str:
+    left = [task for task in TASKS if task not in {one.task for one in found}]
+    return (
+        "; `python -m benchmarks.frontier --task NAME`. "
+        f"Tasks not run: {', '.join(left) or 'none'}."
+    )
+
+
+def task_section(found: Frontier, page: Path) -> Iterator[str]:
+    """One task's picture, which lies beside the page, and its table."""
+    drawn = page.with_name(f"{page.stem}_{found.task}.svg")
+    drawn.write_text(picture_of(found), encoding="utf-8")
+    experiment, _ = read_checked(FOLDER / f"{found.task}.toml", [])
+    yield f"\n## {found.task}\n"
+    yield (
+        f"{experiment.data.rows or WHOLE[found.task]} rows, {found.seeds} victims of each defense, "
+        f"`examples/frontier/{found.task}.toml`. The best without labels: {found.reference}, "
+        f"{points_text(found.reference_reaches)}. Not run: {_missing(found)}.\n"
+    )
+    yield f"![{found.task}: accuracy against leaked labels]({drawn.name})\n"
+    yield table_of(found).markdown()
+
+
+PAGE = StudyPage(
+    "Frontier: accuracy against leaked labels\n\n## What is shown",
+    _note,
+    lambda found: [summary_of(found)],
+    task_section,
+    METHOD,
+)
 
 
 def bench_frontier(
@@ -460,7 +463,9 @@ def bench_frontier(
             folder = played(study, out / task, jobs)
             rows = added(rows, pd.DataFrame(rows_of(task, folder), columns=COLUMNS), KEY, TASKS)
             store(file, rows)
-    return page_of(rows, page)
+    found = [frontier_of(rows[rows.task == one]) for one in TASKS if one in set(rows.task)]
+    PAGE.write(page, found)
+    return found
 
 
 def main() -> None:

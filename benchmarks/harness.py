@@ -57,7 +57,7 @@ def run(bench: Callable[..., Sequence[Row]], shown: Shown) -> Sequence[Row]:
         asked = vars(options.parse_args())
         as_json = asked.pop("json")
         for name in asked:
-            if get_origin(arguments[name].annotation) is Sequence:
+            if get_origin(_kind(arguments[name])) is Sequence:
                 asked[name] = [each for part in asked[name] for each in part]
         if "network" in asked and not asked.get("wan", arguments["wan"].default):
             options.error("--network needs a line: --wan 80mbps,40ms")
@@ -159,11 +159,15 @@ def _width(form: str) -> str:
     return found[0] if found else ""
 
 
+def _kind(argument: inspect.Parameter) -> Any:
+    """The type of an argument, without None."""
+    kinds = get_args(argument.annotation)
+    return kinds[0] if NoneType in kinds else argument.annotation
+
+
 def _add(options: ArgumentParser, argument: inspect.Parameter, about: str) -> None:
     """An option, or a word without dashes where there is no default."""
-    kinds = [each for each in get_args(argument.annotation) if each is not NoneType]
-    optional = NoneType in get_args(argument.annotation)
-    kind = kinds[0] if optional else argument.annotation
+    kind = _kind(argument)
     needed = argument.default is inspect.Parameter.empty
     flag = argument.name if needed else f"--{argument.name.replace('_', '-')}"
     more: dict[str, Any] = {} if needed else {"default": SUPPRESS}

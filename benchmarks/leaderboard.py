@@ -22,15 +22,13 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import harness
-from benchmarks.studies import EXAMPLES, played, study_of, write_page
+from benchmarks.studies import EXAMPLES, StudyPage, played, study_of
 from vfl.core.registry import require_choice
 from vfl.core.text import csv_text
-from vfl.core.version import VERSION
 from vfl.experiments.attack_tables import access_table, board_table
 from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
@@ -129,27 +127,50 @@ def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dic
             }
 
 
-def page_of(paths: Sequence[Path], page: Path) -> list[dict[str, Any]]:
-    """Write the page, and the rows it is made of beside it."""
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A task's grid and its leaderboard."""
+
+    path: Path
+    entries: Sequence[LeaderboardEntry]
+
+    @classmethod
+    def of(cls, path: Path) -> Board:
+        """That of a grid's folder."""
+        return cls(path, entries_of(path))
+
+
+def _note(boards: Sequence[Board]) -> str:
     import torch
 
-    day = datetime.now(UTC).date()
-    lines = [
-        "# Leaderboard: which defense holds against what\n",
-        f"{day}, vfl {VERSION}, torch {torch.__version__}, Python {sys.version.split()[0]}; "
-        "`make leaderboard` writes this page.\n",
+    python = sys.version.split()[0]
+    return f", torch {torch.__version__}, Python {python}; `make leaderboard` writes this page."
+
+
+def summaries(boards: Sequence[Board]) -> Iterator[str]:
+    """What a reader of the page must know, and a line a task."""
+    yield (
         "Each task has a feature party that attacks the labels of the label party. A defense is "
         "judged by the worst of all attacks that the attacker can run, beside the best it reaches "
         'without the model; "protected" is a verdict about these attacks, on these rows, for '
-        "these seeds. docs/attacking.md says how verdicts are made.\n",
-    ]
-    boards = {path: entries_of(path) for path in paths}
-    lines += [summary_of(path.name, entries) for path, entries in boards.items()]
-    rows: list[dict[str, Any]] = []
-    for path, entries in boards.items():
-        lines += task_lines(path, entries)
-        rows += standings_of(path.name, entries)
-    write_page(page, lines)
+        "these seeds. docs/attacking.md says how verdicts are made.\n"
+    )
+    yield from (summary_of(one.path.name, one.entries) for one in boards)
+
+
+PAGE = StudyPage(
+    "Leaderboard: which defense holds against what",
+    _note,
+    summaries,
+    lambda board, page: task_lines(board.path, board.entries),
+)
+
+
+def write_board(paths: Sequence[Path], page: Path) -> list[dict[str, Any]]:
+    """Write the page, and the rows it is made of beside it."""
+    boards = [Board.of(path) for path in paths]
+    PAGE.write(page, boards)
+    rows = [row for one in boards for row in standings_of(one.path.name, one.entries)]
     if rows:
         page.with_suffix(".csv").write_text(csv_text(list(rows[0]), rows), encoding="utf-8")
     return rows
@@ -262,7 +283,7 @@ def bench_leaderboard(
     found: list[dict[str, Any]] = []
     for task, study in () if plan else studies.items():
         played(study, out / task, jobs)
-        found = page_of([out / one for one in TASKS if (out / one).exists()], page)
+        found = write_board([out / one for one in TASKS if (out / one).exists()], page)
     return found
 
 

@@ -11,8 +11,9 @@ import shlex
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
 
@@ -20,6 +21,7 @@ from benchmarks import harness
 from vfl.cli.study import say_cell
 from vfl.core.errors import MissingDataError
 from vfl.core.text import csv_text
+from vfl.core.version import VERSION
 from vfl.experiments.cells import GridFolder
 from vfl.experiments.pages.charts import Point, Position, dot_swatch, scatter_drawing, standalone
 from vfl.experiments.statistics import Estimate, estimate
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Key = TypeVar("Key", bound=Hashable)
+#: What a study found of one task.
+Found = TypeVar("Found")
 #: A dataclass whose fields are text, whole numbers and numbers.
 Row = TypeVar("Row", bound="DataclassInstance")
 #: Where a table lies below the folder of data sets; sets without a file are known by name.
@@ -70,15 +74,31 @@ def played(study: Study, path: Path, jobs: int) -> GridFolder:
     return GridFolder(path)
 
 
-def write_page(page: Path, sections: Iterable[str]) -> None:
-    """Write a page of results, and say where it lies.
+@dataclass(frozen=True)
+class StudyPage(Generic[Found]):
+    """The page of a study: what its sections are, of what was found of each task.
 
-    Args:
-        page: its file.
-        sections: in their order; each a text of Markdown.
+    Attributes:
+        title: of the page.
+        note: what stands behind day and version.
+        shown: sections of all tasks together.
+        of_task: sections of one task; it may write pictures beside the page.
+        method: the end of the page, which no result changes.
     """
-    page.write_text("\n".join(sections), encoding="utf-8")
-    harness.say(f"{'page':<16} {page}")
+
+    title: str
+    note: Callable[[Sequence[Found]], str]
+    shown: Callable[[Sequence[Found]], Iterable[str]]
+    of_task: Callable[[Found, Path], Iterable[str]]
+    method: str = ""
+
+    def write(self, page: Path, found: Sequence[Found]) -> None:
+        """Write it, and say where it lies."""
+        about = f"{datetime.now(UTC).date()}, vfl {VERSION}{self.note(found)}\n"
+        parts = [f"# {self.title}\n", about, *self.shown(found)]
+        parts += [part for one in found for part in self.of_task(one, page)]
+        page.write_text("\n".join(parts) + self.method, encoding="utf-8")
+        harness.say(f"{'page':<16} {page}")
 
 
 def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:
