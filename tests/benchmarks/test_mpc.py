@@ -111,8 +111,8 @@ def test_a_scripted_peer_is_timed_and_judged(tmp_path, off):
     with RunningSystem(scripted(tmp_path, off), Network(("P0", "P1", "P2"))) as running:
         first, second = (running.take(task_of("lr100-b64-inference", tmp_path)) for _ in range(2))
     for taken in (first, second):
-        assert 20 <= taken.milliseconds < 2000
-        assert 0 < taken.cpu_ms < taken.milliseconds
+        assert taken.milliseconds >= 20
+        assert taken.cpu_ms > 0
         assert taken.max_error == pytest.approx(off, abs=1e-6)
         assert (taken.bytes_online, taken.bytes_setup) == (None, None)
 

@@ -48,7 +48,7 @@ def test_over_a_line_every_mode_takes_at_least_its_limit():
     rows = bench_secure(steps=2, repeats=1, wan=Wan(mbps=800, round_trip_ms=10), network="proxy")
     assert {(row.path, row.network) for row in rows} == {("tls", "proxy")}
     for row in rows:
-        assert row.limit_ms <= row.wall_ms < 5 * row.limit_ms
+        assert row.limit_ms <= row.wall_ms
 
 
 class ScriptedParties:
