@@ -142,23 +142,20 @@ def bench_codecs(
     return rows
 
 
-def format_codecs(rows: Sequence[CodecRow]) -> str:
-    """The rows for people, one table for each width and k; what is in brackets is the ratio."""
-    loops = "compiled by numba" if rows[0].compiled else "in numpy and torch"
-    lines = [f"{ROWS} rows, {BATCHES} batches, one thread, loops {loops}"]
-    for row in rows:
-        if row.name == rows[0].name:
-            heads = f"{'encode us':>17}{'decode us':>17}{'bytes':>9}{'of dense':>10}"
-            lines += ["", f"{f'width {row.width}, k {row.k}':<34}{heads}"]
-        lines.append(_line(row))
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("width", ">5", "width"),
+    ("k", ">4", "k"),
+    ("  way", "<36", lambda row: f"  {row.name}"),
+    ("encode us", ">17", lambda row: harness.beside(row.encode_us, row.encode_ratio, 0)),
+    ("decode us", ">17", lambda row: _cost(row.decode_us, row.decode_ratio)),
+    ("bytes", ">9.0f", lambda row: row.wire_bytes or None),
+    ("of dense", ">10.2%", lambda row: row.wire_ratio or None),
+    ("  loops", "<0", lambda row: "  compiled" if row.compiled else "  in numpy and torch"),
+)
 
 
-def _line(row: CodecRow) -> str:
-    times = [(row.encode_us, row.encode_ratio), (row.decode_us, row.decode_ratio)]
-    shown = "".join(f"{f'{us:.0f} ({ratio:.2f}x)' if us else '':>17}" for us, ratio in times)
-    size = f"{row.wire_bytes:>9.0f}{row.wire_ratio:>10.2%}" if row.wire_bytes else ""
-    return f"{row.name:<34}{shown}{size}".rstrip()
+def _cost(microseconds: float, ratio: float) -> str | None:
+    return harness.beside(microseconds, ratio, 0) if microseconds else None
 
 
 def work(parent: Parent) -> None:
@@ -304,7 +301,7 @@ def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
 
 def main() -> None:
     """The command line."""
-    harness.run(bench_codecs, format_codecs)
+    harness.run(bench_codecs, TABLE)
 
 
 if __name__ == "__main__":

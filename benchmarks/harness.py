@@ -109,7 +109,11 @@ def times(ratio: float) -> str:
 
 
 def beside(figure: float, ratio: float, digits: int = 2) -> str:
-    """A figure with a ratio in brackets."""
+    """A figure with a ratio in brackets.
+
+    >>> beside(12.3456, 1.5)
+    '12.35 (1.500x)'
+    """
     return f"{figure:.{digits}f} ({ratio:.3f}x)"
 
 
