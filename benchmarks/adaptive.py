@@ -29,7 +29,6 @@ from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import UNDEFENDED
 from vfl.experiments.scenarios import Cases, scenario_of
 from vfl.experiments.scores import BASELINES
-from vfl.experiments.tables import Table
 from vfl.training.run import load_data
 
 LAYERS = "cut+before+inputs"
@@ -87,8 +86,14 @@ def compare(cases: Cases, seed: int, k: int, victim: str) -> Compared:
     )  # fmt: skip
 
 
-def compare_all(run: Path, leaks: Sequence[int]) -> list[Compared]:
-    """Every stored victim with a defense."""
+def compare_all(run: Path, leaks: Sequence[int] = (5,)) -> list[Compared]:
+    """The adaptive attacker against the heavy pack, on every stored victim with a defense.
+
+    Args:
+        run: the folder of a grid.
+        leaks: leaked labels of each class.
+    """
+    use_one_thread()
     folder, found = GridFolder(run), list[Compared]()
     settings, known = grid_settings_of(folder.experiment()), dict[int, Mapping[str, PartyData]]()
     for cell in folder.cells():
@@ -104,29 +109,29 @@ def compare_all(run: Path, leaks: Sequence[int]) -> list[Compared]:
     return found
 
 
+CELLS = harness.table(
+    ("victim", "", "victim"),
+    ("k", "", "k"),
+    ("best of heavy", "", "best"),
+    ("reaches", ".1f", "heavy"),
+    ("adaptive", ".1f", "adaptive"),
+    ("ahead by", "+.1f", "gain"),
+    ("its time, s", ".2f", "spent_s"),
+    ("of", ".2f", "budget_s"),
+    markdown=True,
+)
+
+
 def table(rows: Sequence[Compared]) -> str:
     """A line a victim, and how often the adaptive attacker was ahead."""
-    head = ["victim", "k", "best of heavy", "reaches", "adaptive", "ahead by", "its time, s", "of"]
-    lines = [
-        [
-            *(one.victim, str(one.k), one.best, f"{one.heavy:.1f}", f"{one.adaptive:.1f}"),
-            *(f"{one.gain:+.1f}", f"{one.spent_s:.2f}", f"{one.budget_s:.2f}"),
-        ]
-        for one in rows
-    ]
     ahead = sum(one.gain > 0 for one in rows)
     above = sum(one.spent_s > one.budget_s for one in rows)
-    below = f"ahead on {ahead} of {len(rows)}, above its budget on {above}"
-    return f"{Table(head, lines).markdown()}\n{below}"
+    return f"{CELLS(rows)}\n\nahead on {ahead} of {len(rows)}, above its budget on {above}"
 
 
 def main() -> None:
-    """Compare them as the command line says."""
-    options = harness.parser("adaptive", "The adaptive attacker against the heavy pack.")
-    options.add_argument("run", type=Path, help="the folder of a grid")
-    options.add_argument("--leaks", default="5", help="leaked labels of each class: 5,10")
-    use_one_thread()
-    harness.run(options, lambda asked: compare_all(asked.run, harness.numbers(asked.leaks)), table)
+    """The command line."""
+    harness.run(compare_all, table)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -26,11 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import harness
-from benchmarks.memory import resident_bytes
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config import memory_bytes
 from vfl.config.toml import Settings
-from vfl.core.errors import BadOptionError
 from vfl.core.frame import from_bytes, to_bytes
 from vfl.datasets import TableFormat
 from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
@@ -86,31 +83,30 @@ class AlignmentRow(Settings):
     cpu_s: float
     common: int | None = None
 
+    @property
+    def right(self) -> bool:
+        """Whether as many are found as are common."""
+        return self.common in (None, self.ids // 2)
+
 
 def bench_alignment(
     ids: Sequence[int] = (1_000_000,),
     protocol: str = "server_aided",
     memory: str = "256MiB",
-    *,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[AlignmentRow]:
-    """Align two parties that have so many ids each.
+    """Memory and processor time of each party of an alignment; half of the ids are common.
 
     Args:
         ids: of each party, in each alignment.
-        protocol: a spec that needs no other system.
+        protocol: server_aided, or ecdh.
         memory: what each role may take.
-        say: told what is being done.
 
     Raises:
-        BadOptionError: fewer than two ids.
         LostPeerError: a role ended early; its standard error says why.
     """
-    if min(ids, default=0) < 2:
-        raise BadOptionError("nothing to align", got=f"{min(ids, default=0)} ids", want="2 or more")
     rows = []
     for count in ids:
-        say(f"{protocol}: {count} ids, {memory}")
+        harness.say(f"{protocol}: {count} ids, {memory}")
         with tempfile.TemporaryDirectory() as folder:
             rows += _aligned(Path(folder), count, protocol, memory)
     return rows
@@ -202,7 +198,7 @@ def work(parent: Parent) -> None:
     with Listener(("127.0.0.1", 0)) as listener:
         parent.put(Ports(ports={job.role: listener.address[1]}))
         mesh = Mesh(job.role, listener, parent.get(Ports), place)
-    before, cpu = resident_bytes("VmRSS"), time.process_time()
+    before, cpu = harness.resident_bytes("VmRSS"), time.process_time()
     ids = None
     if job.role == HELPER:
         player = Player(_helping(protocol, place))
@@ -227,7 +223,7 @@ def work(parent: Parent) -> None:
             role=job.role,
             protocol=job.protocol,
             memory=job.memory,
-            peak_mb=(resident_bytes("VmHWM") - before) / 1e6,
+            peak_mb=(harness.resident_bytes("VmHWM") - before) / 1e6,
             cpu_s=time.process_time() - cpu,
             common=common,
         )
@@ -238,33 +234,25 @@ def _helping(protocol: Protocol, place: OnDisk) -> FoundRole:
     return Found((yield from protocol.helping(PARTIES, "label", place)))
 
 
-def format_rows(rows: Sequence[AlignmentRow]) -> str:
-    """The rows for people."""
-    lines = [f"{'protocol':<16}{'ids':>11}{'setting':>9}  {'role':<8}{'peak MB':>9}{'CPU s':>9}"]
-    for row in rows:
-        right = row.common in (None, row.ids // 2)
-        lines.append(
-            f"{row.protocol:<16}{row.ids:>11}{row.memory:>9}  {row.role:<8}{row.peak_mb:>9.0f}"
-            f"{row.cpu_s:>9.1f}" + ("" if right else f"  WRONG: {row.common} common")
-        )
-    return "\n".join(lines)
+def _mark(row: AlignmentRow) -> str:
+    return "" if row.right else f"  WRONG: {row.common} common"
+
+
+TABLE = harness.table(
+    ("protocol", "<16", "protocol"),
+    ("ids", ">11", "ids"),
+    ("setting", ">9", "memory"),
+    ("", "<2", lambda row: ""),
+    ("role", "<8", "role"),
+    ("peak MB", ">9.0f", "peak_mb"),
+    ("CPU s", ">9.1f", "cpu_s"),
+    ("", "<0", _mark),
+)
 
 
 def main() -> None:
     """The command line; exit code 1 if a result is wrong."""
-    options = harness.parser(
-        "alignment", "Memory and processor time of each party of an alignment."
-    )
-    options.add_argument("--ids", type=int, action="append", help="of each party; 1000000")
-    options.add_argument("--protocol", default="server_aided", help="%(default)s, or ecdh")
-    options.add_argument("--memory", default="256MiB", help="of each role; %(default)s")
-
-    def run(asked: Namespace) -> list[AlignmentRow]:
-        ids = asked.ids or [1_000_000]
-        return bench_alignment(ids, asked.protocol, asked.memory, say=harness.say)
-
-    rows = harness.run(options, run, format_rows)
-    if any(row.common not in (None, row.ids // 2) for row in rows):
+    if not all(row.right for row in harness.run(bench_alignment, TABLE)):
         sys.exit(1)
 
 

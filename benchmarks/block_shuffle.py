@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ import pandas as pd
 
 from benchmarks import harness
 from vfl.config import Experiment
-from vfl.core.errors import BadOptionError, MissingDataError
+from vfl.core.errors import MissingDataError
+from vfl.core.registry import require_choice
 from vfl.core.seeds import use_one_thread
 from vfl.session import Terms, rules
 from vfl.training.run import load_data, train
@@ -77,34 +77,34 @@ class ShuffleRow:
 
 def bench_block_shuffle(
     seeds: int = 5,
-    tables: Sequence[str] = tuple(SOURCES),
+    table: Sequence[str] = tuple(SOURCES),
     rows: int | None = None,
     epochs: int = EPOCHS,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[ShuffleRow]:
-    """Train each table in both orders with each shuffle.
+    """A shuffle by block beside a full one, in quality, of tables in two orders.
 
     Args:
         seeds: from 0; each gives a split, first weights and orders.
-        tables: names of `SOURCES`.
+        table: credit default, bank marketing, or both.
         rows: of each table at most.
         epochs: of each training.
-        say: told what is being done.
 
     Raises:
         MissingDataError: VFL_DATA names no folder that has the tables.
     """
     use_one_thread()
+    for name in table:
+        require_choice("table", name, tuple(SOURCES))
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in tables:
+        for name in table:
             frame = _read(SOURCES[name])[:rows]
             label = SOURCES[name].label
             for order in ("as it stands", "sorted by the label"):
                 path = Path(folder) / "table.parquet"
                 ordered = frame if order == "as it stands" else frame.sort_values(label)
                 ordered.to_parquet(path, index=False)
-                say(f"{name}, {order}")
+                harness.say(f"{name}, {order}")
                 found += _compared(path, f"{name}, {order}", label, seeds, epochs)
     return found
 
@@ -165,33 +165,21 @@ def _trained(
     return summary["test_auc"], summary["test_log_loss"], lag, moved
 
 
-def format_rows(rows: Sequence[ShuffleRow]) -> str:
-    """The measurements for people."""
-    lines = [f"{'table':<37}block window    AUC  log loss  AUC beside full  lag 1  moved"]
-    for row in rows:
-        shuffle = f"{row.block_rows:>5}{row.window_blocks:>7}" if row.block_rows else "   full     "
-        lines.append(
-            f"{row.table:<37}{shuffle}{row.auc:>7.3f}{row.log_loss:>10.3f}"
-            f"{row.auc_apart:>+9.3f} ± {row.deviation:.3f}{row.lag_1:>7.2f}{row.moved:>7.2f}"
-        )
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("table", "<37", "table"),
+    ("block", ">5", lambda row: row.block_rows or "full"),
+    ("window", ">7", lambda row: row.window_blocks or ""),
+    ("AUC", ">7.3f", "auc"),
+    ("log loss", ">10.3f", "log_loss"),
+    ("AUC beside full", ">17", lambda row: f"{row.auc_apart:+.3f} ± {row.deviation:.3f}"),
+    ("lag 1", ">7.2f", "lag_1"),
+    ("moved", ">7.2f", "moved"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("block_shuffle", "A shuffle by block beside a full one, in quality.")
-    options.add_argument("--seeds", type=int, default=5, help="trainings of each; %(default)s")
-    options.add_argument("--epochs", type=int, default=EPOCHS, help="of each; %(default)s")
-    options.add_argument("--table", help=f"{' or '.join(SOURCES)} alone")
-
-    def run(asked: Namespace) -> list[ShuffleRow]:
-        if asked.table is not None and asked.table not in SOURCES:
-            want = ", ".join(SOURCES)
-            raise BadOptionError("there is no such table", got=asked.table, want=want)
-        tables = list(SOURCES) if asked.table is None else [asked.table]
-        return bench_block_shuffle(asked.seeds, tables, None, asked.epochs, say=harness.say)
-
-    harness.run(options, run, format_rows)
+    harness.run(bench_block_shuffle, TABLE)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ what is carried to the card and from it.
 from __future__ import annotations
 
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -57,9 +56,27 @@ class CardRow:
 
 
 def bench_card(
-    workloads: Sequence[str], steps: int | None, repeats: int, seed: int = 0
-) -> list[CardRow]:
-    """Rows for every workload, device and codec."""
+    workloads: Sequence[str] = SIZES,
+    steps: int | None = None,
+    repeats: int = 5,
+    seed: int = 0,
+    products: bool = False,
+    quick: bool = False,
+) -> Sequence[CardRow | ProductRow]:
+    """A training step on a graphics card: rows for every workload, device and codec.
+
+    Args:
+        workloads: networks.
+        steps: timed steps of a turn.
+        repeats: turns.
+        seed: of rows, weights and batch order.
+        products: products of ring elements and codecs instead.
+        quick: does it run, not how fast.
+    """
+    if products:
+        return bench_products(3 if quick else 20)
+    if quick:
+        steps, repeats = 20, 1
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows = []
     for name in workloads:
@@ -160,47 +177,32 @@ def _in_both(
     return ProductRow(work, middle[torch.device("cpu")], middle[card] if card else None)
 
 
-def format_products(rows: Sequence[ProductRow]) -> str:
-    """One line a row."""
-    lines = [f"{'work':<40} {'processor':>12} {'card':>10}"]
-    for row in rows:
-        there = "-" if row.there_ms is None else f"{row.there_ms:.2f} ms"
-        lines.append(f"{row.work:<40} {row.here_ms:>9.2f} ms {there:>10}")
-    return "\n".join(lines)
+CARDS = harness.table(
+    ("network", "<11", "workload"),
+    ("batch", ">5", "batch_size"),
+    ("width", ">6", "width"),
+    ("", "<2", lambda row: ""),
+    ("device", "<7", "device"),
+    ("codec", "<18", lambda row: row.codec or "loop"),
+    ("ms a step", ">10.2f", "wall_ms"),
+    ("of loop", ">8", lambda row: harness.times(row.of_loop)),
+    ("loss", ">9.4f", "final_loss"),
+)
+PRODUCTS = harness.table(
+    ("work", "<40", "work"),
+    ("processor ms", ">13.2f", "here_ms"),
+    ("card ms", ">10.2f", "there_ms"),
+)
 
 
-def format_table(rows: Sequence[CardRow | ProductRow]) -> str:
+def shown(rows: Sequence[CardRow | ProductRow]) -> str:
     """One line a row."""
-    if products := [row for row in rows if isinstance(row, ProductRow)]:
-        return format_products(products)
-    head = f"{'network':<10} {'batch':>5} {'width':>5}  {'device':<6} {'codec':<18} "
-    lines = [head + f"{'ms a step':>9} {'of loop':>7} {'loss':>8}"]
-    for row in rows:
-        assert isinstance(row, CardRow), "rows of one kind"
-        of_what = f"{row.workload:<10} {row.batch_size:>5} {row.width:>5}  {row.device:<6} "
-        cost = f"{row.codec or 'loop':<18} {row.wall_ms:>9.2f} {row.of_loop:>6.2f}x"
-        lines.append(f"{of_what}{cost} {row.final_loss:>8.4f}")
-    return "\n".join(lines)
+    return (PRODUCTS if isinstance(rows[0], ProductRow) else CARDS)(rows)
 
 
 def main() -> None:
-    """Run the benchmark as the command line asks."""
-    options = harness.parser("card", "A training step on a graphics card.", quick=True)
-    options.add_argument("--workloads", default=",".join(SIZES), help="between commas")
-    options.add_argument("--steps", type=int, help="timed steps of a turn")
-    options.add_argument("--repeats", type=int, default=5, help="turns")
-
-    options.add_argument("--products", action="store_true", help="products and codecs instead")
-
-    def measure(asked: Namespace) -> Sequence[CardRow | ProductRow]:
-        names = asked.workloads.split(",")
-        if asked.products:
-            return bench_products(3 if asked.quick else 20)
-        if asked.quick:
-            return bench_card(names, 20, 1)
-        return bench_card(names, asked.steps, asked.repeats)
-
-    harness.run(options, measure, format_table)
+    """The command line."""
+    harness.run(bench_card, shown)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -108,57 +107,55 @@ class CodecRows(Settings):
 
 
 def bench_codecs(
-    pairs: Sequence[tuple[int, int]] = PAIRS,
+    width: int | None = None,
+    k: Sequence[int] = (),
     *,
     rounds: int = ROUNDS,
     seed: int = 0,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[CodecRow]:
-    """Measure every way to send cuts of the given widths.
+    """Encoding and decoding of every codec, in times of torch.topk; bytes of real frames.
 
     Args:
-        pairs: width of the cut, and values kept of each row.
+        width: of the cut; the published widths if not given.
+        k: values kept of a row, such as 3,6; needs a width.
         rounds: turns of each; what is very slow gets fewer.
         seed: of the batches.
-        say: told one line about each pair.
 
     Raises:
-        BadOptionError: nothing to measure, or k outside 1 to the width.
+        BadOptionError: k without a width, or above it.
         LostPeerError: a process ended early; its standard error says why.
     """
-    if rounds < 1 or not pairs or any(not 1 <= k <= width for width, k in pairs):
-        shown = ", ".join(f"k {k} of width {width}" for width, k in pairs) or "no width"
-        raise BadOptionError(
-            "nothing to measure",
-            got=f"{shown}, {rounds} rounds",
-            want="k from 1 to the width, one round",
-        )
+    if k and width is None:
+        raise BadOptionError("k belongs to a width", got=f"k {k}", want="--width 128")
+    pairs: Sequence[tuple[int, int]] = PAIRS
+    if width is not None:
+        known = [kept for published, kept in PAIRS if published == width]
+        pairs = [(width, kept) for kept in k or known or [max(1, width // 32)]]
+    if any(kept > wide for wide, kept in pairs):
+        raise BadOptionError("k is above the width", got=str(pairs), want="k from 1 to the width")
     rows: list[CodecRow] = []
     with BenchmarkWorker("codecs") as worker:
-        for width, k in pairs:
-            say(f"width {width}, k {k}: {rounds} rounds over {BATCHES} batches of {ROWS} rows")
-            worker.put(CodecJob(width=width, k=k, rounds=rounds, seed=seed))
+        for wide, kept in pairs:
+            harness.say(f"width {wide}, k {kept}: {rounds} rounds of {BATCHES} batches")
+            worker.put(CodecJob(width=wide, k=kept, rounds=rounds, seed=seed))
             rows += worker.get(CodecRows).rows
     return rows
 
 
-def format_codecs(rows: Sequence[CodecRow]) -> str:
-    """The rows for people, one table for each width and k; what is in brackets is the ratio."""
-    loops = "compiled by numba" if rows[0].compiled else "in numpy and torch"
-    lines = [f"{ROWS} rows, {BATCHES} batches, one thread, loops {loops}"]
-    for row in rows:
-        if row.name == rows[0].name:
-            heads = f"{'encode us':>17}{'decode us':>17}{'bytes':>9}{'of dense':>10}"
-            lines += ["", f"{f'width {row.width}, k {row.k}':<34}{heads}"]
-        lines.append(_line(row))
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("width", ">5", "width"),
+    ("k", ">4", "k"),
+    ("  way", "<36", lambda row: f"  {row.name}"),
+    ("encode us", ">17", lambda row: harness.beside(row.encode_us, row.encode_ratio, 0)),
+    ("decode us", ">17", lambda row: _cost(row.decode_us, row.decode_ratio)),
+    ("bytes", ">9.0f", lambda row: row.wire_bytes or None),
+    ("of dense", ">10.2%", lambda row: row.wire_ratio or None),
+    ("  loops", "<0", lambda row: "  compiled" if row.compiled else "  in numpy and torch"),
+)
 
 
-def _line(row: CodecRow) -> str:
-    times = [(row.encode_us, row.encode_ratio), (row.decode_us, row.decode_ratio)]
-    shown = "".join(f"{f'{us:.0f} ({ratio:.2f}x)' if us else '':>17}" for us, ratio in times)
-    size = f"{row.wire_bytes:>9.0f}{row.wire_ratio:>10.2%}" if row.wire_bytes else ""
-    return f"{row.name:<34}{shown}{size}".rstrip()
+def _cost(microseconds: float, ratio: float) -> str | None:
+    return harness.beside(microseconds, ratio, 0) if microseconds else None
 
 
 def work(parent: Parent) -> None:
@@ -304,27 +301,7 @@ def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "codecs",
-        "Encoding and decoding of every codec, in times of torch.topk; bytes of real frames.",
-    )
-    options.add_argument("--width", type=int, help="of the cut; the published widths if not given")
-    options.add_argument(
-        "--k", type=harness.numbers, help="values kept of a row, such as 3,6; needs --width"
-    )
-    options.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each; %(default)s")
-    options.add_argument("--seed", type=int, default=0, help="of the batches")
-
-    def run(asked: Namespace) -> list[CodecRow]:
-        pairs: Sequence[tuple[int, int]] = PAIRS
-        if asked.width is not None:
-            known = [k for width, k in PAIRS if width == asked.width]
-            pairs = [(asked.width, k) for k in asked.k or known or [max(1, asked.width // 32)]]
-        elif asked.k is not None:
-            options.error("--k belongs to a width")
-        return bench_codecs(pairs, rounds=asked.rounds, seed=asked.seed, say=harness.say)
-
-    harness.run(options, run, format_codecs)
+    harness.run(bench_codecs, TABLE)
 
 
 if __name__ == "__main__":

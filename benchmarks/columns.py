@@ -16,11 +16,10 @@ the lines.
 
 from __future__ import annotations
 
-import sys
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -48,6 +47,7 @@ from vfl.attacks.labels.regression import predicted
 from vfl.attacks.scoring import structural_similarity
 from vfl.attacks.view import Evidence, Holdings, ThreatModel, View
 from vfl.config import Experiment
+from vfl.core.registry import require_choice
 from vfl.core.seeds import generator, use_one_thread
 from vfl.experiments.study import overrides_of
 from vfl.experiments.tables import Table
@@ -478,25 +478,40 @@ def _pictures_read(
         yield column, {reads: found[reads][measure] for reads in READS}, spent
 
 
-def measure(asked: Namespace) -> list[ColumnRow]:
-    """Train and attack what `--out` does not have yet; all its rows of the tasks asked for."""
+def bench_columns(
+    tasks: Sequence[str] = tuple(TASKS),
+    protections: Sequence[harness.Whole] = tuple(PROTECTIONS),
+    seeds: Sequence[harness.OrZero] = (0, 1, 2),
+    leaks: int = 400,
+    pictures: bool = False,
+    out: Path = Path("columns.csv"),
+) -> list[ColumnRow]:
+    """What a label party reads of another party's columns; what is in --out is not trained again.
+
+    Args:
+        tasks: files of examples/columns.
+        protections: some of them; all unless told.
+        seeds: of trainings, splits, and of who leaked.
+        leaks: rows that the attacker knows.
+        pictures: draw each task beside the lines.
+        out: a CSV file, a line a column.
+    """
     use_one_thread()
-    found = read_rows(asked.out, ColumnRow)
+    found = read_rows(out, ColumnRow)
     done = {(row.task, row.protection, row.seed) for row in found}
-    for seed in harness.numbers(asked.seeds):
-        for name in asked.tasks:
-            for protection in asked.protections or PROTECTIONS:
-                if (name, protection, seed) in done:
-                    continue
-                of_seed = [row for row in found if (row.task, row.seed) == (name, seed)]
-                alone = {row.column: row.own for row in of_seed}
-                new = list(rows_of(name, protection, seed, asked.leaks, alone))
-                found += new
-                write_rows(asked.out, ColumnRow, found)
-                print(f"{name} {protection} seed {seed}", file=sys.stderr, flush=True)
-    found = [row for row in found if row.task in asked.tasks]
-    for name in asked.tasks if asked.pictures else ():
-        file = asked.out.with_name(f"{asked.out.stem}_{name}.svg")
+    for name, protection in product(tasks, protections):
+        require_choice("task", name, tuple(TASKS))
+        require_choice("protection", protection, tuple(PROTECTIONS))
+    for seed, name, protection in product(seeds, tasks, protections):
+        if (name, protection, seed) not in done:
+            of_seed = [row for row in found if (row.task, row.seed) == (name, seed)]
+            alone = {row.column: row.own for row in of_seed}
+            found += list(rows_of(name, protection, seed, leaks, alone))
+            write_rows(out, ColumnRow, found)
+            harness.say(f"{name} {protection} seed {seed}")
+    found = [row for row in found if row.task in tasks]
+    for name in tasks if pictures else ():
+        file = out.with_name(f"{out.stem}_{name}.svg")
         file.write_text(picture_of([row for row in found if row.task == name]), encoding="utf-8")
     return found
 
@@ -582,15 +597,8 @@ def picture_of(rows: Sequence[ColumnRow]) -> str:
 
 
 def main() -> None:
-    """Read the command line."""
-    options = harness.parser("columns", "What a label party reads of another party's columns.")
-    options.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    options.add_argument("--protections", nargs="+", choices=PROTECTIONS, metavar="NAME")
-    options.add_argument("--seeds", default="0,1,2")
-    options.add_argument("--leaks", type=int, default=400, help="rows that the attacker knows")
-    options.add_argument("--pictures", action="store_true", help="draw each task beside --out")
-    options.add_argument("--out", type=Path, default=Path("columns.csv"))
-    harness.run(options, measure, table)
+    """The command line."""
+    harness.run(bench_columns, table)
 
 
 if __name__ == "__main__":

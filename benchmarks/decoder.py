@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 import warnings
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +31,7 @@ from benchmarks.emulation import Wan
 from benchmarks.emulation.base import Egress
 from vfl.config.toml import Settings
 from vfl.core.frame import HEADER_BYTES, Frame, Link
+from vfl.core.registry import require_choice
 from vfl.core.seeds import generator, use_one_thread
 from vfl.llm.as_printed import SCALE
 from vfl.llm.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
@@ -135,42 +135,41 @@ class Played:
 def bench_decoder(
     elements: Sequence[int] = (1000, 100_000),
     widths: Sequence[int] = (768,),
-    prompts: int = 200,
+    prompts: harness.OrZero = 200,
     turns: int = 5,
     wan: Wan | None = None,
-    *,
-    forms: Sequence[str] = (),
-    say: Callable[[str], None] = harness.silent,
+    form: Sequence[harness.Whole] = (),
 ) -> list[DecoderRow]:
-    """Measure all rows in all forms.
+    """Answers of a private decoder, Tables 6.1 and 6.2, in all forms.
 
     Args:
         elements: of functions and scores.
         widths: of layers, one token at a context of 32.
-        prompts: of the small model, next tokens each.
+        prompts: of the small model, next tokens each; 0 leaves it out.
         turns: of each function and layer.
-        wan: the line over which times are measured as well.
-        forms: names of those to measure, all of them if none is given.
-        say: told one line about each row.
+        wan: a line to measure over as well, such as 80mbps,40ms.
+        form: one form alone; may be repeated.
     """
     use_one_thread()
     rows, every = [], _forms()
-    for mode, form in ((name, every[name]) for name in forms or every):
-        for count in elements if form.integer_bits == Form().integer_bits else ():
-            say(f"{mode}: {count} elements")
-            rows.append(_gelu(mode, form, count, turns, wan))
-            rows.append(_argmax(mode, form, count, turns, wan))
-            if find_spec("tenseal") and form.sharing == "ring":
-                by_bfv = replace(form, retrieval="bfv")
+    for name in form:
+        require_choice("form", name, tuple(every))
+    for mode, each in ((name, every[name]) for name in form or every):
+        for count in elements if each.integer_bits == Form().integer_bits else ():
+            harness.say(f"{mode}: {count} elements")
+            rows.append(_gelu(mode, each, count, turns, wan))
+            rows.append(_argmax(mode, each, count, turns, wan))
+            if find_spec("tenseal") and each.sharing == "ring":
+                by_bfv = replace(each, retrieval="bfv")
                 rows.append(_argmax(f"{mode}, by BFV", by_bfv, count, turns, wan))
         for width in widths:
-            say(f"{mode}: a layer of {width}")
-            rows.append(_layer(mode, form, width, turns, wan))
+            harness.say(f"{mode}: a layer of {width}")
+            rows.append(_layer(mode, each, width, turns, wan))
             if width == max(_HEADS):
-                rows += _six_billion(rows[-1], form)
+                rows += _six_billion(rows[-1], each)
         if prompts:
-            say(f"{mode}: {prompts} prompts")
-            rows.append(_tokens(mode, form, prompts, wan))
+            harness.say(f"{mode}: {prompts} prompts")
+            rows.append(_tokens(mode, each, prompts, wan))
     return rows
 
 
@@ -284,12 +283,7 @@ def _timed(
 
 
 def _plain(turns: int, function: Callable[[], Any]) -> float:
-    def once() -> float:
-        began = time.process_time()
-        function()
-        return time.process_time() - began
-
-    return median(once() for _ in range(turns))
+    return median(harness.timed(function) for _ in range(turns))
 
 
 def _value(halves: Sequence[Shared]) -> Tensor:
@@ -465,53 +459,32 @@ def _tokens(mode: str, form: Form, prompts: int, wan: Wan | None) -> DecoderRow:
     )
 
 
-def format_decoder(rows: Sequence[DecoderRow]) -> str:
-    """As a table of Markdown."""
-    lines = [
-        "| what | mode | online MiB | messages | offline MiB | offline s | CPU s | ring products s "
-        "| over a line s, computed | measured | plain torch s | error |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        error = "" if row.error is None else f"{row.error:.1e}"
-        same = "" if row.of is None else f" {row.same} of {row.of} right"
-        lines.append(
-            f"| {row.what} | {row.mode} | {row.online_mib:.4f} | {row.messages} | "
-            f"{row.offline_mib:.3f} | {row.offline_s:.4f} | {row.cpu_s:.4f} | "
-            f"{_figure(row.ring_s, 4)} | {row.computed_wan_s:.3f} | {_figure(row.wan_s, 3)} | "
-            f"{_figure(row.plain_s, 5)} | {f'{error}{same}'.strip()} |"
-        )
-    return "\n".join(lines)
+def _judged(row: DecoderRow) -> str:
+    error = "" if row.error is None else f"{row.error:.1e}"
+    same = "" if row.of is None else f" {row.same} of {row.of} right"
+    return f"{error}{same}".strip()
 
 
-def _figure(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+TABLE = harness.table(
+    ("what", "", "what"),
+    ("mode", "", "mode"),
+    ("online MiB", ".4f", "online_mib"),
+    ("messages", "", "messages"),
+    ("offline MiB", ".3f", "offline_mib"),
+    ("offline s", ".4f", "offline_s"),
+    ("CPU s", ".4f", "cpu_s"),
+    ("ring products s", ".4f", "ring_s"),
+    ("over a line s, computed", ".3f", "computed_wan_s"),
+    ("measured", ".3f", "wan_s"),
+    ("plain torch s", ".5f", "plain_s"),
+    ("error", "", _judged),
+    markdown=True,
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("decoder", "Answers of a private decoder, Tables 6.1 and 6.2.")
-    options.add_argument("--elements", type=harness.numbers, default=[1000, 100_000])
-    options.add_argument("--widths", type=harness.numbers, default=[768], help="768 or 768,4096")
-    options.add_argument("--prompts", type=int, default=200, help="0 leaves the model out")
-    options.add_argument("--turns", type=int, default=5)
-    options.add_argument(
-        "--form", action="append", default=[], choices=_forms(), help="one form alone; repeat"
-    )
-    options.add_argument("--wan", type=Wan.parse, help="a line to measure over, 80mbps,40ms")
-
-    def run(asked: Namespace) -> list[DecoderRow]:
-        return bench_decoder(
-            asked.elements,
-            asked.widths,
-            asked.prompts,
-            asked.turns,
-            asked.wan,
-            forms=asked.form,
-            say=harness.say,
-        )
-
-    harness.run(options, run, format_decoder)
+    harness.run(bench_decoder, TABLE)
 
 
 if __name__ == "__main__":

@@ -17,36 +17,34 @@ Rows of every task lie in one CSV file, and page and pictures are made of it alo
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
+from benchmarks import harness
 from benchmarks.studies import (
     EXAMPLES,
     Dot,
     Families,
+    StudyPage,
     added,
     by_seed,
     family_of,
     highest,
-    needs_data,
     over,
     picture,
+    played,
     points_text,
     store,
     stored,
     study_of,
 )
-from vfl.cli.study import say_cell
 from vfl.config import GridSettings
-from vfl.core.version import VERSION
+from vfl.core.errors import BadOptionError
+from vfl.core.registry import require_choice
 from vfl.experiments.attack_tables import ACCESS
 from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
@@ -58,7 +56,6 @@ from vfl.experiments.leaderboard import (
 )
 from vfl.experiments.results import LoadedGrid
 from vfl.experiments.statistics import Estimate, by_victim
-from vfl.experiments.study import run_study
 from vfl.experiments.tables import MEASURES, Table, estimate_text
 from vfl.training.specs import read_checked
 
@@ -130,12 +127,12 @@ def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) 
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def rows_of(task: str, path: Path) -> Iterator[dict[str, Any]]:
+def rows_of(task: str, folder: GridFolder) -> Iterator[dict[str, Any]]:
     """What every attack reached on every victim of a grid, means over draws of leaked labels.
 
     Those without a model have a name in the place of the defense, and no utility.
     """
-    grid = LoadedGrid(GridFolder(path))
+    grid = LoadedGrid(folder)
     records = grid.records
     measure = fitting_measure(records, grid_settings_of(grid.experiment).measure)
     judged = "auc" if measure == "auc" else "accuracy"
@@ -400,64 +397,80 @@ METHOD = f"""
 """
 
 
-def page_of(rows: pd.DataFrame, page: Path) -> None:
-    """Write the page, and a picture a task beside it."""
-    tasks = [task for task in TASKS if task in set(rows.task)]
-    found = {task: frontier_of(rows[rows.task == task]) for task in tasks}
-    left = [one for one in TASKS if one not in tasks]
-    lines = [
-        "# Frontier: accuracy against leaked labels\n\n## What is shown\n",
-        f"{datetime.now(UTC).date()}, vfl {VERSION}; `python -m benchmarks.frontier --task NAME`. "
-        f"Tasks not run: {', '.join(left) or 'none'}.\n",
-        summary_of(list(found.values())),
-    ]
-    for task, one in found.items():
-        drawn = page.with_name(f"{page.stem}_{task}.svg")
-        drawn.write_text(picture_of(one), encoding="utf-8")
-        experiment, _ = read_checked(FOLDER / f"{task}.toml", [])
-        lines += [
-            f"\n## {task}\n",
-            f"{experiment.data.rows or WHOLE[task]} rows, {one.seeds} victims of each defense, "
-            f"`examples/frontier/{task}.toml`. The best without labels: {one.reference}, "
-            f"{points_text(one.reference_reaches)}. Not run: {_missing(one)}.\n",
-            f"![{task}: accuracy against leaked labels]({drawn.name})\n",
-            table_of(one).markdown(),
-        ]
-    page.write_text("\n".join(lines) + METHOD, encoding="utf-8")
+def _note(found: Sequence[Frontier]) -> str:
+    left = [task for task in TASKS if task not in {one.task for one in found}]
+    return (
+        "; `python -m benchmarks.frontier --task NAME`. "
+        f"Tasks not run: {', '.join(left) or 'none'}."
+    )
+
+
+def task_section(found: Frontier, page: Path) -> Iterator[str]:
+    """One task's picture, which lies beside the page, and its table."""
+    drawn = page.with_name(f"{page.stem}_{found.task}.svg")
+    drawn.write_text(picture_of(found), encoding="utf-8")
+    experiment, _ = read_checked(FOLDER / f"{found.task}.toml", [])
+    yield f"\n## {found.task}\n"
+    yield (
+        f"{experiment.data.rows or WHOLE[found.task]} rows, {found.seeds} victims of each defense, "
+        f"`examples/frontier/{found.task}.toml`. The best without labels: {found.reference}, "
+        f"{points_text(found.reference_reaches)}. Not run: {_missing(found)}.\n"
+    )
+    yield f"![{found.task}: accuracy against leaked labels]({drawn.name})\n"
+    yield table_of(found).markdown()
+
+
+PAGE = StudyPage(
+    "Frontier: accuracy against leaked labels\n\n## What is shown",
+    _note,
+    lambda found: [summary_of(found)],
+    task_section,
+    METHOD,
+)
+
+
+def bench_frontier(
+    task: str | None = None,
+    seeds: int = 3,
+    families: Sequence[harness.Whole] = (),
+    jobs: int = 1,
+    out: Path = Path("runs/frontier"),
+    page: Path = Path("docs/results/frontier.md"),
+    redraw: bool = False,
+) -> list[Frontier]:
+    """Train and attack what is left of a task, and write rows, page and pictures.
+
+    Args:
+        task: a file of examples/frontier.
+        seeds: victims of each defense.
+        families: some of the defenses' families; may be repeated.
+        jobs: cells at a time, a process each.
+        out: folder of the grids.
+        page: the page; rows lie beside it in a CSV file.
+        redraw: train nothing.
+    """
+    file = page.with_suffix(".csv")
+    rows = stored(file, COLUMNS)
+    if not redraw:
+        if task is None:
+            raise BadOptionError("no task to train", want="--task NAME, or --redraw")
+        require_choice("task", task, TASKS)
+        families = [name for each in families for name in each.split(",")]
+        for family in families:
+            require_choice("family", family, tuple(families_of(task)))
+        if left := left_of(task, seeds, families, rows):
+            study = study_of(FOLDER / f"{task}.toml", defenses=left, seeds=list(range(seeds)))
+            folder = played(study, out / task, jobs)
+            rows = added(rows, pd.DataFrame(rows_of(task, folder), columns=COLUMNS), KEY, TASKS)
+            store(file, rows)
+    found = [frontier_of(rows[rows.task == one]) for one in TASKS if one in set(rows.task)]
+    PAGE.write(page, found)
+    return found
 
 
 def main() -> None:
-    """Train and attack what is left of a task, and write rows, page and pictures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", choices=TASKS, help="a file of examples/frontier")
-    parser.add_argument("--seeds", type=int, default=3, help="victims of each defense")
-    parser.add_argument("--families", help="some of the defenses' families, between commas")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, a process each")
-    parser.add_argument("--out", type=Path, default=Path("runs/frontier"))
-    parser.add_argument("--page", type=Path, default=Path("docs/results/frontier.md"))
-    parser.add_argument("--redraw", action="store_true", help="train nothing")
-    asked = parser.parse_args()
-    file = asked.page.with_suffix(".csv")
-    rows = stored(file, COLUMNS)
-    if not asked.redraw:
-        if asked.task is None:
-            parser.error("--task names what to train; --redraw needs none")
-        if needs_data(FOLDER / f"{asked.task}.toml") and "VFL_DATA" not in os.environ:
-            parser.error("VFL_DATA says where the tables lie")
-        families = asked.families.split(",") if asked.families else []
-        if unknown := sorted(set(families) - set(families_of(asked.task))):
-            parser.error(f"no family of {asked.task}: {', '.join(unknown)}")
-        left, path = left_of(asked.task, asked.seeds, families, rows), asked.out / asked.task
-        command = f"python -m benchmarks.frontier --task {asked.task} --seeds {asked.seeds}"
-        if left:
-            seeds = list(range(asked.seeds))
-            study = study_of(FOLDER / f"{asked.task}.toml", defenses=left, seeds=seeds)
-            run_study(study, path, command, jobs=asked.jobs, on_end=say_cell)
-            new = pd.DataFrame(rows_of(asked.task, path), columns=COLUMNS)
-            rows = added(rows, new, KEY, TASKS)
-            store(file, rows)
-    page_of(rows, asked.page)
-    print(f"{'page':<16} {asked.page}", file=sys.stderr)
+    """The command line."""
+    harness.run(bench_frontier, summary_of)
 
 
 if __name__ == "__main__":

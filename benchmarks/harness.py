@@ -1,13 +1,25 @@
-"""The command line of every benchmark: shared options, rows as a table or as JSON."""
+"""The command line of every benchmark: its options, rows as a table or as JSON, and times.
+
+A benchmark is a function that measures. Its arguments are the options of its command: types and
+defaults are those of the signature, and what is said under ``Args`` is the help.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
+import re
 import sys
-from argparse import ArgumentParser, Namespace
+import time
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from benchmarks.emulation import Wan
 from vfl.config.toml import Settings
@@ -15,74 +27,75 @@ from vfl.core.errors import VFLError
 from vfl.core.text import printable_lines
 
 Row = TypeVar("Row")
+#: A text with commas of its own, which lists of texts are cut at otherwise.
+Whole = Annotated[str, "whole"]
+#: A whole number that may be 0 although its default is not.
+OrZero = Annotated[int, "0"]
+#: A head, a format such as ">10.2f", and the row's attribute or what is made of the row.
+Column = tuple[str, str, str | Callable[[Any], Any]]
+#: How rows are shown to people.
+Shown = Callable[[Sequence[Any]], str]
 
 
-def parser(name: str, about: str, *, wan: str | None = None, quick: bool = False) -> ArgumentParser:
-    """A command line with the options that benchmarks share.
-
-    Args:
-        name: of the module that is run.
-        about: what it measures.
-        wan: every party's line unless told, "" for the loopback; None has no lines at all.
-        quick: whether a quick run is offered.
-    """
-    made = ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
-    made.add_argument("--json", action="store_true", help="print JSON on standard output")
-    if quick:
-        made.add_argument("--quick", action="store_true", help="does it run, not how fast")
-    if wan is not None:
-        made.add_argument(
-            "--wan",
-            default=wan,
-            metavar="LINE",
-            help="every party's line: bandwidth and round trip, such as 80mbps,40ms",
-        )
-        made.add_argument(
-            "--network",
-            help="how lines are made: tun (delays packets; root), proxy (delays bytes), model "
-            "(computes), or auto: tun where that works, else proxy",
-        )
-    return made
-
-
-def line(asked: Namespace, options: ArgumentParser) -> dict[str, Any]:
-    """The line and the network that were asked for, as a benchmark takes them.
-
-    Raises:
-        BadOptionError: a line that cannot be.
-    """
-    if asked.network and not asked.wan:
-        options.error("--network needs a line: --wan 80mbps,40ms")
-    wan = Wan.parse(asked.wan) if asked.wan else None
-    return {"wan": wan, "network": asked.network or "auto"}
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers between commas, for an option.
-
-    >>> numbers("1,5")
-    [1, 5]
-    """
-    return [int(each) for each in text.split(",")]
-
-
-def run(
-    options: ArgumentParser,
-    measure: Callable[[Namespace], Sequence[Row]],
-    table: Callable[[Sequence[Row]], str],
-) -> Sequence[Row]:
-    """Parse the command line, measure, and print the rows.
+def run(bench: Callable[..., Sequence[Row]], shown: Shown) -> Sequence[Row]:
+    """Measure what the command line asks for, and print the rows.
 
     Exit codes of errors are those of `vfl`.
+
+    Args:
+        bench: measures; an argument without a default has no dashes.
+        shown: rows for people.
     """
-    asked = options.parse_args()
+    about, helps = _documented(bench)
+    name = Path(inspect.getfile(bench)).stem
+    options = ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
+    options.add_argument("--json", action="store_true", help="print JSON on standard output")
+    arguments = inspect.signature(bench, eval_str=True).parameters
+    for each in arguments.values():
+        _add(options, each, helps.get(each.name, "").replace("%", "%%"))
     try:
-        rows = measure(asked)
+        asked = vars(options.parse_args())
+        as_json = asked.pop("json")
+        for name in asked:
+            if get_origin(_kind(arguments[name])) is Sequence:
+                asked[name] = [each for part in asked[name] for each in part]
+        if "network" in asked and not asked.get("wan", arguments["wan"].default):
+            options.error("--network needs a line: --wan 80mbps,40ms")
+        rows = bench(**asked)
     except VFLError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    print(json.dumps([_record(row) for row in rows], indent=2) if asked.json else table(rows))
+    print(json.dumps([_record(row) for row in rows], indent=2) if as_json else shown(rows))
     return rows
+
+
+def table(*columns: Column, markdown: bool = False) -> Shown:
+    """How rows of these columns are shown; what is None is a dash, of Markdown nothing.
+
+    >>> print(table(("rows", ">5", lambda row: row), ("half", ">6.1f", lambda row: row / 2))([3]))
+     rows  half
+        3   1.5
+    """
+
+    def cells(row: Any) -> list[str]:
+        found = []
+        for _, form, value in columns:
+            cell = getattr(row, value) if isinstance(value, str) else value(row)
+            if markdown:
+                found.append("" if cell is None else format(cell, re.sub(r"^[<>]\d+", "", form)))
+            else:
+                found.append(f"{'-':{_width(form)}}" if cell is None else format(cell, form))
+        return found
+
+    def shown(rows: Sequence[Any]) -> str:
+        heads = [head for head, *_ in columns]
+        if markdown:
+            lines = [heads, ["---"] * len(heads), *map(cells, rows)]
+            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        head = "".join(f"{text:{_width(form)}}" for text, form, _ in columns)
+        return "\n".join(line.rstrip() for line in [head, *("".join(cells(row)) for row in rows)])
+
+    return shown
 
 
 def say(text: str) -> None:
@@ -90,9 +103,131 @@ def say(text: str) -> None:
     print(printable_lines(text), file=sys.stderr, flush=True)
 
 
-def silent(text: str) -> None:
-    """No progress."""
+def times(ratio: float) -> str:
+    """A ratio with its unit."""
+    return f"{ratio:.2f}x"
+
+
+def beside(figure: float, ratio: float, digits: int = 2) -> str:
+    """A figure with a ratio in brackets.
+
+    >>> beside(12.3456, 1.5)
+    '12.35 (1.500x)'
+    """
+    return f"{figure:.{digits}f} ({ratio:.3f}x)"
+
+
+def middle(rows: Sequence[Any], *names: str) -> dict[str, float]:
+    """The median over turns of some of their figures, by name."""
+    return {name: median(getattr(row, name) for row in rows) for name in names}
+
+
+def timed(call: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
+    """Seconds of one call on a clock."""
+    began = clock()
+    call()
+    return clock() - began
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process so far; 0 where the system has no /proc, or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = "status") -> int:
+    """A figure of /proc about a process, "VmRSS" now or "VmHWM" at its peak; 0 without /proc.
+
+    `getrusage` would start from the peak of whoever started this process.
+    """
+    path = Path(f"/proc/{pid}/{file}")
+    text = path.read_text() if path.exists() else ""
+    found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+    return 1024 * int(found[1]) if found else 0
+
+
+def _documented(bench: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The first line of a docstring, and what it says of each argument."""
+    text = inspect.getdoc(bench) or ""
+    _, _, args = text.partition("\nArgs:\n")
+    lines = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", args.partition("\n\n")[0], re.MULTILINE)
+    return text.partition("\n")[0], {name: " ".join(said.split()) for name, said in lines}
+
+
+def _width(form: str) -> str:
+    """The alignment and width of a format."""
+    found = re.match(r"[<>]\d+", form)
+    return found[0] if found else ""
+
+
+def _kind(argument: inspect.Parameter) -> Any:
+    """The type of an argument, without None."""
+    kinds = get_args(argument.annotation)
+    return kinds[0] if NoneType in kinds else argument.annotation
+
+
+def _add(options: ArgumentParser, argument: inspect.Parameter, about: str) -> None:
+    """An option, or a word without dashes where there is no default."""
+    kind = _kind(argument)
+    needed = argument.default is inspect.Parameter.empty
+    flag = argument.name if needed else f"--{argument.name.replace('_', '-')}"
+    more: dict[str, Any] = {} if needed else {"default": SUPPRESS}
+    if not needed and argument.default not in (None, "", ()):
+        about += f" ({_spelled(argument.default)})"
+    if kind is bool:
+        action = BooleanOptionalAction if argument.default else "store_true"
+        options.add_argument(flag, action=action, help=about, **more)
+        return
+    many = get_origin(kind) is Sequence
+    kind = get_args(kind)[0] if many else kind
+    read = _reader(kind, 0 if argument.default in (0, None) else 1)
+    if many:
+        parts = (lambda text: [text]) if kind == Whole else (lambda text: text.split(","))
+        one, read = read, lambda text: [one(part) for part in parts(text)]
+        more |= {"nargs": "+", "action": "extend"}
+    options.add_argument(flag, type=read, metavar=_called(kind), help=about, **more)
+
+
+def _called(kind: Any) -> str:
+    """What stands for a value in the help."""
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(get_args(kind)) + "}"
+    return {int: "N", OrZero: "N", float: "X", Path: "PATH", Wan: "LINE"}.get(kind, "NAME")
+
+
+def _spelled(default: Any) -> str:
+    return ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
+
+
+def _reader(kind: Any, least: int) -> Callable[[str], Any]:
+    """How one value of an option is read."""
+    if kind is Wan:
+        return lambda text: Wan.parse(text) if text else None
+    if kind is int:
+        return partial(_at_least, least)
+    if kind == OrZero:
+        return partial(_at_least, 0)
+    if get_origin(kind) is Literal:
+        return partial(_one_of, get_args(kind))
+    return str if kind == Whole else kind
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.strip().isdigit() or int(text) < least:
+        raise ArgumentTypeError(f"'{text}' is no whole number of at least {least}")
+    return int(text)
+
+
+def _one_of(names: Sequence[str], text: str) -> str:
+    if text not in names:
+        raise ArgumentTypeError(f"'{text}' is none of {', '.join(names)}")
+    return text
 
 
 def _record(row: Any) -> dict[str, Any]:
+    if isinstance(row, dict):
+        return row
     return row.model_dump() if isinstance(row, Settings) else asdict(row)

@@ -11,11 +11,9 @@ Lines delay bytes (`benchmarks.emulation.proxy`). The limit is what delay and ba
 from __future__ import annotations
 
 import secrets
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from statistics import median
 
 from benchmarks import harness
 from benchmarks.emulation import Network, Wan, open_network
@@ -64,28 +62,25 @@ class HubRow(Settings):
 
 
 def bench_hub(
-    counts: Sequence[int] = COUNTS,
-    *,
+    parties: Sequence[int] = COUNTS,
     wan: Wan | None = None,
     steps: int = STEPS,
     repeats: int = REPEATS,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[HubRow]:
-    """Steps with so many parties, over TLS.
+    """A label party with many feature parties, over TLS.
 
     Args:
-        counts: of feature parties; those of `training_step.MANY`.
-        wan: every party's line; None is the loopback.
+        parties: how many feature parties, of 2, 4, 8, 16, 32 and 64.
+        wan: every party's line, such as 40ms; None is the loopback.
         steps: that are timed, of a turn.
         repeats: turns.
-        say: told a line about each.
     """
-    turns: dict[int, list[Measurement]] = {count: [] for count in counts}
+    turns: dict[int, list[Measurement]] = {count: [] for count in parties}
     for turn in range(repeats):
-        for count in counts:
-            say(f"{count} parties, turn {turn + 1} of {repeats}")
+        for count in parties:
+            harness.say(f"{count} parties, turn {turn + 1} of {repeats}")
             turns[count].append(_measure(_job(count, steps, turn), wan))
-    return [_row(count, turns[count], _job(count, steps, 0), wan) for count in counts]
+    return [_row(count, turns[count], _job(count, steps, 0), wan) for count in parties]
 
 
 def _job(count: int, steps: int, seed: int) -> StepJob:
@@ -120,15 +115,14 @@ def _measure(job: StepJob, wan: Wan | None) -> Measurement:
 
 
 def _row(count: int, turns: Sequence[Measurement], job: StepJob, wan: Wan | None) -> HubRow:
-    cpu_ms = median(turn.cpu_ms for turn in turns)
+    took = harness.middle(turns, "wall_ms", "cpu_ms")
     limit = modelled(job.model_copy(update={"wan": str(wan)})).wall_ms if wan else 0.0
     return HubRow(
         parties=count,
         wan=str(wan or ""),
-        wall_ms=median(turn.wall_ms for turn in turns),
-        cpu_ms=cpu_ms,
-        cpu_a_party_us=1000 * cpu_ms / count,
+        cpu_a_party_us=1000 * took["cpu_ms"] / count,
         limit_ms=limit,
+        **took,
     )
 
 
@@ -144,33 +138,19 @@ def work(parent: Parent) -> None:
             parent.put(first)
 
 
-def format_hub(rows: Sequence[HubRow]) -> str:
-    """One line a number of parties."""
-    head = (
-        f"{'parties':>8}{'line':>10}{'wall ms':>10}{'limit ms':>10}{'CPU ms':>9}{'us a party':>12}"
-    )
-    lines = [
-        f"{row.parties:>8}{row.wan or '-':>10}{row.wall_ms:>10.2f}{row.limit_ms:>10.2f}"
-        f"{row.cpu_ms:>9.2f}{row.cpu_a_party_us:>12.0f}"
-        for row in rows
-    ]
-    return "\n".join([head, *lines])
+TABLE = harness.table(
+    ("parties", ">8", "parties"),
+    ("line", ">10", lambda row: row.wan or "-"),
+    ("wall ms", ">10.2f", "wall_ms"),
+    ("limit ms", ">10.2f", "limit_ms"),
+    ("CPU ms", ">9.2f", "cpu_ms"),
+    ("us a party", ">12.0f", "cpu_a_party_us"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("hub", "A label party with many feature parties, over TLS.")
-    options.add_argument("--parties", type=harness.numbers, default=COUNTS, help="2,8,64")
-    options.add_argument("--wan", type=Wan.parse, help="every party's line, such as 40ms")
-    options.add_argument("--steps", type=int, default=STEPS, help="%(default)s")
-    options.add_argument("--repeats", type=int, default=REPEATS, help="%(default)s")
-
-    def measure(asked: Namespace) -> list[HubRow]:
-        return bench_hub(
-            asked.parties, wan=asked.wan, steps=asked.steps, repeats=asked.repeats, say=harness.say
-        )
-
-    harness.run(options, measure, format_hub)
+    harness.run(bench_hub, TABLE)
 
 
 if __name__ == "__main__":

@@ -17,21 +17,18 @@ stored beside the page. Exit code 1 where one does not come out again.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.studies import EXAMPLES, needs_data, study_of
-from vfl.cli.study import say_cell
+from benchmarks import harness
+from benchmarks.studies import EXAMPLES, StudyPage, played, study_of
+from vfl.core.registry import require_choice
 from vfl.core.text import csv_text
-from vfl.core.version import VERSION
 from vfl.experiments.attack_tables import access_table, board_table
 from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
@@ -42,7 +39,7 @@ from vfl.experiments.leaderboard import (
 )
 from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scores import BASELINES
-from vfl.experiments.study import Results, Study, run_study
+from vfl.experiments.study import Results, Study
 from vfl.experiments.tables import seconds_text
 from vfl.training.specs import read_checked
 
@@ -130,29 +127,53 @@ def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dic
             }
 
 
-def page_of(paths: Sequence[Path], page: Path) -> None:
-    """Write the page, and the rows it is made of beside it."""
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A task's grid and its leaderboard."""
+
+    path: Path
+    entries: Sequence[LeaderboardEntry]
+
+    @classmethod
+    def of(cls, path: Path) -> Board:
+        """That of a grid's folder."""
+        return cls(path, entries_of(path))
+
+
+def _note(boards: Sequence[Board]) -> str:
     import torch
 
-    day = datetime.now(UTC).date()
-    lines = [
-        "# Leaderboard: which defense holds against what\n",
-        f"{day}, vfl {VERSION}, torch {torch.__version__}, Python {sys.version.split()[0]}; "
-        "`make leaderboard` writes this page.\n",
+    python = sys.version.split()[0]
+    return f", torch {torch.__version__}, Python {python}; `make leaderboard` writes this page."
+
+
+def summaries(boards: Sequence[Board]) -> Iterator[str]:
+    """What a reader of the page must know, and a line a task."""
+    yield (
         "Each task has a feature party that attacks the labels of the label party. A defense is "
         "judged by the worst of all attacks that the attacker can run, beside the best it reaches "
         'without the model; "protected" is a verdict about these attacks, on these rows, for '
-        "these seeds. docs/attacking.md says how verdicts are made.\n",
-    ]
-    boards = {path: entries_of(path) for path in paths}
-    lines += [summary_of(path.name, entries) for path, entries in boards.items()]
-    rows: list[dict[str, Any]] = []
-    for path, entries in boards.items():
-        lines += task_lines(path, entries)
-        rows += standings_of(path.name, entries)
-    page.write_text("\n".join(lines), encoding="utf-8")
+        "these seeds. docs/attacking.md says how verdicts are made.\n"
+    )
+    yield from (summary_of(one.path.name, one.entries) for one in boards)
+
+
+PAGE = StudyPage(
+    "Leaderboard: which defense holds against what",
+    _note,
+    summaries,
+    lambda board, page: task_lines(board.path, board.entries),
+)
+
+
+def write_board(paths: Sequence[Path], page: Path) -> list[dict[str, Any]]:
+    """Write the page, and the rows it is made of beside it."""
+    boards = [Board.of(path) for path in paths]
+    PAGE.write(page, boards)
+    rows = [row for one in boards for row in standings_of(one.path.name, one.entries)]
     if rows:
         page.with_suffix(".csv").write_text(csv_text(list(rows[0]), rows), encoding="utf-8")
+    return rows
 
 
 # --- a part of the page again ---------------------------------------------------------------------
@@ -205,69 +226,86 @@ def drawn(rows: Sequence[Mapping[str, str]], share: float, draw: int) -> dict[st
     return {task: [d for t, d in sorted(chosen) if t == task] for task in TASKS}
 
 
-def checks_of(rows: Sequence[Mapping[str, str]], path: Path) -> list[Check]:
+def checks_of(rows: Sequence[Mapping[str, str]], folder: GridFolder) -> list[Check]:
     """The stored rows of one task's chosen defenses beside what a grid gave."""
     found = {
-        (one["defense"], str(one["k"])): one for one in standings_of(path.name, entries_of(path))
+        (one["defense"], str(one["k"])): one
+        for one in standings_of(folder.path.name, entries_of(folder.path))
     }
     return [Check(row, found.get((row["defense"], row["k"]))) for row in rows]
 
 
-def verify(asked: argparse.Namespace, seeds: Sequence[int]) -> int:
-    """Train a part of the page's victims again; how many of their rows fell."""
-    with asked.page.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        stored = list(csv.DictReader(file))
-    chosen = drawn(
-        [row for row in stored if row["task"] in asked.tasks.split(",")], asked.verify, asked.draw
-    )
-    checks: list[Check] = []
-    for task, defenses in chosen.items():
-        if not defenses:
-            continue
-        study = grid_of(task, asked.attack, seeds, defenses)
-        path = asked.out / f"verify-{asked.draw}" / task
-        run_study(study, path, "make verify-claims", jobs=asked.jobs, on_end=say_cell)
-        rows = [row for row in stored if row["task"] == task and row["defense"] in defenses]
-        checks += checks_of(rows, path)
-        print(*checks[-len(rows) :], sep="\n", flush=True)
-    fallen = sum(not one.holds for one in checks)
-    print(f"{len(checks) - fallen} of {len(checks)} rows came out again")
-    return fallen
+def bench_leaderboard(
+    tasks: Sequence[str] | None = None,
+    attack: Literal["light", "heavy"] = "light",
+    seeds: Sequence[harness.OrZero] = (0, 1, 2),
+    jobs: int = 2,
+    out: Path = Path("runs/leaderboard"),
+    page: Path = Path("docs/results/leaderboard.md"),
+    plan: bool = False,
+    verify: float | None = None,
+    draw: int = 0,
+) -> Sequence[dict[str, Any] | Check]:
+    """Which defense holds against what: tell time and memory, run what is left, write the page.
+
+    Args:
+        tasks: files of examples/leaderboard.
+        attack: the pack.
+        seeds: one victim of each defense a seed.
+        jobs: cells at a time, a process each.
+        out: folder of the grids.
+        page: the page; rows lie beside it in a CSV file.
+        plan: tell time and memory; train nothing.
+        verify: a share of the page's defenses, again.
+        draw: which of them; a number.
+    """
+    tasks = TASKS if tasks is None else tasks
+    for task in tasks:
+        require_choice("task", task, TASKS)
+    if verify:
+        rows = [row for row in _stored(page) if row["task"] in tasks]
+        chosen = drawn(rows, verify, draw)
+        return [
+            check
+            for task, defenses in chosen.items()
+            if defenses
+            for check in checks_of(
+                [row for row in rows if row["task"] == task and row["defense"] in defenses],
+                played(grid_of(task, attack, seeds, defenses), out / f"verify-{draw}" / task, jobs),
+            )
+        ]
+    studies = {task: grid_of(task, attack, seeds) for task in tasks}
+    for task, study in studies.items():
+        seconds = SECONDS[task] * len(study.cells) / jobs
+        seconds *= HEAVIER[task] if attack == "heavy" else 1
+        harness.say(f"{task}: {len(study.cells)} cells, about {seconds_text(seconds)}")
+    harness.say(f"about {GIGABYTES * jobs:.1f} GB of memory, {jobs} processes")
+    found: list[dict[str, Any]] = []
+    for task, study in () if plan else studies.items():
+        played(study, out / task, jobs)
+        found = write_board([out / one for one in TASKS if (out / one).exists()], page)
+    return found
+
+
+def _stored(page: Path) -> list[dict[str, str]]:
+    with page.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shown(rows: Sequence[dict[str, Any] | Check]) -> str:
+    """How many rows came out, or came out again."""
+    checks = [row for row in rows if isinstance(row, Check)]
+    if not checks:
+        return f"{len(rows)} rows"
+    held = sum(one.holds for one in checks)
+    return "\n".join([*map(str, checks), f"{held} of {len(checks)} rows came out again"])
 
 
 def main() -> None:
-    """Tell time and memory, run what is left, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", default=",".join(TASKS), help="some of them, between commas")
-    parser.add_argument("--attack", choices=("light", "heavy"), default="light", help="the pack")
-    parser.add_argument("--seeds", default="0,1,2", help="one victim of each defense a seed")
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, a process each")
-    parser.add_argument("--out", type=Path, default=Path("runs/leaderboard"))
-    parser.add_argument("--page", type=Path, default=Path("docs/results/leaderboard.md"))
-    parser.add_argument("--plan", action="store_true", help="tell time and memory; train nothing")
-    parser.add_argument(
-        "--verify", type=float, metavar="SHARE", help="of the page's defenses, again"
-    )
-    parser.add_argument("--draw", type=int, default=0, help="which of them; a number")
-    asked = parser.parse_args()
-    tasks, seeds = asked.tasks.split(","), [int(one) for one in asked.seeds.split(",")]
-    read = [task for task in tasks if needs_data(FOLDER / f"{task}.toml")]
-    if read and "VFL_DATA" not in os.environ:
-        parser.error(f"VFL_DATA says where the tables of {', '.join(read)} lie")
-    if asked.verify:
-        sys.exit(verify(asked, seeds) > 0)
-    studies = {task: grid_of(task, asked.attack, seeds) for task in tasks}
-    for task, study in studies.items():
-        seconds = SECONDS[task] * len(study.cells) / asked.jobs
-        seconds *= HEAVIER[task] if asked.attack == "heavy" else 1
-        print(f"{task}: {len(study.cells)} cells, about {seconds_text(seconds)}", flush=True)
-    print(f"about {GIGABYTES * asked.jobs:.1f} GB of memory, {asked.jobs} processes", flush=True)
-    if asked.plan:
-        return
-    for task, study in studies.items():
-        run_study(study, asked.out / task, "make leaderboard", jobs=asked.jobs, on_end=say_cell)
-        page_of([asked.out / one for one in TASKS if (asked.out / one).exists()], asked.page)
-    print(f"{'page':<16} {asked.page}")
+    """The command line; exit code 1 where a row does not come out again."""
+    rows = harness.run(bench_leaderboard, shown)
+    if any(isinstance(row, Check) and not row.holds for row in rows):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

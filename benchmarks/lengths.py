@@ -13,11 +13,11 @@ more rows of a class than half of all batches have, in the second half of the tr
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -98,28 +98,26 @@ DATA: Mapping[str, Callable[[], tuple[pd.DataFrame, np.ndarray]]] = {
 
 
 def bench_lengths(
-    data: str,
-    specs: Sequence[str] = SPECS,
-    *,
+    data: Literal["digits", "bank-marketing"] = "digits",
+    codec: Sequence[harness.Whole] = SPECS,
     epochs: int = 20,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[Lengths]:
-    """Train with each codec and measure the lengths of its queries.
+    """What lengths of frames tell, and what hiding it costs.
 
     Args:
-        data: one of `DATA`.
-        specs: codecs, without `pad`.
+        data: the table.
+        codec: of these codecs alone, without pad; may be repeated.
         epochs: of each training.
-        say: told one line about each codec.
     """
+    use_one_thread()
     table, labels = DATA[data]()
     split = split_rows(len(table), 0, 0.1, 0.4)
     aligned = AlignedRows.of(len(table), split)
     inputs: dict[str, Inputs] = {"bank": fit_inputs(table, list(table.columns), split)}
     parties = aligned.parties(inputs, "lender", labels, tuple(range(int(labels.max()) + 1)))
     rows: list[Lengths] = []
-    for spec in specs:
-        say(f"{data}, {spec}")
+    for spec in codec:
+        harness.say(f"{data}, {spec}")
         rows += _of_codec(spec, parties, split.test, labels[split.test], epochs)
     return rows
 
@@ -246,38 +244,27 @@ def _batch_auc(lengths: np.ndarray, batches: Sequence[np.ndarray], classes: int)
     return max(max(area, 1 - area) for area in areas)
 
 
-def format_lengths(rows: Sequence[Lengths]) -> str:
-    """The rows for people."""
-    heads = ("one row", f"{ONE_CLASS} of one class", f"{MIXED} rows", f"training, {BATCH}")
-    lines = [f"{'codec':<34}{'pad':<6}" + "".join(f"{head:>18}" for head in heads)]
-    for row in rows:
-        columns = (
-            (row.single_auc, row.single_bytes),
-            (row.class_auc, row.class_bytes),
-            (None, row.mixed_bytes),
-            (row.train_auc, row.train_bytes),
-        )
-        shown = [
-            f"{'' if area is None else f'AUC {area:.3f}':<9}{size:>6.0f} B"
-            for area, size in columns
-        ]
-        lines.append(f"{row.codec:<34}{row.pad:<6}" + "".join(f"{each:>18}" for each in shown))
-    return "\n".join(lines)
+def _seen(area: str, size: str) -> Callable[[Lengths], str]:
+    def cell(row: Lengths) -> str:
+        told = f"AUC {getattr(row, area):.3f}" if area else ""
+        return f"{told:<9}{getattr(row, size):>6.0f} B"
+
+    return cell
+
+
+TABLE = harness.table(
+    ("codec", "<34", "codec"),
+    ("pad", "<6", "pad"),
+    ("one row", ">18", _seen("single_auc", "single_bytes")),
+    (f"{ONE_CLASS} of one class", ">18", _seen("class_auc", "class_bytes")),
+    (f"{MIXED} rows", ">18", _seen("", "mixed_bytes")),
+    (f"training, {BATCH}", ">18", _seen("train_auc", "train_bytes")),
+)
 
 
 def main() -> None:
-    """Read the command line."""
-    options = harness.parser("lengths", "What lengths of frames tell, and what hiding it costs.")
-    options.add_argument("--data", choices=DATA, default="digits")
-    options.add_argument("--codec", action="append", help="of these codecs alone, without pad")
-    options.add_argument("--epochs", type=int, default=20)
-
-    def run(asked: Namespace) -> list[Lengths]:
-        use_one_thread()
-        specs = asked.codec or SPECS
-        return bench_lengths(asked.data, specs, epochs=asked.epochs, say=harness.say)
-
-    harness.run(options, run, format_lengths)
+    """The command line."""
+    harness.run(bench_lengths, TABLE)
 
 
 if __name__ == "__main__":

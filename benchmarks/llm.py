@@ -18,8 +18,7 @@ import copy
 import secrets
 import tempfile
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +36,7 @@ from benchmarks.mpc import Run, RunningSystem, System, peers, take_turns
 from benchmarks.mpc_party import DecoderStep, Ready, Task
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config.toml import Settings
-from vfl.core.errors import ConfigError, DataError
+from vfl.core.errors import BadOptionError, ConfigError, DataError
 from vfl.core.seeds import generator, use_one_thread
 from vfl.llm.file import LlmLimits, LlmParty, read_llm_file
 from vfl.llm.parties import PARTIES, ROLES, User
@@ -152,7 +151,7 @@ def work(parent: Parent) -> None:
     assert isinstance(plain, Decoder), "tokens are counted"
     changed = file.model_copy(update=begin.addresses)
     changed._path = file._path
-    user = User(changed, harness.silent)
+    user = User(changed, lambda text: None)
     user.deal(begin.prompt_tokens, 1)
     user.deal(begin.prompt_tokens, begin.count, begin.questions)
     parent.put(Ready())
@@ -182,34 +181,40 @@ def _answer(user: User, plain: Decoder, asked: Question) -> Answer:
 
 
 def bench_llm(
-    model: Path | None,
-    wan: Wan | None,
-    questions: int,
-    prompt_tokens: int,
-    count: int,
+    model: Path | None = None,
+    wan: Wan | None = None,
+    questions: int = 10,
+    prompt_tokens: int = 8,
+    count: int = 20,
     *,
     network: str = "auto",
-    others: Sequence[System] = (),
+    peer: Sequence[str] = (),
     turns: int = 2,
-    say: Callable[[str], None] = harness.silent,
-) -> list[LlmRow]:
-    """The loopback, and a line if one is given.
+    next_tokens: int = 0,
+    text: Path | None = None,
+) -> Sequence[LlmRow | NextTokens]:
+    """A decoder asked by vfl llm, over TLS, beside others; on the loopback, and a line if given.
 
     Args:
-        model: folder of a decoder; None for a small random one.
+        model: folder of a decoder; a small random one without.
         wan: the line.
         questions: asked of ours.
         prompt_tokens: of each.
         count: of tokens answered.
         network: how the line is made.
-        others: other systems.
-        turns: questions of which they compute two tokens each.
-        say: told a line about each turn.
+        peer: another system and the Python that has it: spu=PATH or crypten=PATH.
+        turns: questions of which other systems compute two tokens each.
+        next_tokens: of so many prompts, and nothing else.
+        text: a file that next tokens take prompts from.
 
     Raises:
+        BadOptionError: next tokens of no model.
         ConfigError: other systems, and a decoder of other parts than their programs have.
     """
     use_one_thread()
+    if next_tokens:
+        return _next_tokens(model, text, next_tokens, prompt_tokens)
+    others = [system for spec in peer for system in peers(spec)]
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="vfl-llm-")))
         if model is None:
@@ -223,12 +228,12 @@ def bench_llm(
         prompts = torch.randint(
             plain.shape.vocabulary, (questions, prompt_tokens), generator=generator(0, "prompts")
         ).tolist()
-        rows = []
+        rows: list[LlmRow | NextTokens] = []
         for line in [None] if wan is None else [None, wan]:
             part = folder / ("loopback" if line is None else "line")
             part.mkdir()
             with open_network(NAMES, line, network) as net:
-                bench = _Bench(part, model, plain, net, prompts, count, say)
+                bench = _Bench(part, model, plain, net, prompts, count)
                 rows += bench.measured(others, turns)
         return rows
 
@@ -243,7 +248,6 @@ class _Bench:
         network: where they stand.
         prompts: of all questions.
         count: of tokens answered.
-        say: told a line about each turn.
     """
 
     def __init__(
@@ -254,10 +258,9 @@ class _Bench:
         network: Network,
         prompts: list[list[int]],
         count: int,
-        say: Callable[[str], None],
     ) -> None:
         self._folder, self._model, self._plain, self._network = folder, model, plain, network
-        self._prompts, self._count, self._say = prompts, count, say
+        self._prompts, self._count = prompts, count
         self._line = "loopback" if network.kind == "loopback" else str(network.wan)
 
     def measured(self, others: Sequence[System], turns: int) -> list[LlmRow]:
@@ -274,13 +277,13 @@ class _Bench:
                 answer, sent = self._ask(user, prompt, self._count)
                 answers.append(answer)
                 carried.append(sent)
-                self._say(f"{self._line}: question {number}, {sum(answer.seconds):.2f} s")
+                harness.say(f"{self._line}: question {number}, {sum(answer.seconds):.2f} s")
                 if number >= turns or not running:
                     continue
                 for place, taken in enumerate(self._others(running, number, prompt)):
                     for name, (run,) in taken.items():
                         runs[name][place].append(run)
-                        self._say(f"{self._line}: {name} {run.milliseconds / 1000:.2f} s")
+                        harness.say(f"{self._line}: {name} {run.milliseconds / 1000:.2f} s")
         rows = [self._row(first, answers, carried)]
         rows += [self._other(name, *taken) for name, taken in runs.items()]
         return [*rows, self._alone()]
@@ -463,14 +466,12 @@ def _require_parts(shape: DecoderShape) -> None:
 def bench_next_tokens(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
-    say: Callable[[str], None] = harness.silent,
 ) -> list[NextTokens]:
     """Both modes, and plain torch; greedy.
 
     Args:
         model: in float32.
         prompts: token ids.
-        say: told a line about each mode.
     """
     use_one_thread()
     exact = copy.deepcopy(model).double()
@@ -494,7 +495,7 @@ def bench_next_tokens(
                 tokens += hidden.generate(prompt, 1, pick)
         ordered = [each.sort().values for each in wanted]
         rows.append(_compared(f"vfl, {mode}", tokens, scores, ordered, wanted))
-        say(f"{mode}: {rows[-1].same} of {rows[-1].of}")
+        harness.say(f"{mode}: {rows[-1].same} of {rows[-1].of}")
     return rows
 
 
@@ -544,90 +545,56 @@ def cut_prompts(text: str | None, model: Decoder, folder: Path, count: int, leng
 Prompts = list[list[int]]
 
 
-def format_next_tokens(rows: Sequence[NextTokens]) -> str:
-    """As a table of Markdown."""
-    lines = [
-        "| system | tokens of the model in float64 | largest error of a logit | deviation "
-        "| margins where another | prompts whose two best are nearer than the largest error |",
-        "| --- " * 6 + "|",
-    ]
-    for row in rows:
-        margins = ", ".join(f"{each:.4f}" for each in row.margins)
-        lines.append(
-            f"| {row.system} | {row.same} of {row.of} | {row.error:.1e} | {row.deviation:.1e} "
-            f"| {margins} | {row.near:.1%} |"
-        )
-    return "\n".join(lines)
+NEXT_TOKENS = harness.table(
+    ("system", "", "system"),
+    ("tokens of the model in float64", "", lambda row: f"{row.same} of {row.of}"),
+    ("largest error of a logit", ".1e", "error"),
+    ("deviation", ".1e", "deviation"),
+    ("margins where another", "", lambda row: ", ".join(f"{each:.4f}" for each in row.margins)),
+    ("prompts whose two best are nearer than the largest error", ".1%", "near"),
+    markdown=True,
+)
 
 
-def format_llm(rows: Sequence[LlmRow]) -> str:
+def _dealt(row: LlmRow) -> str | None:
+    return None if row.offline_s is None else f"{row.offline_s:.3f}, {row.offline_mb:.3f}"
+
+
+ANSWERS = harness.table(
+    ("line", "", "line"),
+    ("system", "", "system"),
+    ("first token s", ".4f", "first_s"),
+    ("next token s", ".4f", "next_s"),
+    ("dealing a token s, MB", "", _dealt),
+    ("first token MB", ".3f", "first_mb"),
+    ("next token MB", ".3f", "next_mb"),
+    ("messages", "", "messages"),
+    ("framing", ".2%", "framing"),
+    ("tokens right", "", lambda row: None if row.of is None else f"{row.same} of {row.of}"),
+    ("largest error of a score", ".1e", "error"),
+    markdown=True,
+)
+
+
+def shown(rows: Sequence[LlmRow | NextTokens]) -> str:
     """As a table of Markdown."""
-    lines = [
-        "| line | system | first token s | next token s | dealing a token s, MB | first token MB "
-        "| next token MB | messages | framing | tokens right | largest error of a score |",
-        "| --- " * 11 + "|",
-    ]
-    for row in rows:
-        dealt = "" if row.offline_s is None else f"{row.offline_s:.3f}, {row.offline_mb:.3f}"
-        framing = "" if row.framing is None else f"{row.framing:.2%}"
-        right = "" if row.of is None else f"{row.same} of {row.of}"
-        error = "" if row.error is None else f"{row.error:.1e}"
-        sizes = " | ".join("" if mb is None else f"{mb:.3f}" for mb in (row.first_mb, row.next_mb))
-        lines.append(
-            f"| {row.line} | {row.system} | {row.first_s:.4f} | {row.next_s:.4f} | {dealt} "
-            f"| {sizes} | {row.messages or ''} | {framing} | {right} | {error} |"
-        )
-    return "\n".join(lines)
+    return (NEXT_TOKENS if isinstance(rows[0], NextTokens) else ANSWERS)(rows)
+
+
+def _next_tokens(
+    folder: Path | None, text: Path | None, count: int, length: int
+) -> list[NextTokens]:
+    if folder is None:
+        raise BadOptionError("next tokens of which model?", want="--model FOLDER")
+    plain = load_pretrained(folder)
+    assert isinstance(plain, Decoder), "tokens are counted"
+    words = None if text is None else text.read_text(encoding="utf-8")
+    return bench_next_tokens(plain, cut_prompts(words, plain, folder, count, length))
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("llm", "A decoder asked by vfl llm, over TLS, beside others.", wan="")
-    options.add_argument("--model", type=Path, help="folder of a decoder; a random one without")
-    options.add_argument("--questions", type=int, default=10)
-    options.add_argument("--prompt-tokens", type=int, default=8)
-    options.add_argument("--count", type=int, default=20, help="tokens of an answer")
-    options.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        help="another system and the Python that has it: spu=PATH or crypten=PATH; may be repeated",
-    )
-    options.add_argument("--turns", type=int, default=2, help="questions of other systems")
-    options.add_argument(
-        "--next-tokens", type=int, default=0, help="of so many prompts, and nothing else"
-    )
-    options.add_argument("--text", type=Path, help="a file that --next-tokens takes prompts from")
-
-    def measure(asked: Namespace) -> Sequence[Settings]:
-        if asked.next_tokens:
-            return next_tokens(asked)
-        return bench_llm(
-            asked.model,
-            questions=asked.questions,
-            prompt_tokens=asked.prompt_tokens,
-            count=asked.count,
-            others=[one for spec in asked.peer for one in peers(spec)],
-            turns=asked.turns,
-            **harness.line(asked, options),
-            say=harness.say,
-        )
-
-    def next_tokens(asked: Namespace) -> list[NextTokens]:
-        if asked.model is None:
-            options.error("--next-tokens needs a --model")
-        plain = load_pretrained(asked.model)
-        assert isinstance(plain, Decoder), "tokens are counted"
-        text = None if asked.text is None else asked.text.read_text(encoding="utf-8")
-        prompts = cut_prompts(text, plain, asked.model, asked.next_tokens, asked.prompt_tokens)
-        return bench_next_tokens(plain, prompts, harness.say)
-
-    def table(rows: Sequence[Settings]) -> str:
-        tokens = [row for row in rows if isinstance(row, NextTokens)]
-        whole = [row for row in rows if isinstance(row, LlmRow)]
-        return format_next_tokens(tokens) if tokens else format_llm(whole)
-
-    harness.run(options, measure, table)
+    harness.run(bench_llm, shown)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -116,51 +114,53 @@ class MemoryRow:
 def bench_memory(
     rows: int = ROWS,
     columns: int = COLUMNS,
-    form: str = "csv",
+    format: Literal["csv", "parquet"] = "csv",
     memory: str | None = None,
-    *,
-    cases: Sequence[tuple[Role, IdKind]] = CASES,
-    say: Callable[[str], None] = harness.silent,
+    ids: IdKind | None = None,
+    role: Role | None = None,
 ) -> list[MemoryRow]:
-    """Measure a party whose table has so many rows and number columns.
+    """The peak memory of a party that loads its table, beside the limit.
 
     Args:
         rows: of the table; at least 10.
         columns: of numbers that are inputs; there are ids, a label, a category and a date besides.
-        form: the kind of file.
-        memory: `data.memory` of the party, whose rows are on disk then; None keeps them in memory.
-        cases: which parties.
-        say: told what is being done.
+        format: the kind of file.
+        memory: data.memory of the party, such as 1GiB, whose rows are on disk then.
+        ids: text or number alone.
+        role: of one party alone; describing makes no inputs, so no memory is set for it.
 
     Raises:
-        BadOptionError: hardly any rows, no columns, or an unknown kind of file.
+        BadOptionError: hardly any rows, or no such party.
         UserError: a system that does not tell a process its peak.
         LostPeerError: a measurement ended early; its standard error says why.
     """
-    if rows < 10 or columns < 1 or form not in ("csv", "parquet"):
-        got = f"{rows} rows, {columns} columns, {form}"
-        raise BadOptionError(
-            "nothing to measure", got=got, want="10 rows, 1 column, csv or parquet"
-        )
+    cases = [
+        (one, kind)
+        for one, kind in CASES
+        if role in (None, one) and ids in (None, kind) and (memory is None or one != "describe")
+    ]
+    if rows < 10 or not cases:
+        got = f"{rows} rows, {role}, {ids} ids"
+        raise BadOptionError("nothing to measure", got=got, want="10 rows, and a case of CASES")
     if not sys.platform.startswith("linux"):
         raise UserError("the peak of a process can be read under Linux only", got=sys.platform)
     with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / f"table.{form}"
-        say(f"writing {table.name}: {rows} rows, {columns} columns")
+        table = Path(folder) / f"table.{format}"
+        harness.say(f"writing {table.name}: {rows} rows, {columns} columns")
         write_table(table, rows, columns)
         found = []
-        for role, ids in cases:
-            say(f"{role} party, {ids} ids")
+        for one, kind in cases:
+            harness.say(f"{one} party, {kind} ids")
             asked = Asked(
-                party=_party(table, role, ids, memory),
-                describes=role == "describe",
+                party=_party(table, one, kind, memory),
+                describes=one == "describe",
                 reads_epoch=memory is not None,
             )
             peak = _measure(asked)
-            limit = _limit_bytes(role, rows, columns, memory)
+            limit = _limit_bytes(one, rows, columns, memory)
             sizes = (peak.peak_bytes / 1e6, limit / 1e6)
             took = (peak.load_s, peak.load_cpu_s, peak.rows_per_cpu_s)
-            found.append(MemoryRow(role, ids, *sizes, *took))
+            found.append(MemoryRow(one, kind, *sizes, *took))
     return found
 
 
@@ -223,32 +223,32 @@ def _measure(asked: Asked) -> Peak:
         return worker.get(Peak)
 
 
-def format_rows(rows: Sequence[MemoryRow]) -> str:
-    """The measurements for people."""
-    lines = ["party    ids       peak MB  limit MB  load s   CPU s  rows / CPU s"]
-    lines += [
-        f"{row.role:<9}{row.ids:<8}{row.peak_mb:>9.1f}{row.limit_mb:>10.1f}{row.load_s:>8.1f}"
-        f"{row.load_cpu_s:>8.1f}{row.rows_per_cpu_s:>14.0f}"
-        + ("" if row.kept else "  over the limit")
-        for row in rows
-    ]
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("party", "<9", "role"),
+    ("ids", "<8", "ids"),
+    ("peak MB", ">9.1f", "peak_mb"),
+    ("limit MB", ">10.1f", "limit_mb"),
+    ("load s", ">8.1f", "load_s"),
+    ("CPU s", ">8.1f", "load_cpu_s"),
+    ("rows / CPU s", ">14.0f", "rows_per_cpu_s"),
+    ("", "<0", lambda row: "" if row.kept else "  over the limit"),
+)
 
 
 def measure(asked: Asked) -> Peak:
     """Load a party's data and take batches of them, or describe its table."""
     party = asked.party
     if asked.describes:
-        before, began = resident_bytes("VmRSS"), time.perf_counter()
+        before, began = harness.resident_bytes("VmRSS"), time.perf_counter()
         describe(party.source_path, None, None, party.table.label)
         load_s = time.perf_counter() - began
-        return Peak(peak_bytes=resident_bytes("VmHWM") - before, load_s=load_s)
+        return Peak(peak_bytes=harness.resident_bytes("VmHWM") - before, load_s=load_s)
     train = {"shuffle": "blocks" if asked.reads_epoch else "full", "batch_size": BATCH_ROWS}
     content = {"parties": {party.party: {}}, "train": train | {"epochs": 1}}
     if asked.reads_epoch:  # an evaluation holds the scores of its rows
         content["data"] = {"validation": 0.0, "test": 0.01}
     terms = Terms.of(Experiment.model_validate(content), "train", "memory")
-    before = resident_bytes("VmRSS")
+    before = harness.resident_bytes("VmRSS")
     began, cpu = time.perf_counter(), time.process_time()
     data = own_data(party, terms, "classification")
     load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu
@@ -263,19 +263,11 @@ def measure(asked: Asked) -> Peak:
         taken += len(exchange.rows)
     speed = taken / (time.process_time() - cpu)
     return Peak(
-        peak_bytes=resident_bytes("VmHWM") - before,
+        peak_bytes=harness.resident_bytes("VmHWM") - before,
         load_s=load_s,
         load_cpu_s=load_cpu_s,
         rows_per_cpu_s=speed if asked.reads_epoch else 0.0,
     )
-
-
-def resident_bytes(field: str) -> int:
-    """This process's own figure; `getrusage` would start from that of whoever started it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return 1024 * int(line.split()[1])
-    raise AssertionError(f"Linux tells {field}")
 
 
 def work(parent: Parent) -> None:
@@ -285,32 +277,7 @@ def work(parent: Parent) -> None:
 
 def main() -> None:
     """The command line; exit code 1 if a party takes more than the aim."""
-    options = harness.parser(
-        "memory", "The peak memory of a party that loads its table, beside the limit."
-    )
-    options.add_argument("--rows", type=int, default=ROWS, help="rows of the table; %(default)s")
-    options.add_argument("--columns", type=int, default=COLUMNS, help="number columns; %(default)s")
-    options.add_argument("--format", default="csv", help="csv or parquet")
-    options.add_argument("--memory", help="data.memory of the party, such as 1GiB; none keeps rows")
-    options.add_argument("--ids", help="text or number alone")
-    options.add_argument("--role", help="feature, label, mixed or describe alone")
-
-    def run(asked: Namespace) -> list[MemoryRow]:
-        cases = [
-            (role, ids)
-            for role, ids in CASES
-            if asked.role in (None, role) and asked.ids in (None, ids)
-        ]
-        if asked.memory is not None:  # describing makes no inputs
-            cases = [case for case in cases if case[0] != "describe"]
-        if not cases:
-            roles = sorted({role for role, _ in CASES})
-            got, want = f"{asked.role}, {asked.ids} ids", ", ".join(roles)
-            raise BadOptionError("no such role", got=got, want=want)
-        table = (asked.rows, asked.columns, asked.format, asked.memory)
-        return bench_memory(*table, cases=cases, say=harness.say)
-
-    if not all(row.kept for row in harness.run(options, run, format_rows)):
+    if not all(row.kept for row in harness.run(bench_memory, TABLE)):
         sys.exit(1)
 
 

@@ -16,14 +16,12 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +44,7 @@ from benchmarks.mpc_party import (
     rules_of,
 )
 from benchmarks.mpc_workloads import LEARNING_RATE, WORKLOADS, Example, Workload, workload_named
-from benchmarks.worker import BenchmarkWorker
+from benchmarks.worker import processes
 from vfl.core.errors import BadOptionError, ConfigError, UserError, nearest
 from vfl.core.registry import require_choice
 from vfl.core.seeds import use_one_thread
@@ -150,7 +148,7 @@ def peers(spec: str) -> list[System]:
     return [System(system, count, command) for system, count in PEERS[name].items()]
 
 
-class RunningSystem:
+class RunningSystem(ExitStack):
     """The processes of a system; a context manager, which ends them.
 
     Args:
@@ -159,6 +157,7 @@ class RunningSystem:
     """
 
     def __init__(self, system: System, network: Network) -> None:
+        super().__init__()
         if system.name == "crypten" and network.kind == "proxy":
             raise UserError(
                 "CrypTen's connections would pass the proxies by",
@@ -168,25 +167,14 @@ class RunningSystem:
         self.system = system
         self._network = network
         self._parties = NAMES[: system.parties]
-        with ExitStack() as stack:
-            name = system.name if system.command else "mpc_party"
-            self._workers = [
-                stack.enter_context(BenchmarkWorker(name, network.command(party), system.command))
-                for party in self._parties
-            ]
+        name = system.name if system.command else "mpc_party"
+        started = processes(name, network, self._parties, system.command)
+        self._workers = list(self.enter_context(started).values())
+        try:
             self._connect()
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        except BaseException:
+            self.close()
+            raise
 
     def take(self, task: Task) -> Run:
         """One run; all parties begin when all are ready.
@@ -334,43 +322,38 @@ _Models = Mapping[str, Modelled]
 
 
 def bench_mpc(
-    workloads: Sequence[str] = tuple(WORKLOADS),
-    modes: Sequence[str] = ("thesis", "fast"),
+    workload: Sequence[str] = tuple(WORKLOADS),
+    mode: Sequence[str] = ("thesis", "fast"),
     *,
     wan: Wan | None = None,
     network: str = "auto",
     turns: int = TURNS,
     fresh: bool = False,
-    peers: Sequence[System] = (),
-    say: Callable[[str], None] = harness.silent,
+    peer: Sequence[str] = (),
 ) -> list[MpcRow]:
-    """Measure workloads in every system.
+    """Private inference and training between three processes; beside SPU and CrypTen.
 
     Args:
-        workloads: names.
-        modes: of `benchmarks.mpc_party.SYSTEMS`.
+        workload: such as lr100-b64-inference,gelu-1k.
+        mode: of thesis, fast and holders.
         wan: every party's line; None is the loopback as it is.
-        network: how lines are made; see `benchmarks.emulation`.
+        network: how lines are made: auto, tun, proxy or model.
         turns: of each workload and system.
         fresh: open inputs within the turn, as when every batch is seen once.
-        peers: other systems, in the same run.
-        say: told a line about each workload.
+        peer: another system and the Python that has it: spu=PATH or crypten=PATH.
 
     Raises:
-        ConfigError: nothing to measure, or peers on computed lines.
+        ConfigError: peers on computed lines.
         BadOptionError, UnknownNameError: no such network, mode or workload.
         LostPeerError: a process ended early.
     """
-    asked, own = [workload_named(name) for name in workloads], list(modes)
-    for mode in own:
-        require_choice("mode", mode, SYSTEMS)
+    asked, own = [workload_named(name) for name in workload], list(mode)
+    others = [system for spec in peer for system in peers(spec)]
+    for name in own:
+        require_choice("mode", name, SYSTEMS)
     kind = choose(network) if wan else "loopback"
-    if turns < 1 or not asked or not own or (peers and kind == "model"):
-        raise ConfigError(
-            "nothing to measure",
-            got=f"{len(asked)} workloads, {turns} turns, {len(peers)} peers, network {kind}",
-            want="a workload, a mode and a turn; peers need lines that are not computed",
-        )
+    if others and kind == "model":
+        raise ConfigError("peers need lines that are not computed", got=f"network {kind}")
     use_one_thread()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vfl-bench-")))
@@ -378,16 +361,16 @@ def bench_mpc(
         if kind != "model":
             net: Network = stack.enter_context(open_network(NAMES, wan, network))
             running = dict.fromkeys(own, stack.enter_context(RunningSystem(OURS, net)))
-            running |= {each.name: stack.enter_context(RunningSystem(each, net)) for each in peers}
+            running |= {each.name: stack.enter_context(RunningSystem(each, net)) for each in others}
         rows: list[MpcRow] = []
-        for workload in asked:
-            say(f"{workload.name}, {kind}{f', {wan}' if wan else ''}")
+        for each in asked:
+            harness.say(f"{each.name}, {kind}{f', {wan}' if wan else ''}")
             models: dict[str, Modelled] = {
-                mode: modelled(workload, rules_of(workload, mode), wan or Wan(), fresh=fresh)
-                for mode in own
+                name: modelled(each, rules_of(each, name), wan or Wan(), fresh=fresh)
+                for name in own
             }
-            taken = take_turns(running, _task(workload, fresh, folder, bool(peers)), turns)
-            rows += _rows(workload, kind, models, taken, fresh)
+            taken = take_turns(running, _task(each, fresh, folder, bool(others)), turns)
+            rows += _rows(each, kind, models, taken, fresh)
     return rows
 
 
@@ -512,69 +495,32 @@ def _rival_ratio(
     return float(median(rival / ours for rival, ours in zip(best, own, strict=True)))
 
 
-def format_mpc(rows: Sequence[MpcRow]) -> str:
-    """One line a row; "-" where nothing was counted or there is nothing to compare with."""
-    head = (
-        f"{'workload':<23}{'system':<11}{'network':<9}{'whole ms':>9}{'rival':>7}{'online ms':>10}"
-        f"{'rival':>7}{'fastest':>9}{'CPU':>8}{'online':>11}"
-        f"{'offline':>10}{'setup':>10}{'interface':>11}{'hops':>5}{'error':>9}{'limit ms':>9}"
-        f"{'ratio':>6}{'matmul':>8}{'ratio':>7}"
-    )
-    return "\n".join([head, *(_line(row) for row in rows)])
-
-
-def _line(row: MpcRow) -> str:
-    return (
-        f"{row.workload:<23}{row.system:<11}{row.network:<9}{row.end_to_end_ms:>9.1f}"
-        f"{_figure(row.rival_ratio, 1):>7}{row.milliseconds:>10.1f}"
-        f"{_figure(row.online_ratio, 1):>7}"
-        f"{row.fastest_ms:>9.1f}{_figure(row.cpu_ms, 1):>8}{_count(row.bytes_online):>11}"
-        f"{_count(row.bytes_offline):>10}{_count(row.bytes_setup):>10}"
-        f"{_count(row.bytes_interface):>11}{_count(row.hops):>5}{row.max_error:>9.1e}"
-        f"{_figure(row.limit_ms, 1):>9}{_figure(row.limit_ratio, 2):>6}"
-        f"{_figure(row.matmul_ms, 2):>8}{_figure(row.matmul_ratio, 1):>7}"
-    )
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+TABLE = harness.table(
+    ("workload", "<23", "workload"),
+    ("system", "<11", "system"),
+    ("network", "<9", "network"),
+    ("whole ms", ">9.1f", "end_to_end_ms"),
+    ("rival", ">7.1f", "rival_ratio"),
+    ("online ms", ">10.1f", "milliseconds"),
+    ("rival", ">7.1f", "online_ratio"),
+    ("fastest", ">9.1f", "fastest_ms"),
+    ("CPU", ">8.1f", "cpu_ms"),
+    ("online", ">11", "bytes_online"),
+    ("offline", ">10", "bytes_offline"),
+    ("setup", ">10", "bytes_setup"),
+    ("interface", ">11", "bytes_interface"),
+    ("hops", ">5", "hops"),
+    ("error", ">9.1e", "max_error"),
+    ("limit ms", ">9.1f", "limit_ms"),
+    ("ratio", ">6.2f", "limit_ratio"),
+    ("matmul", ">8.2f", "matmul_ms"),
+    ("ratio", ">7.1f", "matmul_ratio"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "mpc",
-        "Private inference and training between three processes; beside SPU and CrypTen.",
-        wan="",
-    )
-    add = options.add_argument
-    add("--workload", action="append", help="such as lr100-b64-inference,gelu-1k; all if not given")
-    add("--mode", default="thesis,fast", help=f"of {', '.join(SYSTEMS)}; %(default)s")
-    add("--turns", type=int, default=TURNS, help="of each workload and system; %(default)s")
-    add("--fresh", action="store_true", help="open inputs within the turn, not before")
-    add(
-        "--peer",
-        action="append",
-        default=[],
-        help="another system and the Python that has it: spu=PATH or crypten=PATH; may be repeated",
-    )
-
-    def measure(asked: Namespace) -> list[MpcRow]:
-        return bench_mpc(
-            [name for each in asked.workload or WORKLOADS for name in each.split(",")],
-            asked.mode.split(","),
-            turns=asked.turns,
-            fresh=asked.fresh,
-            peers=[one for spec in asked.peer for one in peers(spec)],
-            **harness.line(asked, options),
-            say=harness.say,
-        )
-
-    harness.run(options, measure, format_mpc)
+    harness.run(bench_mpc, TABLE)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import socket
 import time
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
@@ -22,7 +20,7 @@ from typing import NamedTuple
 
 from benchmarks import harness
 from benchmarks.emulation import LinkModel, Network, Wan, available, choose, open_network
-from benchmarks.worker import BenchmarkWorker, Endpoint, Parent
+from benchmarks.worker import BenchmarkWorker, Endpoint, Parent, processes
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError
 
@@ -128,55 +126,46 @@ class LineRow:
 
 
 def bench_lines(
-    wan: Wan,
-    kinds: Sequence[str],
+    wan: Wan = Wan(80, 40),  # noqa: B008 (it does not change)
+    network: Sequence[str] = (),
     *,
     turns: int = TURNS,
-    patterns: Sequence[str] = tuple(PATTERNS),
-    say: Callable[[str], None] = harness.silent,
+    pattern: Sequence[harness.Whole] = tuple(PATTERNS),
 ) -> list[LineRow]:
-    """Try networks with patterns of traffic.
+    """What the lines of the other benchmarks really do, beside what they should.
 
     Args:
         wan: every party's line.
-        kinds: networks: tun, proxy, model or auto.
+        network: of tun, proxy and model; all that can be had here if none is given.
         turns: of each pattern, after the first.
-        patterns: names of `PATTERNS`.
-        say: told one line about each network.
+        pattern: who sends what; all unless told.
 
     Raises:
         ConfigError: nothing to measure.
         BadOptionError: no such network.
         UserError: a network that cannot be had here.
     """
-    if turns < 1 or wan == Wan():
-        raise ConfigError(
-            "nothing to measure",
-            got=f"{turns} turns, {wan}",
-            want="a turn, and a line with a bandwidth or a delay",
-        )
+    if wan in (None, Wan()):
+        raise ConfigError("nothing to measure", want="a line with a bandwidth or a delay")
     rows = []
-    for kind in map(choose, kinds):
-        say(f"{kind}, {wan}: {len(patterns)} patterns")
-        rows += (
-            _modelled(wan, patterns) if kind == "model" else _measured(wan, kind, patterns, turns)
-        )
+    for kind in map(choose, network or available(harness.say)):
+        harness.say(f"{kind}, {wan}: {len(pattern)} patterns")
+        rows += _modelled(wan, pattern) if kind == "model" else _measured(wan, kind, pattern, turns)
     return rows
 
 
-def format_lines(rows: Sequence[LineRow]) -> str:
-    """The rows as a table for people."""
-    head = (
-        f"{'network':<8}{'pattern':<27}{'ms':>9}{'fastest':>9}{'first':>9}{'model':>9}{'limit':>9}"
-    )
-    lines = [f"{head}{'ratio':>7}{'Mbps':>8}{'bytes sent':>12}"]
-    lines += [
-        f"{row.network:<8}{row.pattern:<27}{row.milliseconds:>9.1f}{row.fastest_ms:>9.1f}"
-        f"{row.first_ms:>9.1f}{row.model_ms:>9.1f}{row.limit_ms:>9.1f}{row.ratio:>7.2f}{row.mbps:>8.2f}"
-        f"{row.bytes_sent:>12}"
-        for row in rows
-    ]
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("network", "<8", "network"),
+    ("pattern", "<27", "pattern"),
+    ("ms", ">9.1f", "milliseconds"),
+    ("fastest", ">9.1f", "fastest_ms"),
+    ("first", ">9.1f", "first_ms"),
+    ("model", ">9.1f", "model_ms"),
+    ("limit", ">9.1f", "limit_ms"),
+    ("ratio", ">7.2f", "ratio"),
+    ("Mbps", ">8.2f", "mbps"),
+    ("bytes sent", ">12", "bytes_sent"),
+)
 
 
 def _modelled(wan: Wan, patterns: Sequence[str]) -> list[LineRow]:
@@ -189,12 +178,7 @@ def _modelled(wan: Wan, patterns: Sequence[str]) -> list[LineRow]:
 
 def _measured(wan: Wan, kind: str, patterns: Sequence[str], turns: int) -> list[LineRow]:
     """Patterns between processes, a process a party."""
-    with ExitStack() as stack:
-        network = stack.enter_context(open_network(PARTIES, wan, kind))
-        workers = {
-            party: stack.enter_context(BenchmarkWorker("network", network.command(party)))
-            for party in PARTIES
-        }
+    with open_network(PARTIES, wan, kind) as network, processes("network", network) as workers:
         _connect(network, workers)
         rows = []
         for name in patterns:
@@ -305,22 +289,7 @@ def work(parent: Parent) -> None:
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "network",
-        "What the lines of the other benchmarks really do, beside what they should. --network "
-        "takes several: tun,proxy,model; unless told, all that can be had here.",
-        wan="80mbps,40ms",
-    )
-    options.add_argument(
-        "--turns", type=int, default=TURNS, help="of each pattern, after the first; %(default)s"
-    )
-
-    def measure(asked: Namespace) -> list[LineRow]:
-        wan = Wan.parse(asked.wan)
-        kinds = asked.network.split(",") if asked.network else available(harness.say)
-        return bench_lines(wan, kinds, turns=asked.turns, say=harness.say)
-
-    harness.run(options, measure, format_lines)
+    harness.run(bench_lines, TABLE)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ victims.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,20 +99,22 @@ def table(rows: Sequence[OutsideRow]) -> str:
     return Table(head, lines).markdown()
 
 
-def measure(asked: Namespace) -> list[OutsideRow]:
-    """All rows of all grids, which are written where that is asked for."""
-    rows = [row for run in asked.runs for row in rows_of(run)]
-    if asked.out is not None:
-        write_rows(asked.out, OutsideRow, rows)
+def measure(runs: Sequence[Path], out: Path | None = None) -> list[OutsideRow]:
+    """Attacks from outside beside the adaptive attacker, on the victims of grids.
+
+    Args:
+        runs: folders of grids.
+        out: a CSV file of all rows.
+    """
+    rows = [row for run in runs for row in rows_of(run)]
+    if out is not None:
+        write_rows(out, OutsideRow, rows)
     return rows
 
 
 def main() -> None:
-    """Read the command line."""
-    options = harness.parser("outside", "Attacks from outside beside the adaptive attacker.")
-    options.add_argument("runs", nargs="+", type=Path, help="folders of grids")
-    options.add_argument("--out", type=Path, help="a CSV file of all rows")
-    harness.run(options, measure, table)
+    """The command line."""
+    harness.run(measure, table)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ best on a sixth of the training rows, which costs privacy that is not counted; n
 from __future__ import annotations
 
 import math
-from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from zlib import crc32
@@ -430,20 +429,18 @@ def bench_pea(
     limit: int | None = None,
     shares: bool = True,
     networks: bool = True,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[PeaRow]:
-    """Every figure of the tables.
+    """The tables of PEA (2022).
 
     Args:
-        tasks: of `TASKS`.
-        tables: of `TABLES`.
+        tasks: of mnist, cifar10 and reviews.
+        tables: of models, beginnings and noise.
         epsilon: of the first two.
         epsilons: of the last.
         seeds: trainings of each kind; VGG-16 has one.
         limit: rows of a task at most.
         shares: whether the protocols run too.
         networks: whether networks are trained.
-        say: told each row.
     """
     use_one_thread()
     for table in tables:
@@ -459,49 +456,25 @@ def bench_pea(
             else:
                 rows = noise_table(task, epsilons, seeds)
             for row in rows:
-                say(format_pea([row]).splitlines()[1])
+                harness.say(TABLE([row]).splitlines()[1])
                 found.append(row)
     return found
 
 
-def format_pea(rows: Sequence[PeaRow]) -> str:
-    """One line a row."""
-    head = f"{'table':<12}{'task':<9}{'what':<48}{'rows':>7}{'epsilon':>9}{'accuracy':>10}{'+-':>7}"
-    lines = [
-        f"{row.table:<12}{row.task:<9}{row.what:<48}{row.rows:>7}{row.epsilon or '-':>9}"
-        f"{row.accuracy:>10.4f}{row.deviation:>7.4f}"
-        for row in rows
-    ]
-    return "\n".join([head, *lines])
+TABLE = harness.table(
+    ("table", "<12", "table"),
+    ("task", "<9", "task"),
+    ("what", "<48", "what"),
+    ("rows", ">7", "rows"),
+    ("epsilon", ">9", lambda row: row.epsilon or "-"),
+    ("accuracy", ">10.4f", "accuracy"),
+    ("+-", ">7.4f", "deviation"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("pea", "The tables of PEA (2022).")
-    add = options.add_argument
-    add("--tasks", default=",".join(TASKS), help="%(default)s")
-    add("--tables", default=",".join(TABLES), help="%(default)s")
-    add("--epsilon", type=float, default=1.0, help="of models and beginnings; %(default)s")
-    add("--epsilons", default="0.5,1,2,4,8", help="of noise; %(default)s")
-    add("--seeds", type=int, default=3, help="trainings of each kind; %(default)s")
-    add("--limit", type=int, help="rows of a task at most")
-    add("--no-shares", action="store_true", help="leave the protocols out")
-    add("--no-networks", action="store_true", help="leave networks out")
-
-    def measure(asked: Namespace) -> list[PeaRow]:
-        return bench_pea(
-            asked.tasks.split(","),
-            asked.tables.split(","),
-            epsilon=asked.epsilon,
-            epsilons=[float(each) for each in asked.epsilons.split(",")],
-            seeds=asked.seeds,
-            limit=asked.limit,
-            shares=not asked.no_shares,
-            networks=not asked.no_networks,
-            say=harness.say,
-        )
-
-    harness.run(options, measure, format_pea)
+    harness.run(bench_pea, TABLE)
 
 
 if __name__ == "__main__":

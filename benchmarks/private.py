@@ -8,15 +8,13 @@ within a turn, so that others on the machine matter little.
 from __future__ import annotations
 
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from benchmarks import harness
 from vfl.config import Experiment
-from vfl.core.errors import BadOptionError
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import load_bundled
 from vfl.training.local import LocalSession
@@ -52,50 +50,41 @@ class PrivateRow:
 
 
 def bench_private(
-    bottoms: Sequence[str] = BOTTOMS,
+    bottom: Sequence[harness.Whole] = BOTTOMS,
     *,
     repeats: int = REPEATS,
     rows: int = ROWS,
     epochs: int = 3,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[PrivateRow]:
-    """Measure a split step with and without DP-SGD.
+    """What clipping and noise take of a split step, in CPU time.
 
     Args:
-        bottoms: specs.
+        bottom: specs of bottoms.
         repeats: turns.
         rows: of digits.
         epochs: of one turn.
-        say: told one line about each bottom.
-
-    Raises:
-        BadOptionError: nothing to measure.
     """
-    if not bottoms or repeats < 1 or epochs < 1:
-        raise BadOptionError("nothing to measure", want="a bottom, one turn, one epoch")
     use_one_thread()
     data = load_bundled("digits", ["left", "right"], 0, "label", limit=rows)
     found: list[PrivateRow] = []
-    for bottom in bottoms:
-        say(f"{bottom}: {repeats} turns")
+    for each in bottom:
+        harness.say(f"{each}: {repeats} turns")
         turns = [
-            {way: _turn(data, bottom, dp, epochs) for way, dp in WAYS.items()}
-            for _ in range(repeats)
+            {way: _turn(data, each, dp, epochs) for way, dp in WAYS.items()} for _ in range(repeats)
         ]
         for way in WAYS:
             ratio = median(turn[way][0] / turn["plain"][0] for turn in turns)
             cpu_ms = median(turn[way][0] for turn in turns)
-            found.append(PrivateRow(bottom, way, cpu_ms, ratio, turns[0][way][1]))
+            found.append(PrivateRow(each, way, cpu_ms, ratio, turns[0][way][1]))
     return found
 
 
-def format_private(rows: Sequence[PrivateRow]) -> str:
-    """The rows for people."""
-    lines = [f"digits in halves, batches of {BATCH_ROWS}, one thread"]
-    lines.append(f"{'bottom':<22}{'way':<22}{'CPU ms a step':>14}{'of plain':>10}")
-    for row in rows:
-        lines.append(f"{row.bottom:<22}{row.way:<22}{row.cpu_ms:>14.2f}{row.cpu_ratio:>9.2f}x")
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("bottom", "<22", "bottom"),
+    ("way", "<22", "way"),
+    ("CPU ms a step", ">14.2f", "cpu_ms"),
+    ("of plain", ">10", lambda row: harness.times(row.cpu_ratio)),
+)
 
 
 def _turn(data: Any, bottom: str, dp: dict[str, Any] | None, epochs: int) -> tuple[float, int]:
@@ -115,17 +104,8 @@ def _turn(data: Any, bottom: str, dp: dict[str, Any] | None, epochs: int) -> tup
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
-    options = harness.parser("private", __doc__.splitlines()[0])
-    options.add_argument("--bottom", nargs="+", default=list(BOTTOMS), help="specs of bottoms")
-    options.add_argument("--repeats", type=int, default=REPEATS, help="turns")
-    options.add_argument("--epochs", type=int, default=3, help="epochs of a turn")
-
-    def measure(asked: Namespace) -> list[PrivateRow]:
-        repeats, epochs = asked.repeats, asked.epochs
-        return bench_private(asked.bottom, repeats=repeats, epochs=epochs, say=harness.say)
-
-    harness.run(options, measure, format_private)
+    """The command line."""
+    harness.run(bench_private, TABLE)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.memory import resident_bytes
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError
@@ -67,36 +65,33 @@ class PsiRow(Settings):
 
 
 def bench_psi(
-    most_ids: int = 1_000_000,
-    peers: Sequence[str] = (),
-    *,
-    say: Callable[[str], None] = harness.silent,
+    most: int = 1_000_000,
+    peer: Sequence[str] = (),
 ) -> list[PsiRow]:
-    """Measure every system at each of its sizes.
+    """Private set intersection, beside openmined-psi and SPU.
 
     Args:
-        most_ids: larger sizes are left out.
-        peers: such as ``spu=/opt/spu/bin/python``: a peer and the Python that has it installed.
-        say: told one line about each intersection.
+        most: leave larger sets out.
+        peer: openmined or spu, and the Python that has it installed, such as spu=PATH.
 
     Raises:
         BadOptionError: no such peer, or nothing to measure.
     """
-    pythons = dict(map(_peer, peers))
-    if not any(size <= most_ids for size in SIZES["ecdh"]):
+    pythons = dict(map(_peer, peer))
+    if not any(size <= most for size in SIZES["ecdh"]):
         want = f"at least {SIZES['ecdh'][0]}"
-        raise BadOptionError("nothing to measure", got=f"{most_ids} ids", want=want)
+        raise BadOptionError("nothing to measure", got=f"{most} ids", want=want)
     rows = []
-    for ids in sorted({size for sizes in SIZES.values() for size in sizes if size <= most_ids}):
+    for ids in sorted({size for sizes in SIZES.values() for size in sizes if size <= most}):
         for system in (system for system, sizes in SIZES.items() if ids in sizes):
-            say(f"{system}: {ids} ids")
-            peer = next((name for name, of in PEERS.items() if system in of), None)
-            if peer is None:
+            harness.say(f"{system}: {ids} ids")
+            other = next((name for name, of in PEERS.items() if system in of), None)
+            if other is None:
                 rows.append(_ours(PsiJob(spec=system, ids=ids)))
-            elif peer in pythons:
-                rows.append(_theirs(system, ids, pythons[peer]))
+            elif other in pythons:
+                rows.append(_theirs(system, ids, pythons[other]))
             else:
-                rows.append(PsiRow(system=system, ids=ids, skipped=f"no --peer {peer}=PYTHON"))
+                rows.append(PsiRow(system=system, ids=ids, skipped=f"no --peer {other}=PYTHON"))
     return rows
 
 
@@ -114,7 +109,7 @@ def measure(job: PsiJob) -> PsiRow:
     """Play all roles in this process."""
     if job.spec == "ecdh":
         ristretto.random_points(1)  # libsodium is loaded
-    before = resident_bytes("VmRSS")
+    before = harness.resident_bytes("VmRSS")
     owns = [Own(name, ids_of(rank, job.ids)) for rank, name in enumerate(("bank", "label"))]
     began, cpu = time.perf_counter(), time.process_time()
     found, traffic = play(job.spec, owns, "label")
@@ -125,7 +120,7 @@ def measure(job: PsiJob) -> PsiRow:
         seconds=seconds,
         cpu_s=cpu,
         party_bytes=max(traffic.of(name) for name in found),
-        peak_mb=(resident_bytes("VmHWM") - before) / 1e6,
+        peak_mb=(harness.resident_bytes("VmHWM") - before) / 1e6,
         common=len(found["bank"]),
     )
 
@@ -136,24 +131,22 @@ def work(parent: Parent) -> None:
         parent.put(measure(job))
 
 
-def format_psi(rows: Sequence[PsiRow]) -> str:
-    """The rows for people."""
-    lines = [
-        f"{'system':<14}{'ids':>10}{'seconds':>10}{'CPU s':>10}{'MiB a party':>13}{'peak MB':>9}"
-        "  common"
-    ]
-    for row in rows:
-        start = f"{row.system:<14}{row.ids:>10}"
-        if row.skipped:
-            lines.append(f"{start}  skipped: {row.skipped}")
-            continue
-        size = "-" if row.party_bytes is None else f"{row.party_bytes / 2**20:.2f}"
-        peak = "-" if row.peak_mb is None else f"{row.peak_mb:.0f}"
-        right = "" if row.common == row.ids // 2 else f", WRONG: {row.ids // 2} are"
-        lines.append(
-            f"{start}{row.seconds:>10.2f}{row.cpu_s:>10.2f}{size:>13}{peak:>9}  {row.common}{right}"
-        )
-    return "\n".join(lines)
+def _found(row: PsiRow) -> str:
+    if row.skipped:
+        return f"  skipped: {row.skipped}"
+    right = row.ids // 2
+    return f"  {row.common}" if row.common == right else f"  {row.common}, WRONG: {right} are"
+
+
+TABLE = harness.table(
+    ("system", "<14", "system"),
+    ("ids", ">10", "ids"),
+    ("seconds", ">10.2f", "seconds"),
+    ("CPU s", ">10.2f", "cpu_s"),
+    ("MiB a party", ">13.2f", lambda row: row.party_bytes and row.party_bytes / 2**20),
+    ("peak MB", ">9.0f", "peak_mb"),
+    ("  common", "<0", _found),
+)
 
 
 def _ours(job: PsiJob) -> PsiRow:
@@ -184,22 +177,7 @@ def _peer(spec: str) -> tuple[str, str]:
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("psi", "Private set intersection, beside openmined-psi and SPU.")
-    options.add_argument(
-        "--most", type=int, default=1_000_000, help="leave larger sets out; %(default)s ids"
-    )
-    options.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="NAME=PYTHON",
-        help="openmined or spu, and the Python that has it installed; once for each",
-    )
-
-    def run(asked: Namespace) -> list[PsiRow]:
-        return bench_psi(asked.most, asked.peer, say=harness.say)
-
-    harness.run(options, run, format_psi)
+    harness.run(bench_psi, TABLE)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -84,17 +83,19 @@ def bench_ranks(
     steps: int = STEPS,
     repeats: int = REPEATS,
     seed: int = 0,
-    say: Callable[[str], None] = harness.silent,
+    quick: bool = False,
 ) -> list[RankRow]:
-    """Measure a step in one rank and in two, and compute it for eight.
+    """One training step in several ranks a party: measured in one and two, computed for eight.
 
     Args:
         names: workloads of `SHARED`.
         steps: timed steps of one turn.
         repeats: turns.
         seed: of rows, weights and batch order.
-        say: told one line about each workload.
+        quick: does it run, not how fast.
     """
+    if quick:
+        steps, repeats = QUICK_STEPS, 1
     rows: list[RankRow] = []
     with open_network((LABEL_PARTY, "left"), None, "loopback") as network, ExitStack() as stack:
         ranks = [
@@ -105,7 +106,7 @@ def bench_ranks(
             for _ in range(2)
         ]
         for name in names:
-            say(f"{name}: {repeats} x {steps} steps in one rank and in two")
+            harness.say(f"{name}: {repeats} x {steps} steps in one rank and in two")
             turns = []
             for _ in range(repeats):
                 one, two, eighth = (
@@ -239,29 +240,23 @@ def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
     return rows
 
 
-def format_table(rows: Sequence[RankRow]) -> str:
-    """The rows as a table for people."""
-    head = f"{'model':<6}{'rows':>5}{'ranks':>6}  {'how':<9}{'CPU ms':>9}{'collectives':>12}"
-    lines = [f"{head}{'wall ms':>9}{'speed':>8}{'work':>7}{'loss':>9}"]
-    for one in rows:
-        wall = f"{one.wall_ms:.1f}" if one.wall_ms else "-"
-        loss = f"{one.final_loss:.5f}" if one.final_loss else "-"
-        lines.append(
-            f"{one.model:<6}{one.batch_size:>5}{one.ranks:>6}  {one.how:<9}{one.cpu_ms:>9.1f}"
-            f"{one.collectives_ms:>12.2f}{wall:>9}{one.speed:>7.2f}x{one.work:>6.2f}x{loss:>9}"
-        )
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("model", "<6", "model"),
+    ("rows", ">5", "batch_size"),
+    ("ranks", ">6", "ranks"),
+    ("  how", "<11", lambda row: f"  {row.how}"),
+    ("CPU ms", ">9.1f", "cpu_ms"),
+    ("collectives", ">12.2f", "collectives_ms"),
+    ("wall ms", ">9.1f", lambda row: row.wall_ms or None),
+    ("speed", ">8", lambda row: harness.times(row.speed)),
+    ("work", ">7", lambda row: harness.times(row.work)),
+    ("loss", ">9.5f", lambda row: row.final_loss or None),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("ranks", "One training step in several ranks a party.", quick=True)
-
-    def measure(asked: Namespace) -> list[RankRow]:
-        quick: dict[str, Any] = {"steps": QUICK_STEPS, "repeats": 1} if asked.quick else {}
-        return bench_ranks(**quick, say=harness.say)
-
-    harness.run(options, measure, format_table)
+    harness.run(bench_ranks, TABLE)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,12 @@ time stands what bytes and delay of that mode take, exactly.
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks import harness
 from benchmarks.emulation import Wan, choose
-from benchmarks.step import LINE_STEPS, Parties, StepCost, compared, network_of, timed, timed_head
+from benchmarks.step import LINE_STEPS, Parties, StepCost, compared, network_of, step_table
 from benchmarks.training_step import Measurement, Path
-from vfl.core.errors import ConfigError
 
 WORKLOAD = "summed"
 MODES = ("none", "sum", "sum:bits=8", "beaver")
@@ -56,9 +52,9 @@ def bench_secure(
     seed: int = 0,
     wan: Wan | None = None,
     network: str = "auto",
-    say: Callable[[str], None] = harness.silent,
+    quick: bool = False,
 ) -> list[SecureRow]:
-    """Measure a step of 128 rows and width 500, plain, summed under masks, and on shared layers.
+    """A training step under a secure mode beside the plain one: 128 rows, width 500.
 
     Args:
         steps: timed steps of one training; 30 unless given, 20 over a line.
@@ -66,22 +62,20 @@ def bench_secure(
         seed: of rows, weights and batch order.
         wan: the parties' lines; None is the loopback as it is.
         network: how lines are made: auto, tun, proxy or model.
-        say: told one line about each path.
+        quick: does it run, not how fast.
 
     Raises:
-        ConfigError: nothing to measure.
         BadOptionError: an unknown network.
         UserError: a network that cannot be had here.
     """
     kind = choose(network) if wan else "loopback"
-    steps = (LINE_STEPS if wan else STEPS) if steps is None else steps
-    repeats = (LINE_REPEATS if wan else REPEATS) if repeats is None else repeats
-    if steps < 1 or repeats < 1:
-        raise ConfigError("nothing to measure", got=f"{steps} steps, {repeats} repeats")
+    usual = (LINE_STEPS, LINE_REPEATS) if wan else (STEPS, REPEATS)
+    quickest = (QUICK_STEPS, 1) if quick else usual
+    steps, repeats = steps or quickest[0], repeats or quickest[1]
     rows: list[SecureRow] = []
     with network_of(kind, wan) as between, Parties(between) as parties:
         for path in _paths(kind):
-            say(f"{path}: {repeats} x {steps} steps of each of {', '.join(MODES)}, {kind}")
+            harness.say(f"{path}: {repeats} x {steps} steps of each of {', '.join(MODES)}, {kind}")
             turns = [_turn(parties, path, seed, steps, turn) for turn in range(repeats)]
             plain = [one["none"] for one in turns]
             for mode in MODES:
@@ -107,30 +101,16 @@ def _turn(parties: Parties, path: Path, seed: int, steps: int, turn: int) -> dic
     }
 
 
-def format_secure(rows: Sequence[SecureRow]) -> str:
-    """The rows as a table for people; ratios in brackets, and what CPU time was aimed at."""
-    head = f"{'path':<11}{'secure':<12}{timed_head(rows)}"
-    lines = [
-        f"{row.path:<11}{row.secure:<12}{timed(row, AIM if row.secure in _AIMED else None)}"
-        for row in rows
-    ]
-    return "\n".join([head, *lines])
+TABLE = step_table(
+    ("path", "<11", "path"),
+    ("secure", "<12", "secure"),
+    aim=lambda row: AIM if row.secure in _AIMED else None,
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "secure",
-        "A training step under a secure mode beside the plain one: 128 rows, width 500.",
-        wan="",
-        quick=True,
-    )
-
-    def measure(asked: Namespace) -> list[SecureRow]:
-        quick: dict[str, Any] = {"steps": QUICK_STEPS, "repeats": 1} if asked.quick else {}
-        return bench_secure(**quick, **harness.line(asked, options), say=harness.say)
-
-    harness.run(options, measure, format_secure)
+    harness.run(bench_secure, TABLE)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ without compute.
 from __future__ import annotations
 
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Literal, cast
 
 import torch
@@ -24,7 +23,6 @@ from benchmarks.emulation import LinkModel, Wan
 from vfl import models
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, MissingDataError
-from vfl.core.registry import require_choice
 from vfl.core.seeds import Secret, generator, use_one_thread
 from vfl.datasets.sources.pictures import read_mnist
 from vfl.mpc.channel import bytes_by_phase
@@ -35,7 +33,6 @@ from vfl.privacy.accountants import noise_for
 from vfl.transport import TransportLink
 
 HOLDERS = (2, 3, 5)
-STARTS, SPLITS = ("zero", "average", "best"), ("even", "sorted")
 _PUBLIC = 500
 FORMS: tuple[Form, ...] = ("polynomial", "permuted")
 ROWS, STEPS, BATCH_SIZE, DELTA = 12_000, 120, 512, 1e-5
@@ -115,52 +112,40 @@ def accuracy(weights: Tensor, rows: Rows) -> float:
 
 def bench_secure_dpsgd(
     holders: Sequence[int] = HOLDERS,
-    forms: Sequence[Form] = FORMS,
-    epsilons: Sequence[float] = (1.0,),
+    form: Sequence[Form] = FORMS,
+    epsilon: Sequence[float] = (1.0,),
     *,
-    starts: Sequence[str] = ("zero",),
-    splits: Sequence[str] = ("even",),
+    start: Sequence[Literal["zero", "average", "best"]] = ("zero",),
+    split: Sequence[Literal["even", "sorted"]] = ("even",),
     features: str = "means",
     rows: int = ROWS,
     steps: int = STEPS,
     seeds: int = 3,
-    wan: Wan | None = None,
-    say: Callable[[str], None] = harness.silent,
+    wan: Wan | None = Wan(80, 40),  # noqa: B008 (it does not change)
 ) -> list[SecureRow]:
-    """Train in clear and on shares.
+    """DP-SGD on shares of many holders, beside clear.
 
     Args:
         holders: how many, one training each.
-        forms: of the inverse square root.
-        epsilons: of a training.
-        starts: see `SecureRow`.
-        splits: likewise.
-        features: see `pictures`.
+        form: of the inverse square root.
+        epsilon: of a training.
+        start: zero, or average or best of models that holders train alone.
+        split: how rows are dealt out.
+        features: means of four pixels, or hog:cell=7.
         rows: for training, of MNIST.
         steps: of a training.
         seeds: trainings of each kind, of other batches and noise.
         wan: every party's line.
-        say: told a line about each kind.
     """
     use_one_thread()
-    for start in starts:
-        require_choice("start", start, STARTS)
-    for split in splits:
-        require_choice("split", split, SPLITS)
     known, test = pictures(rows, features)
-    kinds = [
-        Kind(0, "polynomial", "even", "zero", epsilon, steps, seeds) for epsilon in epsilons
-    ] + [
-        Kind(many, form, split, start, epsilon, steps, seeds)
-        for epsilon in epsilons
-        for many in holders
-        for form in forms
-        for split in splits
-        for start in starts
+    kinds = [Kind(0, "polynomial", "even", "zero", each, steps, seeds) for each in epsilon] + [
+        Kind(many, root, dealt, begin, each, steps, seeds)
+        for each, many, root, dealt, begin in product(epsilon, holders, form, split, start)
     ]
     found = []
     for kind in kinds:
-        say(str(kind))
+        harness.say(str(kind))
         found.append(_row(kind, known, test, wan or Wan()))
     return found
 
@@ -261,53 +246,26 @@ def _on_shares(
         return weights, bytes_by_phase(members.traffic()), model.hops, model.seconds
 
 
-def format_secure_dpsgd(rows: Sequence[SecureRow]) -> str:
-    """One line a row."""
-    head = (
-        f"{'holders':<8}{'form':<12}{'split':<8}{'start':<9}{'epsilon':>8}{'ms':>8}{'CPU ms':>8}"
-        f"{'online':>11}{'offline':>11}{'hops':>6}{'line ms':>9}{'accuracy':>10}{'+-':>7}"
-    )
-    lines = [
-        f"{row.holders or '-':<8}{row.form:<12}{row.split:<8}{row.start:<9}{row.epsilon:>8g}"
-        f"{row.ms:>8.2f}{row.cpu_ms:>8.2f}"
-        f"{row.online:>11}{row.offline:>11}{row.hops:>6.1f}{row.line_ms:>9.0f}{row.accuracy:>10.4f}"
-        f"{row.deviation:>7.4f}"
-        for row in rows
-    ]
-    return "\n".join([head, *lines])
+TABLE = harness.table(
+    ("holders", "<8", lambda row: row.holders or "-"),
+    ("form", "<12", "form"),
+    ("split", "<8", "split"),
+    ("start", "<9", "start"),
+    ("epsilon", ">8g", "epsilon"),
+    ("ms", ">8.2f", "ms"),
+    ("CPU ms", ">8.2f", "cpu_ms"),
+    ("online", ">11", "online"),
+    ("offline", ">11", "offline"),
+    ("hops", ">6.1f", "hops"),
+    ("line ms", ">9.0f", "line_ms"),
+    ("accuracy", ">10.4f", "accuracy"),
+    ("+-", ">7.4f", "deviation"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("secure_dpsgd", "DP-SGD on shares of many holders, beside clear.")
-    add = options.add_argument
-    add("--holders", default="2,3,5", help="how many; %(default)s")
-    add("--form", default="polynomial,permuted", help="of the inverse root; %(default)s")
-    add("--start", default="zero", help=f"of {', '.join(STARTS)}; %(default)s")
-    add("--split", default="even", help=f"of {', '.join(SPLITS)}; %(default)s")
-    add("--epsilon", default="1", help="of a training; %(default)s")
-    add("--steps", type=int, default=STEPS, help="of a training; %(default)s")
-    add("--features", default="means", help="of four pixels, or hog:cell=7; %(default)s")
-    add("--rows", type=int, default=ROWS, help="for training, of MNIST; %(default)s")
-    add("--seeds", type=int, default=3, help="trainings of each kind; %(default)s")
-    add("--wan", default="80mbps,40ms", help="every party's line; %(default)s")
-
-    def measure(asked: Namespace) -> list[SecureRow]:
-        return bench_secure_dpsgd(
-            harness.numbers(asked.holders),
-            asked.form.split(","),
-            [float(each) for each in asked.epsilon.split(",")],
-            starts=asked.start.split(","),
-            splits=asked.split.split(","),
-            features=asked.features,
-            rows=asked.rows,
-            steps=asked.steps,
-            seeds=asked.seeds,
-            wan=Wan.parse(asked.wan),
-            say=harness.say,
-        )
-
-    harness.run(options, measure, format_secure_dpsgd)
+    harness.run(bench_secure_dpsgd, TABLE)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +48,7 @@ from vfl import models
 from vfl.config import Experiment, ServeSettings, read_party_file
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES
+from vfl.core.processes import Process, Worker
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import Dealing, OwnTable, load_own
 from vfl.serving.front import Asked, LeadSettings, scores, settings_file
@@ -153,7 +154,7 @@ class Pipes:
 
     def __init__(self, folder: Path, parties: Sequence[str]) -> None:
         self.folder, self._parties = folder, parties
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
 
     def get_nodes(self) -> list[Any]:
         """A node a party, always online."""
@@ -164,10 +165,8 @@ class Pipes:
         """Start a party anew with its message; an earlier process of it ends by itself."""
         (message,) = messages
         name = self._parties[message.dst_node_id - 1]
-        party = _start("party", self.folder, name, stdin=subprocess.PIPE)
-        assert party.stdin is not None, "a pipe was asked for"
-        party.stdin.write(str(message.content["session"]["message"]).encode())
-        party.stdin.close()
+        party = Worker(name, _command("party", self.folder, name), _environment())
+        party.send(str(message.content["session"]["message"]))
         self.processes[name] = party
         (self.folder / f"{name}.pid").write_text(str(party.pid))
         threading.Thread(target=party.wait, daemon=True).start()
@@ -180,18 +179,20 @@ class Pipes:
     def close(self) -> None:
         """Let every party end, then see to it."""
         for party in self.processes.values():
-            try:
-                party.wait(10)
-            except subprocess.TimeoutExpired:
-                party.kill()
-                party.wait()
+            party.stop(10)
 
 
-def _start(*words: object, stdin: int | None = None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "benchmarks.serving", *map(str, words)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.serving", *map(str, words)]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _start(*words: object) -> Process:
     output = subprocess.DEVNULL  # standard output is the measurement's
-    return subprocess.Popen(command, stdin=stdin, stdout=output, env=environment)
+    return Process(str(words[0]), _command(*words), _environment(), stdout=output)
 
 
 def play_party(folder: Path, name: str) -> None:
@@ -200,7 +201,7 @@ def play_party(folder: Path, name: str) -> None:
     from vfl.session import SessionMessage
 
     use_one_thread()
-    message = SessionMessage.parse(sys.stdin.read())
+    message = SessionMessage.parse(sys.stdin.readline())
     try:
         take_part(message, read_party_file(folder / name / "party.toml"))
     except VFLError as error:  # another party died, and the session begins anew
@@ -379,9 +380,11 @@ class Load:
 
     def run(self, clients: int, seconds: float) -> None:
         """Ask with so many clients at once, each for one row after the other."""
-        before = [_cpu_s(pid) for pid in self.processes]
+        before = [harness.cpu_s(pid) for pid in self.processes]
         asyncio.run(self._all(clients, seconds))
-        took = [_cpu_s(pid) - since for pid, since in zip(self.processes, before, strict=True)]
+        took = [
+            harness.cpu_s(pid) - since for pid, since in zip(self.processes, before, strict=True)
+        ]
         self.cpu_s = [sum(pair) for pair in zip(self.cpu_s or [0.0] * len(took), took, strict=True)]
 
     def forget(self) -> None:
@@ -451,15 +454,11 @@ class Servers:
 
     def __exit__(self, *_: object) -> None:
         (self.run / "serving.stop").touch()
-        label, *others = self._processes
-        try:
-            label.wait(60)
-        except subprocess.TimeoutExpired:
-            label.kill()
-            label.wait()
-        for other in others:
-            other.terminate()
-            other.wait(10)
+        deadline = time.monotonic() + 60
+        while self._processes[0].alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in self._processes:
+            process.stop()
         self._folder.cleanup()
 
     def load(self, server: str) -> Load:
@@ -507,59 +506,54 @@ def _ready(address: str) -> bool:
 
 
 def bench_serving(
-    clients: Sequence[int] = CLIENTS,
-    seconds: float = SECONDS,
+    clients: Sequence[int] | None = None,
+    seconds: float | None = None,
     rounds: int = ROUNDS,
-    say: Callable[[str], None] = harness.silent,
-) -> list[ServingRow]:
-    """Measure both servers in turns, and the floor where one client asks.
+    *,
+    drift: bool = False,
+    middle: bool = False,
+    kill_s: float | None = None,
+    stop_s: float | None = None,
+    quick: bool = False,
+) -> Sequence[ServingRow | FaultRow]:
+    """Vfl serve beside one process that has all columns, in turns; the floor where one client asks.
 
     Args:
-        clients: how many ask at once.
-        seconds: of one turn.
+        clients: how many ask at once; where parties die the most of them.
+        seconds: of one turn, or of the load where parties die.
         rounds: turns of each.
-        say: told one line about each load.
+        drift: what counters of drift cost instead.
+        middle: what a party in the middle costs instead.
+        kill_s: kill a party every so many seconds instead.
+        stop_s: stop it for so many seconds instead of killing it.
+        quick: does it run, not how fast.
     """
-    rows = []
-    with Servers(beside=("monolith", "floor")) as servers:
-        for count in clients:
-            names = ("monolith", "split", "floor") if count == 1 else ("monolith", "split")
-            loads = {server: servers.load(server) for server in names}
-            rows += _in_turns(loads, count, seconds, rounds)
-            say(f"{count} clients: {len(loads['split'].seconds)} requests to the split server")
+    if kill_s is not None:
+        return bench_faults(seconds or 600.0, kill_s, stop_s, max(clients or [FAULT_CLIENTS]))
+    seconds = seconds or (QUICK_SECONDS if quick else SECONDS)
+    rows: list[ServingRow] = []
+    with ExitStack() as stack:
+        servers = _servers(drift, middle)
+        for each in set(servers.values()):
+            stack.enter_context(each)
+        for count in clients or CLIENTS:
+            loads = {
+                name: servers[name].load(name if name in ("monolith", "floor") else "split")
+                for name in servers
+                if name != "floor" or count == 1
+            }
+            rows += _in_turns(loads, count, seconds, 1 if quick else rounds)
+            harness.say(f"{count} clients: {len(next(iter(loads.values())).seconds)} requests")
     return rows
 
 
-def bench_drift(
-    clients: Sequence[int] = CLIENTS,
-    seconds: float = SECONDS,
-    rounds: int = ROUNDS,
-    say: Callable[[str], None] = harness.silent,
-) -> list[ServingRow]:
-    """Measure a service without counters of drift and one with them in turns; see above."""
-    rows = []
-    with Servers("uncounted") as without, Servers() as counted:
-        for count in clients:
-            loads = {"uncounted": without.load("split"), "counted": counted.load("split")}
-            rows += _in_turns(loads, count, seconds, rounds)
-            say(f"{count} clients: {len(loads['counted'].seconds)} requests with counters")
-    return rows
-
-
-def bench_middle(
-    clients: Sequence[int] = CLIENTS,
-    seconds: float = SECONDS,
-    rounds: int = ROUNDS,
-    say: Callable[[str], None] = harness.silent,
-) -> list[ServingRow]:
-    """Measure two feature parties with and without a party in the middle in turns; see above."""
-    rows = []
-    with Servers() as plain, Servers(middle=True) as middle:
-        for count in clients:
-            loads = {"plain": plain.load("split"), "middle": middle.load("split")}
-            rows += _in_turns(loads, count, seconds, rounds)
-            say(f"{count} clients: {len(loads['middle'].seconds)} requests through the middle")
-    return rows
+def _servers(drift: bool, middle: bool) -> dict[str, Servers]:
+    """By the name of a row; the others are compared with the first."""
+    if drift:
+        return {"uncounted": Servers("uncounted"), "counted": Servers()}
+    if middle:
+        return {"plain": Servers(), "middle": Servers(middle=True)}
+    return dict.fromkeys(("monolith", "split", "floor"), Servers(beside=("monolith", "floor")))
 
 
 def _in_turns(
@@ -599,7 +593,6 @@ def bench_faults(
     every_s: float,
     stop_s: float | None = None,
     clients: int = FAULT_CLIENTS,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[FaultRow]:
     """Load while one feature party after the other is killed or stopped.
 
@@ -608,7 +601,6 @@ def bench_faults(
         every_s: between two kills.
         stop_s: stop a party for so many seconds instead.
         clients: how many ask at once.
-        say: told one line about each kill.
     """
     counts: Counter[str] = Counter()
     outage = [0.0, 0.0]  # since when, and the longest
@@ -636,7 +628,7 @@ def bench_faults(
 
         load.checked = checked
         load.run(clients, min(5.0, seconds))
-        first = _resident_mb(servers.label_pid)
+        first = harness.resident_bytes("VmRSS", servers.label_pid) / 2**20
         stop, kills = threading.Event(), 0
 
         def kill() -> None:
@@ -649,7 +641,7 @@ def bench_faults(
                 except ProcessLookupError:
                     continue  # it is on its way back
                 kills += 1
-                say(f"{'killed' if stop_s is None else 'stopped'} {name}")
+                harness.say(f"{'killed' if stop_s is None else 'stopped'} {name}")
                 if stop_s is not None:
                     time.sleep(stop_s)
                     os.kill(pid, signal.SIGCONT)
@@ -663,7 +655,7 @@ def bench_faults(
             killer.join()
         _wait(lambda: _ready(load.address))
         load.run(clients, min(5.0, seconds))
-        last = _resident_mb(servers.label_pid)
+        last = harness.resident_bytes("VmRSS", servers.label_pid) / 2**20
     return [
         FaultRow(
             seconds=seconds,
@@ -679,51 +671,34 @@ def bench_faults(
     ]
 
 
-def _cpu_s(pid: int) -> float:
-    """CPU of a process so far; 0 where the system has no /proc, or the process has ended."""
-    try:
-        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    except OSError:
-        return 0.0
-    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+SERVED = harness.table(
+    ("server", "<10", "server"),
+    ("clients", ">8", "clients"),
+    ("req/s", ">10.1f", "requests_per_second"),
+    ("p50 ms", ">9.2f", "p50_ms"),
+    ("p99 ms", ">9.2f", "p99_ms"),
+    ("x req/s", ">9.2f", "throughput_ratio"),
+    ("x p99", ">8.2f", "p99_ratio"),
+    ("cpu us", ">8.0f", "cpu_us"),
+    ("party us", ">10.0f", "party_cpu_us"),
+    ("failed", ">8", "failed"),
+)
+FAULTS = harness.table(
+    ("faults", ">6", "kills"),
+    ("in s", ">8g", "seconds"),
+    ("as predicted", ">14", "answered"),
+    ("wrong", ">7", "wrong"),
+    ("503 by name", ">13", "unavailable"),
+    ("others", ">8", "other"),
+    ("longest outage s", ">18.1f", "longest_outage_s"),
+    ("MB at first", ">13.0f", "rss_first_mb"),
+    ("at last", ">9.0f", "rss_last_mb"),
+)
 
 
-def _resident_mb(pid: int) -> float:
-    """Resident memory of a process; 0 where the system has no /proc."""
-    path = Path(f"/proc/{pid}/status")
-    if not path.exists():
-        return 0.0
-    line = next(each for each in path.read_text().splitlines() if each.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
-
-
-def format_serving(rows: Sequence[ServingRow]) -> str:
-    """The rows as a table."""
-    lines = [f"{'server':<10}{'clients':>8}{'req/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'x req/s':>9}"
-             f"{'x p99':>8}{'cpu us':>8}{'party us':>10}{'failed':>8}"]  # fmt: skip
-    lines += [
-        f"{row.server:<10}{row.clients:>8}{row.requests_per_second:>10.1f}{row.p50_ms:>9.2f}"
-        f"{row.p99_ms:>9.2f}{row.throughput_ratio:>9.2f}{row.p99_ratio:>8.2f}{row.cpu_us:>8.0f}"
-        f"{row.party_cpu_us:>10.0f}{row.failed:>8}"
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
-def format_faults(rows: Sequence[FaultRow]) -> str:
-    """What happened, a line each."""
-    (row,) = rows
-    return (
-        f"{row.kills} faults in {row.seconds:g} s: {row.answered} answered as predicted, "
-        f"{row.wrong} wrong, {row.unavailable} times a 503 that names a party, {row.other} others;"
-        f"\nlongest outage {row.longest_outage_s:.1f} s; label party {row.rss_first_mb:.0f} MB at "
-        f"first, {row.rss_last_mb:.0f} MB at last"
-    )
-
-
-def formatted(rows: Sequence[Any]) -> str:
+def shown(rows: Sequence[ServingRow | FaultRow]) -> str:
     """Either measurement's rows, for people."""
-    return format_faults(rows) if isinstance(rows[0], FaultRow) else format_serving(rows)
+    return (FAULTS if isinstance(rows[0], FaultRow) else SERVED)(rows)
 
 
 def main() -> None:
@@ -738,27 +713,7 @@ def main() -> None:
     if len(sys.argv) > 2 and sys.argv[1] in roles:
         roles[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
         return
-    options = harness.parser("serving", __doc__ or "", quick=True)
-    options.add_argument(
-        "--clients", type=harness.numbers, metavar="N,N", help="at once; with --kill-s the largest"
-    )
-    options.add_argument("--seconds", type=float, help="of one turn, or of the load with --kill-s")
-    options.add_argument("--drift", action="store_true", help="what counters of drift cost instead")
-    options.add_argument("--middle", action="store_true", help="what a party in the middle costs")
-    options.add_argument("--kill-s", type=float, help="kill a party every so many seconds instead")
-
-    options.add_argument("--stop-s", type=float, help="with --kill-s: stop it so long instead")
-
-    def measure(asked: Namespace) -> Sequence[ServingRow] | Sequence[FaultRow]:
-        if asked.kill_s is not None:
-            seconds = asked.seconds or 600.0
-            clients = max(asked.clients or [FAULT_CLIENTS])
-            return bench_faults(seconds, asked.kill_s, asked.stop_s, clients, harness.say)
-        seconds = asked.seconds or (QUICK_SECONDS if asked.quick else SECONDS)
-        bench = bench_drift if asked.drift else bench_middle if asked.middle else bench_serving
-        return bench(asked.clients or CLIENTS, seconds, 1 if asked.quick else ROUNDS, harness.say)
-
-    harness.run(options, measure, formatted)
+    harness.run(bench_serving, shown)
 
 
 if __name__ == "__main__":

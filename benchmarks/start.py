@@ -8,23 +8,20 @@ memory and CPU of each process of a party while nothing happens.
 
 from __future__ import annotations
 
-import re
-import subprocess
+import os
 import sys
 import tempfile
 import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from os import sysconf
 from pathlib import Path
 from statistics import median
 
 from benchmarks import harness
 from vfl.config import read_party_file
 from vfl.core.errors import LostPeerError, UserError
-from vfl.core.processes import Service, last_words
+from vfl.core.processes import Process, Service, last_words
 from vfl.federation import deployment, workers
 from vfl.federation.project import LabelFolder
 from vfl.training import demo
@@ -57,31 +54,31 @@ class StartRow:
     cpu_percent: float | None = None
 
 
-def bench_start(
-    turns: int = TURNS, idle_s: float = IDLE_S, say: Callable[[str], None] = harness.silent
-) -> list[StartRow]:
-    """Measure sessions of the demo's project, trained for one epoch.
+def bench_start(turns: int = TURNS, idle_s: float = IDLE_S, quick: bool = False) -> list[StartRow]:
+    """How long sessions take to begin where parties stand, and their cost.
 
     Args:
         turns: of each command.
         idle_s: how long nothing happens.
-        say: told what is being done.
+        quick: does it run, not how fast.
 
     Raises:
         UserError: a system that does not list its processes.
         LostPeerError: something did not start, or a command failed.
     """
+    if quick:
+        turns, idle_s = 1, 1.0
     if not sys.platform.startswith("linux"):
         raise UserError("processes are measured under Linux only", got=sys.platform)
     with tempfile.TemporaryDirectory() as name, ExitStack() as services:
         folder = Path(name) / "project"
         label = demo.write_demo(folder, ["train.epochs=1"])
-        say("starting the parties")
+        harness.say("starting the parties")
         standing = list(_start(folder, label, services))
         rows = []
         times: dict[str, list[tuple[float, float]]] = {}
         for turn in range(turns):
-            say(f"turn {turn + 1} of {turns}")
+            harness.say(f"turn {turn + 1} of {turns}")
             run = folder
             for mode in ("train", "evaluate", "predict"):
                 times.setdefault(mode, []).append(_command(label, mode, run))
@@ -89,7 +86,7 @@ def bench_start(
         for mode, each in times.items():
             joined, ends = zip(*each, strict=True)
             rows.append(StartRow(f"vfl {mode}", median(joined), median(ends)))
-        say(f"waiting for {idle_s:g} s")
+        harness.say(f"waiting for {idle_s:g} s")
         return rows + _idle({service.name: service.pid for service in standing}, idle_s)
 
 
@@ -117,8 +114,8 @@ def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
     command = [sys.executable, "-m", "vfl", mode, str(path)]
     began, joined = time.monotonic(), 0.0
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        while process.poll() is None:
+        process = Process(f"vfl {mode}", command, os.environ, stdout=output, stderr=output)
+        while process.alive:
             if not joined:
                 new = (
                     file.read_text().removeprefix(notes.get(file, ""))
@@ -129,7 +126,7 @@ def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
             time.sleep(_LOOK_S)
         ended = time.monotonic() - began
         output.seek(0)
-        if process.returncode or not joined:
+        if process.wait() or not joined:
             raise LostPeerError(f"vfl {mode} failed", got=last_words(output.read()))
     return joined, ended
 
@@ -138,14 +135,14 @@ def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
     """Memory and CPU of services and of what they started, while nothing happens."""
     time.sleep(_REST_S)
     processes = {pid: name for name, top in services.items() for pid in _family(top)}
-    before = {pid: _cpu_s(pid) for pid in processes}
+    before = {pid: harness.cpu_s(pid) for pid in processes}
     time.sleep(seconds)
     return [
         StartRow(
             f"{name}{'' if pid == services[name] else ': ' + _called(pid)}",
             resident_mb=_memory_mb(pid, "Rss"),
             own_mb=_memory_mb(pid, "Private_Clean") + _memory_mb(pid, "Private_Dirty"),
-            cpu_percent=100 * (_cpu_s(pid) - before[pid]) / seconds,
+            cpu_percent=100 * (harness.cpu_s(pid) - before[pid]) / seconds,
         )
         for pid, name in processes.items()
     ]
@@ -164,47 +161,22 @@ def _called(pid: int) -> str:
 
 
 def _memory_mb(pid: int, field: str) -> float:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
-    assert found is not None, f"Linux tells {field}"
-    return 1024 * int(found[1]) / 1e6
+    return harness.resident_bytes(field, pid, "smaps_rollup") / 1e6
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / sysconf("SC_CLK_TCK")
-
-
-def format_rows(rows: Sequence[StartRow]) -> str:
-    """The measurements for people."""
-    lines = [f"{'':<36}joined s   end s      MB  own MB   CPU %"]
-    for row in rows:
-        figures = (
-            f"{'-' if value is None else format(value, f'.{digits}f'):>8}"
-            for value, digits in (
-                (row.joined_s, 2),
-                (row.end_s, 2),
-                (row.resident_mb, 0),
-                (row.own_mb, 0),
-                (row.cpu_percent, 1),
-            )
-        )
-        lines.append(f"{row.what:<36}{''.join(figures)}")
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("", "<36", "what"),
+    ("joined s", ">8.2f", "joined_s"),
+    ("end s", ">8.2f", "end_s"),
+    ("MB", ">8.0f", "resident_mb"),
+    ("own MB", ">8.0f", "own_mb"),
+    ("CPU %", ">8.1f", "cpu_percent"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "start", "How long sessions take to begin where parties stand, and their cost.", quick=True
-    )
-    options.add_argument("--turns", type=int, default=TURNS, help="of each command; %(default)s")
-
-    def run(asked: Namespace) -> list[StartRow]:
-        turns, idle_s = (1, 1.0) if asked.quick else (asked.turns, IDLE_S)
-        return bench_start(turns, idle_s, harness.say)
-
-    harness.run(options, run, format_rows)
+    harness.run(bench_start, TABLE)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ took stands what bytes and delay alone take, exactly.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from benchmarks import harness
 from benchmarks.emulation import Network, Wan, choose, open_network
@@ -34,8 +32,8 @@ from benchmarks.training_step import (
     StepJob,
     Workload,
 )
-from benchmarks.worker import BenchmarkWorker
-from vfl.core.errors import ConfigError, nearest
+from benchmarks.worker import processes
+from vfl.core.registry import require_choice
 
 WARMUP_STEPS = 10
 QUICK_STEPS = 20
@@ -93,25 +91,27 @@ def bench_step(
     seed: int = 0,
     wan: Wan | None = None,
     network: str = "auto",
-    say: Callable[[str], None] = harness.silent,
+    quick: bool = False,
 ) -> list[StepRow]:
-    """Measure a training step along every path.
+    """One training step: monolith, in process, over TCP, over TLS; ratios of one run.
 
     Args:
         models: which workloads: mlp_small (64 rows, width 128), mlp (256 rows, width 1280), cnn.
         steps: timed steps of one turn; None takes about a second's worth.
         repeats: turns.
         seed: of rows, weights and batch order.
-        wan: the parties' lines; None is the loopback as it is.
+        wan: every party's line, such as 80mbps,40ms; None is the loopback as it is.
         network: how lines are made: auto, tun, proxy or model.
-        say: told one line about each workload.
+        quick: does it run, not how fast.
 
     Raises:
-        ConfigError: an unknown workload, or nothing to measure.
-        BadOptionError: an unknown network.
+        BadOptionError: an unknown workload or network.
         UserError: a network that cannot be had here.
     """
-    _check(models, steps, repeats)
+    for name in models:
+        require_choice("workload", name, tuple(WORKLOADS))
+    if quick:
+        steps, repeats = QUICK_STEPS, 1
     kind = choose(network) if wan else "loopback"
     paths = MODEL_PATHS if kind == "model" else PATHS
     rows: list[StepRow] = []
@@ -119,7 +119,7 @@ def bench_step(
         for name in models:
             workload = WORKLOADS[name]
             timed = steps or (min(workload.steps, LINE_STEPS) if wan else workload.steps)
-            say(f"{name}: {repeats} x {timed} steps on {len(paths)} paths, {kind}")
+            harness.say(f"{name}: {repeats} x {timed} steps on {len(paths)} paths, {kind}")
             limit = parties.measure("model", name, seed, 2, 2).wall_ms if wan else None
             turns = [
                 {path: parties.measure(path, name, seed, WARMUP_STEPS, timed) for path in paths}
@@ -129,43 +129,41 @@ def bench_step(
     return rows
 
 
-def format_table(rows: Sequence[StepRow]) -> str:
-    """The rows as a table for people; ratios in brackets, and what CPU time was aimed at."""
-    head = f"{'model':<6}{'rows':>5}{'width':>7}  {'path':<10}{timed_head(rows)}"
-    lines = [
-        f"{row.model:<6}{row.batch_size:>5}{row.width:>7}  {row.path:<10}{timed(row, _aim(row))}"
-        for row in rows
-    ]
-    return "\n".join([head, *lines])
+def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> harness.Shown:
+    """Some columns and then times, with their ratios in brackets, and what CPU time was aimed at.
+
+    Args:
+        columns: what was measured.
+        aim: the most CPU time of a row, in that of what it is compared with.
+    """
+
+    def aimed(row: StepCost) -> str:
+        wanted = aim(row)
+        return f"<= {wanted:.2f}x" if wanted else ""
+
+    def of_line(row: StepCost) -> str | None:
+        limit = row.limit_ms
+        return harness.beside(limit, row.wall_ms / limit) if limit else None
+
+    return harness.table(
+        *columns,
+        ("CPU ms", ">18", lambda row: harness.beside(row.cpu_ms, row.cpu_ratio)),
+        ("aim", ">9", aimed),
+        ("wall ms", ">18", lambda row: harness.beside(row.wall_ms, row.wall_ratio)),
+        ("loss", ">10.5f", "final_loss"),
+        ("line ms", ">18", of_line),
+    )
 
 
 def compared(own: Sequence[Measurement], base: Sequence[Measurement]) -> dict[str, Any]:
     """Medians over the turns, and of the ratios to the base of the same turn."""
     pairs = list(zip(own, base, strict=True))
     assert own[0].final_loss is not None, "the label party knows its loss"
-    return {
-        "cpu_ms": median(one.cpu_ms for one in own),
-        "wall_ms": median(one.wall_ms for one in own),
+    return harness.middle(own, "cpu_ms", "wall_ms") | {
         "cpu_ratio": median(one.cpu_ms / other.cpu_ms for one, other in pairs),
         "wall_ratio": median(one.wall_ms / other.wall_ms for one, other in pairs),
         "final_loss": own[0].final_loss,
     }
-
-
-def timed_head(rows: Sequence[StepCost]) -> str:
-    """The heads of the columns that `timed` fills."""
-    limit = f"{'line ms':>18}" if any(row.limit_ms is not None for row in rows) else ""
-    return f"{'CPU ms':>18}{'aim':>9}{'wall ms':>18}{'loss':>10}{limit}"
-
-
-def timed(row: StepCost, aim: float | None) -> str:
-    """Times with their ratios in brackets, and the aim of the first."""
-    figures = [(row.cpu_ms, row.cpu_ratio), (row.wall_ms, row.wall_ratio)]
-    if row.limit_ms:
-        figures.append((row.limit_ms, row.wall_ms / row.limit_ms))
-    cpu, wall, *limit = (f"{f'{ms:.2f} ({ratio:.3f}x)':>18}" for ms, ratio in figures)
-    wanted = f"<= {aim:.2f}x" if aim else ""
-    return f"{cpu}{wanted:>9}{wall}{row.final_loss:>10.5f}{''.join(limit)}"
 
 
 def network_of(kind: str, wan: Wan | None) -> Network:
@@ -174,7 +172,7 @@ def network_of(kind: str, wan: Wan | None) -> Network:
     return Network(parties, wan) if kind == "model" else open_network(parties, wan, kind)
 
 
-class PartyProcesses:
+class PartyProcesses(ExitStack):
     """A process a party, started once; a context manager.
 
     Args:
@@ -183,24 +181,9 @@ class PartyProcesses:
     """
 
     def __init__(self, network: Network, program: str) -> None:
+        super().__init__()
         self._network = network
-        with ExitStack() as stack:
-            self._workers = {
-                party: stack.enter_context(BenchmarkWorker(program, network.command(party)))
-                for party in network.parties
-            }
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        self._workers = self.enter_context(processes(program, network))
 
     def _measured(self) -> Measurement:
         """What all processes measured: CPU time of them all, the rest of the label party."""
@@ -272,36 +255,18 @@ def _row(
     )
 
 
-def _check(models: Sequence[str], steps: int | None, repeats: int) -> None:
-    for name in models:
-        if name not in WORKLOADS:
-            raise ConfigError(
-                f"no workload is called '{name}'",
-                want=", ".join(WORKLOADS),
-                fix=nearest(name, WORKLOADS),
-            )
-    if not models or repeats < 1 or (steps is not None and steps < 1):
-        raise ConfigError(
-            "nothing to measure",
-            got=f"{len(models)} workloads, {steps} steps, {repeats} repeats",
-            want="at least one of each",
-        )
+TABLE = step_table(
+    ("model", "<6", "model"),
+    ("rows", ">5", "batch_size"),
+    ("width", ">7", "width"),
+    ("  path", "<12", lambda row: f"  {row.path}"),
+    aim=_aim,
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "step",
-        "One training step: monolith, in process, over TCP, over TLS; ratios of one run.",
-        wan="",
-        quick=True,
-    )
-
-    def measure(asked: Namespace) -> list[StepRow]:
-        quick: dict[str, Any] = {"steps": QUICK_STEPS, "repeats": 1} if asked.quick else {}
-        return bench_step(**quick, **harness.line(asked, options), say=harness.say)
-
-    harness.run(options, measure, format_table)
+    harness.run(bench_step, TABLE)
 
 
 if __name__ == "__main__":

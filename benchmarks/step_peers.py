@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol, get_args
 
@@ -39,7 +37,15 @@ from torch.futures import Future
 from benchmarks import harness
 from benchmarks.emulation import LOOPBACK, Network, Wan, open_network
 from benchmarks.emulation.tun import DEVICE
-from benchmarks.step import LINE_STEPS, QUICK_STEPS, REPEATS, WARMUP_STEPS, Parties, PartyProcesses
+from benchmarks.step import (
+    LINE_STEPS,
+    QUICK_STEPS,
+    REPEATS,
+    WARMUP_STEPS,
+    Parties,
+    PartyProcesses,
+    compared,
+)
 from benchmarks.training_step import (
     KNOWN,
     LABEL_PARTY,
@@ -108,9 +114,9 @@ def bench_peers(
     repeats: int = REPEATS,
     seed: int = 0,
     wan: Wan | None = None,
-    say: Callable[[str], None] = harness.silent,
+    quick: bool = False,
 ) -> list[PeerRow]:
-    """Measure a training step with every system.
+    """One training step over a stream: vfl, torch.distributed's gloo and PyTorch RPC.
 
     Args:
         models: which workloads.
@@ -119,7 +125,7 @@ def bench_peers(
         repeats: turns.
         seed: of rows, weights and batch order.
         wan: the parties' lines, of packets (network `tun`); None is the loopback as it is.
-        say: called with one line about each workload.
+        quick: does it run, not how fast.
 
     Raises:
         ConfigError: a workload or a number of parties that does not exist.
@@ -134,6 +140,8 @@ def bench_peers(
             got=", ".join(unknown),
             want=f"2 or 8 parties, and of {', '.join(WORKLOADS)}",
         )
+    if quick:
+        steps, repeats = QUICK_STEPS, 1
     rows: list[PeerRow] = []
     everybody = (LABEL_PARTY, *KNOWN[names[0]].parties)
     with ExitStack() as stack:
@@ -141,18 +149,16 @@ def bench_peers(
         own, others = stack.enter_context(Parties(network)), stack.enter_context(Peers(network))
         for name in names:
             timed = steps or (min(KNOWN[name].steps, LINE_STEPS) if wan else KNOWN[name].steps)
-            say(f"{name}: {repeats} x {timed} steps with {', '.join(SYSTEMS)}, {network.kind}")
+            harness.say(
+                f"{name}: {repeats} x {timed} steps with {', '.join(SYSTEMS)}, {network.kind}"
+            )
             turns: list[dict[System, Measurement]] = []
             for _ in range(repeats):
-                turn: dict[System, Measurement] = {}
+                turns.append({})
                 for system in SYSTEMS:
-                    if system == "gloo" or system == "rpc":
-                        found = others.measure(system, name, seed, WARMUP_STEPS, timed)
-                    else:
-                        found = own.measure(system, name, seed, WARMUP_STEPS, timed)
-                    turn[system] = found
-                _check_same(name, turn)
-                turns.append(turn)
+                    measure: Any = (own if system in ("tls", "tcp") else others).measure
+                    turns[-1][system] = measure(system, name, seed, WARMUP_STEPS, timed)
+                _check_same(name, turns[-1])
             rows += [_row(name, system, turns) for system in SYSTEMS]
     return rows
 
@@ -170,14 +176,14 @@ def _check_same(workload: str, turn: dict[System, Measurement]) -> None:
 def _row(name: str, system: System, turns: Sequence[dict[System, Measurement]]) -> PeerRow:
     loss = turns[0][system].final_loss
     assert loss is not None, "the label party knows its loss"
+    own, tls = ([turn[one] for turn in turns] for one in (system, "tls"))
     return PeerRow(
         workload=name,
         parties=len(KNOWN[name].parties),
         system=system,
-        cpu_ms=median(turn[system].cpu_ms for turn in turns),
-        wall_ms=median(turn[system].wall_ms for turn in turns),
-        cpu_ratio=median(turn["tls"].cpu_ms / turn[system].cpu_ms for turn in turns),
-        wall_ratio=median(turn["tls"].wall_ms / turn[system].wall_ms for turn in turns),
+        **harness.middle(own, "cpu_ms", "wall_ms"),
+        cpu_ratio=compared(tls, own)["cpu_ratio"],
+        wall_ratio=compared(tls, own)["wall_ratio"],
         final_loss=loss,
     )
 
@@ -192,7 +198,7 @@ class Peers(PartyProcesses):
     def __init__(self, network: Network) -> None:
         super().__init__(network, "step_peers")
         self._turns = 0
-        self._meetings = Path(self._stack.enter_context(TemporaryDirectory(prefix="vfl-")))
+        self._meetings = Path(self.enter_context(TemporaryDirectory(prefix="vfl-")))
 
     def measure(
         self, system: Peer, workload: str, seed: int, warmup_steps: int, steps: int
@@ -399,44 +405,21 @@ class _RpcLinks:
         self.receive()
 
 
-def format_table(rows: Sequence[PeerRow]) -> str:
-    """The rows as a table for people."""
-    head = f"{'network':<14}{'parties':>8}  {'system':<8}{'CPU ms':>10}{'wall ms':>10}"
-    lines = [f"{head}{'vfl tls: CPU':>14}{'wall':>8}{'loss':>10}"]
-    lines += [
-        f"{row.workload:<14}{row.parties:>8}  {row.system:<8}{row.cpu_ms:>10.2f}"
-        f"{row.wall_ms:>10.2f}{row.cpu_ratio:>13.2f}x{row.wall_ratio:>7.2f}x"
-        f"{row.final_loss:>10.5f}"
-        for row in rows
-    ]
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("network", "<14", "workload"),
+    ("parties", ">8", "parties"),
+    ("  system", "<10", lambda row: f"  {row.system}"),
+    ("CPU ms", ">10.2f", "cpu_ms"),
+    ("wall ms", ">10.2f", "wall_ms"),
+    ("vfl tls: CPU", ">14", lambda row: harness.times(row.cpu_ratio)),
+    ("wall", ">8", lambda row: harness.times(row.wall_ratio)),
+    ("loss", ">10.5f", "final_loss"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "step_peers",
-        "One training step over a stream: vfl, torch.distributed's gloo and PyTorch RPC.",
-        wan="",
-        quick=True,
-    )
-    options.add_argument("--parties", type=int, default=2, choices=(2, 8), help="feature parties")
-    options.add_argument("--models", default=",".join(WORKLOADS), help="which networks")
-    options.add_argument("--repeats", type=int, default=REPEATS, help="turns")
-
-    def measure(asked: Namespace) -> list[PeerRow]:
-        if asked.network not in (None, "tun"):
-            options.error("peers need lines of packets: --network tun")
-        return bench_peers(
-            asked.models.split(","),
-            parties=asked.parties,
-            steps=QUICK_STEPS if asked.quick else None,
-            repeats=1 if asked.quick else asked.repeats,
-            wan=harness.line(asked, options)["wan"],
-            say=harness.say,
-        )
-
-    harness.run(options, measure, format_table)
+    harness.run(bench_peers, TABLE)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,25 @@ that a killed run goes on in; rows lie in one CSV file, and pages are made of th
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
 
+from benchmarks import harness
+from vfl.cli.study import say_cell
+from vfl.core.errors import MissingDataError
 from vfl.core.text import csv_text
+from vfl.core.version import VERSION
+from vfl.experiments.cells import GridFolder
 from vfl.experiments.pages.charts import Point, Position, dot_swatch, scatter_drawing, standalone
 from vfl.experiments.statistics import Estimate, estimate
-from vfl.experiments.study import Study, overrides_of, plan_study
+from vfl.experiments.study import Study, overrides_of, plan_study, run_study
 from vfl.training.specs import read_checked
 
 if TYPE_CHECKING:
@@ -25,6 +33,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Key = TypeVar("Key", bound=Hashable)
+#: What a study found of one task.
+Found = TypeVar("Found")
 #: A dataclass whose fields are text, whole numbers and numbers.
 Row = TypeVar("Row", bound="DataclassInstance")
 #: Where a table lies below the folder of data sets; sets without a file are known by name.
@@ -34,14 +44,15 @@ TABLES = {
 }
 
 
-def needs_data(file: Path) -> bool:
-    """Whether a task reads a table of the folder in VFL_DATA."""
-    return Path(read_checked(file, [])[0].data.source).name in TABLES
-
-
 def source_of(file: Path) -> list[str]:
-    """Overrides of a task: where its table lies, if it reads one."""
+    """Overrides of a task: where its table lies, if it reads one.
+
+    Raises:
+        MissingDataError: VFL_DATA names no folder of tables.
+    """
     table = TABLES.get(Path(read_checked(file, [])[0].data.source).name)
+    if table is not None and "VFL_DATA" not in os.environ:
+        raise MissingDataError("the table is not there", where="VFL_DATA", want=table)
     return [] if table is None else [f"data.source={Path(os.environ['VFL_DATA']) / table}"]
 
 
@@ -49,6 +60,45 @@ def study_of(file: Path, **changes: object) -> Study:
     """The grid of a task with some of its settings changed."""
     overrides = source_of(file) + overrides_of("grid", changes)
     return plan_study("grid", *read_checked(file, overrides))
+
+
+def played(study: Study, path: Path, jobs: int) -> GridFolder:
+    """The folder of a task's grid, once what is left of it is trained and attacked.
+
+    Args:
+        study: of `study_of`.
+        path: its folder.
+        jobs: cells at a time, a process each.
+    """
+    run_study(study, path, shlex.join(sys.argv), jobs=jobs, on_end=say_cell)
+    return GridFolder(path)
+
+
+@dataclass(frozen=True)
+class StudyPage(Generic[Found]):
+    """The page of a study: what its sections are, of what was found of each task.
+
+    Attributes:
+        title: of the page.
+        note: what stands behind day and version.
+        shown: sections of all tasks together.
+        of_task: sections of one task; it may write pictures beside the page.
+        method: the end of the page, which no result changes.
+    """
+
+    title: str
+    note: Callable[[Sequence[Found]], str]
+    shown: Callable[[Sequence[Found]], Iterable[str]]
+    of_task: Callable[[Found, Path], Iterable[str]]
+    method: str = ""
+
+    def write(self, page: Path, found: Sequence[Found]) -> None:
+        """Write it, and say where it lies."""
+        about = f"{datetime.now(UTC).date()}, vfl {VERSION}{self.note(found)}\n"
+        parts = [f"# {self.title}\n", about, *self.shown(found)]
+        parts += [part for one in found for part in self.of_task(one, page)]
+        page.write_text("\n".join(parts) + self.method, encoding="utf-8")
+        harness.say(f"{'page':<16} {page}")
 
 
 def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:

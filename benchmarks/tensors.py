@@ -13,7 +13,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -119,27 +118,25 @@ def network(columns: int, activation: str) -> torch.nn.Sequential:
 
 
 def bench_tensors(
-    activations: Sequence[str] = ("relu", "square"),
+    activation: Sequence[str] = ("relu", "square"),
     *,
     data: Sequence[str] = ("housing", "diabetes"),
     steps: int = STEPS,
     epsilon: float = EPSILON,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[TensorRow]:
-    """Products through a pointer, and training of the networks.
+    """Tensors at workers and shares, beside torch: products, and training of networks.
 
     Args:
-        activations: of the networks; with noise only those that a worker knows are trained.
-        data: names of `DATA`.
+        activation: of the networks; with noise only those that a worker knows are trained.
+        data: of housing and diabetes.
         steps: of a training.
         epsilon: of a training with noise, at delta 1e-5.
-        say: told a line about each.
     """
     use_one_thread()
     alice, bob, carol = tensors.virtual("alice", "bob", "carol")
     rows = []
     for size in SIZES:
-        say(f"product {size}")
+        harness.say(f"product {size}")
         left, right = torch.rand(size[0], size[1]), torch.rand(size[1], size[2])
         far = tensors.send(left, alice), tensors.send(right, alice)
         taken = [_times(partial(torch.matmul, *pair), 10 * steps) for pair in ((left, right), far)]
@@ -157,7 +154,7 @@ def bench_tensors(
         "shares": (partial(shared, mac=False), tensors.get),
         "mac": (partial(shared, mac=True), tensors.get),
     }
-    for name, activation in itertools.product(data, activations):
+    for name, kind in itertools.product(data, activation):
         inputs, labels, variance = DATA[name]()
         known = len(labels) * 4 // 5
 
@@ -165,19 +162,19 @@ def bench_tensors(
         error = partial(_error, inputs=inputs[known:], truth=truth, variance=variance)
         taken, errors, said = [], [], []
         for where, (there, back) in places.items():
-            say(f"{name}, {activation}, {where}")
-            model = there(network(inputs.shape[1], activation))
+            harness.say(f"{name}, {kind}, {where}")
+            model = there(network(inputs.shape[1], kind))
             taken.append(_train(model, there(inputs[:known]), there(labels[:known]), steps))
             errors.append(error(back(model)))
             said.append(0.0)
-        if activation != "square":
-            say(f"{name}, {activation}, noise")
-            model = network(inputs.shape[1], activation)
+        if kind != "square":
+            harness.say(f"{name}, {kind}, noise")
+            model = network(inputs.shape[1], kind)
             tables = tensors.send(inputs[:known], alice), tensors.send(labels[:known], alice)
             ms, spent = _train_with_noise(model, *tables, steps, epsilon)
             taken, errors, said = [*taken, ms], [*errors, error(model)], [*said, spent]
         whole = [*places, "noise"][: len(taken)]
-        rows += _rows(f"step, {name}, {activation}", whole, taken, errors, said)
+        rows += _rows(f"step, {name}, {kind}", whole, taken, errors, said)
     return rows
 
 
@@ -225,12 +222,7 @@ def _train_with_noise(
 
 
 def _times(work: Callable[[], object], count: int) -> float:
-    taken = []
-    for _ in range(count):
-        began = time.process_time()
-        work()
-        taken.append(time.process_time() - began)
-    return median(taken)
+    return median(harness.timed(work) for _ in range(count))
 
 
 def _rows(
@@ -248,35 +240,19 @@ def _rows(
     ]
 
 
-def format_tensors(rows: Sequence[TensorRow]) -> str:
-    """One line a row."""
-    head = f"{'what':<26}{'where':<9}{'ms':>10}{'ratio':>8}{'error':>10}{'epsilon':>9}"
-    lines = [
-        f"{row.what:<26}{row.where:<9}{row.ms:>10.4f}{row.ratio:>8.2f}{row.error:>10.4g}"
-        f"{row.epsilon:>9.3g}"
-        for row in rows
-    ]
-    return "\n".join([head, *lines])
+TABLE = harness.table(
+    ("what", "<26", "what"),
+    ("where", "<9", "where"),
+    ("ms", ">10.4f", "ms"),
+    ("ratio", ">8.2f", "ratio"),
+    ("error", ">10.4g", "error"),
+    ("epsilon", ">9.3g", "epsilon"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("tensors", "Tensors at workers and shares, beside torch.")
-    options.add_argument("--activation", default="relu,square", help="%(default)s")
-    options.add_argument("--data", default="housing,diabetes", help="%(default)s")
-    options.add_argument("--epsilon", type=float, default=EPSILON, help="%(default)s")
-    options.add_argument("--steps", type=int, default=STEPS, help="of a training; %(default)s")
-
-    def measure(asked: Namespace) -> list[TensorRow]:
-        return bench_tensors(
-            asked.activation.split(","),
-            data=asked.data.split(","),
-            steps=asked.steps,
-            epsilon=asked.epsilon,
-            say=harness.say,
-        )
-
-    harness.run(options, measure, format_tensors)
+    harness.run(bench_tensors, TABLE)
 
 
 if __name__ == "__main__":

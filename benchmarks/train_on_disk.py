@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,6 @@ import pyarrow.parquet as pq
 from sklearn.metrics import roc_auc_score
 
 from benchmarks import harness
-from benchmarks.memory import resident_bytes
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config import Experiment
 from vfl.config.toml import Settings
@@ -77,16 +74,13 @@ def bench_train_on_disk(
     rows: int = 1_000_000,
     memory: str = "128MiB",
     batch_size: int = 1024,
-    *,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[TrainingRow]:
-    """Train for one epoch on a sample, and on a table of so many rows on disk.
+    """A training on a table on disk, beside one on a sample of it, of one epoch each.
 
     Args:
         rows: of the large table, test rows among them.
         memory: `data.memory` of the large table.
         batch_size: of both.
-        say: told what is being done.
 
     Raises:
         BadOptionError: no more rows than the sample has.
@@ -99,7 +93,7 @@ def bench_train_on_disk(
     with tempfile.TemporaryDirectory() as folder:
         for count, setting in ((small, None), (rows, memory)):
             path = Path(folder) / f"table-{count}.parquet"
-            say(f"{count} rows, in memory" if setting is None else f"{count} rows, {setting}")
+            harness.say(f"{count} rows, {setting or 'in memory'}")
             best = write_table(path, count)
             job = TrainingJob(table=str(path), rows=count, memory=setting, batch_size=batch_size)
             with BenchmarkWorker("train_on_disk") as worker:
@@ -148,7 +142,7 @@ def measure(job: TrainingJob) -> TrainingRow:
             "shuffle": "full" if job.memory is None else "blocks",
         },
     }
-    before, cpu = resident_bytes("VmRSS"), time.process_time()
+    before, cpu = harness.resident_bytes("VmRSS"), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         summary = train(Experiment.model_validate(settings), Path(folder), "trial")
     cpu_s = time.process_time() - cpu
@@ -156,7 +150,7 @@ def measure(job: TrainingJob) -> TrainingRow:
     return TrainingRow(
         train_rows=trained,
         memory=job.memory,
-        peak_mb=(resident_bytes("VmHWM") - before) / 1e6,
+        peak_mb=(harness.resident_bytes("VmHWM") - before) / 1e6,
         cpu_s=cpu_s,
         rows_per_cpu_s=trained / cpu_s,
         auc=summary["test_auc"],
@@ -169,31 +163,21 @@ def work(parent: Parent) -> None:
     parent.put(measure(parent.get(TrainingJob)))
 
 
-def format_rows(rows: Sequence[TrainingRow]) -> str:
-    """The rows for people."""
-    lines = [
-        f"{'training rows':>13}{'setting':>10}{'peak MB':>9}{'CPU s':>8}{'rows / CPU s':>14}"
-        f"{'AUC':>8}{'best':>8}{'log loss':>10}"
-    ]
-    lines += [
-        f"{row.train_rows:>13}{row.memory or 'memory':>10}{row.peak_mb:>9.0f}{row.cpu_s:>8.1f}"
-        f"{row.rows_per_cpu_s:>14.0f}{row.auc:>8.4f}{row.best_auc:>8.4f}{row.log_loss:>10.4f}"
-        for row in rows
-    ]
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("training rows", ">13", "train_rows"),
+    ("setting", ">10", lambda row: row.memory or "memory"),
+    ("peak MB", ">9.0f", "peak_mb"),
+    ("CPU s", ">8.1f", "cpu_s"),
+    ("rows / CPU s", ">14.0f", "rows_per_cpu_s"),
+    ("AUC", ">8.4f", "auc"),
+    ("best", ">8.4f", "best_auc"),
+    ("log loss", ">10.4f", "log_loss"),
+)
 
 
 def main() -> None:
     """The command line."""
-    options = harness.parser("train_on_disk", "A training on a table on disk, beside a sample's.")
-    options.add_argument("--rows", type=int, default=1_000_000, help="of the table; %(default)s")
-    options.add_argument("--memory", default="128MiB", help="data.memory; %(default)s")
-    options.add_argument("--batch-size", type=int, default=1024, help="%(default)s")
-
-    def run(asked: Namespace) -> list[TrainingRow]:
-        return bench_train_on_disk(asked.rows, asked.memory, asked.batch_size, say=harness.say)
-
-    harness.run(options, run, format_rows)
+    harness.run(bench_train_on_disk, TABLE)
 
 
 if __name__ == "__main__":

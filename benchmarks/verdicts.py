@@ -10,12 +10,33 @@ in points, the margin is 1; each is the worst over deviations of 0.3 to 3.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks import harness
 from vfl.experiments.statistics import judge, steady_interval
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRow:
+    """Shares of runs, the worst over deviations.
+
+    Attributes:
+        law, victims: which were drawn, and how many.
+        wrong_no_easier, wrong_easier: of gains of the margin and of 0.
+        covered: how often the interval holds the mean.
+        no_easier: of gains of 0 with one deviation.
+    """
+
+    law: str
+    victims: int
+    wrong_no_easier: float | None = None
+    wrong_easier: float | None = None
+    covered: float | None = None
+    no_easier: float | None = None
+
 
 #: Draws gains of deviation 1 around 0, axes (runs, victims).
 Law = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
@@ -47,28 +68,43 @@ def shares(law: Law, victims: int, mean: float, spread: float, runs: int) -> dic
     return found | {"covered": float(((ends[:, 0] <= mean) & (mean <= ends[:, 1])).mean())}
 
 
-def main() -> None:
-    """Print a line for each law and number of victims."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=4000, help="runs of each line")
-    runs = parser.parse_args().runs
-    print("| law | victims | wrong no easier | wrong easier | covered |")
-    print("| --- | --- | --- | --- | --- |")
+def bench_verdicts(runs: int = 4000) -> list[VerdictRow]:
+    """How often the rule of `vfl.experiments.statistics.judge` errs, by simulation.
+
+    Args:
+        runs: of each row.
+    """
+    found = []
     for name, law in LAWS.items():
         for victims in (3, 4, 5, 7, 10):
             at = [shares(law, victims, MARGIN, spread, runs) for spread in SPREADS]
             kept = SPREADS[:3] if name.startswith("two-point") else SPREADS
             none = [shares(law, victims, 0.0, spread, runs) for spread in kept]
-            wrong = max(one["no easier"] for one in at)
             above = max(one["easier"] for one in none)
             covered = min(one["covered"] for one in (*at, *none))
-            print(f"| {name} | {victims} | {wrong:.3f} | {above:.3f} | {covered:.3f} |")
-    print("\n| no gain, deviation (points) | victims | no easier |")
-    print("| --- | --- | --- |")
+            wrong = max(one["no easier"] for one in at)
+            found.append(VerdictRow(name, victims, wrong, above, covered))
     for spread in (0.2, 0.3, 0.4, 0.5):
         for victims in (5, 7, 10):
-            found = shares(LAWS["normal"], victims, 0.0, spread, runs)
-            print(f"| {spread} | {victims} | {found['no easier']:.3f} |")
+            held = shares(LAWS["normal"], victims, 0.0, spread, runs)["no easier"]
+            found.append(VerdictRow(f"no gain, deviation {spread}", victims, no_easier=held))
+    return found
+
+
+TABLE = harness.table(
+    ("law", "", "law"),
+    ("victims", "", "victims"),
+    ("wrong no easier", ".3f", "wrong_no_easier"),
+    ("wrong easier", ".3f", "wrong_easier"),
+    ("covered", ".3f", "covered"),
+    ("no easier", ".3f", "no_easier"),
+    markdown=True,
+)
+
+
+def main() -> None:
+    """The command line."""
+    harness.run(bench_verdicts, TABLE)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ are at the end of every epoch anyway.
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.emulation import LinkModel, Wan, choose, open_network
 from benchmarks.session import SessionJob, play_feature, play_label, start
-from benchmarks.worker import BenchmarkWorker, Parent
+from benchmarks.worker import BenchmarkWorker, Parent, processes
 from vfl.clients import FeatureParty
 from vfl.config import DataSettings, Experiment, with_overrides
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
@@ -99,7 +97,12 @@ class WanRow:
 
 
 def wan_experiment(
-    source: str, codec: str, batch_size: int, learning_rate: float, epochs: int, seed: int
+    source: str,
+    codec: str = "none",
+    batch_size: int = 64,
+    learning_rate: float = 1e-3,
+    epochs: int = 3,
+    seed: int = 0,
 ) -> Experiment:
     """Two halves of a picture, bottoms n-64-32, top 64-64-classes, Adam."""
     party = PartySettings(width=32, bottom="mlp:hidden=64")
@@ -115,27 +118,35 @@ def wan_experiment(
 
 
 def bench_wan(
-    experiment: Experiment,
-    in_flight: Sequence[int],
-    wan: Wan,
-    until: float,
+    in_flight: Sequence[int] = (1, 5),
+    wan: Wan = Wan(80, 40),  # noqa: B008 (it does not change)
+    until: float = 0.97,
     *,
+    source: str = "mnist",
+    codec: str = "none",
+    batch_size: int = 64,
+    learning_rate: float = 1e-3,
+    epochs: int = 3,
+    seed: int = 0,
     network: str = "auto",
     tests: int = TESTS_AN_EPOCH,
     rows: int | None = None,
-    say: Callable[[str], None] = harness.silent,
 ) -> list[WanRow]:
-    """Train once for each depth.
+    """Train over a slow link: seconds and exchanges to an accuracy, by cuts in flight.
 
     Args:
-        experiment: what is trained, on pictures with a name.
-        in_flight: depths to compare, the one that others are compared with first.
+        in_flight: values of train.in_flight, the one that others are compared with first.
         wan: every party's line.
         until: test accuracy that is waited for, 0 to 1.
+        source: pictures to cut in half.
+        codec: of the cuts.
+        batch_size: rows of one exchange.
+        learning_rate: of Adam, everywhere.
+        epochs: passes over the training rows.
+        seed: of rows and first weights.
         network: how lines are made: auto, tun, proxy or model.
         tests: how often an epoch the test rows are asked.
         rows: use only so many rows of the data set.
-        say: told one line about each depth.
 
     Raises:
         ConfigError: nothing to compare, or a depth that is no setting.
@@ -143,38 +154,30 @@ def bench_wan(
         UserError: a network that cannot be had here.
         LostPeerError: a process ended early; its standard error says why.
     """
-    if not in_flight or tests < 1 or wan == Wan():
-        raise ConfigError(
-            "nothing to measure",
-            got=f"{len(in_flight)} depths, {tests} tests an epoch, {wan}",
-            want="at least one depth and one test, and a line with a bandwidth or a delay",
-        )
+    if wan in (None, Wan()):
+        raise ConfigError("nothing to measure", want="a line with a bandwidth or a delay")
+    experiment = wan_experiment(source, codec, batch_size, learning_rate, epochs, seed)
     check_specs(experiment)
     asked = [with_overrides(experiment, [f"train.in_flight={depth}"]) for depth in in_flight]
     kind = choose(network)
     found: list[WanRow] = []
     for depth, each in zip(in_flight, asked, strict=True):
-        say(f"{depth} in flight, {wan}, {kind}")
+        harness.say(f"{depth} in flight, {wan}, {kind}")
         job = WanJob(party=each.label.party, experiment=each, tests=tests, rows=rows)
         marks = _compute(job, wan) if kind == "model" else _train(job, wan, kind)
         found.append(_row(depth, marks, until, found[0].seconds if found else None))
     return found
 
 
-def format_wan(rows: Sequence[WanRow]) -> str:
-    """The rows as a table for people."""
-    head = f"{'in flight':>9}{'exchanges/s':>13}{'exchanges':>11}{'seconds':>9}{'sooner':>8}"
-    lines = [f"{head}{'best':>9}{'final':>9}"]
-    for row in rows:
-        reached = f"{'never':>11}{'':>9}"
-        if row.exchanges is not None:
-            reached = f"{row.exchanges:>11}{row.seconds:>9.1f}"
-        sooner = f"{row.speedup:.1f}x" if row.speedup else ""
-        lines.append(
-            f"{row.in_flight:>9}{row.exchanges_per_second:>13.1f}{reached}{sooner:>8}"
-            f"{row.best_accuracy:>9.4f}{row.final_accuracy:>9.4f}"
-        )
-    return "\n".join(lines)
+TABLE = harness.table(
+    ("in flight", ">9", "in_flight"),
+    ("exchanges/s", ">13.1f", "exchanges_per_second"),
+    ("exchanges", ">11", lambda row: row.exchanges or "never"),
+    ("seconds", ">9.1f", "seconds"),
+    ("sooner", ">8.1f", "speedup"),
+    ("best", ">9.4f", "best_accuracy"),
+    ("final", ">9.4f", "final_accuracy"),
+)
 
 
 def _compute(job: WanJob, wan: Wan) -> Sequence[Mark]:
@@ -186,15 +189,9 @@ def _compute(job: WanJob, wan: Wan) -> Sequence[Mark]:
 
 def _train(job: WanJob, wan: Wan, kind: str) -> Sequence[Mark]:
     """One training with a process a party and slow lines between them."""
-    label = job.party
-    parties = (label, *job.experiment.feature_parties)
-    with ExitStack() as stack:
-        network = stack.enter_context(open_network(parties, wan, kind))
-        workers = {
-            party: stack.enter_context(BenchmarkWorker("wan", network.command(party)))
-            for party in parties
-        }
-        start(workers, network, label, job)
+    parties = (job.party, *job.experiment.feature_parties)
+    with open_network(parties, wan, kind) as network, processes("wan", network) as workers:
+        start(workers, network, job.party, job)
         of_label, *_ = [worker.get(Marks) for worker in workers.values()]
         return of_label.marks
 
@@ -348,34 +345,7 @@ def work(parent: Parent) -> None:
 
 def main() -> None:
     """The command line."""
-    options = harness.parser(
-        "wan",
-        "Train over a slow link: seconds and exchanges to an accuracy, by cuts in flight.",
-        wan="80mbps,40ms",
-    )
-    add = options.add_argument
-    add("--in-flight", type=harness.numbers, default=[1, 5], help="values of train.in_flight")
-    add("--until", type=float, default=0.97, help="test accuracy that is waited for; %(default)s")
-    add("--source", default="mnist", help="pictures to cut in half; %(default)s")
-    add("--codec", default="none", help="codec of the cuts; %(default)s")
-    add("--batch-size", type=int, default=64, help="rows of one exchange; %(default)s")
-    add("--learning-rate", type=float, default=1e-3, help="of Adam, everywhere; %(default)s")
-    add("--epochs", type=int, default=3, help="passes over the training rows; %(default)s")
-    add("--seed", type=int, default=0, help="of rows and first weights; %(default)s")
-
-    def measure(asked: Namespace) -> list[WanRow]:
-        experiment = wan_experiment(
-            asked.source,
-            asked.codec,
-            asked.batch_size,
-            asked.learning_rate,
-            asked.epochs,
-            asked.seed,
-        )
-        line = harness.line(asked, options)
-        return bench_wan(experiment, asked.in_flight, until=asked.until, **line, say=harness.say)
-
-    harness.run(options, measure, format_wan)
+    harness.run(bench_wan, TABLE)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
@@ -57,6 +58,25 @@ class BenchmarkWorker(Worker):
             LostPeerError: it ended instead; its standard error says why.
         """
         return kind.model_validate_json(self.receive())
+
+
+@contextmanager
+def processes(
+    program: str, network: Network, parties: Sequence[str] = (), command: Sequence[str] = ()
+) -> Iterator[dict[str, BenchmarkWorker]]:
+    """A process for each party of a network, or for some of them.
+
+    Args:
+        program: module of `benchmarks` whose `work` they run, or what messages call the command.
+        network: where they stand.
+        parties: who has one; all of the network unless they are given.
+        command: another program and its arguments, to run instead.
+    """
+    with ExitStack() as stack:
+        yield {
+            party: stack.enter_context(BenchmarkWorker(program, network.command(party), command))
+            for party in parties or network.parties
+        }
 
 
 class Parent:

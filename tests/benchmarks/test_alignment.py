@@ -1,7 +1,4 @@
-import pytest
-
-from benchmarks.alignment import AlignmentRow, bench_alignment, format_rows
-from vfl.core.errors import BadOptionError
+from benchmarks.alignment import TABLE, AlignmentRow, bench_alignment
 
 
 def test_parties_in_processes_of_their_own_find_half_of_the_ids():
@@ -12,14 +9,9 @@ def test_parties_in_processes_of_their_own_find_half_of_the_ids():
         ("helper", None),
     ]
     assert all(row.peak_mb >= 0 and row.cpu_s > 0 for row in rows)
-    assert "WRONG" not in format_rows(rows)
+    assert "WRONG" not in TABLE(rows)
 
 
 def test_a_wrong_result_is_marked():
     row = AlignmentRow(role="bank", protocol="ecdh", memory="1GiB", ids=9, peak_mb=1, cpu_s=1)
-    assert "WRONG: 5 common" in format_rows([row.model_copy(update={"common": 5})])
-
-
-def test_nothing_is_aligned_of_one_id():
-    with pytest.raises(BadOptionError, match="nothing to align"):
-        bench_alignment([1])
+    assert "WRONG: 5 common" in TABLE([row.model_copy(update={"common": 5})])

@@ -1,10 +1,8 @@
 import numpy as np
 import pandas as pd
-import pytest
 
 from benchmarks import block_shuffle
-from benchmarks.block_shuffle import SHUFFLES, bench_block_shuffle, format_rows
-from vfl.core.errors import MissingDataError
+from benchmarks.block_shuffle import SHUFFLES, bench_block_shuffle
 
 
 def test_every_order_and_shuffle_has_a_row(monkeypatch):
@@ -20,10 +18,3 @@ def test_every_order_and_shuffle_has_a_row(monkeypatch):
     assert all(abs(row.lag_1) < 0.1 for row in full)
     alone = [row for row in rows if row.window_blocks == 1]
     assert all(row.lag_1 > 0.9 for row in alone)  # neighbours of one block of few
-    assert len(format_rows(rows).splitlines()) == len(rows) + 1
-
-
-def test_a_table_that_is_not_there_is_said(monkeypatch, tmp_path):
-    monkeypatch.setenv("VFL_DATA", str(tmp_path))
-    with pytest.raises(MissingDataError, match="not there"):
-        bench_block_shuffle(1)

@@ -4,7 +4,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks.codecs import CodecRow, bench_codecs, format_codecs, make_batches
+from benchmarks import codecs
+from benchmarks.codecs import PAIRS, CodecRows, bench_codecs, make_batches
+from benchmarks.worker import BenchmarkWorker
 from vfl.compression import StepContext, make
 from vfl.core.compiled import COMPILED
 from vfl.core.errors import BadOptionError, LostPeerError
@@ -16,10 +18,7 @@ DENSE_BYTES = 4 * ROWS * WIDTH
 
 @pytest.fixture(scope="module")
 def rows():
-    said = []
-    found = {row.name: row for row in bench_codecs([(WIDTH, K)], rounds=2, say=said.append)}
-    assert said == ["width 40, k 3: 2 rounds over 48 batches of 256 rows"]
-    return found
+    return {row.name: row for row in bench_codecs(WIDTH, [K], rounds=2)}
 
 
 def test_everything_is_measured_as_often_as_asked(rows):
@@ -61,34 +60,37 @@ def test_batches_differ_and_look_like_rectified_units():
     assert not torch.equal(make_batches(WIDTH, seed=1)[7], batches[7])
 
 
-def test_a_table_for_people():
-    base = CodecRow(
-        **{"width": 128, "k": 3, "name": "torch.topk", "compiled": False, "rounds": 96},
-        **{"encode_us": 200.0, "decode_us": 0.0, "encode_ratio": 1.0, "decode_ratio": 0.0},
-        **{"wire_bytes": 0, "wire_ratio": 0},
-    )
-    codec = base.model_copy(
-        update={"name": "topk:k=3", "encode_us": 500.0, "encode_ratio": 2.5, "decode_us": 80.0}
-        | {"decode_ratio": 0.4, "wire_bytes": 1396, "wire_ratio": 0.01065}
-    )
-    head, _, heads, *lines = format_codecs([base, codec]).splitlines()
-    assert "numpy" in head
-    assert heads.startswith("width 128, k 3 ")
-    assert [line.split() for line in lines] == [
-        ["torch.topk", "200", "(1.00x)"],
-        ["topk:k=3", "500", "(2.50x)", "80", "(0.40x)", "1396", "1.06%"],
-    ]
-
-
 @pytest.mark.parametrize(
-    ("pairs", "rounds"), [([], 1), ([(8, 9)], 1), ([(8, 0)], 1), ([(8, 2)], 0)]
+    ("asked", "pairs"),
+    [
+        ({}, list(PAIRS)),
+        ({"width": 300}, [(300, 2), (300, 4), (300, 9)]),
+        ({"width": 64}, [(64, 2)]),
+        ({"width": 64, "k": [1, 7]}, [(64, 1), (64, 7)]),
+    ],
 )
-def test_nothing_to_measure_is_refused(pairs, rounds):
-    with pytest.raises(BadOptionError, match="nothing to measure"):
-        bench_codecs(pairs, rounds=rounds)
+def test_widths_and_values_kept_can_be_chosen(monkeypatch, asked, pairs):
+    jobs = []
+
+    class Scripted(BenchmarkWorker):
+        def put(self, message):
+            jobs.append((message.width, message.k))
+
+        def get(self, kind):
+            return CodecRows(rows=())
+
+    monkeypatch.setattr(codecs, "BenchmarkWorker", Scripted)
+    bench_codecs(**asked)
+    assert jobs == pairs
+
+
+@pytest.mark.parametrize("asked", [{"width": 8, "k": [9]}, {"k": [3]}])
+def test_a_choice_that_makes_no_sense_is_refused(asked):
+    with pytest.raises(BadOptionError):
+        bench_codecs(**asked)
 
 
 def test_a_process_that_ends_early_ends_the_benchmark(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(LostPeerError, match="exit status 1"):
-        bench_codecs([(8, 2)], rounds=1)
+        bench_codecs(8, [2], rounds=1)

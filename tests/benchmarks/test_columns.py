@@ -156,8 +156,10 @@ def test_all_protections_stand_on_one_picture():
     assert drawn.count('class="whisker spread"') == 1  # of seeds that differ
 
 
-@pytest.mark.parametrize("protection", PROTECTIONS)
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    ("name", "protection"),
+    [("bank_marketing", each) for each in PROTECTIONS] + [(each, "beaver") for each in TASKS],
+)
 def test_every_training_is_a_valid_experiment(name, protection, monkeypatch):
     monkeypatch.setenv("VFL_DATA", "data")
     made = experiment_of(name, protection, 3)

@@ -1,41 +1,26 @@
 """`python -m benchmarks.NAME`: options and output; measurements have tests of their own."""
 
-import inspect
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from benchmarks import codecs, memory, secure, step, wan
-from benchmarks.codecs import CodecRow
+from benchmarks import harness, memory, secure, step
 from benchmarks.emulation import Wan
-from benchmarks.training_step import PATHS
-from benchmarks.wan import WanRow
+from benchmarks.harness import OrZero, Whole
 
 ROOT = Path(__file__).parents[2]
-NAMES = (
-    "alignment",
-    "block_shuffle",
-    "step",
-    "step_peers",
-    "secure",
-    "codecs",
-    "wan",
-    "network",
-    "memory",
-    "mpc",
-    "psi",
-    "lengths",
-    "ranks",
-    "secure_dpsgd",
-    "serving",
-    "start",
-    "tensors",
-    "train_on_disk",
+NAMES = sorted(
+    file.stem
+    for file in (ROOT / "benchmarks").glob("*.py")
+    if "harness.run(" in file.read_text() and file.stem != "harness"
 )
 
 
@@ -63,12 +48,108 @@ def bench(monkeypatch, capsys):
     return run
 
 
+def test_every_program_is_known():
+    assert {"frontier", "leaderboard", "step", "wan", "verdicts"} <= set(NAMES)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_benchmark_explains_itself(bench, name):
     done = bench(name, "--help")
     assert done.code == 0
     assert done.out.startswith(f"usage: python -m benchmarks.{name} ")
-    assert "--json" in done.out
+    options = re.findall(r"^  (--[a-z-]+)(?: \S.*?)?(?:  +(\S.*))?$", done.out, re.MULTILINE)
+    assert "--json" in dict(options)
+
+
+@dataclass(frozen=True)
+class Row:
+    asked: dict
+
+
+def bench_all(
+    runs: Sequence[Path],
+    *,
+    sizes: Sequence[OrZero] = (0, 1),
+    codec: Sequence[Whole] = ("none",),
+    names: Sequence[str] = (),
+    kind: Literal["fast", "slow"] = "fast",
+    turns: int = 5,
+    prompts: OrZero = 200,
+    rate: float = 0.1,
+    shares: bool = True,
+    wan: Wan | None = None,
+    network: str = "auto",
+) -> list[Row]:
+    """Says what it was asked.
+
+    Args:
+        runs: folders.
+        sizes: of something,
+            in two lines.
+    """
+    asked = {"sizes": list(sizes), "codec": list(codec), "names": list(names), "kind": kind}
+    asked |= {"turns": turns, "prompts": prompts, "rate": rate, "shares": shares}
+    return [Row(asked | {"runs": [str(one) for one in runs], "wan": str(wan), "network": network})]
+
+
+TABLE = harness.table(("turns", ">6", lambda row: row.asked["turns"]), ("none", ">6", str.title))
+
+
+@pytest.fixture
+def ask(monkeypatch, capsys):
+    def run(*words):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["all", "folder", *words, "--json"])
+        code = 0
+        try:
+            harness.run(bench_all, TABLE)
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        return json.loads(said.out)[0]["asked"] if code == 0 and said.out[:1] == "[" else code
+
+    return run
+
+
+def test_options_are_the_arguments_of_the_function(ask):
+    found = ask()
+    assert (found["runs"], found["sizes"], found["turns"], found["shares"]) == (
+        ["folder"], [0, 1], 5, True,
+    )  # fmt: skip
+    many = ("--sizes", "3,0", "7", "--sizes", "9", "--names", "a,b", "--prompts", "0")
+    found = ask(*many, "--codec", "topk:k=3,values=8", "relu", "--kind", "slow", "--no-shares")
+    assert (found["sizes"], found["names"], found["prompts"]) == ([3, 0, 7, 9], ["a", "b"], 0)
+    assert (found["codec"], found["kind"]) == (["topk:k=3,values=8", "relu"], "slow")
+    assert found["shares"] is False
+    found = ask("--wan", "80mbps,40ms", "--network", "proxy")
+    assert (found["wan"], found["network"]) == ("80mbps,40ms", "proxy")
+    assert ask("--wan", "")["wan"] == "None"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--turns 0", "--turns few", "--sizes 1,-1", "--kind odd", "--wan 80", "--network proxy"],
+)
+def test_what_cannot_be_measured_is_refused(ask, words):
+    assert ask(*words.split()) == 2
+
+
+def test_what_an_argument_is_stands_in_the_help(ask, capsys):
+    assert ask("--help") == 0
+    assert harness._documented(bench_all)[1] == {
+        "runs": "folders.",
+        "sizes": "of something, in two lines.",
+    }
+
+
+def test_a_table_for_people_and_as_markdown():
+    columns = (("rows", ">5", lambda row: row[0]), ("of", ">8.2f", lambda row: row[1]))
+    assert harness.table(*columns)([(3, 0.5), (4, None)]).splitlines() == [
+        " rows      of", "    3    0.50", "    4       -",
+    ]  # fmt: skip
+    assert harness.table(*columns, markdown=True)([(4, None)]).splitlines() == [
+        "| rows | of |", "| --- | --- |", "| 4 |  |",
+    ]  # fmt: skip
 
 
 def test_a_benchmark_runs_as_a_module():
@@ -77,102 +158,29 @@ def test_a_benchmark_runs_as_a_module():
         capture_output=True,
         check=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=600,
     )
-    assert {row["network"] for row in json.loads(done.stdout)} == {"model"}
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """What the command asked the benchmark for; nothing is measured."""
-    calls = []
-    signature = inspect.signature(step.bench_step)
-
-    def measured(*arguments, **options):
-        given = signature.bind(*arguments, **options).arguments
-        calls.append(given)
-        given["say"]("measuring")
-        costs = {"cpu_ms": 2.0, "wall_ms": 1.0, "cpu_ratio": 1.5, "wall_ratio": 1.25}
-        return [step.StepRow("mlp", 64, 128, path, **costs, final_loss=0.5) for path in PATHS]
-
-    monkeypatch.setattr(step, "bench_step", measured)
-    return calls
-
-
-def test_rows_for_machines(bench, asked):
-    done = bench("step", "--json")
-    rows = json.loads(done.out)
-    assert [row["path"] for row in rows] == ["monolith", "inprocess", "tcp", "tls"]
-    assert {"model", "path", "cpu_ratio", "wall_ratio"} <= set(rows[0])
-    assert done.err == "measuring\n"
-    assert asked[0].get("steps") is None
-
-
-def test_a_table_for_people(bench, asked):
-    done = bench("step", "--quick")
-    assert done.code == 0
-    assert len(done.out.splitlines()) == 5
-    assert "tls" in done.out
-    assert asked[0]["steps"] == step.QUICK_STEPS
-    assert asked[0]["repeats"] == 1
-
-
-def test_a_step_over_a_line(bench, asked):
-    assert bench("step", "--wan", "80mbps,40ms", "--network", "proxy").code == 0
-    assert (asked[0]["wan"], asked[0]["network"]) == (Wan(80, 40), "proxy")
-
-
-def test_secure_modes_over_a_line(bench, monkeypatch):
-    calls = []
-
-    def measured(**options):
-        calls.append(options)
-        costs = {"cpu_ms": 4.0, "wall_ms": 120.0, "cpu_ratio": 1.0, "wall_ratio": 1.0}
-        line = {"network": "proxy", "limit_ms": 116.8}
-        return [secure.SecureRow("tls", "sum", **costs, **line, final_loss=0.5)]
-
-    monkeypatch.setattr(secure, "bench_secure", measured)
-    done = bench("secure", "--wan", "80mbps,40ms", "--network", "proxy")
-    assert "116.80 (1.027x)" in done.out
-    assert (calls[0]["wan"], calls[0]["network"]) == (Wan(80, 40), "proxy")
-    assert not {"steps", "repeats"} & set(calls[0])
-    assert bench("secure", "--network", "proxy").code == 2
-
-
-@pytest.mark.parametrize(
-    "options", [["--wan", "80"], ["--network", "proxy"], ["--wan", "8mbps", "--network", "tunn"]]
-)
-def test_a_line_that_cannot_be_is_refused(bench, options):
-    done = bench("step", *options)
-    assert done.code == 2
-    assert options[-1] in done.err or "--wan 80mbps,40ms" in done.err
-
-
-def test_lines_that_are_computed_as_a_table_and_for_machines(bench):
-    done = bench("network", "--network", "model")
-    assert done.code == 0
-    assert "one way, 8 MB" in done.out
-    done = bench("network", "--network", "model", "--wan", "8mbps,2ms", "--json")
-    rows = json.loads(done.out)
-    assert rows[0]["milliseconds"] == pytest.approx(2.002)
+    rows = json.loads(done.stdout)
+    assert {row["network"] for row in rows} == {"model"}
     assert {"network", "pattern", "model_ms", "limit_ms", "bytes_sent"} <= set(rows[0])
 
 
-def test_training_over_a_line(bench, monkeypatch):
-    calls = []
-
-    def measured(experiment, in_flight, *, wan, until, network, say):
-        calls.append((in_flight, wan, network))
-        return [WanRow(1, 22.0, None, None, 0.5, 0.5, None, (0.5,))]
-
-    monkeypatch.setattr(wan, "bench_wan", measured)
-    assert bench("wan", "--wan", "10mbps,100ms", "--in-flight", "1").code == 0
-    assert calls == [([1], Wan(10, 100), "auto")]
+@pytest.mark.parametrize("module", [step, secure])
+def test_times_stand_beside_what_a_line_alone_takes(module):
+    costs = {"cpu_ms": 2.5, "wall_ms": 60.0, "cpu_ratio": 2.5, "wall_ratio": 1.5}
+    costs |= {"network": "proxy", "limit_ms": 50.0, "final_loss": 0.25}
+    row = secure.SecureRow("tls", "sum", **costs)
+    if module is step:
+        row = step.StepRow("mlp", 64, 128, "tls", **costs)
+    head, line = module.TABLE([row]).splitlines()
+    assert "50.00 (1.200x)" in line
+    assert line.index("<= ") > line.index("2.50 (2.500x)")
+    assert head.split()[:2] == (["model", "rows"] if module is step else ["path", "secure"])
 
 
 def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(bench, monkeypatch):
     rows = [memory.MemoryRow("feature", "text", 100.0, 184.0, 5.0)]
-    monkeypatch.setattr(memory, "bench_memory", lambda *arguments, **options: rows)
+    monkeypatch.setattr(memory, "bench_memory", lambda: rows)
     done = bench("memory", "--json")
     assert done.code == 0
     assert [row["peak_mb"] for row in json.loads(done.out)] == [100.0]
@@ -180,48 +188,6 @@ def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(bench, mon
     done = bench("memory")
     assert done.code == 1
     assert [line.endswith("over the limit") for line in done.out.splitlines()] == [0, 0, 1]
-
-
-def test_what_cannot_be_measured_is_told(bench):
-    done = bench("memory", "--format", "xlsx")
-    assert done.code == 2
-    assert "csv or parquet" in done.err
-
-
-@pytest.fixture
-def codecs_asked(monkeypatch):
-    calls = []
-
-    def measured(pairs, *, rounds, seed, say):
-        assert seed == 0
-        calls.append((list(pairs), rounds))
-        numbers = dict.fromkeys(CodecRow.model_fields, 1.0)
-        return [CodecRow(**numbers | {"width": 8, "k": 2, "name": "topk", "compiled": True})]
-
-    monkeypatch.setattr(codecs, "bench_codecs", measured)
-    return calls
-
-
-@pytest.mark.parametrize(
-    ("options", "pairs", "rounds"),
-    [
-        ([], list(codecs.PAIRS), 96),
-        (["--width", "300"], [(300, 2), (300, 4), (300, 9)], 96),
-        (["--width", "64", "--rounds", "5"], [(64, 2)], 5),
-        (["--width", "64", "--k", "1,7"], [(64, 1), (64, 7)], 96),
-    ],
-)
-def test_widths_and_values_kept_can_be_chosen(bench, codecs_asked, options, pairs, rounds):
-    done = bench("codecs", "--json", *options)
-    assert codecs_asked == [(pairs, rounds)]
-    assert [row["name"] for row in json.loads(done.out)] == ["topk"]
-    assert "topk" in bench("codecs", *options).out
-
-
-@pytest.mark.parametrize("options", [["--k", "3"], ["--width", "64", "--k", "few"]])
-def test_a_choice_that_makes_no_sense_is_refused(bench, codecs_asked, options):
-    assert bench("codecs", *options).code == 2
-    assert codecs_asked == []
 
 
 def test_private_workloads_on_computed_lines(bench):
@@ -232,7 +198,3 @@ def test_private_workloads_on_computed_lines(bench):
     wanted = "workload system network milliseconds bytes_online bytes_offline bytes_setup max_error"
     assert set(wanted.split()) <= set(rows[0])
     assert rows[0]["bytes_online"] == 18 * 1000 + 3 * 16
-
-
-def test_computed_private_workloads_need_a_line(bench):
-    assert bench("mpc", "--network", "model").code != 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.decoder import _six_billion, bench_decoder, format_decoder
+from benchmarks.decoder import _six_billion, bench_decoder
 from benchmarks.emulation import Wan
 from vfl.llm.two_party import Form
 
@@ -60,7 +60,3 @@ def test_a_model_of_6_billion_is_computed_from_a_layer(rows):
     assert slow.computed_wan_s == pytest.approx(slow.cpu_s + line, rel=1e-6)
     assert slow.cpu_s == pytest.approx(0.1 * (28 + 5.31), rel=1e-3)
     assert quick.computed_wan_s < slow.computed_wan_s
-
-
-def test_the_table(rows):
-    assert len(format_decoder(list(rows.values())).splitlines()) == 2 + len(rows)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.lengths import MIXED, ONE_CLASS, WIDTH, bench_lengths, format_lengths
+from benchmarks.lengths import MIXED, ONE_CLASS, TABLE, WIDTH, bench_lengths
 from vfl.core.frame import HEADER_BYTES
 
 
@@ -31,7 +31,7 @@ def test_agreed_sizes_cost_less_than_a_fourth_root_of_two(rows):
 
 
 def test_the_table_has_a_line_for_every_way(rows):
-    lines = format_lengths(list(rows.values())).splitlines()
+    lines = TABLE(list(rows.values())).splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [
         ["relu:values=4", pad] for pad in ("no", "query", "sizes")
     ]

@@ -10,10 +10,8 @@ from benchmarks.llm import (
     bench_next_tokens,
     cut_prompts,
     decoder_task,
-    format_llm,
-    format_next_tokens,
+    shown,
 )
-from benchmarks.mpc import peers
 from vfl.core.errors import ConfigError, DataError
 from vfl.models.decoder import Decoder, DecoderShape
 
@@ -29,7 +27,7 @@ def test_the_bytes_are_those_of_the_frames_and_the_line_takes_its_hops():
     assert 0 < far.framing < 0.05
     assert 0 < here.error < 0.05
     assert far.next_s > 0.9 * 0.03 * here.messages / 3
-    assert "40mbps,60ms" in format_llm(rows)
+    assert "40mbps,60ms" in shown(rows)
 
 
 def test_other_systems_get_the_text_the_weights_and_what_was_said_before(tmp_path):
@@ -73,9 +71,8 @@ def _turned(x, step):
 
 
 def test_a_decoder_that_other_systems_do_not_compute_is_refused():
-    others = peers("spu=/nowhere/python")
     with pytest.raises(ConfigError, match="know no such decoder"):
-        bench_llm(None, None, 1, 4, 2, others=others)
+        bench_llm(None, None, 1, 4, 2, peer=["spu=/nowhere/python"])
 
 
 def test_next_tokens_beside_the_model_in_float64(monkeypatch):
@@ -87,7 +84,6 @@ def test_next_tokens_beside_the_model_in_float64(monkeypatch):
     assert plain.same == thesis.same == fast.same == plain.of == 6
     assert plain.error < 1e-5 < fast.deviation < fast.error < 0.02
     assert fast.margins == []
-    assert len(format_next_tokens([plain, thesis, fast]).splitlines()) == 5
     monkeypatch.setattr("vfl.llm.private_decoder._SCORE_SEEN", 1)
     _, _, coarse = bench_next_tokens(model, 4 * prompts)  # so many that one is another for certain
     assert coarse.same < coarse.of

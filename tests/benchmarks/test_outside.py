@@ -1,7 +1,6 @@
 """Attacks from outside beside the adaptive attacker: which rows count, and what is printed."""
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -69,7 +68,7 @@ def test_rows_come_from_what_a_grid_stored(tmp_path, forget):
     ]  # fmt: skip
     assert all(one.k == 3 and 0 < one.value <= 1 for one in found)
     out = tmp_path / "rows.csv"
-    assert measure(Namespace(runs=[folder], out=out)) == found
+    assert measure([folder], out) == found
     for one, again in zip(found, read_rows(out, OutsideRow), strict=True):
         assert again.value == pytest.approx(one.value, abs=1e-4)
         assert (again.attack, again.seed, again.k) == (one.attack, one.seed, one.k)

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from benchmarks import psi
-from benchmarks.psi import PsiJob, bench_psi, format_psi, ids_of, measure
+from benchmarks.psi import TABLE, PsiJob, bench_psi, ids_of, measure
 from vfl.core.errors import BadOptionError
 
 
@@ -15,27 +15,25 @@ def small(monkeypatch):
 
 
 def test_every_system_has_a_row_and_ours_are_right(small):
-    said = []
-    rows = bench_psi(say=said.append)
+    rows = bench_psi()
     assert [row.system for row in rows] == list(psi.SIZES)
     ours = [row for row in rows if row.skipped is None]
     assert [row.system for row in ours] == ["server_aided", "ecdh"]
     assert all(row.common == 50 for row in ours)
     assert ours[0].party_bytes == 16 + 8 + 16 * 100 + 1 + 1 + 13 + 1
     assert ours[1].party_bytes == 100 * (32 + 32 + 16) + 4 * 50 + 3
-    table = format_psi(rows)
+    table = TABLE(rows)
     assert "skipped: no --peer spu=PYTHON" in table
     assert "WRONG" not in table
-    assert len(said) == len(rows)
 
 
 def test_a_wrong_result_is_marked(small):
     row = measure(PsiJob(spec="server_aided", ids=100)).model_copy(update={"common": 49})
-    assert "49, WRONG: 50 are" in format_psi([row])
+    assert "49, WRONG: 50 are" in TABLE([row])
 
 
 def test_a_peer_that_is_not_there_is_skipped_with_the_reason(small, tmp_path):
-    rows = bench_psi(peers=[f"spu={sys.executable}", f"openmined={tmp_path / 'python'}"])
+    rows = bench_psi(peer=[f"spu={sys.executable}", f"openmined={tmp_path / 'python'}"])
     reasons = {row.system: row.skipped for row in rows if row.skipped}
     assert reasons["openmined"] == "it failed: FileNotFoundError"
     assert reasons["spu-rr22"].startswith("it failed: ")
@@ -46,7 +44,7 @@ def test_a_worker_measures():
     assert row.common == len(set(ids_of(0, 1000)) & set(ids_of(1, 1000))) == 500
 
 
-@pytest.mark.parametrize("options", [{"peers": ["spo=/x"]}, {"peers": ["spu"]}, {"most_ids": 10}])
+@pytest.mark.parametrize("options", [{"peer": ["spo=/x"]}, {"peer": ["spu"]}, {"most": 10}])
 def test_what_cannot_be_measured_is_refused(options):
     with pytest.raises(BadOptionError):
         bench_psi(**options)

@@ -1,9 +1,10 @@
 import pytest
 
-from benchmarks.ranks import _rows, _Turn, bench_ranks, format_table
+from benchmarks.ranks import _rows, _Turn, bench_ranks
 from benchmarks.training_step import KNOWN, LABEL_PARTY, Measurement
 
 
+@pytest.mark.slow  # tests/session notices ranks that train another network
 def test_one_rank_and_two_train_the_same_network():
     one, two, *computed = bench_ranks(["shared_mlp"], steps=3, repeats=1)
     assert two.final_loss == pytest.approx(one.final_loss, abs=1e-5)
@@ -14,7 +15,6 @@ def test_one_rank_and_two_train_the_same_network():
         (8, "computed"),
     ]
     assert 0 < computed[0].collectives_ms < computed[0].cpu_ms < one.cpu_ms
-    assert format_table([one, two, *computed]).count("\n") == 4
 
 
 def test_a_step_of_more_ranks_is_computed_between_the_whole_batch_and_an_eighth():

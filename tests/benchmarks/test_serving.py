@@ -4,16 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks.serving import (
-    FaultRow,
     Load,
-    ServingRow,
     _row,
-    bench_drift,
     bench_faults,
-    bench_middle,
     bench_serving,
-    format_faults,
-    format_serving,
 )
 
 
@@ -33,24 +27,14 @@ def test_ratios_are_of_the_monolith():
     assert _row("monolith", 8, base, base).throughput_ratio == 1
 
 
-def test_what_is_printed():
-    row = ServingRow("split", 8, 812.5, 9.1, 20.4, 0.61, 2.1, 310.4, 75.6, 0)
-    head, line = format_serving([row]).splitlines()
-    assert head.split()[:2] == ["server", "clients"]
-    assert line.split() == [
-        "split",
-        "8",
-        "812.5",
-        "9.10",
-        "20.40",
-        "0.61",
-        "2.10",
-        "310",
-        "76",
-        "0",
-    ]
-    faults = FaultRow(60.0, 1, 900, 20, 0, 0, 6.25, 300.0, 301.0)
-    assert "900 answered as predicted, 0 wrong, 20 times a 503" in format_faults([faults])
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("asked", "servers"),
+    [("drift", ["uncounted", "counted"]), ("middle", ["plain", "middle"])],
+)
+def test_two_services_take_turns(asked, servers):
+    rows = bench_serving([2], seconds=1.0, rounds=1, **{asked: True})
+    assert [(row.server, row.failed) for row in rows] == [(server, 0) for server in servers]
 
 
 @pytest.mark.net
@@ -59,18 +43,6 @@ def test_both_servers_answer_every_request():
     found = [(row.server, row.failed) for row in rows]
     assert found == [("monolith", 0), ("split", 0), ("floor", 0)]
     assert rows[2].p50_ms < rows[1].p50_ms
-
-
-@pytest.mark.net
-def test_counters_of_drift_can_be_left_out():
-    rows = bench_drift([2], seconds=1.0, rounds=1)
-    assert [(row.server, row.failed) for row in rows] == [("uncounted", 0), ("counted", 0)]
-
-
-@pytest.mark.net
-def test_a_party_in_the_middle_answers_every_request():
-    rows = bench_middle([2], seconds=1.0, rounds=1)
-    assert [(row.server, row.failed) for row in rows] == [("plain", 0), ("middle", 0)]
 
 
 @pytest.mark.net

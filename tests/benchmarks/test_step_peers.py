@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks import step_peers
-from benchmarks.step_peers import SYSTEMS, bench_peers, format_table
+from benchmarks.step_peers import SYSTEMS, bench_peers
 from benchmarks.training_step import Measurement
 from vfl.core.errors import ConfigError, PeerFailedError
 
@@ -14,7 +14,6 @@ def test_every_system_trains_the_same_network_and_is_compared_in_its_turn():
     for row in rows:
         assert row.final_loss == pytest.approx(own.final_loss, rel=1e-4)
         assert row.cpu_ratio == pytest.approx(own.cpu_ms / row.cpu_ms)
-    assert "gloo" in format_table(rows)
 
 
 def test_a_system_that_trains_something_else_is_no_comparison():
@@ -24,7 +23,7 @@ def test_a_system_that_trains_something_else_is_no_comparison():
         step_peers._check_same("mlp", turn)
 
 
-@pytest.mark.parametrize(("models", "parties"), [([], 2), (["mpl"], 2), (["mlp"], 3)])
+@pytest.mark.parametrize(("models", "parties"), [(["mpl"], 2), (["mlp"], 3)])
 def test_what_cannot_be_measured_is_refused(models, parties):
     with pytest.raises(ConfigError):
         bench_peers(models, parties=parties)

@@ -2,13 +2,12 @@
 
 import pytest
 
-from benchmarks.tensors import EPSILON, bench_tensors, format_tensors
+from benchmarks.tensors import EPSILON, bench_tensors
 
 
 def test_every_place_learns_the_same(monkeypatch, tmp_path):
     monkeypatch.setenv("VFL_DATA", str(tmp_path))  # so the diabetes rows stand in
-    said = []
-    rows = bench_tensors(["square", "relu"], data=["housing"], steps=6, say=said.append)
+    rows = bench_tensors(["square", "relu"], data=["housing"], steps=2)
     places = ["plain", "pointer", "shares", "mac"]
     assert [row.where for row in rows] == ["plain", "pointer"] * 2 + places * 2 + ["noise"]
     plain, pointer, shares = rows[4:7]
@@ -16,5 +15,3 @@ def test_every_place_learns_the_same(monkeypatch, tmp_path):
     assert shares.error == pytest.approx(plain.error, rel=0.01)
     assert 0 < rows[-1].epsilon <= EPSILON
     assert all(row.ms > 0 for row in rows)
-    assert len(said) == 11
-    assert len(format_tensors(rows).splitlines()) == 14

@@ -5,10 +5,12 @@ import re
 import runpy
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from attack_grids import content, played, timeless, with_grid, written
 from pydantic import ValidationError
 
 from vfl.config import Experiment, GridSettings, with_overrides
@@ -16,7 +18,6 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, RunFolderError, SpecError
 from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, attack_runner
-from vfl.experiments import cells as identity
 from vfl.experiments.attack_grid import draw_pictures, grid_cells
 from vfl.experiments.cells import PICTURES, grid_settings_of
 from vfl.experiments.comparison import comparison_of
@@ -37,13 +38,8 @@ from vfl.experiments.study import Results
 from vfl.training.run import load_data, train
 from vfl.training.specs import check_specs
 
-CONTENT = {
-    "name": "attacked",
-    "data": {"rows": 400},
-    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
-    "label": {"top": "linear"},
-    "train": {"epochs": 3, "learning_rate": 0.02},
-    "grid": {
+CONTENT = content(
+    {
         "defenses": ["layer_norm"],
         "attacks": ["fine_tuning:steps=20", "kmeans:starts=1"],
         "baselines": ["scratch", "raw", "pca"],
@@ -51,29 +47,14 @@ CONTENT = {
         "draws": 2,
         "seeds": [0, 1],
         "pictures": 20,
-    },
-}
-
-
-def tiny(**changes):
-    return Experiment.model_validate(CONTENT | {"grid": CONTENT["grid"] | changes})
-
-
-def done(path, experiment, jobs=1):
-    folder = GridFolder(path)
-    folder.write(experiment, grid_cells(experiment), "vfl grid attacked.toml")
-    assert run_cells(folder, folder.cells(), jobs=jobs) == []
-    return folder
-
-
-def timeless(folder):
-    """Every row without the seconds it took."""
-    return [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
+    }
+)
+tiny = partial(with_grid, CONTENT)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return done(tmp_path_factory.mktemp("grid") / "whole", tiny())
+    return played(tmp_path_factory.mktemp("grid") / "whole", tiny())
 
 
 def copied(whole, path):
@@ -140,7 +121,7 @@ def test_a_bottom_that_rebuilds_the_rows_is_a_baseline_when_asked_for(tmp_path, 
     monkeypatch.setattr(attack_runner, "code_of", lambda *modules: stands_on.update(modules) or "")
     asked = {"attacks": ["fine_tuning:steps=20"], "leaks": [3], "draws": 1, "seeds": [0]}
     asked |= {"defenses": ["none"], "baselines": ["autoencoder"], "pictures": 0}
-    folder = done(tmp_path / "free", tiny(**asked))
+    folder = played(tmp_path / "free", tiny(**asked))
     (row,) = in_measure(LoadedGrid(folder).attacks, "accuracy")
     assert row.guess < row.baselines["autoencoder"] < 1
     (place,) = leaderboard(list(records_of(folder.path)), margin=0.5)
@@ -183,18 +164,17 @@ def test_a_grid_that_grows_does_only_what_is_new(whole, tmp_path, monkeypatch):
 
     monkeypatch.setattr(attack_runner, "run_attack", counted)
     more = tiny(attacks=[*CONTENT["grid"]["attacks"], "nearest_mean"], leaks=[3], seeds=[0])
-    folder.write(more, grid_cells(more), "vfl grid attacked.toml")
+    written(folder.path, more)
     assert run_cells(folder, folder.cells()) == []
     assert tried == ["NearestMean"] * 2 * 4  # two draws, on raw, pca and two victims
     assert {row.subject for row in LoadedGrid(folder).attacks} == {*more.grid.attacks}
     assert {row.k for row in LoadedGrid(folder).attacks} == {0, 3}
 
 
-@pytest.mark.parametrize("change", ["data.rows=399", "train.epochs=4"])
-def test_other_rows_or_another_training_are_attacked_anew(whole, tmp_path, change):
+def test_other_rows_are_attacked_anew(whole, tmp_path):
     folder = copied(whole, tmp_path / "other")
-    other = with_overrides(tiny(seeds=[0]), [change])
-    folder.write(other, grid_cells(other), "vfl grid attacked.toml")
+    other = with_overrides(tiny(seeds=[0]), ["data.rows=399"])
+    written(folder.path, other)
     assert LoadedGrid(folder).attacks == []
     assert run_cells(folder, folder.cells()) == []
     assert len(in_measure(LoadedGrid(folder).attacks, "accuracy")) == 10
@@ -203,7 +183,7 @@ def test_other_rows_or_another_training_are_attacked_anew(whole, tmp_path, chang
 def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
     folder = copied(whole, tmp_path / "setting")
     other = tiny(leaks_from="validation")
-    folder.write(other, grid_cells(other), "vfl grid attacked.toml")
+    written(folder.path, other)
     assert LoadedGrid(folder).attacks == []
 
 
@@ -238,26 +218,6 @@ def test_scores_of_code_that_is_no_more_are_in_no_verdict(whole, tmp_path, monke
     assert not ranked & stale
 
 
-def test_a_digest_follows_what_an_attack_stands_on(monkeypatch):
-    """Its own file and those of the room that it imports; not another attack's."""
-    sources = {
-        "vfl.attacks.one": b"from vfl.attacks.shared import thing",
-        "vfl.attacks.shared": b"",
-        "vfl.attacks.other": b"",
-    }
-    monkeypatch.setattr(identity, "_source", lambda name: sources[name])
-
-    def digest():
-        return identity.code_of("vfl.attacks.one")
-
-    first = digest()
-    sources["vfl.attacks.other"] = b"changed"
-    assert digest() == first
-    sources["vfl.attacks.shared"] = b"changed"
-    assert digest() != first
-    monkeypatch.undo()
-
-
 class Killed(BaseException):
     """Stands for a process that ends between two attacks."""
 
@@ -272,12 +232,12 @@ def test_what_was_begun_goes_on_to_the_same_table(whole, tmp_path, monkeypatch):
 
     monkeypatch.setattr(attack_runner, "run_attack", dying)
     with pytest.raises(Killed):
-        done(tmp_path / "begun", tiny())
+        played(tmp_path / "begun", tiny())
     monkeypatch.setattr(attack_runner, "run_attack", plain)
     (torn,) = [path for path in (tmp_path / "begun").rglob(SCORES) if "layer_norm" in str(path)]
     with torn.open("a") as file:
         file.write('{"key": "half a li')
-    folder = done(tmp_path / "begun", tiny())
+    folder = played(tmp_path / "begun", tiny())
     assert timeless(folder) == timeless(whole)
     assert len(torn.read_text().splitlines()) == 5
 
@@ -301,8 +261,7 @@ def test_results_are_files_and_rows(whole):
 
 def test_a_cell_that_fails_stops_no_other(tmp_path):
     wild = with_overrides(tiny(seeds=[0]), ["train.optimizer=sgd", "train.learning_rate=1e6"])
-    folder = GridFolder(tmp_path / "wild")
-    folder.write(wild, grid_cells(wild), "vfl grid attacked.toml")
+    folder = written(tmp_path / "wild", wild)
     failed = run_cells(folder, folder.cells())
     assert "none" in [ended.cell.victim for ended in failed]
     assert "baselines" not in [ended.cell.victim for ended in failed]
@@ -313,7 +272,7 @@ def test_a_cell_that_fails_stops_no_other(tmp_path):
 def test_a_cell_that_fails_now_shows_nothing_of_earlier_settings(whole, tmp_path):
     folder = copied(whole, tmp_path / "grown")
     larger = tiny(leaks=[1, 5000])
-    folder.write(larger, grid_cells(larger), "vfl grid attacked.toml")
+    written(folder.path, larger)
     assert len(run_cells(folder, folder.cells())) == 6
     assert LoadedGrid(folder).attacks == []
     assert write_results(folder)[0] == "6 of 6 cells failed and are left out\n"
@@ -322,13 +281,8 @@ def test_a_cell_that_fails_now_shows_nothing_of_earlier_settings(whole, tmp_path
 def test_fewer_leaks_and_draws_show_fewer_rows(whole, tmp_path):
     folder = copied(whole, tmp_path / "fewer")
     smaller = tiny(leaks=[3], draws=1)
-    folder.write(smaller, grid_cells(smaller), "vfl grid attacked.toml")
+    written(folder.path, smaller)
     assert {(row.k, row.draw) for row in LoadedGrid(folder).attacks} == {(3, 0), (0, 0)}
-
-
-def test_rows_that_are_attacked_do_not_leak():
-    with pytest.raises(ValidationError, match="leaks_from"):
-        tiny(leaks_from="test")
 
 
 def test_mistakes_are_told_before_anything_is_trained(tmp_path):
@@ -395,7 +349,7 @@ def test_label_free_bottoms_meet_the_attacks_that_were_named():
 def test_attacks_that_label_free_bottoms_do_not_meet_stand_beside_the_others_baselines(tmp_path):
     named = {"attacks": ["logistic", "kmeans", "svm"], "baseline_attacks": "logistic"}
     asked = tiny(defenses="none", baselines=["scratch", "pca"], leaks=3, seeds=0, **named)
-    folder = done(tmp_path / "grid", asked)
+    folder = played(tmp_path / "grid", asked)
     rows = in_measure(LoadedGrid(folder).attacks, "accuracy")
     found = {row.subject: set(row.baselines) for row in rows}
     assert found == {"logistic": {"scratch", "pca"}, "svm": {"scratch"}, "kmeans": {"scratch"}}
@@ -459,7 +413,7 @@ def test_a_script_draws_the_cuts_alone(whole, tmp_path, monkeypatch):
 
 
 def test_the_owner_trained_in_the_sentence(tmp_path):
-    folder = done(tmp_path / "owner", tiny(trained_by="owner", seeds=[0], attacks=["kmeans"]))
+    folder = played(tmp_path / "owner", tiny(trained_by="owner", seeds=[0], attacks=["kmeans"]))
     assert all(
         row.threat.endswith("the owner trained both halves.") for row in LoadedGrid(folder).attacks
     )

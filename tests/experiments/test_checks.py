@@ -4,31 +4,30 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attack_grids import content, with_grid, written
 
 from vfl.attacks.labels.classifiers import FineTuning
-from vfl.config import Experiment, GridSettings
+from vfl.config import GridSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import NonFiniteError, SpecError, TooFewRowsError, UserError
-from vfl.experiments import GridFolder, training
-from vfl.experiments.attack_grid import attack_finished_run, grid_cells
+from vfl.experiments import training
+from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.checks import grid_mistakes
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data
 from vfl.training.run import train as train_once
 
-CONTENT = {
-    "name": "misfitting",
-    "data": {"rows": 400, "validation": 0.2},
-    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
-    "label": {"top": "linear"},
-    "train": {"epochs": 1},
-}
-GRID = {"attacks": ["kmeans:starts=1"], "baselines": ["raw"], "leaks": [1], "draws": 1}
+CONTENT = content(
+    {"attacks": ["kmeans:starts=1"], "baselines": ["raw"]},
+    data={"validation": 0.2},
+    train={"epochs": 1},
+)
+
+GRID = {name: CONTENT["grid"][name] for name in ("attacks", "baselines", "leaks", "draws")}
 
 
 def experiment(**changes):
-    grid = GRID | {"seeds": [0], "pictures": 0} | changes.pop("grid", {})
-    return Experiment.model_validate(CONTENT | {"grid": grid} | changes)
+    return with_grid(CONTENT | changes | {"grid": CONTENT["grid"]}, **changes.get("grid", {}))
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +149,7 @@ def test_a_cell_trains_nothing_that_its_attacks_could_not_meet(tmp_path, monkeyp
 
     monkeypatch.setattr(training, "train", never)
     asked = experiment(grid={"attacks": ["kmeans:starts=1", "gradient_norm"]})
-    folder = GridFolder(tmp_path / "grid")
-    folder.write(asked, grid_cells(asked), "vfl grid misfitting.toml")
+    folder = written(tmp_path / "grid", asked)
     failed = run_cells(folder, folder.cells())
     assert len(failed) == 2  # the baselines and the victim
     for ended in failed:

@@ -2,44 +2,31 @@
 
 import pytest
 import torch
+from attack_grids import content, played, with_grid
 
 from vfl.attacks.labels.classifiers import NearestMean
-from vfl.config import Experiment
 from vfl.core.seeds import generator
-from vfl.experiments import GridFolder
-from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.attack_runner import AttackRunner
 from vfl.experiments.leaderboard import in_measure, leaderboard
 from vfl.experiments.results import LoadedGrid, records_of
 from vfl.experiments.scenarios import INFERENCE_TIME
-from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data
 
 POOLED, KEPT = "pooled:of=nearest_mean", "averaging:of=nearest_mean,over=snapshots"
-CONTENT = {
-    "name": "coalition",
-    "data": {"rows": 400},
-    "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in ("bank", "shop")},
-    "label": {"top": "linear"},
-    "train": {"epochs": 2},
-    "grid": {
+CONTENT = content(
+    {
         "attacks": [POOLED, KEPT, "nearest_mean"],
         "baselines": ["scratch", "raw", "pca"],
         "leaks": [5],
-        "draws": 1,
-        "seeds": [0],
-        "pictures": 0,
     },
-}
+    parties={name: {"width": 8, "bottom": "mlp:hidden=16"} for name in ("bank", "shop")},
+    train={"epochs": 2},
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    experiment = Experiment.model_validate(CONTENT)
-    made = GridFolder(tmp_path_factory.mktemp("grid"))
-    made.write(experiment, grid_cells(experiment), "vfl grid coalition.toml")
-    assert run_cells(made, made.cells()) == []
-    return made
+    return played(tmp_path_factory.mktemp("grid"), with_grid(CONTENT))
 
 
 def test_each_has_all_baselines_and_counts(folder):

@@ -191,7 +191,7 @@ def largest(spec, level, width, rows):
     return found
 
 
-@pytest.mark.parametrize("level", [0.5, 2.86, 5.71, 12.38, 60])
+@pytest.mark.parametrize("level", [0.5, 5.71, 60])
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_largest_number_that_fits(spec, level):
     number = largest(spec, level, width=24, rows=16)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
+from attack_grids import content
 
 import vfl
 from vfl.config import Experiment
@@ -45,22 +46,16 @@ def test_on_a_machine_without_a_network():
     assert "FAILED" not in done.stdout
 
 
-CONTENT = {
-    "name": "spread",
-    "data": {"rows": 400},
-    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
-    "label": {"top": "linear"},
-    "train": {"epochs": 3, "learning_rate": 0.02},
-    "grid": {
+CONTENT = content(
+    {
         "defenses": ["layer_norm"],
         "attacks": ["nearest_mean", "kmeans:starts=1"],
         "baselines": ["scratch", "raw"],
         "leaks": [1, 3],
         "draws": 2,
         "seeds": [0, 1],
-        "pictures": 0,
-    },
-}
+    }
+)
 
 
 @pytest.fixture(scope="module")

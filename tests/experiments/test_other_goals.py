@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from attack_grids import content, played, timeless
 from PIL import Image
 
 from vfl.config import Experiment, GridSettings
@@ -29,22 +30,14 @@ COLUMNS = [
     "pseudo_client:steps=5",
 ]
 QUERIES = ["membership", "likelihood_ratio:shadows=2,steps=5"]
-CONTENT = {
-    "name": "columns",
-    "data": {"rows": 400, "validation": 0.3},
-    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
-    "label": {"top": "linear"},
-    "train": {"epochs": 3, "learning_rate": 0.02},
-    "grid": {
+CONTENT = content(
+    {
         "defenses": ["layer_norm"],
         "attacks": [*COLUMNS, "attribute", *QUERIES],
         "baselines": ["raw"],
-        "leaks": [1],
-        "draws": 1,
-        "seeds": [0],
-        "pictures": 0,
     },
-}
+    data={"validation": 0.3},
+)
 
 
 def columns(**changes):
@@ -52,16 +45,9 @@ def columns(**changes):
     return Experiment.model_validate(CONTENT | {"grid": grid} | changes)
 
 
-def done(path, experiment):
-    folder = GridFolder(path)
-    folder.write(experiment, grid_cells(experiment), "vfl grid columns.toml")
-    assert run_cells(folder, folder.cells()) == []
-    return folder
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return done(tmp_path_factory.mktemp("columns") / "grid", columns())
+    return played(tmp_path_factory.mktemp("columns") / "grid", columns())
 
 
 def test_every_measure_is_a_row_beside_its_guess(whole):
@@ -110,7 +96,7 @@ def test_pictures_are_the_rows_on_one_scale(whole):
 
 @pytest.mark.parametrize(("said", "drawn"), [({}, True), ({"reconstructions": False}, False)])
 def test_pictures_of_a_public_set_are_drawn_unless_it_is_said(said, drawn, tmp_path):
-    folder = done(
+    folder = played(
         tmp_path / "grid", columns(grid={"attacks": "inversion:steps=1", "defenses": "none"} | said)
     )
     assert bool(list(folder.path.rglob(GALLERY))) is drawn
@@ -125,7 +111,7 @@ def test_rows_of_a_party_s_own_table_are_drawn_only_if_it_is_said(said, drawn):
 def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
     shutil.copytree(whole.path, tmp_path / "grid")
     folder, tried = GridFolder(tmp_path / "grid"), []
-    before = [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
+    before = timeless(folder)
     path = next(folder.path.rglob(f"{GALLERY}/*.json"))
     content = path.read_bytes()
     path.unlink()
@@ -134,17 +120,17 @@ def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
     assert run_cells(folder, folder.cells()) == []
     assert len(tried) == 1
     assert path.read_bytes() == content
-    assert [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks] == before
+    assert timeless(folder) == before
 
 
 def test_a_torn_line_of_several_measures_is_done_again(whole, tmp_path):
     shutil.copytree(whole.path, tmp_path / "grid")
     folder = GridFolder(tmp_path / "grid")
-    before = [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
+    before = timeless(folder)
     for path in folder.path.rglob(SCORES):
         path.write_bytes(path.read_bytes()[:-20])
     assert run_cells(folder, folder.cells()) == []
-    assert [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks] == before
+    assert timeless(folder) == before
 
 
 def test_one_run_is_asked_who_was_a_member(tmp_path):
@@ -173,6 +159,6 @@ def test_a_label_party_with_columns_generates_the_others(tmp_path):
         parties={"client": {"width": 8}, "label": {"width": 8}},
         grid={"attacks": "generative:steps=5", "defenses": "none"},
     )
-    rows = LoadedGrid(done(tmp_path / "grid", own)).attacks
+    rows = LoadedGrid(played(tmp_path / "grid", own)).attacks
     assert {row.measure for row in rows} == {"mse", "psnr", "ssim"}
     assert "counterfactually the victim's bottom" in rows[0].threat

@@ -1,35 +1,26 @@
 """Victims that are recorded anew keep their scores, wherever that was interrupted."""
 
 import pytest
+from attack_grids import content, timeless, with_grid, written
 
-from vfl.config import Experiment, TraceSettings
-from vfl.experiments import GridFolder, training
-from vfl.experiments.attack_grid import grid_cells
-from vfl.experiments.results import LoadedGrid
+from vfl.config import TraceSettings
+from vfl.experiments import training
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import train as train_once
 
-CONTENT = {
-    "name": "recorded",
-    "data": {"rows": 300, "validation": 0.2},
-    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
-    "label": {"top": "linear"},
-    "train": {"epochs": 4, "learning_rate": 0.02, "checkpoint_every": 1},
-    "grid": {"baselines": ["raw"], "leaks": [1], "draws": 1, "seeds": [0], "pictures": 0},
-}
+CONTENT = content(
+    {"baselines": ["raw"]},
+    data={"rows": 300, "validation": 0.2},
+    train={"epochs": 4, "checkpoint_every": 1},
+)
+
 OF_TRAINING = TraceSettings(phases=("train",))
 
 
 def started(path, *attacks):
     """What failed of a grid of these attacks, and its folder."""
-    grid = CONTENT["grid"] | {"attacks": attacks}
-    experiment, folder = Experiment.model_validate(CONTENT | {"grid": grid}), GridFolder(path)
-    folder.write(experiment, grid_cells(experiment), "vfl grid recorded.toml")
+    folder = written(path, with_grid(CONTENT, attacks=attacks))
     return run_cells(folder, folder.cells()), folder
-
-
-def timeless(folder):
-    return [vars(row) | {"seconds": None} for row in LoadedGrid(folder).attacks]
 
 
 @pytest.fixture

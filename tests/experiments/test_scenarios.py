@@ -1,8 +1,10 @@
 """Which threat model an attack is tried under, and grids that record trainings for some."""
 
 import shlex
+from functools import partial
 
 import pytest
+from attack_grids import content, played, with_grid
 
 from vfl.attacks import Attack, Grant, make
 from vfl.config import Experiment, TraceSettings
@@ -10,8 +12,8 @@ from vfl.config.run_folder import RunFolder
 from vfl.config.toml import override
 from vfl.core.errors import ExposedCutError, RunFolderError, UserError
 from vfl.core.storage import read_json
-from vfl.experiments import GridFolder, training
 from vfl.experiments import cells as identity
+from vfl.experiments import training
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.attack_runner import AttackRunner
 from vfl.experiments.leaderboard import in_measure, leaderboard
@@ -31,37 +33,18 @@ from vfl.experiments.scenarios import (
     scenario_of,
     trace_for,
 )
-from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import AttackJob
 from vfl.training.run import load_data
 from vfl.training.run import train as train_once
 
-CONTENT = {
-    "name": "recorded",
-    "data": {"rows": 400, "validation": 0.2},
-    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
-    "label": {"top": "linear"},
-    "train": {"epochs": 3, "learning_rate": 0.02},
-    "grid": {
+CONTENT = content(
+    {
         "attacks": ["gradient_similarity", "inversion:steps=5", "kmeans:starts=1"],
         "baselines": ["raw"],
-        "leaks": [1],
-        "draws": 1,
-        "seeds": [0],
-        "pictures": 0,
     },
-}
-
-
-def recorded(**changes):
-    return Experiment.model_validate(CONTENT | {"grid": CONTENT["grid"] | changes})
-
-
-def done(path, experiment):
-    folder = GridFolder(path)
-    folder.write(experiment, grid_cells(experiment), "vfl grid recorded.toml")
-    assert run_cells(folder, folder.cells()) == []
-    return folder
+    data={"validation": 0.2},
+)
+recorded = partial(with_grid, CONTENT)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +89,7 @@ def test_an_attack_that_nobody_could_run():
 def test_a_training_row_stands_beside_no_baseline_of_test_rows(tmp_path):
     asked = {"attacks": ["gradient_similarity", "nearest_mean"], "baselines": ["scratch"]}
     rows = {
-        row.subject: row for row in LoadedGrid(done(tmp_path / "grid", recorded(**asked))).attacks
+        row.subject: row for row in LoadedGrid(played(tmp_path / "grid", recorded(**asked))).attacks
     }
     assert set(rows["nearest_mean"].baselines) == {"scratch"}
     assert rows["gradient_similarity"].baselines == {}
@@ -126,7 +109,7 @@ def test_only_what_is_needed_is_recorded():
 
 
 def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
-    folder = done(tmp_path / "grid", recorded())
+    folder = played(tmp_path / "grid", recorded())
     found = in_measure(LoadedGrid(folder).attacks, "accuracy")
     rows = {row.subject: row for row in reversed(found)}  # the first measure of each
     assert rows["gradient_similarity"].value > 0.9
@@ -149,7 +132,7 @@ def test_scores_are_of_the_rarer_class(tmp_path):
     specs += ["averaging:of=principal,over=snapshots"]
     about = {"data": {"source": "breast_cancer", "rows": 300}}
     two = CONTENT | about | {"grid": CONTENT["grid"] | {"attacks": specs}}
-    rows = LoadedGrid(done(tmp_path / "grid", Experiment.model_validate(two))).attacks
+    rows = LoadedGrid(played(tmp_path / "grid", Experiment.model_validate(two))).attacks
     values = {(row.subject, row.measure): row.value for row in rows}
     assert set(values) == {(spec, one) for spec in specs for one in ("auc", "tpr_at_1_fpr")}
     for spec in specs[:1] + specs[2:]:
@@ -157,7 +140,7 @@ def test_scores_are_of_the_rarer_class(tmp_path):
 
 
 def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypatch):
-    folder = done(tmp_path / "grid", recorded(attacks="kmeans:starts=1"))
+    folder = played(tmp_path / "grid", recorded(attacks="kmeans:starts=1"))
     before = in_measure(LoadedGrid(folder).attacks, "accuracy")
     (victim,) = [cell for cell in folder.cells() if cell.victim == "none"]
     weights = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
@@ -168,20 +151,15 @@ def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypa
         return train_once(experiment, *arguments, **options)
 
     monkeypatch.setattr(training, "train", noted)
-    done(folder.path, recorded(attacks=["kmeans:starts=1", "surrogate"]))
+    played(folder.path, recorded(attacks=["kmeans:starts=1", "surrogate"]))
     assert trained == [("train",)]
     rows = in_measure(LoadedGrid(folder).attacks, "accuracy")
     assert [row for row in rows if row.subject == "kmeans:starts=1"] == before
     assert len(rows) == 2
     again = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
     assert again == weights
-    done(folder.path, recorded(attacks=["surrogate"]))
+    played(folder.path, recorded(attacks=["surrogate"]))
     assert len(trained) == 1
-
-
-def test_nobody_saw_the_training_of_an_owner():
-    with pytest.raises(UserError, match="where the owner trained alone nobody saw it"):
-        grid_cells(recorded(trained_by="owner"))
 
 
 def test_a_grid_has_no_bottom_to_attack_where_first_layers_are_shared():
@@ -232,7 +210,7 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
         "averaging:of=inversion:steps=5,over=queries": "the cuts of queries it repeats",
         "averaging:of=attribute": "the cuts of every epoch",
     }
-    folder = done(tmp_path / "grid", together(attacks=list(specs)))
+    folder = played(tmp_path / "grid", together(attacks=list(specs)))
     threats = {row.subject: row.threat for row in LoadedGrid(folder).attacks}
     assert list(threats) == list(specs)
     assert all(specs[attack] in told for attack, told in threats.items())
@@ -242,7 +220,7 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
 def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp_path):
     sums = {"secure": "sum", "merge": "sum"}
     specs = ["subtraction:of=inversion:steps=5", "pooled:of=kmeans:starts=1"]
-    folder = done(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
+    folder = played(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
     first, *_, last = LoadedGrid(folder).attacks
     assert first.measure == "mse"
     assert first.threat.startswith("A semi-honest label party, together with shop, in the")
@@ -259,7 +237,9 @@ def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp
         grid_cells(recorded(attacks="pooled"))
 
 
-@pytest.mark.parametrize("spec", ["averaging:over=snapshots", "averaging:of=inversion"])
+@pytest.mark.parametrize(
+    "spec", ["gradient_similarity", "averaging:over=snapshots", "averaging:of=inversion"]
+)
 def test_where_the_owner_trained_nobody_kept_anything(spec):
     with pytest.raises(UserError, match="where the owner trained alone nobody saw it"):
         grid_cells(together(attacks=[spec], grid={"trained_by": "owner"}))

@@ -192,7 +192,3 @@ def test_what_was_left_of_begun_cells_tells_nothing_of_the_others(tiny):
     remaining.add(cell("none", 1, tiny), 200.0)
     assert remaining.left_s([other]) == 1.0
     assert remaining.left_s([cell("none", 2, tiny), cell("dcor:alpha=1", 1, tiny)]) == 400.0
-
-
-def test_nothing_is_left_of_nothing(tiny):
-    assert RemainingTime(jobs=1).left_s([cell("none", 0, tiny)]) == 0.0

@@ -4,43 +4,32 @@ import json
 import statistics
 
 import pytest
+from attack_grids import content, played, with_grid
 from made_records import attacked
 
-from vfl.config import Experiment
 from vfl.core.storage import read_json, read_lines
-from vfl.experiments import GridFolder, write_results
-from vfl.experiments.attack_grid import grid_cells
+from vfl.experiments import write_results
 from vfl.experiments.attack_tables import searches_table
 from vfl.experiments.pages import build_report
 from vfl.experiments.results import LoadedGrid, records_of, table_of
-from vfl.experiments.scheduler import run_cells
 
 ADAPTIVE, PLAIN = "adaptive:at=cut+inputs,candidates=4", "logistic"
-CONTENT = {
-    "name": "searched",
-    "data": {"rows": 300},
-    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
-    "label": {"top": "linear"},
-    "train": {"epochs": 1, "learning_rate": 0.02},
-    "grid": {
+CONTENT = content(
+    {
         "defenses": ["layer_norm"],
         "attacks": [ADAPTIVE, PLAIN],
         "baselines": ["scratch"],
         "leaks": [3],
         "draws": 2,
-        "seeds": [0],
-        "pictures": 0,
     },
-}
+    data={"rows": 300},
+    train={"epochs": 1},
+)
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
-    experiment = Experiment.model_validate(CONTENT)
-    folder = GridFolder(tmp_path_factory.mktemp("grid") / "searched")
-    folder.write(experiment, grid_cells(experiment), "vfl grid searched.toml")
-    assert run_cells(folder, folder.cells()) == []
-    return folder
+    return played(tmp_path_factory.mktemp("grid") / "searched", with_grid(CONTENT))
 
 
 def test_the_report_lies_beside_each_score_of_the_search_alone(searched):

@@ -86,15 +86,6 @@ def test_a_study_repeats_its_split_from_its_own_record(tmp_path):
     assert GridFolder(tmp_path).experiment() == study.experiment
 
 
-def test_a_project_has_no_strata():
-    from vfl.config import check_project
-
-    with pytest.raises(ConfigError, match="feature parties have none"):
-        check_project(
-            Experiment.model_validate({"parties": {"a": {}}, "data": {"split": "stratified"}})
-        )
-
-
 @pytest.mark.parametrize("asked", ["auto,cpu=2", "auto,cpus=many", "auto,gpus=-1", "auto,cpus=0"])
 def test_what_a_cell_takes_of_a_cluster_is_checked_before_it_is_sought(asked):
     with pytest.raises(ConfigError) as caught:

@@ -11,8 +11,7 @@ import pytest
 
 from vfl.core.storage import read_json
 from vfl.experiments import is_done
-from vfl.experiments.scheduler import run_cells
-from vfl.experiments.workers import ProcessWorker
+from vfl.experiments.scheduler import ProcessWorker, run_cells
 
 pytestmark = pytest.mark.net
 ROOT = Path(__file__).parents[2]

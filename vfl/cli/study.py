@@ -303,7 +303,7 @@ def worker(
 ) -> None:
     """Do the cells whose names come on standard input; `--jobs` starts it."""
     from vfl.core.seeds import use_one_thread
-    from vfl.experiments.workers import serve
+    from vfl.experiments.scheduler import serve
 
     use_one_thread()
     serve(folder, device, outside)

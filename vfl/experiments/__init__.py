@@ -7,7 +7,7 @@ no torch. One cell of a grid, through files of this package:
 
     vfl grid FILE, vfl compare FILE     vfl/cli/study.py
       the cells, by name and digest     cells.py, comparison.py, scores.py
-      -> which are left, --jobs of them scheduler.py, workers.py
+      -> which are left, --jobs of them scheduler.py
       -> train one                      training.py -> vfl/training/run.py -> vfl/training/local.py
       -> attack it                      attack_grid.py -> attack_runner.py
            what an attack may see       scenarios.py -> vfl/attacks/cases.py -> vfl/attacks/view.py

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfl.config import CompareSettings, Experiment, GridSettings, read_experiment, to_toml
 from vfl.core.errors import ConfigError, RunFolderError
@@ -45,6 +45,7 @@ _SPELLING = 40
 HONEST = "none"
 
 Kind = Literal["codecs", "attacks", "value"]
+Table = TypeVar("Table", CompareSettings, GridSettings)
 
 
 @dataclass(frozen=True)
@@ -245,12 +246,8 @@ def settings_of(experiment: Experiment) -> CompareSettings:
     Raises:
         ConfigError: nothing says so.
     """
-    if experiment.compare is None:
-        raise ConfigError(
-            "nothing says which codecs are compared",
-            want="a table [compare] with codecs, or --codec SPEC --codec SPEC",
-        )
-    return experiment.compare
+    want = "a table [compare] with codecs, or --codec SPEC --codec SPEC"
+    return _said(experiment.compare, "which codecs are compared", want)
 
 
 def grid_settings_of(experiment: Experiment) -> GridSettings:
@@ -259,12 +256,14 @@ def grid_settings_of(experiment: Experiment) -> GridSettings:
     Raises:
         ConfigError: nothing says so.
     """
-    if experiment.grid is None:
-        raise ConfigError(
-            "nothing says what is attacked",
-            want="a table [grid] with defenses and attacks, or --defense SPEC --attack SPEC",
-        )
-    return experiment.grid.of_task(experiment.label.task)
+    want = "a table [grid] with defenses and attacks, or --defense SPEC --attack SPEC"
+    return _said(experiment.grid, "what is attacked", want).of_task(experiment.label.task)
+
+
+def _said(table: Table | None, what: str, want: str) -> Table:
+    if table is None:
+        raise ConfigError(f"nothing says {what}", want=want)
+    return table
 
 
 _DIGITS = 12

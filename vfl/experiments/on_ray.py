@@ -23,8 +23,8 @@ from vfl.core.errors import ConfigError, LostPeerError, UserError
 from vfl.core.storage import write_bytes, write_json
 from vfl.core.version import VERSION
 from vfl.experiments.cells import FAILURE, Cell, GridFolder
+from vfl.experiments.scheduler import rows_of, run_cell
 from vfl.experiments.training import DataCache
-from vfl.experiments.workers import rows_of, run_cell
 from vfl.transport.probe import round_trip_s
 
 if TYPE_CHECKING:

@@ -18,16 +18,6 @@ def model():
     return LinkModel(PARTIES, Wan(mbps=8, round_trip_ms=100))
 
 
-def test_a_round_trip(model):
-    model.receive("P1", model.send("P0", 1000))
-    assert model.now("P1") == pytest.approx(0.051)
-    assert model.now("P0") == 0  # a sender does not wait
-    model.receive("P0", model.send("P1", 2000))
-    assert model.now("P0") == pytest.approx(0.051 + 0.052)
-    assert model.hops == 2
-    assert model.bytes_sent() == {"P0": 1000, "P1": 2000, "P2": 0}
-
-
 def test_what_one_party_sends_shares_its_line_and_what_two_send_does_not(model):
     for target in ("P1", "P2"):
         model.receive(target, model.send("P0", 100_000))
@@ -37,15 +27,6 @@ def test_what_one_party_sends_shares_its_line_and_what_two_send_does_not(model):
         other.receive("P2", other.send(source, 100_000))
     assert other.now("P2") == pytest.approx(0.15)
     assert other.hops == 1
-
-
-def test_compute_delays_what_follows_it(model):
-    model.compute("P0", 1.0)
-    sent = model.send("P0", 1000)
-    model.compute("P1", 0.5)
-    model.receive("P1", sent)
-    assert model.now("P1") == pytest.approx(1.051)
-    assert model.seconds == model.now("P1")
 
 
 def test_three_hops_meet_the_limit_formula(model):
@@ -97,7 +78,7 @@ def play_by_turns(model, seed):
     ring = [("P0", "P1", "P2"), ("P1", "P2", "P0"), ("P2", "P0", "P1")]
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(play, *who) for who in ring[seed:] + ring[:seed]]:
-            done.result(5)
+            done.result(60)
     return {party: model.now(party) for party in PARTIES}
 
 
@@ -116,7 +97,7 @@ class ThreadLink:
         self._outgoing.put(frame)
 
     def receive(self):
-        return self._incoming.get(timeout=5)
+        return self._incoming.get(timeout=60)
 
 
 def test_clocks_do_not_depend_on_the_order_of_threads():
