@@ -30,7 +30,6 @@ from vfl.config.toml import Settings
 from vfl.core.errors import (
     AuthenticationError,
     ConfigError,
-    ConsentError,
     DataError,
     DisagreementError,
     MissingDataError,
@@ -43,26 +42,22 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import CONTROL
 from vfl.core.storage import (
     Seal,
-    append_line,
     load_weights,
-    locked,
-    private_folder,
-    read_lines,
     read_sealed_json,
     save_weights,
     weights_digest,
     write_sealed_json,
 )
 from vfl.core.version import VERSION
-from vfl.llm.file import LlmFile, LlmParty, LlmTerms
+from vfl.llm.file import LlmFile, LlmParty
+from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import Pick, PrivateLayers, greedy, layer_shapes
-from vfl.llm.two_party import Constant, Form, Growing, Role
+from vfl.llm.two_party import Constant, Growing, Role
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
 from vfl.session.identity import Identity, read_pins
-from vfl.session.witness import Witness
 from vfl.transport import (
     Admission,
     Credential,
@@ -88,7 +83,6 @@ CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
 _CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer"}
 _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
-_HOUR_S = 3600.0
 #: How much longer than the rejoin window a refusal may be that of an earlier process of ours.
 _GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
@@ -251,22 +245,6 @@ class _EnoughError(Exception):
     """The answer ends before its material does."""
 
 
-def shape_of(terms: LlmTerms) -> DecoderShape:
-    """The architecture that was agreed.
-
-    Raises:
-        ConfigError: the terms name no such shape.
-    """
-    kind = EncoderShape if "classes" in terms.shape else DecoderShape
-    try:
-        return kind(**terms.shape)  # type: ignore[arg-type]
-    except (TypeError, VFLError) as problem:
-        got = problem.what if isinstance(problem, VFLError) else "a setting that none has"
-        raise ConfigError(
-            "the terms' shape is no transformer's", where="[terms.shape]", got=got
-        ) from None
-
-
 def most_bytes(shape: DecoderShape, tokens: int) -> int:
     """No message about so many tokens, or of the weights, is larger."""
     weights = max(rows * outputs for _, (rows, outputs), _ in layer_shapes(shape))
@@ -286,12 +264,9 @@ class Party:
         self.file, self.terms, self.say = file, file.terms, say
         self.name: LlmParty = file.party
         self.role = ROLES[self.name]
-        self.shape = shape_of(file.terms)
-        terms = file.terms
-        self.form = Form(terms.mode, terms.shown_bytes, terms.first_bytes, terms.integer_bits)
-        self.folder = file.beside(file.store)
-        private_folder(self.folder)
-        self._witness = Witness(self.folder, self.name, "vfl llm restored FOLDER")
+        self.shape = self.terms.architecture
+        self.folder = file.store_path
+        self.ledger = questions_of(file)
         self._identity = Identity.kept_at(file.beside("identity.key"), _WRITTEN)
         self._pins = read_pins(
             file.beside("peers"), [each for each in PARTIES if each != self.name]
@@ -299,7 +274,7 @@ class Party:
         self._timeouts = Timeouts(
             step_s=file.patience_s, idle_s=file.patience_s, rejoin_window_s=file.rejoin_s
         )
-        most = most_bytes(self.shape, terms.limits.max_tokens)
+        most = most_bytes(self.shape, self.terms.limits.max_tokens)
         each = {
             Kind.ASK: _TALK_BYTES,
             Kind.DONE: _TALK_BYTES,
@@ -334,7 +309,7 @@ class Party:
         Args:
             poll: called every 0.05 s while nobody is here; what it raises ends this.
         """
-        with locked(self.folder):
+        with self.ledger.alone():
             hub, credentials = self.listen()
             try:
                 while True:
@@ -464,9 +439,7 @@ class Party:
             )
         if isinstance(self.shape, EncoderShape) and (asked.count, asked.texts) != (1, 1):
             raise DataError("a classifier takes one text at a time and answers with no tokens")
-        if asked.texts * each > self.terms.limits.max_tokens:
-            what = "tokens of questions and their answers"
-            raise _refused(what, asked.texts * each, "max_tokens", self.terms.limits)
+        self.terms.limits.require(max_tokens=asked.texts * each)
 
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
         """Sign fresh keys and check everybody else's; this party with the keys of each pair.
@@ -477,9 +450,9 @@ class Party:
         """
         parties = tuple(each for each in PARTIES if each == self.name or each in wires)
         binding = Binding(session, 0, self.terms.digest(), parties)
-        age = self._witness.announce(), self._witness.admit
+        age = self.ledger.witness.announce(), self.ledger.witness.admit
         agreement = Agreement(self.name, self._identity, self._pins, binding, *age)
-        role = Role(self.role, {ROLES[name]: wire for name, wire in wires.items()}, self.form)
+        role = Role(self.role, {ROLES[name]: wire for name, wire in wires.items()}, self.terms.form)
         for channel in role.channels.values():
             channel.send_bytes(agreement.offer, 0, "setup")
         offers: dict[str, bytes] = {self.name: agreement.offer}
@@ -531,8 +504,7 @@ class Party:
 
     def store(self, setup: str) -> MaterialStore:
         """The material of a sharing."""
-        seal = Seal("offline material", self.name, setup)
-        return MaterialStore(self.folder / f"material-{setup}", seal)
+        return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
 
     def layers(self, setup: str) -> PrivateLayers:
         """What was shared once per weights.
@@ -581,9 +553,9 @@ class Party:
         What it holds may have been used since the copy was made, so all of it is removed, and the
         next dealing shares the weights anew.
         """
-        with locked(self.folder):
+        with self.ledger.alone():
             self._remove_all_but(None)
-            self._witness.restored(0.0)
+            self.ledger.witness.restored(0.0)
 
     def _remove_all_but(self, setup: str | None) -> None:
         """Remove every other sharing of the weights, with its material."""
@@ -615,7 +587,6 @@ class Owner(Party):
             )
         self._model = model
         self._digest = weights_digest(model.state_dict())
-        self._asked = self.folder / "asked.jsonl"
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         account = Account()
@@ -635,14 +606,13 @@ class Owner(Party):
 
     def _deal(self, wire: Wire, asked: Talk) -> None:
         known = self._known()
-        waiting, limits = asked.questions * asked.texts, self.terms.limits
+        waiting = asked.questions * asked.texts
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
                 store.take(name)  # the user has no half of it: its dealing was cut off
             waiting += sum(_texts_in(name) for name in store.names())
-        if waiting > limits.max_dealt:
-            raise _refused("questions that are dealt", waiting, "max_dealt", limits)
+        self.terms.limits.require(max_dealt=waiting)
         account = Account()
         with ExitStack() as streams:
             dealer = self._open(streams, "dealer", account)
@@ -677,7 +647,8 @@ class Owner(Party):
         both = sorted(set(theirs) & set(store.names() if store else ()))
         session = asked.session + secrets.token_hex(16)
         plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-        self._consent(asked.texts)  # before anything is dealt for what would be refused
+        # Before anything is dealt for what would be refused.
+        self.ledger.require(self._digest, asked.texts, self.terms.limits)
         if not both:
             wire.send_talk(plan)
             return
@@ -685,8 +656,7 @@ class Owner(Party):
             wires = self.called_to_count(streams, {"user": wire}, plan, account)
             wire.send_talk(plan)
             role, material = self.take(wires, plan)
-        sizes = {name: getattr(asked, name) for name in ("prompt_tokens", "count", "texts")}
-        append_line(self._asked, {"at": time.time(), "weights": self._digest, **sizes})
+        self.ledger.count(self._digest, asked.texts)
         account.phase = "online"
         program = _program(self.layers(known), _blank(asked), asked.count, ends=wire.ends)
         began = time.monotonic()
@@ -700,26 +670,7 @@ class Owner(Party):
     def restored(self) -> None:
         """Likewise; all questions that the limits allow for these weights count as answered."""
         super().restored()
-        spent = {"texts": self.terms.limits.max_questions, "weights": self._digest}
-        append_line(self._asked, {"at": time.time(), **spent})
-
-    def _consent(self, more: int) -> None:
-        """So many more questions are within the limits.
-
-        Raises:
-            ConsentError: it is not.
-        """
-        now, limits = time.time(), self.terms.limits
-        lines = read_lines(self._asked) if self._asked.exists() else ()
-        before = [
-            (one["at"], one.get("texts", 1)) for one in lines if one["weights"] == self._digest
-        ]
-        ever = more + sum(texts for _, texts in before)
-        recent = more + sum(texts for at, texts in before if at > now - _HOUR_S)
-        if ever > limits.max_questions:
-            raise _refused("questions", ever, "max_questions", limits)
-        if recent > limits.questions_per_hour:
-            raise _refused("questions within an hour", recent, "questions_per_hour", limits)
+        self.ledger.count(self._digest, self.terms.limits.max_questions)
 
 
 class Dealer(Party):
@@ -741,9 +692,7 @@ class Dealer(Party):
         if any(getattr(theirs, name) != getattr(plan, name) for name in same):
             raise DisagreementError("the model owner and the user want different things")
         self.require_within(plan)
-        limits = self.terms.limits
-        if (dealt := len(plan.names) * plan.texts) > limits.max_dealt:
-            raise _refused("questions that are dealt", dealt, "max_dealt", limits)
+        self.terms.limits.require(max_dealt=len(plan.names) * plan.texts)
         role = self.meet(wires, plan.session)
         if plan.task == "ask":
             self._count(wires, plan, known)
@@ -1045,16 +994,6 @@ def _pair(*names: LlmParty) -> str:
     'owner and user'
     """
     return " and ".join(sorted(names, key=PARTIES.index))
-
-
-def _refused(what: str, got: int, limit: str, limits: Any) -> ConsentError:
-    return ConsentError(
-        f"the terms do not allow so many {what}",
-        where=f"terms.limits.{limit}",
-        got=str(got),
-        want=f"at most {getattr(limits, limit)}",
-        fix="ask for fewer, or agree with the owner on other terms",
-    )
 
 
 def _bytes(path: Path) -> bytes:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from vfl.core.errors import DataError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
-from vfl.core.storage import Seal, weights_digest
+from vfl.core.storage import weights_digest
 from vfl.llm.material import MaterialStore
 from vfl.llm.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
 from vfl.models.decoder import (
@@ -516,10 +516,7 @@ class PrivateTransformer(Generic[_Model]):
         terms = {"model": repr(model.shape), "form": repr(form)}
         self.parties = LocalRoles(form, terms, timeout_s)
         run = weights_digest({**model.state_dict(), repr(terms): torch.zeros(1)})[:32]
-        self._stores = [
-            MaterialStore(root / NAMES[role], Seal("offline material", NAMES[role], run))
-            for role in (P0, P1)
-        ]
+        self._stores = [MaterialStore(root / NAMES[role], NAMES[role], run) for role in (P0, P1)]
         self._layers = self.parties.run(
             lambda party: PrivateLayers.share(
                 party, model.shape, model if party.role == P0 else None

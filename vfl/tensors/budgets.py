@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pydantic import Field
 
 from vfl.config.toml import Settings
 from vfl.core.errors import UserError
-from vfl.core.storage import locked, private_folder
 from vfl.privacy.accountants import GaussianSteps
 from vfl.session.spending import Spending
 
@@ -51,17 +49,6 @@ class BudgetLedger(Spending[Table]):
     """
 
     kind, form = "privacy of a worker's tables", Table
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Be the only process that spends from these budgets.
-
-        Raises:
-            RunFolderError: another worker does.
-        """
-        with locked(self.folder):
-            private_folder(self.folder)
-            yield
 
     def spent(self, name: str) -> list[GaussianSteps]:
         """The steps that were taken of a table.
