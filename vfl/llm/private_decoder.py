@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.errors import DataError
+from vfl.core.errors import DataError, ProtocolError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 from vfl.core.storage import weights_digest
@@ -208,7 +208,14 @@ class PrivateLayers:
         ring = _LAST + _LAST_WEIGHT + party.form.integer_bits + _GUARD
         last = self._normed(party, x, "norm", ring, _LAST)
         scores = party.multiply(last, self.constants["head"])
-        return party.choose(scores, pick, shown=_SCORE_SEEN)
+        tokens = party.choose(scores, pick, shown=_SCORE_SEEN)
+        if not all(0 <= token < self.shape.vocabulary for token in tokens):
+            raise ProtocolError(
+                "the model owner answered with a token that the model lacks",
+                want=f"each from 0 to {self.shape.vocabulary - 1}",
+                fix="ask another owner: this one does not follow the protocol",
+            )
+        return tokens
 
     def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
         """Logits of the classes of one text, at P1; zeros elsewhere. The shape is an encoder's."""
