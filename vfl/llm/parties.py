@@ -58,6 +58,7 @@ from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
 from vfl.session.identity import Identity, read_pins
+from vfl.session.witness import MOST, Witness
 from vfl.transport import (
     Admission,
     Credential,
@@ -112,6 +113,8 @@ class Talk(Settings):
         fresh: whether the weights are shared anew.
         names: of material.
         spent: bytes and messages between others, by phase.
+        known: the largest count of the receiver's store that the sender has met. A store that went
+            back would reach it by announcing often enough; so its own party refuses.
     """
 
     version: str = Field(default=VERSION, max_length=32)
@@ -126,6 +129,7 @@ class Talk(Settings):
     fresh: bool = Field(default=False, strict=True)
     names: tuple[_Name, ...] = Field(default=(), max_length=4096)
     spent: dict[str, tuple[_Spent, _Spent]] = Field(default={}, max_length=4)
+    known: int = Field(default=0, ge=0, lt=MOST, strict=True)
 
     @property
     def kind(self) -> str:
@@ -177,11 +181,19 @@ class Wire:
     Args:
         link: to another party.
         account: where it counts.
-        pair: who talks with whom.
+        parties: whose end it is, and who is at the other.
+        witness: of this end's store.
     """
 
-    def __init__(self, link: TransportLink, account: Account, pair: str) -> None:
-        self._link, self._account, self._pair = link, account, pair
+    def __init__(
+        self,
+        link: TransportLink,
+        account: Account,
+        parties: tuple[LlmParty, LlmParty],
+        witness: Witness,
+    ) -> None:
+        self._link, self._account, self._witness = link, account, witness
+        self._peer, self._pair = parties[1], " and ".join(sorted(parties, key=PARTIES.index))
         self._ahead: deque[Frame] = deque()
 
     def send(self, frame: Frame) -> None:
@@ -210,6 +222,8 @@ class Wire:
 
     def send_talk(self, talk: Talk, kind: Kind = Kind.ASK) -> None:
         """Send what comes before a computation."""
+        known = self._witness.read().peers.get(self._peer, 0)
+        talk = talk.model_copy(update={"known": known})
         self.send(Frame(kind, payload=talk.model_dump_json().encode()))
 
     def receive_talk(self, kind: Kind = Kind.ASK) -> Talk:
@@ -217,14 +231,17 @@ class Wire:
 
         Raises:
             ProtocolError: something else came.
+            RolledBackError: the other end has met more of this store than the store knows of.
         """
         frame = self.receive()
         if frame.kind is not kind:
             raise ProtocolError("a message out of turn", got=frame.kind.name, want=kind.name)
         try:
-            return Talk.model_validate_json(bytes(frame.payload))
+            talk = Talk.model_validate_json(bytes(frame.payload))
         except ValidationError:
             raise ProtocolError("a request of an unknown form came before a computation") from None
+        self._witness.require(talk.known, _CALLED[self._peer])
+        return talk
 
     def fail(self, error: BaseException) -> None:
         """Tell the other end what went wrong here, then close; of a bug no more than its type."""
@@ -284,6 +301,10 @@ class Party:
         self._limits = LinkLimits(up=each, down=each)
 
     # Streams.
+
+    def wire(self, link: TransportLink, peer: LlmParty, account: Account) -> Wire:
+        """A link to another party."""
+        return Wire(link, account, (self.name, peer), self.ledger.witness)
 
     def listen(self) -> tuple[TcpHub, dict[str, Credential]]:
         """The party's hub, and what its callers must show."""
@@ -366,7 +387,7 @@ class Party:
                     _CALLED[peer],
                     self._limits,
                 )
-                return Wire(link, account, _pair(self.name, peer))
+                return self.wire(link, peer, account)
             except AuthenticationError as refusal:
                 # It may still wait for an earlier process of ours; a certificate has a place.
                 if refusal.where is not None:
@@ -590,7 +611,7 @@ class Owner(Party):
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         account = Account()
-        wire = wires["user"] = Wire(hub.link("user"), account, "owner and user")
+        wire = wires["user"] = self.wire(hub.link("user"), "user", account)
         asked = wire.receive_talk()
         self.check(asked)
         self.require_within(asked)
@@ -677,7 +698,7 @@ class Dealer(Party):
     """The dealer: works before the question is asked, counts its material, sees nothing of it."""
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
-        owner = wires["owner"] = Wire(hub.link("owner"), Account(), "owner and dealer")
+        owner = wires["owner"] = self.wire(hub.link("owner"), "owner", Account())
         plan = owner.receive_talk()
         self.check(plan)
         known = str(self.setup().get("setup", ""))
@@ -685,7 +706,7 @@ class Dealer(Party):
             owner.send_talk(self.talk("deal", 1, 1, setup=known))
             plan = owner.receive_talk()
         hub.wait_all(["user"], self.file.patience_s, partial(owner.watch, hub.link("owner")))
-        user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
+        user = wires["user"] = self.wire(hub.link("user"), "user", Account())
         theirs = user.receive_talk()
         self.check(theirs)
         same = ("task", "session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
@@ -985,15 +1006,6 @@ def _blank(asked: Talk) -> list[list[int]]:
 def _sizes(asked: Talk) -> str:
     what = "a question" if asked.texts == 1 else f"{asked.texts} questions side by side"
     return f"{what}, {asked.prompt_tokens} tokens and {asked.count} answered"
-
-
-def _pair(*names: LlmParty) -> str:
-    """Who talks with whom.
-
-    >>> _pair("user", "owner")
-    'owner and user'
-    """
-    return " and ".join(sorted(names, key=PARTIES.index))
 
 
 def _bytes(path: Path) -> bytes:

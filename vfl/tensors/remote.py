@@ -153,7 +153,9 @@ class Pool:
         self._workers = {name: RemoteWorker(self, name) for name in names}
         self._of_session: dict[str, Sequence[RemoteWorker]] = {}
         self._browser: Any = None
-        self._witness = None if store is None else Witness(store, "whoever leads", BudgetLedger.restored_by)
+        self._witness = (
+            None if store is None else Witness(store, "whoever leads", BudgetLedger.restored_by)
+        )
 
     def write_tickets(self, folder: Path) -> None:
         """A file for each worker: NAME.ticket."""
