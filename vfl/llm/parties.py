@@ -52,8 +52,8 @@ from vfl.core.version import VERSION
 from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
-from vfl.llm.private_decoder import Pick, PrivateLayers, greedy, layer_shapes
-from vfl.llm.two_party import Constant, Growing, Role
+from vfl.llm.private_decoder import OnToken, Pick, PrivateLayers, greedy, layer_shapes
+from vfl.llm.two_party import Constant, Role
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
@@ -89,9 +89,6 @@ _GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
 _PARTS = ("weight", "bias", "masked", "mask")
-
-#: Called with a question's number and its next token; True ends that answer.
-OnToken = Callable[[int, int], bool]
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,80}$")]
@@ -679,7 +676,8 @@ class Owner(Party):
             role, material = self.take(wires, plan)
         self.ledger.count(self._digest, asked.texts)
         account.phase = "online"
-        program = _program(self.layers(known), _blank(asked), asked.count, ends=wire.ends)
+        layers = self.layers(known)
+        program = _program(layers, _blank(asked), asked.count, wants=lambda going: not wire.ends())
         began = time.monotonic()
         with suppress(_EnoughError):
             role.answer(program, material)
@@ -951,37 +949,31 @@ def _program(
     count: int,
     pick: Pick | None = None,
     on_token: OnToken = lambda text, token: False,
-    ends: Callable[[], bool] = lambda: False,
+    wants: Callable[[bool], bool] = lambda going: going,
 ) -> Callable[[Role], Tensor | None]:
-    """Answers token by token, or a classification, for a party.
+    """Answers token by token, or a classification, for a party; see `PrivateLayers.answer`.
 
     Args:
         layers: the party's.
         prompts: at P1 the tokens of questions of one length, elsewhere as many zeros.
         count: of tokens, at most.
         pick: at P1.
-        on_token: at P1, online: called with a question's number and its token; True ends that
-            answer.
-        ends: at P0, online: whether P1 has ended all of it.
+        on_token: at P1.
+        wants: whether P1 goes on, given whether this party would; at P0, online, P1 says so.
     """
 
-    def classified(party: Role) -> Tensor | None:
-        return layers.classify(party, prompts[0], [0] * len(prompts[0]))
+    def goes_on(going: bool) -> bool:
+        if not wants(going):
+            raise _EnoughError
+        return True
 
-    def answered(party: Role) -> None:
-        caches = [(Growing(), Growing()) for _ in range(layers.shape.layers)]
-        step, start, going = prompts, 0, [True] * len(prompts)
-        for done in range(count):
-            if done and ends():
-                raise _EnoughError
-            tokens = layers.next_tokens(party, step, start, caches, pick)
-            for text, token in enumerate(tokens):
-                going[text] = going[text] and not on_token(text, token)
-            if not any(going) and done + 1 < count:
-                raise _EnoughError
-            start, step = start + len(step[0]), [[token] for token in tokens]
+    def program(party: Role) -> Tensor | None:
+        if isinstance(layers.shape, EncoderShape):
+            return layers.classify(party, prompts[0], [0] * len(prompts[0]))
+        layers.answer(party, prompts, count, pick, on_token, goes_on)
+        return None
 
-    return classified if isinstance(layers.shape, EncoderShape) else answered
+    return program
 
 
 def _kind(prompt_tokens: int, count: int, texts: int) -> str:
