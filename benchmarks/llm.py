@@ -38,7 +38,7 @@ from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, ConfigError, DataError
 from vfl.core.seeds import generator, use_one_thread
-from vfl.llm.file import LlmLimits, LlmParty, read_llm_file
+from vfl.llm.file import LlmParty, read_llm_file
 from vfl.llm.parties import PARTIES, ROLES, User
 from vfl.llm.pretrained import load_pretrained, save_decoder
 from vfl.llm.private_decoder import PrivateDecoder, linear_layers
@@ -294,7 +294,6 @@ class _Bench:
         standing: dict[LlmParty, str] = {"owner": ports[0], "dealer": ports[1]}
         at = {name: NAMES[ROLES[name]] for name in PARTIES}
         listening = {name: f"{network.host(at[name])}:{port}" for name, port in standing.items()}
-        limits = LlmLimits(max_tokens=len(self._prompts[0]) + self._count)
         project = self._folder / "project"
         write_llm_project(
             project,
@@ -302,7 +301,7 @@ class _Bench:
             self._model,
             owner=listening["owner"],
             dealer=listening["dealer"],
-            limits=limits,
+            limits={"max_tokens": len(self._prompts[0]) + self._count},
             dealer_counts=False,  # what is compared is the computation, between two parties
         )
         start_standing(project, held, lambda name: network.command(at[name]))

@@ -474,12 +474,6 @@ def test_a_model_of_another_shape_and_a_missing_key_are_found_at_the_start(parti
         llm.Dealer(project.file("dealer"), print)
 
 
-def test_an_unknown_setting_of_the_shape_is_named(parties):
-    terms = parties().file("user").terms
-    with pytest.raises(ConfigError, match="shape"):
-        llm.shape_of(terms.model_copy(update={"shape": {"vocabulary": 9, "wings": 2}}))
-
-
 def test_byte_pairs_come_back_as_text(tmp_path):
     pairs = BytePairs([(ord("a"), ord("b")), (256, ord("c")), (32, 257)])
     for text in ("abc abcab", "é ab\n\n x", ""):

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from vfl.core.errors import ReusedPadError, RingRangeError, RunFolderError, WidthError
 from vfl.core.frame import HEADER_BYTES
-from vfl.core.storage import Seal
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import gated_silu, mixture, scores_of, softmax
 from vfl.llm.two_party import (
@@ -515,16 +514,13 @@ def test_material_is_of_one_program(table):
         table.answer(lambda party: (program(party), program(party)), material)
 
 
-SEAL = Seal("offline material", "P1", "model")
-
-
 def test_material_is_used_once_also_after_a_restart(tmp_path):
     material = [torch.arange(5), torch.ones(2, 3, dtype=torch.int64)]
-    store = MaterialStore(tmp_path / "P1", SEAL)
+    store = MaterialStore(tmp_path / "P1", "P1", "model")
     store.put("a", material)
     store.put("b", material)
     assert all(torch.equal(x, y) for x, y in zip(store.take("a"), material, strict=True))
-    for again in (store, MaterialStore(tmp_path / "P1", SEAL)):
+    for again in (store, MaterialStore(tmp_path / "P1", "P1", "model")):
         with pytest.raises(ReusedPadError, match="used before"):
             again.take("a")
         with pytest.raises(ReusedPadError, match="dealt before"):
@@ -533,7 +529,7 @@ def test_material_is_used_once_also_after_a_restart(tmp_path):
     for name in ("c", "../P1/b"):
         with pytest.raises(ReusedPadError, match="never dealt"):
             store.take(name)
-    assert len(MaterialStore(tmp_path / "P1", SEAL).take("b")) == 2
+    assert len(MaterialStore(tmp_path / "P1", "P1", "model").take("b")) == 2
 
 
 def _refuse(path, **_):
@@ -542,7 +538,7 @@ def _refuse(path, **_):
 
 def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
     """Between the mark and the end of `take`: the content may be left, and is not given."""
-    store = MaterialStore(tmp_path, SEAL)
+    store = MaterialStore(tmp_path, "P1", "model")
     store.put("a", [torch.arange(5)])
     monkeypatch.setattr(
         "pathlib.Path.unlink", lambda self, **_: (_ for _ in ()).throw(OSError("no"))
@@ -550,7 +546,7 @@ def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no"):
         store.take("a")
     monkeypatch.undo()
-    again = MaterialStore(tmp_path, SEAL)
+    again = MaterialStore(tmp_path, "P1", "model")
     assert again.names() == []
     with pytest.raises(ReusedPadError):
         again.take("a")
@@ -558,12 +554,12 @@ def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
 
 
 def test_material_is_private_and_of_its_weights(tmp_path):
-    store = MaterialStore(tmp_path / "new", SEAL)
+    store = MaterialStore(tmp_path / "new", "P1", "model")
     store.put("a", [torch.arange(5)])
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()} == {0o600}
     with pytest.raises(RunFolderError):
-        MaterialStore(tmp_path / "new", Seal("offline material", "P1", "other")).take("a")
+        MaterialStore(tmp_path / "new", "P1", "other").take("a")
 
 
 def test_headers_are_counted(table):

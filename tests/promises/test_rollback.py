@@ -188,11 +188,9 @@ def test_a_model_owner_counts_every_question(asked):
     asked.end("owner")
     put_back(copy, store)
     asked.start("owner")
-    try:
-        asked.user().ask([7, 3, 9, 41], 1)
-    except VFLError:
-        return
-    raise BrokenPromiseError("3 questions were answered where the owner allows 2")
+    for _ in range(4):  # a count that grows with each attempt does not come to be believed
+        with refused("3 questions were answered where the owner allows 2", "V411"):
+            asked.user().ask([7, 3, 9, 41], 1)
 
 
 def test_no_material_answers_two_questions_after_both_ends_went_back(dealt):

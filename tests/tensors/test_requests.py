@@ -28,7 +28,7 @@ GOOD = {
     "split": (1, 16, [KEY, KEY]), "masked": (1, 2, 16, [KEY, KEY]),
     "sit": ("s", 0, 2, False, [["a", KEY], ["b", KEY], ["c", KEY]]),
     "perform": ("s", "clone", [1], []), "private_step": (STEP,), "vote": ("t", ONE, 2.0),
-    "tally": ([1], 0.0),
+    "tally": ([1], 0.0), "age": (0,),
 }  # fmt: skip
 #: Parameters that pass, of every step with a number.
 GOOD_STEPS = {

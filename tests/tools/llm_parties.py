@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.emulation import TcpProxy
-from vfl.llm.file import LlmLimits, read_llm_file
+from vfl.llm.file import read_llm_file
 from vfl.llm.parties import Dealer, Owner, User
 from vfl.llm.pretrained import load_pretrained, save_decoder
 from vfl.llm.project import free_addresses, write_llm_project
@@ -43,14 +43,12 @@ class LlmParties:
             folder = root / "model"
             save_decoder(folder, self.model)
         self.owner, self.dealer = free_addresses(2)
-        limits = LlmLimits(**options.pop("limits", {}))
         write_llm_project(
             self.folder,
             self.model.shape,
             folder,
             owner=self.owner,
             dealer=self.dealer,
-            limits=limits,
             **options,
         )
         self.said = {name: [] for name in ("owner", "user", "dealer")}

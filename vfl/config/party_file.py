@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -272,7 +272,39 @@ class IdentityKeys(Settings):
     peers: str = "peers"
 
 
-class PartyFile(Settings):
+class OwnFile(Settings):
+    """A file that one party keeps to itself; a subclass says what stands in it."""
+
+    _path: Path | None = PrivateAttr(default=None)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read it; relative paths in it start at its own folder.
+
+        Raises:
+            ConfigError: the file is missing, or holds mistakes (all are listed).
+        """
+        found = read_toml(path, cls)
+        found._path = path.resolve()
+        return found
+
+    def beside(self, name: str) -> Path:
+        """A path as the file means it: relative to its own folder."""
+        return self._path.parent / name if self._path else Path(name)
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        assert self._path is not None, "it was read from a file"
+        return self._path
+
+    @property
+    def locations(self) -> Locations:
+        """Where the settings stand in the file."""
+        return Locations.of(self._path) if self._path else Locations()
+
+
+class PartyFile(OwnFile):
     """Everything one party says about itself.
 
     Attributes:
@@ -298,23 +330,12 @@ class PartyFile(Settings):
     serve: ServeSettings | None = None
     node: Node = Node()
     identity: IdentityKeys = IdentityKeys()
-    _path: Path | None = PrivateAttr(default=None)
 
     @property
     def table(self) -> OwnData:
         """What it says of its table; only a party with data is asked."""
         assert self.data is not None, "this party has no table"
         return self.data
-
-    def beside(self, name: str) -> Path:
-        """A path as the file means it: relative to its own folder."""
-        return self._path.parent / name if self._path else Path(name)
-
-    @property
-    def path(self) -> Path:
-        """The file itself."""
-        assert self._path is not None, "it was read from a file"
-        return self._path
 
     @property
     def ranks(self) -> int:
@@ -339,11 +360,6 @@ class PartyFile(Settings):
         """Host and port of `node.ranks_at`; None where all ranks are on one machine."""
         host, _, port = self.node.ranks_at.rpartition(":")
         return (host.strip("[]"), int(port)) if host else None
-
-    @property
-    def locations(self) -> Locations:
-        """Where the settings stand in the file."""
-        return Locations.of(self._path) if self._path else Locations()
 
     @property
     def source_path(self) -> Path | str:
@@ -396,14 +412,8 @@ def tidy_store(store: Path) -> None:
 
 
 def read_party_file(path: Path) -> PartyFile:
-    """Read a party file; relative paths in it start at its own folder.
-
-    Raises:
-        ConfigError: the file is missing, or holds mistakes (all are listed).
-    """
-    party = read_toml(path, PartyFile)
-    party._path = path.resolve()
-    return party
+    """Read a party file; see `OwnFile.read`."""
+    return PartyFile.read(path)
 
 
 def is_party_file(path: Path) -> bool:

@@ -280,6 +280,16 @@ class Project:
         return self._label_file if name == self._public["label"]["party"] else self._own[name]
 
 
+def require_new(folder: Path) -> None:
+    """Refuse to write a project where something is.
+
+    Raises:
+        RunFolderError: the folder holds something already.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
+
+
 def write_project(
     folder: Path,
     experiment: Experiment,
@@ -300,8 +310,7 @@ def write_project(
         RunFolderError: the folder holds something already.
         UserError: a party has a name that cannot name its files.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
+    require_new(folder)
     label = LabelFolder(folder / "label")
     nodes = node_parties(experiment)
     if "label" in nodes:
@@ -320,7 +329,8 @@ def write_project(
             shutil.copy(label.certificates / "ca.pem", own / "ca.pem")
             shutil.move(label.certificates / f"{name}.key", own / "node.key")
             shutil.move(label.certificates / f"{name}.pub", label.keys / f"{name}.pub")
-    _write_identities(folder, nodes)
+    for name, identity in write_identities(folder, nodes).items():
+        identity.public.keep_at(folder / name / "identity.pub")
     _write_readme(folder, experiment)
     return label
 
@@ -360,15 +370,15 @@ def node_parties(experiment: Experiment) -> list[str]:
     return [*experiment.feature_parties, *(name for name in more if name is not None)]
 
 
-def _write_identities(folder: Path, parties: Sequence[str]) -> None:
-    """An identity key for each party that has a node, and everybody's public one at the others."""
-    for name in parties:
-        identity = Identity.fresh()
+def write_identities(folder: Path, parties: Sequence[str]) -> dict[str, Identity]:
+    """Give each party's folder an identity key, and the others' public ones to pin; the keys."""
+    identities = {name: Identity.fresh() for name in parties}
+    for name, identity in identities.items():
         identity.keep_at(folder / name / "identity.key")
-        identity.public.keep_at(folder / name / "identity.pub")
         for other in parties:
             if other != name:
                 identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
+    return identities
 
 
 def _experiment_text(experiment: Experiment) -> str:

@@ -83,28 +83,20 @@ def init(
     Each has its llm.toml with the terms, an identity key, and what it needs to know of the others.
     The limits are what the owner consents to. Move each folder to its party's machine.
     """
-    from vfl.config.toml import check
-    from vfl.llm.file import LlmLimits
     from vfl.llm.pretrained import load_pretrained
     from vfl.llm.project import write_llm_project
 
-    limits = check(
-        {
+    write_llm_project(
+        folder,
+        load_pretrained(model).shape,
+        model,
+        owner=owner,
+        dealer=dealer,
+        limits={
             "max_questions": max_questions,
             "questions_per_hour": questions_per_hour,
             "max_tokens": max_tokens,
         },
-        LlmLimits,
-        "the limits",
-    )
-    shape = load_pretrained(model).shape
-    write_llm_project(
-        folder,
-        shape,
-        model,
-        owner=owner,
-        dealer=dealer,
-        limits=limits,
         mode=mode,
         integer_bits=integer_bits,
         dealer_counts=dealer_counts,
@@ -251,7 +243,7 @@ def demo(
     """
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
-    from vfl.llm.file import LlmLimits, read_llm_file
+    from vfl.llm.file import read_llm_file
     from vfl.llm.pretrained import load_pretrained
     from vfl.llm.project import (
         demo_model,
@@ -268,14 +260,13 @@ def demo(
     plain = load_pretrained(model)
     owner, dealer = free_addresses(2)
     prompt = read_tokenizer(model).encode(question)
-    limits = LlmLimits(max_tokens=len(prompt) + max_tokens)
     write_llm_project(
         folder,
         plain.shape,
         model,
         owner=owner,
         dealer=dealer,
-        limits=limits,
+        limits={"max_tokens": len(prompt) + max_tokens},
         mode=mode,
         integer_bits=integer_bits,
     )
@@ -338,11 +329,10 @@ def _answered(user: User, max_tokens: int) -> int:
 
 
 def _user(held: ExitStack, file: LlmFile) -> User:
-    from vfl.core.storage import locked
     from vfl.llm.parties import User
 
     user = User(file, say)
-    held.enter_context(locked(user.folder))
+    held.enter_context(user.ledger.alone())
     return user
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
-from vfl.config.toml import Settings, read_toml, with_port
-from vfl.core.errors import ConfigError
+from vfl.config.party_file import OwnFile
+from vfl.config.toml import Settings, with_port
+from vfl.core.errors import ConsentError, VFLError
 from vfl.llm.product import LLM_FILE
+from vfl.llm.two_party import Form
+from vfl.models.decoder import DecoderShape, EncoderShape
 
 LlmParty = Literal["owner", "user", "dealer"]
 Address = Annotated[
@@ -23,6 +27,19 @@ _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Real = Annotated[float, Field(ge=0, le=1e9)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
+#: What each limit counts.
+_COUNTED = {
+    "max_questions": "questions",
+    "questions_per_hour": "questions within an hour",
+    "max_tokens": "tokens of questions and their answers",
+    "max_dealt": "questions that are dealt",
+}
+#: Addresses that a party's file has to name.
+_ADDRESSES: dict[LlmParty, tuple[str, ...]] = {
+    "owner": ("listen", "dealer"),
+    "user": ("owner", "dealer"),
+    "dealer": ("listen",),
+}
 
 
 class LlmLimits(Settings):
@@ -41,6 +58,40 @@ class LlmLimits(Settings):
     max_tokens: _Count = 256
     max_dealt: Annotated[int, Field(ge=1, le=256)] = 64
 
+    def require(self, **asked: int) -> None:
+        """Refuse more than the limits of these names allow.
+
+        Raises:
+            ConsentError: it names the first that is too much.
+        """
+        for limit, got in asked.items():
+            if got > (most := getattr(self, limit)):
+                raise ConsentError(
+                    f"the terms do not allow so many {_COUNTED[limit]}",
+                    where=f"terms.limits.{limit}",
+                    got=str(got),
+                    want=f"at most {most}",
+                    fix="ask for fewer, or agree with the owner on other terms",
+                )
+
+
+def of_terms(terms: LlmTerms) -> Iterator[str]:
+    """The architecture, and how numbers are sent."""
+    try:
+        _ = terms.architecture
+    except (TypeError, VFLError) as problem:
+        why = problem.what if isinstance(problem, VFLError) else "a setting that none has"
+        yield f"shape is no transformer's: {why}"
+    if terms.first_bytes < terms.shown_bytes:
+        yield f"first_bytes = {terms.first_bytes} is less than shown_bytes = {terms.shown_bytes}"
+
+
+def of_llm_file(file: LlmFile) -> Iterator[str]:
+    """Who reaches whom."""
+    for name in _ADDRESSES[file.party]:
+        if getattr(file, name) is None:
+            yield f"the file of the {file.party} has no '{name}'"
+
 
 class LlmTerms(Settings):
     """What all three parties have alike.
@@ -58,6 +109,8 @@ class LlmTerms(Settings):
         limits: what the model owner consents to.
     """
 
+    held_to: ClassVar = (of_terms,)
+
     project: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
     shape: dict[str, _Token | _Real | bool | str] = Field(max_length=64)
     labels: tuple[Annotated[str, StringConstraints(max_length=200)], ...] = Field(
@@ -71,13 +124,24 @@ class LlmTerms(Settings):
     dealer_counts: bool = False
     limits: LlmLimits = LlmLimits()
 
+    @property
+    def architecture(self) -> DecoderShape:
+        """The shape, checked."""
+        kind = EncoderShape if "classes" in self.shape else DecoderShape
+        return kind(**self.shape)  # type: ignore[arg-type]
+
+    @property
+    def form(self) -> Form:
+        """How the protocols compute."""
+        return Form(self.mode, self.shown_bytes, self.first_bytes, self.integer_bits)
+
     def digest(self) -> str:
         """SHA-256 of all of it."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-class LlmFile(Settings):
+class LlmFile(OwnFile):
     """Everything one party says about itself.
 
     Attributes:
@@ -91,6 +155,8 @@ class LlmFile(Settings):
         rejoin_s: how long a stream that was cut may take to come back.
     """
 
+    held_to: ClassVar = (of_llm_file,)
+
     party: LlmParty
     model: str | None = None
     tokenizer: str = "."
@@ -101,24 +167,15 @@ class LlmFile(Settings):
     patience_s: _Seconds = 60.0
     rejoin_s: _Seconds = 8.0
     terms: LlmTerms
-    _path: Path | None = PrivateAttr(default=None)
 
-    def beside(self, name: str) -> Path:
-        """A path as the file means it: relative to its own folder."""
-        return self._path.parent / name if self._path else Path(name)
+    @property
+    def store_path(self) -> Path:
+        """The store's path."""
+        return self.beside(self.store)
 
     def address(self, name: Literal["listen", "owner", "dealer"]) -> tuple[str, int]:
-        """Host and port of a setting.
-
-        Raises:
-            ConfigError: it is not set.
-        """
-        text = getattr(self, name)
-        if text is None:
-            raise ConfigError(
-                f"the file of the {self.party} has no '{name}'", where=str(self._path)
-            )
-        host, _, port = text.rpartition(":")
+        """Host and port of a setting."""
+        host, _, port = getattr(self, name).rpartition(":")
         return host.strip("[]"), int(port)
 
 
@@ -128,7 +185,4 @@ def read_llm_file(path: Path) -> LlmFile:
     Raises:
         ConfigError: it is missing, is no TOML, or holds mistakes.
     """
-    file = path / LLM_FILE if path.is_dir() else path
-    found = read_toml(file, LlmFile)
-    found._path = file.resolve()
-    return found
+    return LlmFile.read(path / LLM_FILE if path.is_dir() else path)

@@ -30,7 +30,6 @@ from vfl.config.toml import Settings
 from vfl.core.errors import (
     AuthenticationError,
     ConfigError,
-    ConsentError,
     DataError,
     DisagreementError,
     MissingDataError,
@@ -42,11 +41,7 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import (
     Seal,
-    append_line,
     load_weights,
-    locked,
-    private_folder,
-    read_lines,
     read_sealed_json,
     save_weights,
     weights_digest,
@@ -54,15 +49,16 @@ from vfl.core.storage import (
 )
 from vfl.core.traffic import CONTROL
 from vfl.core.version import VERSION
-from vfl.llm.file import LlmFile, LlmParty, LlmTerms
+from vfl.llm.file import LlmFile, LlmParty
+from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
-from vfl.llm.private_decoder import PrivateLayers, greedy, layer_shapes
-from vfl.llm.two_party import Constant, Form, Growing, Pick, Role
+from vfl.llm.private_decoder import OnToken, PrivateLayers, greedy, layer_shapes
+from vfl.llm.two_party import Constant, Pick, Role
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
 from vfl.session.store.identity import Identity, read_pins
-from vfl.session.store.witness import Witness
+from vfl.session.store.witness import MOST, Witness
 from vfl.transport import (
     Admission,
     Credential,
@@ -88,15 +84,11 @@ CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
 _CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer"}
 _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
-_HOUR_S = 3600.0
 #: How much longer than the rejoin window a refusal may be that of an earlier process of ours.
 _GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
 _PARTS = ("weight", "bias", "masked", "mask")
-
-#: Called with a question's number and its next token; True ends that answer.
-OnToken = Callable[[int, int], bool]
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,80}$")]
@@ -118,6 +110,8 @@ class Talk(Settings):
         fresh: whether the weights are shared anew.
         names: of material.
         spent: bytes and messages between others, by phase.
+        known: the largest count of the receiver's store that the sender has met. A store that went
+            back would reach it by announcing often enough; so its own party refuses.
     """
 
     version: str = Field(default=VERSION, max_length=32)
@@ -132,6 +126,7 @@ class Talk(Settings):
     fresh: bool = Field(default=False, strict=True)
     names: tuple[_Name, ...] = Field(default=(), max_length=4096)
     spent: dict[str, tuple[_Spent, _Spent]] = Field(default={}, max_length=4)
+    known: int = Field(default=0, ge=0, lt=MOST, strict=True)
 
     @property
     def kind(self) -> str:
@@ -183,11 +178,19 @@ class Wire:
     Args:
         link: to another party.
         account: where it counts.
-        pair: who talks with whom.
+        parties: whose end it is, and who is at the other.
+        witness: of this end's store.
     """
 
-    def __init__(self, link: TransportLink, account: Account, pair: str) -> None:
-        self._link, self._account, self._pair = link, account, pair
+    def __init__(
+        self,
+        link: TransportLink,
+        account: Account,
+        parties: tuple[LlmParty, LlmParty],
+        witness: Witness,
+    ) -> None:
+        self._link, self._account, self._witness = link, account, witness
+        self._peer, self._pair = parties[1], " and ".join(sorted(parties, key=PARTIES.index))
         self._ahead: deque[Frame] = deque()
 
     def send(self, frame: Frame) -> None:
@@ -216,6 +219,8 @@ class Wire:
 
     def send_talk(self, talk: Talk, kind: Kind = Kind.ASK) -> None:
         """Send what comes before a computation."""
+        known = self._witness.read().peers.get(self._peer, 0)
+        talk = talk.model_copy(update={"known": known})
         self.send(Frame(kind, payload=talk.model_dump_json().encode()))
 
     def receive_talk(self, kind: Kind = Kind.ASK) -> Talk:
@@ -223,14 +228,17 @@ class Wire:
 
         Raises:
             ProtocolError: something else came.
+            RolledBackError: the other end has met more of this store than the store knows of.
         """
         frame = self.receive()
         if frame.kind is not kind:
             raise ProtocolError("a message out of turn", got=frame.kind.name, want=kind.name)
         try:
-            return Talk.model_validate_json(bytes(frame.payload))
+            talk = Talk.model_validate_json(bytes(frame.payload))
         except ValidationError:
             raise ProtocolError("a request of an unknown form came before a computation") from None
+        self._witness.require(talk.known, _CALLED[self._peer])
+        return talk
 
     def fail(self, error: BaseException) -> None:
         """Tell the other end what went wrong here, then close; of a bug no more than its type."""
@@ -249,22 +257,6 @@ class Wire:
 
 class _EnoughError(Exception):
     """The answer ends before its material does."""
-
-
-def shape_of(terms: LlmTerms) -> DecoderShape:
-    """The architecture that was agreed.
-
-    Raises:
-        ConfigError: the terms name no such shape.
-    """
-    kind = EncoderShape if "classes" in terms.shape else DecoderShape
-    try:
-        return kind(**terms.shape)  # type: ignore[arg-type]
-    except (TypeError, VFLError) as problem:
-        got = problem.what if isinstance(problem, VFLError) else "a setting that none has"
-        raise ConfigError(
-            "the terms' shape is no transformer's", where="[terms.shape]", got=got
-        ) from None
 
 
 def most_bytes(shape: DecoderShape, tokens: int) -> int:
@@ -286,12 +278,9 @@ class Party:
         self.file, self.terms, self.say = file, file.terms, say
         self.name: LlmParty = file.party
         self.role = ROLES[self.name]
-        self.shape = shape_of(file.terms)
-        terms = file.terms
-        self.form = Form(terms.mode, terms.shown_bytes, terms.first_bytes, terms.integer_bits)
-        self.folder = file.beside(file.store)
-        private_folder(self.folder)
-        self._witness = Witness(self.folder, self.name, "vfl llm restored FOLDER")
+        self.shape = self.terms.architecture
+        self.folder = file.store_path
+        self.ledger = questions_of(file)
         self._identity = Identity.kept_at(file.beside("identity.key"), _WRITTEN)
         self._pins = read_pins(
             file.beside("peers"), [each for each in PARTIES if each != self.name]
@@ -299,7 +288,7 @@ class Party:
         self._timeouts = Timeouts(
             step_s=file.patience_s, idle_s=file.patience_s, rejoin_window_s=file.rejoin_s
         )
-        most = most_bytes(self.shape, terms.limits.max_tokens)
+        most = most_bytes(self.shape, self.terms.limits.max_tokens)
         each = {
             Kind.ASK: _TALK_BYTES,
             Kind.DONE: _TALK_BYTES,
@@ -309,6 +298,10 @@ class Party:
         self._limits = LinkLimits(up=each, down=each)
 
     # Streams.
+
+    def wire(self, link: TransportLink, peer: LlmParty, account: Account) -> Wire:
+        """A link to another party."""
+        return Wire(link, account, (self.name, peer), self.ledger.witness)
 
     def listen(self) -> tuple[TcpHub, dict[str, Credential]]:
         """The party's hub, and what its callers must show."""
@@ -334,7 +327,7 @@ class Party:
         Args:
             poll: called every 0.05 s while nobody is here; what it raises ends this.
         """
-        with locked(self.folder):
+        with self.ledger.alone():
             hub, credentials = self.listen()
             try:
                 while True:
@@ -391,7 +384,7 @@ class Party:
                     _CALLED[peer],
                     self._limits,
                 )
-                return Wire(link, account, _pair(self.name, peer))
+                return self.wire(link, peer, account)
             except AuthenticationError as refusal:
                 # It may still wait for an earlier process of ours; a certificate has a place.
                 if refusal.where is not None:
@@ -464,9 +457,7 @@ class Party:
             )
         if isinstance(self.shape, EncoderShape) and (asked.count, asked.texts) != (1, 1):
             raise DataError("a classifier takes one text at a time and answers with no tokens")
-        if asked.texts * each > self.terms.limits.max_tokens:
-            what = "tokens of questions and their answers"
-            raise _refused(what, asked.texts * each, "max_tokens", self.terms.limits)
+        self.terms.limits.require(max_tokens=asked.texts * each)
 
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
         """Sign fresh keys and check everybody else's; this party with the keys of each pair.
@@ -477,9 +468,9 @@ class Party:
         """
         parties = tuple(each for each in PARTIES if each == self.name or each in wires)
         binding = Binding(session, 0, self.terms.digest(), parties)
-        age = self._witness.announce(), self._witness.admit
+        age = self.ledger.witness.announce(), self.ledger.witness.admit
         agreement = Agreement(self.name, self._identity, self._pins, binding, *age)
-        role = Role(self.role, {ROLES[name]: wire for name, wire in wires.items()}, self.form)
+        role = Role(self.role, {ROLES[name]: wire for name, wire in wires.items()}, self.terms.form)
         for channel in role.channels.values():
             channel.send_bytes(agreement.offer, 0, "setup")
         offers: dict[str, bytes] = {self.name: agreement.offer}
@@ -531,8 +522,7 @@ class Party:
 
     def store(self, setup: str) -> MaterialStore:
         """The material of a sharing."""
-        seal = Seal("offline material", self.name, setup)
-        return MaterialStore(self.folder / f"material-{setup}", seal)
+        return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
 
     def layers(self, setup: str) -> PrivateLayers:
         """What was shared once per weights.
@@ -581,9 +571,9 @@ class Party:
         What it holds may have been used since the copy was made, so all of it is removed, and the
         next dealing shares the weights anew.
         """
-        with locked(self.folder):
+        with self.ledger.alone():
             self._remove_all_but(None)
-            self._witness.restored(0.0)
+            self.ledger.witness.restored(0.0)
 
     def _remove_all_but(self, setup: str | None) -> None:
         """Remove every other sharing of the weights, with its material."""
@@ -615,11 +605,10 @@ class Owner(Party):
             )
         self._model = model
         self._digest = weights_digest(model.state_dict())
-        self._asked = self.folder / "asked.jsonl"
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         account = Account()
-        wire = wires["user"] = Wire(hub.link("user"), account, "owner and user")
+        wire = wires["user"] = self.wire(hub.link("user"), "user", account)
         asked = wire.receive_talk()
         self.check(asked)
         self.require_within(asked)
@@ -635,14 +624,13 @@ class Owner(Party):
 
     def _deal(self, wire: Wire, asked: Talk) -> None:
         known = self._known()
-        waiting, limits = asked.questions * asked.texts, self.terms.limits
+        waiting = asked.questions * asked.texts
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
                 store.take(name)  # the user has no half of it: its dealing was cut off
             waiting += sum(_texts_in(name) for name in store.names())
-        if waiting > limits.max_dealt:
-            raise _refused("questions that are dealt", waiting, "max_dealt", limits)
+        self.terms.limits.require(max_dealt=waiting)
         account = Account()
         with ExitStack() as streams:
             dealer = self._open(streams, "dealer", account)
@@ -677,7 +665,8 @@ class Owner(Party):
         both = sorted(set(theirs) & set(store.names() if store else ()))
         session = asked.session + secrets.token_hex(16)
         plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-        self._consent(asked.texts)  # before anything is dealt for what would be refused
+        # Before anything is dealt for what would be refused.
+        self.ledger.require(self._digest, asked.texts, self.terms.limits)
         if not both:
             wire.send_talk(plan)
             return
@@ -685,10 +674,10 @@ class Owner(Party):
             wires = self.called_to_count(streams, {"user": wire}, plan, account)
             wire.send_talk(plan)
             role, material = self.take(wires, plan)
-        sizes = {name: getattr(asked, name) for name in ("prompt_tokens", "count", "texts")}
-        append_line(self._asked, {"at": time.time(), "weights": self._digest, **sizes})
+        self.ledger.count(self._digest, asked.texts)
         account.phase = "online"
-        program = _program(self.layers(known), _blank(asked), asked.count, ends=wire.ends)
+        layers = self.layers(known)
+        program = _program(layers, _blank(asked), asked.count, wants=lambda going: not wire.ends())
         began = time.monotonic()
         with suppress(_EnoughError):
             role.answer(program, material)
@@ -700,33 +689,14 @@ class Owner(Party):
     def restored(self) -> None:
         """Likewise; all questions that the limits allow for these weights count as answered."""
         super().restored()
-        spent = {"texts": self.terms.limits.max_questions, "weights": self._digest}
-        append_line(self._asked, {"at": time.time(), **spent})
-
-    def _consent(self, more: int) -> None:
-        """So many more questions are within the limits.
-
-        Raises:
-            ConsentError: it is not.
-        """
-        now, limits = time.time(), self.terms.limits
-        lines = read_lines(self._asked) if self._asked.exists() else ()
-        before = [
-            (one["at"], one.get("texts", 1)) for one in lines if one["weights"] == self._digest
-        ]
-        ever = more + sum(texts for _, texts in before)
-        recent = more + sum(texts for at, texts in before if at > now - _HOUR_S)
-        if ever > limits.max_questions:
-            raise _refused("questions", ever, "max_questions", limits)
-        if recent > limits.questions_per_hour:
-            raise _refused("questions within an hour", recent, "questions_per_hour", limits)
+        self.ledger.count(self._digest, self.terms.limits.max_questions)
 
 
 class Dealer(Party):
     """The dealer: works before the question is asked, counts its material, sees nothing of it."""
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
-        owner = wires["owner"] = Wire(hub.link("owner"), Account(), "owner and dealer")
+        owner = wires["owner"] = self.wire(hub.link("owner"), "owner", Account())
         plan = owner.receive_talk()
         self.check(plan)
         known = str(self.setup().get("setup", ""))
@@ -734,16 +704,14 @@ class Dealer(Party):
             owner.send_talk(self.talk("deal", 1, 1, setup=known))
             plan = owner.receive_talk()
         hub.wait_all(["user"], self.file.patience_s, partial(owner.watch, hub.link("owner")))
-        user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
+        user = wires["user"] = self.wire(hub.link("user"), "user", Account())
         theirs = user.receive_talk()
         self.check(theirs)
         same = ("task", "session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
         if any(getattr(theirs, name) != getattr(plan, name) for name in same):
             raise DisagreementError("the model owner and the user want different things")
         self.require_within(plan)
-        limits = self.terms.limits
-        if (dealt := len(plan.names) * plan.texts) > limits.max_dealt:
-            raise _refused("questions that are dealt", dealt, "max_dealt", limits)
+        self.terms.limits.require(max_dealt=len(plan.names) * plan.texts)
         role = self.meet(wires, plan.session)
         if plan.task == "ask":
             self._count(wires, plan, known)
@@ -981,37 +949,31 @@ def _program(
     count: int,
     pick: Pick | None = None,
     on_token: OnToken = lambda text, token: False,
-    ends: Callable[[], bool] = lambda: False,
+    wants: Callable[[bool], bool] = lambda going: going,
 ) -> Callable[[Role], Tensor | None]:
-    """Answers token by token, or a classification, for a party.
+    """Answers token by token, or a classification, for a party; see `PrivateLayers.answer`.
 
     Args:
         layers: the party's.
         prompts: at P1 the tokens of questions of one length, elsewhere as many zeros.
         count: of tokens, at most.
         pick: at P1.
-        on_token: at P1, online: called with a question's number and its token; True ends that
-            answer.
-        ends: at P0, online: whether P1 has ended all of it.
+        on_token: at P1.
+        wants: whether P1 goes on, given whether this party would; at P0, online, P1 says so.
     """
 
-    def classified(party: Role) -> Tensor | None:
-        return layers.classify(party, prompts[0], [0] * len(prompts[0]))
+    def goes_on(going: bool) -> bool:
+        if not wants(going):
+            raise _EnoughError
+        return True
 
-    def answered(party: Role) -> None:
-        caches = [(Growing(), Growing()) for _ in range(layers.shape.layers)]
-        step, start, going = prompts, 0, [True] * len(prompts)
-        for done in range(count):
-            if done and ends():
-                raise _EnoughError
-            tokens = layers.next_tokens(party, step, start, caches, pick)
-            for text, token in enumerate(tokens):
-                going[text] = going[text] and not on_token(text, token)
-            if not any(going) and done + 1 < count:
-                raise _EnoughError
-            start, step = start + len(step[0]), [[token] for token in tokens]
+    def program(party: Role) -> Tensor | None:
+        if isinstance(layers.shape, EncoderShape):
+            return layers.classify(party, prompts[0], [0] * len(prompts[0]))
+        layers.answer(party, prompts, count, pick, on_token, goes_on)
+        return None
 
-    return classified if isinstance(layers.shape, EncoderShape) else answered
+    return program
 
 
 def _kind(prompt_tokens: int, count: int, texts: int) -> str:
@@ -1036,25 +998,6 @@ def _blank(asked: Talk) -> list[list[int]]:
 def _sizes(asked: Talk) -> str:
     what = "a question" if asked.texts == 1 else f"{asked.texts} questions side by side"
     return f"{what}, {asked.prompt_tokens} tokens and {asked.count} answered"
-
-
-def _pair(*names: LlmParty) -> str:
-    """Who talks with whom.
-
-    >>> _pair("user", "owner")
-    'owner and user'
-    """
-    return " and ".join(sorted(names, key=PARTIES.index))
-
-
-def _refused(what: str, got: int, limit: str, limits: Any) -> ConsentError:
-    return ConsentError(
-        f"the terms do not allow so many {what}",
-        where=f"terms.limits.{limit}",
-        got=str(got),
-        want=f"at most {getattr(limits, limit)}",
-        fix="ask for fewer, or agree with the owner on other terms",
-    )
 
 
 def _bytes(path: Path) -> bytes:

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.errors import DataError
+from vfl.core.errors import DataError, ProtocolError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
-from vfl.core.storage import Seal, weights_digest
+from vfl.core.storage import weights_digest
 from vfl.llm.material import MaterialStore
 from vfl.llm.two_party import Constant, Form, Function, Growing, LocalRoles, Pick, Role, Shared
 from vfl.models.decoder import (
@@ -63,8 +63,8 @@ _LAST, _LAST_WEIGHT = 14, 16
 #: added to them (Llama 2: .02), and the first norm makes their errors large with them.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
-#: At P1: gets a text's number and its next token.
-OnToken = Callable[[int, int], None]
+#: At P1: called with a text's number and its next token; True ends that answer.
+OnToken = Callable[[int, int], bool]
 
 
 def greedy(scores: Tensor) -> int:
@@ -170,21 +170,36 @@ class PrivateLayers:
         )
         return cls(shape, constants, positions)
 
-    def answer(self, party: Role, asked: Asked) -> list[list[int]]:
-        """All tokens of the answers, at P1; zeros elsewhere."""
+    def answer(
+        self,
+        party: Role,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        pick: Pick | None = None,
+        on_token: OnToken = lambda text, token: False,
+        goes_on: Callable[[bool], bool] = lambda going: True,
+    ) -> list[list[int]]:
+        """All tokens of the answers, at P1; zeros elsewhere.
+
+        Args:
+            party: whose part it is.
+            prompts: questions of one length: at P1 the tokens, elsewhere as many zeros.
+            count: of tokens to answer, at most.
+            pick: at P1.
+            on_token: at P1.
+            goes_on: asked before each further token, given whether this party wants one.
+        """
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
-        found: list[list[int]] = [[] for _ in asked.prompts]
-        step, start = asked.prompts, 0
-        going = [True] * len(found)
-        for done in range(asked.count):
-            if done and asked.stops and not party.tell(any(going)):
+        found: list[list[int]] = [[] for _ in prompts]
+        step, start, going = prompts, 0, [True] * len(prompts)
+        for done in range(count):
+            if done and not goes_on(any(going)):
                 break
-            tokens = self.next_tokens(party, step, start, caches, asked.pick)
+            tokens = self.next_tokens(party, step, start, caches, pick)
             for text, token in enumerate(tokens):
                 if going[text]:
                     found[text].append(token)
-                    asked.on_token(text, token)
-                    going[text] = token not in asked.stop
+                    going[text] = not on_token(text, token)
             start, step = start + len(step[0]), [[token] for token in tokens]
         return found
 
@@ -206,7 +221,14 @@ class PrivateLayers:
         ring = _LAST + _LAST_WEIGHT + party.form.integer_bits + _GUARD
         last = self._normed(party, x, "norm", ring, _LAST)
         scores = party.multiply(last, self.constants["head"])
-        return party.choose(scores, pick, shown=_SCORE_SEEN)
+        tokens = party.choose(scores, pick, shown=_SCORE_SEEN)
+        if not all(0 <= token < self.shape.vocabulary for token in tokens):
+            raise ProtocolError(
+                "the model owner answered with a token that the model lacks",
+                want=f"each from 0 to {self.shape.vocabulary - 1}",
+                fix="ask another owner: this one does not follow the protocol",
+            )
+        return tokens
 
     def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
         """Logits of the classes of one text, at P1; zeros elsewhere. The shape is an encoder's."""
@@ -462,27 +484,6 @@ def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor |
     return factor.t() * weight, bias
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Questions of one length: at P1 the tokens, elsewhere as many zeros.
-
-    Attributes:
-        prompts: token ids of each.
-        count: of tokens to answer, at most.
-        pick: at P1.
-        stops: whether answers may end before, which P0 then learns.
-        stop: at P1: tokens that end an answer.
-        on_token: at P1.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    count: int
-    pick: Pick | None = None
-    stops: bool = False
-    stop: frozenset[int] = frozenset()
-    on_token: OnToken = lambda text, token: None
-
-
 class PrivateTransformer(Generic[_Model]):
     """The three roles as threads of this process; made by `vfl.mpc.private`, a context manager.
 
@@ -514,10 +515,7 @@ class PrivateTransformer(Generic[_Model]):
         terms = {"model": repr(model.shape), "form": repr(form)}
         self.parties = LocalRoles(form, terms, timeout_s)
         run = weights_digest({**model.state_dict(), repr(terms): torch.zeros(1)})[:32]
-        self._stores = [
-            MaterialStore(root / NAMES[role], Seal("offline material", NAMES[role], run))
-            for role in (P0, P1)
-        ]
+        self._stores = [MaterialStore(root / NAMES[role], NAMES[role], run) for role in (P0, P1)]
         self._layers = self.parties.run(
             lambda party: PrivateLayers.share(
                 party, model.shape, model if party.role == P0 else None
@@ -609,11 +607,11 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         require_range("prompt_tokens", prompt_tokens, 1)
         require_range("count", count, 1, self._shape.context - prompt_tokens + 1)
         require_range("texts", texts, 1)
-        asked = Asked([[0] * prompt_tokens] * texts, count)
+        blank = [[0] * prompt_tokens] * texts
         for _ in range(questions):
             self._deal(
                 _kind(prompt_tokens, count, texts),
-                lambda layers, party: layers.answer(party, asked),
+                lambda layers, party: layers.answer(party, blank, count),
             )
 
     def generate(
@@ -647,7 +645,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         count: int,
         pick: Pick = greedy,
         stop: Sequence[int] = (),
-        on_token: OnToken | None = None,
+        on_token: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
         """Likewise for several texts, those of one length side by side in as many messages as one.
 
@@ -667,12 +665,13 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
             if not self._left(kind):
                 self.deal(length, count, texts=len(texts))
 
-            def each(place: int, token: int, texts: list[int] = texts) -> None:
+            def each(place: int, token: int, texts: list[int] = texts) -> bool:
                 if on_token is not None:
                     on_token(texts[place], token)
+                return token in stop
 
             own = [list(prompts[text]) for text in texts]
-            answers = self._ask(self._left(kind)[0], own, count, pick, stop, each)
+            answers = self._ask(self._left(kind)[0], own, count, pick, each, stops=bool(stop))
             for text, answer in zip(texts, answers, strict=True):
                 found[text] = answer
         return found
@@ -685,7 +684,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         """
         self._require_tokens(prompt)
         count = int(name.split("-")[1])
-        return self._ask(name, [list(prompt)], count, pick, (), lambda text, token: None)[0]
+        return self._ask(name, [list(prompt)], count, pick, lambda text, token: False)[0]
 
     def left(self, prompt_tokens: int, count: int) -> list[str]:
         """Names of questions of one text of that kind that were dealt and not asked."""
@@ -697,15 +696,18 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         prompts: list[list[int]],
         count: int,
         pick: Pick,
-        stop: Sequence[int],
         on_token: OnToken,
+        *,
+        stops: bool = False,
     ) -> list[list[int]]:
-        blank = Asked([[0] * len(prompts[0])] * len(prompts), count, stops=bool(stop))
-        own = replace(blank, prompts=prompts, pick=pick, stop=frozenset(stop), on_token=on_token)
-        return self._online(
-            name,
-            lambda layers, party: layers.answer(party, own if party.role == P1 else blank),
-        )
+        blank = [[0] * len(prompts[0])] * len(prompts)
+
+        def answer(layers: PrivateLayers, party: Role) -> list[list[int]]:
+            own = (prompts, count, pick, on_token) if party.role == P1 else (blank, count)
+            more = {"goes_on": party.tell} if stops else {}
+            return layers.answer(party, *own, **more)  # type: ignore[arg-type]
+
+        return self._online(name, answer)
 
 
 def _kind(prompt_tokens: int, count: int, texts: int) -> str:

@@ -14,5 +14,6 @@ PRODUCT = Product(
             "encoder": "vfl.llm.private_decoder:PrivateEncoder",
         }
     },
+    ledgers=("vfl.llm.ledger:questions_of",),
     listeners={LLM_FILE: "vfl llm serve or deal"},
 )

@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 
-from vfl.config.toml import to_toml
-from vfl.core.errors import MissingDataError, RunFolderError
+from vfl.config.toml import check, to_toml
+from vfl.core.errors import MissingDataError
 from vfl.core.processes import Service
-from vfl.core.storage import private_folder, write_text
-from vfl.llm.file import LlmFile, LlmLimits, LlmParty, LlmTerms
+from vfl.core.storage import write_text
+from vfl.federation.project import require_new, write_identities
+from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.parties import CALLERS, PARTIES
 from vfl.llm.pretrained import TOKENIZER, names_of, require_tokenizer
 from vfl.llm.product import LLM_FILE
 from vfl.models.decoder import Decoder, DecoderShape, Encoder
-from vfl.session.store.identity import Identity
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 
@@ -42,10 +42,7 @@ def write_llm_project(
     *,
     owner: str = "127.0.0.1:9300",
     dealer: str = "127.0.0.1:9301",
-    limits: LlmLimits | None = None,
-    mode: str = "fast",
-    integer_bits: int = 8,
-    dealer_counts: bool = True,
+    **agreed: Any,
 ) -> None:
     """Write all three parties' folders, with keys, certificates and tokens for a trial.
 
@@ -55,52 +52,43 @@ def write_llm_project(
         model: the owner's folder with the weights.
         owner: host and port at which it is reached.
         dealer: likewise.
-        limits: what the owner consents to.
-        mode: "fast" or "thesis".
-        integer_bits: of values between layers; see `vfl.llm.two_party.Form`.
-        dealer_counts: whether the dealer counts what each question uses; see `LlmTerms`.
+        agreed: further settings of `LlmTerms`; the dealer counts unless they say otherwise.
 
     Raises:
+        ConfigError: settings that are none, or do not go together.
         RunFolderError: the folder holds something already.
         MissingDataError, DataError: the model's folder has no tokenizer, or names of no known form.
     """
     require_tokenizer(model)
-    if folder.exists() and any(folder.iterdir()):
-        raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
-    terms = LlmTerms.model_validate(
-        {
-            "project": secrets.token_hex(16),
-            "shape": asdict(shape),
-            "mode": mode,
-            "integer_bits": integer_bits,
-            "dealer_counts": dealer_counts,
-            "limits": limits or LlmLimits(),
-            **names_of(model),
-        }
-    )
-    own = {
+    require_new(folder)
+    terms = {
+        "project": secrets.token_hex(16),
+        "shape": asdict(shape),
+        "dealer_counts": True,
+        **names_of(model),
+        **agreed,
+    }
+    own: dict[LlmParty, dict[str, str]] = {
         "owner": {"model": str(model.resolve()), "listen": owner, "dealer": dealer},
         "user": {"owner": owner, "dealer": dealer},
         "dealer": {"listen": dealer},
     }
-    for name in PARTIES:
-        identity = Identity.fresh()
-        identity.keep_at(folder / name / "identity.key")
-        for other in PARTIES:
-            if other != name:
-                identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
+    files = {
+        name: check({"party": name, **settings, "terms": terms}, LlmFile, "the arguments")
+        for name, settings in own.items()
+    }
+    write_identities(folder, PARTIES)
+    for name, file in files.items():
         callers = CALLERS[name]
         if callers:
-            host = own[name]["listen"].rpartition(":")[0].strip("[]")
-            files = folder / name / "certificates"
-            write_trial_certificates(files, sorted({host, "127.0.0.1", "localhost"}), [])
+            host, _ = file.address("listen")
+            certificates = folder / name / "certificates"
+            write_trial_certificates(certificates, sorted({host, "127.0.0.1", "localhost"}), [])
         for caller in callers:
             token = secrets.token_hex(32)
             write_text(folder / name / "peers" / f"{caller}.token", token)
             write_text(folder / caller / "peers" / f"{name}.token", token)
-            private_folder(folder / caller / "peers")
-            shutil.copy(files / "ca.pem", folder / caller / "peers" / f"{name}.pem")
-        file = LlmFile.model_validate({"party": name, **own[name], "terms": terms})
+            shutil.copy(certificates / "ca.pem", folder / caller / "peers" / f"{name}.pem")
         write_text(folder / name / LLM_FILE, _head(name) + to_toml(file))
     if (model / TOKENIZER).exists():
         shutil.copy(model / TOKENIZER, folder / "user" / TOKENIZER)

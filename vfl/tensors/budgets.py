@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pydantic import Field
 
 from vfl.config.toml import Settings
-from vfl.core.errors import UserError
-from vfl.core.storage import locked, private_folder
+from vfl.core.errors import ConsentError, UserError
 from vfl.privacy.accountants import GaussianSteps
 from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 #: Kinds of steps, by noise and rate, that a budget counts apart.
 MOST_KINDS = 32
+#: More than any grant: what a store that was put back may have forgotten.
+_ALL_EPSILON = 1e9
 
 
 class Steps(Settings):
@@ -51,17 +51,7 @@ class BudgetLedger(Spending[Table]):
     """
 
     kind, form = "privacy of a worker's tables", Table
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Be the only process that spends from these budgets.
-
-        Raises:
-            RunFolderError: another worker does.
-        """
-        with locked(self.folder):
-            private_folder(self.folder)
-            yield
+    restored_by = "vfl worker TICKET --store FOLDER --restored"
 
     def spent(self, name: str) -> list[GaussianSteps]:
         """The steps that were taken of a table.
@@ -69,7 +59,15 @@ class BudgetLedger(Spending[Table]):
         Raises:
             UserError: the name cannot be that of a file.
             RunFolderError: its file is damaged.
+            ConsentError: the store was put back from a copy, so nobody knows.
         """
+        if self.witness.read().lost_epsilon:
+            raise ConsentError(
+                "what was spent of a worker's tables is not known any more",
+                where=str(self.folder),
+                got="a store that was put back from a copy",
+                fix="leave --epsilon out; docs/backups.md says what a lost store costs",
+            )
         if not _NAME.fullmatch(name):
             raise UserError(
                 "a table whose budget is kept needs another name", got=name, want=_NAME.pattern
@@ -77,6 +75,10 @@ class BudgetLedger(Spending[Table]):
         kept = self._read(name)
         taken = () if kept is None else kept.spent
         return [GaussianSteps(one.noise, one.steps, one.sampling_rate) for one in taken]
+
+    def restored(self) -> None:
+        """Say that the store was put back from a copy: from now on it grants nothing."""
+        self.witness.restored(_ALL_EPSILON)
 
     def keep(self, name: str, spent: Sequence[GaussianSteps]) -> None:
         """Put steps on the disk."""

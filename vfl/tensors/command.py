@@ -34,6 +34,12 @@ def worker(
         Path | None,
         typer.Option(metavar="FOLDER", help="Where what is spent of --epsilon outlives a worker."),
     ] = None,
+    restored: Annotated[
+        bool,
+        typer.Option(
+            "--restored", help="The store was put back from a copy: it grants nothing any more."
+        ),
+    ] = False,
     peer: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FINGERPRINT", help="Take no other key for this worker."),
@@ -65,6 +71,8 @@ def worker(
         ledger = BudgetLedger(store, paper.name) if store else None
         if ledger is not None:
             held.enter_context(ledger.alone())
+            if restored:
+                ledger.restored()
         elif epsilon:
             say("what is spent of --epsilon is forgotten when this worker ends: --store keeps it")
         here = Worker(paper.name, keys, ledger)

@@ -13,6 +13,7 @@ import json
 import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.core.registry import require
 from vfl.mpc.many.authenticated import AuthenticatedMember
 from vfl.mpc.many.members import Member
+from vfl.session.store.witness import Witness
+from vfl.tensors.budgets import BudgetLedger
 from vfl.tensors.pointers import ME, PointerTensor, Ref
 from vfl.tensors.requests import REQUESTS
 from vfl.tensors.shares import PointerSession, Session
@@ -44,6 +47,7 @@ from vfl.transport import (
     Admission,
     Credential,
     Hello,
+    HubLink,
     PolledLink,
     TcpHub,
     TcpLink,
@@ -113,6 +117,8 @@ class Pool:
         host, port: where to listen; port 0 takes a free one.
         tls: encrypt, by a certificate of this pool's own; without it workers are on this machine.
         rejoin_window_s: how long a cut connection may take to come back.
+        store: folder for the largest count of every worker's store (`vfl worker --store`), by which
+            one that was put back from a copy is noticed; without one none is.
 
     Attributes:
         tickets: what each worker needs, by name.
@@ -129,6 +135,7 @@ class Pool:
         port: int = 0,
         tls: bool = True,
         rejoin_window_s: float = 8.0,
+        store: Path | None = None,
     ) -> None:
         require("names", len(names), "different names", len(set(names)) == len(names) > 0)
         session = secrets.token_hex(16)
@@ -146,6 +153,9 @@ class Pool:
         self._workers = {name: RemoteWorker(self, name) for name in names}
         self._of_session: dict[str, Sequence[RemoteWorker]] = {}
         self._browser: Any = None
+        self._witness = (
+            None if store is None else Witness(store, "whoever leads", BudgetLedger.restored_by)
+        )
 
     def write_tickets(self, folder: Path) -> None:
         """A file for each worker: NAME.ticket."""
@@ -166,12 +176,14 @@ class Pool:
 
         Raises:
             MissingPartyError: names who has not.
+            RolledBackError: the store of a worker was put back from a copy.
         """
         if self._browser is not None:
             self._browser.wait(timeout_s)
         others = [name for name in self._workers if name not in self._links]
         self._hub.wait_all(others, timeout_s)
         self._links |= {name: self._hub.link(name) for name in others}
+        self._compare()
         return list(self._workers.values())
 
     def ask(self, what: str, asked: Sequence[tuple[RemoteWorker, Sequence[Any]]]) -> list[Any]:
@@ -209,8 +221,25 @@ class Pool:
             raise min(errors, key=_rank)
         return [answers[worker.name] for worker, _ in asked]
 
+    def _compare(self) -> None:
+        """Keep the counts of the workers' stores; pages have none."""
+        if self._witness is None:
+            return
+        here = [
+            worker
+            for name, worker in self._workers.items()
+            if isinstance(self._links.get(name), HubLink) and worker.lost is None
+        ]
+        known = self._witness.read().peers
+        asked = [(worker, (known.get(worker.name, 0),)) for worker in here]
+        for worker, count in zip(here, self.ask("age", asked), strict=True):
+            if count or worker.name in known:
+                self._witness.admit(worker.name, count)
+
     def close(self) -> None:
         """Tell the workers that there is nothing more to do, and stop listening."""
+        with suppress(VFLError):  # whoever has gone says no more
+            self._compare()
         for name, worker in self._workers.items():
             if name in self._links and worker.lost is None:
                 self._send(name, {"end": True})

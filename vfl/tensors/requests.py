@@ -32,6 +32,7 @@ from vfl.core.errors import UserError, nearest
 from vfl.core.registry import shortened
 from vfl.mpc.many.members import MOST_HOLDERS
 from vfl.mpc.ring import ELEMENT_BITS
+from vfl.session.store.witness import MOST as MOST_COUNT
 from vfl.tensors.pointers import Ref
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,6 +66,8 @@ Values = Annotated[Tensor, WithJsonSchema({"type": "tensor"})]
 #: A tensor of the worker: its number.
 Number = Annotated[int, Field(strict=True, ge=1, le=_MOST_NUMBER)]
 Numbers = list[Number]
+#: Of a store.
+Count = Annotated[int, Field(strict=True, ge=0, lt=MOST_COUNT)]
 At = Annotated[Ref, AfterValidator(_numbered), WithJsonSchema({"type": "tensor"})]
 Readers = list[Text] | None
 Keys = Annotated[list[Parcel], Field(min_length=2, max_length=MOST_HOLDERS)]

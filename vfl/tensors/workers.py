@@ -51,6 +51,7 @@ from vfl.tensors.private import Budget, Teacher, promise_of, sanitised_gradients
 from vfl.tensors.requests import (
     Bits,
     Contents,
+    Count,
     Flag,
     Holders,
     Keys,
@@ -379,6 +380,18 @@ class Worker:
                 self._held.pop(number, None)
 
     # What goes to another worker, so that nobody between the two can read it.
+
+    @asked
+    def age(self, known: Count) -> int:
+        """The count of its store, which only grows; 0 without one. See `vfl.session.store.witness`.
+
+        Raises:
+            RolledBackError: whoever leads knows of a larger one.
+        """
+        if self._ledger is None:
+            return 0
+        self._ledger.witness.require(known, "whoever leads")
+        return self._ledger.witness.announce()
 
     @asked
     def count(self) -> int:

@@ -24,7 +24,7 @@ from vfl.core.storage import (
     read_sealed_json,
     write_sealed_json,
 )
-from vfl.session.store.witness import Witness
+from vfl.session.store.witness import RESTORED_BY, Witness
 
 
 class Counted(Protocol):
@@ -57,15 +57,30 @@ class Spending(Generic[Kept]):
     Attributes:
         kind: of its files.
         form: of an entry; frozen settings.
+        suffix: of its files.
+        restored_by: the command by which a party says that its newest store is lost.
         witness: the count by which peers notice that the store went back, and theirs.
     """
 
     kind: ClassVar[str]
     form: ClassVar[type[Settings]]
+    suffix: ClassVar[str] = ".json"
+    restored_by: ClassVar[str] = RESTORED_BY
 
     def __init__(self, folder: Path, party: str, store: Path | None = None) -> None:
         self.folder, self.party, self._store = folder, party, store or folder
-        self.witness = Witness(self._store, party)
+        self.witness = Witness(self._store, party, self.restored_by)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only process that spends from the store, until this ends.
+
+        Raises:
+            RunFolderError: another process does.
+        """
+        with locked(self._store):
+            private_folder(self.folder)
+            yield
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -90,7 +105,7 @@ class Spending(Generic[Kept]):
         """End what was under way: the store was put back from a copy. Its lock is held."""
 
     def _files(self) -> Iterator[Path]:
-        return self.folder.glob("*.json")
+        return self.folder.glob(f"*{self.suffix}")
 
     def _found(self, run: str) -> Kept:
         entry = self._read(run)
@@ -123,4 +138,4 @@ class Spending(Generic[Kept]):
         return Seal(self.kind, self.party, run)
 
     def _path(self, run: str) -> Path:
-        return self.folder / f"{run}.json"
+        return self.folder / f"{run}{self.suffix}"

@@ -38,6 +38,8 @@ BLOCK = 1 << 10
 RESTORED = 1 << 32
 MOST = 1 << 62
 FOLDER = "witness"
+#: The command by which a party says that its newest store is lost.
+RESTORED_BY = "vfl sessions party.toml --restored"
 
 
 class Announcement(Settings):
@@ -87,9 +89,7 @@ class Witness:
         restored: the command by which a party says that its newest store is lost.
     """
 
-    def __init__(
-        self, folder: Path, party: str, restored: str = "vfl sessions party.toml --restored"
-    ) -> None:
+    def __init__(self, folder: Path, party: str, restored: str = RESTORED_BY) -> None:
         self._folder, self._party, self._command = folder / FOLDER, party, restored
         self._path = self._folder / "counts.json"
         self._seal = Seal("counts of sessions", party, "all")

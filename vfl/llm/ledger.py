@@ -1,0 +1,88 @@
+"""What a model owner has answered with its weights: the questions that the limits bound."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from vfl.config.toml import Settings
+from vfl.core.storage import read_lines
+from vfl.session.store.spending import Spending
+
+if TYPE_CHECKING:
+    from vfl.config.party_file import PartyFile
+    from vfl.llm.file import LlmFile, LlmLimits
+
+_HOUR_S = 3600.0
+#: More than any limit allows.
+_ALL = 2**31
+#: Beside the ledger: where an earlier vfl noted each answer in a line.
+_FORMER = "asked.jsonl"
+
+
+class Questions(Settings):
+    """Questions that were answered with one set of weights.
+
+    Attributes:
+        run: SHA-256 of the weights.
+        texts: how many, ever.
+        recent: when questions of the last hour were answered, and how many side by side.
+    """
+
+    run: str = Field(pattern=r"^[0-9a-f]{64}$")
+    texts: int = Field(default=0, ge=0)
+    recent: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def spent_epsilon(self) -> float | None:
+        """None: no epsilon is stated."""
+        return None
+
+
+class QuestionLedger(Spending[Questions]):
+    """The questions that a model owner has answered, by weights; of others it is empty."""
+
+    kind, form, restored_by = "questions about weights", Questions, "vfl llm restored FOLDER"
+
+    def require(self, weights: str, texts: int, limits: LlmLimits) -> None:
+        """Refuse so many more questions where they are beyond a limit.
+
+        Raises:
+            ConsentError: they are.
+        """
+        known = self._asked(weights)
+        recent = sum(count for _, count in known.recent)
+        limits.require(max_questions=known.texts + texts, questions_per_hour=recent + texts)
+
+    def count(self, weights: str, texts: int) -> None:
+        """Have so many more questions on the disk."""
+        known = self._asked(weights)
+        recent = (*known.recent, (time.time(), texts))
+        self._write(Questions(run=weights, texts=known.texts + texts, recent=recent))
+
+    def give_up(self) -> None:
+        """See `Spending.give_up`."""
+        for entry in self.entries():
+            self._write(entry.model_copy(update={"texts": _ALL}))
+
+    def _asked(self, weights: str) -> Questions:
+        """What is on the disk, of the last hour."""
+        known, hour = self._read(weights), time.time() - _HOUR_S
+        if known is None:
+            path = self._store / _FORMER
+            lines = read_lines(path) if path.exists() else ()
+            before = [
+                (one["at"], one.get("texts", 1)) for one in lines if one["weights"] == weights
+            ]
+            texts = sum(count for _, count in before)
+            known = Questions(run=weights, texts=texts, recent=tuple(before))
+        recent = tuple(one for one in known.recent if one[0] > hour)
+        return known.model_copy(update={"recent": recent})
+
+
+def questions_of(file: PartyFile | LlmFile) -> QuestionLedger:
+    """The questions that a party has answered, in its store."""
+    store = file.store_path
+    return QuestionLedger(store / "questions" / file.party, file.party, store)
