@@ -41,8 +41,8 @@ def listing(
     """List codecs, defenses, attacks, models, data sets and more with their options.
 
     A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
-    bottoms, mergers, tops, optimizers, schedules, alignments, id_rules, accountants or sources (sets
-    of data by name); without one, all are listed.
+    bottoms, mergers, tops, optimizers, schedules, alignments, id_rules, accountants or sources;
+    without one, all are listed.
     """
     rows = [
         row
