@@ -6,11 +6,11 @@ import pytest
 import torch
 from model_folders import MODELS, write_model
 
-from vfl.core.errors import BadOptionError, DataError, ReusedPadError
+from vfl.core.errors import BadOptionError, DataError, ProtocolError, ReusedPadError
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm.pretrained import load_pretrained
 from vfl.llm.private_decoder import Sampling, softmax
-from vfl.llm.two_party import Form, packed_bytes
+from vfl.llm.two_party import Form, Role, packed_bytes
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc import private
 
@@ -46,13 +46,32 @@ def traffic(session, phase="online"):
     return sum(each.wire_bytes for each in rows) - HEADER_BYTES * frames, frames
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", [GPT, LLAMA, {**LLAMA, "tied": True}, {**GPT, "tied": False}])
+@pytest.mark.parametrize(
+    ("mode", "shape"),
+    [
+        *((mode, shape) for mode in MODES for shape in (GPT, LLAMA)),
+        ("fast", {**LLAMA, "tied": True}),
+        ("fast", {**GPT, "tied": False}),
+    ],
+)
 def test_greedy_tokens_are_those_of_plain_torch(mode, shape):
     model = decoder(**shape)
     with private(model, mode) as hidden:
         for prompt in ([5], [17, 3, 60, 99, 0, 41]):
             assert hidden.generate(prompt, 3) == model.generate(prompt, 3)
+
+
+def test_a_token_that_the_model_lacks_is_refused_by_name(monkeypatch):
+    """P1 cannot check what P0 answers to its query, and must not compute on it."""
+    choose = Role.choose
+
+    def lying(self, *args, **options):
+        found = choose(self, *args, **options)
+        return [100] if self.role == 1 and not self.offline else found
+
+    monkeypatch.setattr(Role, "choose", lying)
+    with private(decoder()) as hidden, pytest.raises(ProtocolError, match="token that the model"):
+        hidden.generate([5], 2)
 
 
 def logit_errors(model, prompts):

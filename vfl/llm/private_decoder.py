@@ -221,14 +221,14 @@ class PrivateLayers:
         ring = _LAST + _LAST_WEIGHT + party.form.integer_bits + _GUARD
         last = self._normed(party, x, "norm", ring, _LAST)
         scores = party.multiply(last, self.constants["head"])
-        tokens = party.choose(scores, pick, shown=_SCORE_SEEN)
-        if not all(0 <= token < self.shape.vocabulary for token in tokens):
+        chosen = party.choose(scores, pick, shown=_SCORE_SEEN)
+        if not all(0 <= token < self.shape.vocabulary for token in chosen):
             raise ProtocolError(
                 "the model owner answered with a token that the model lacks",
                 want=f"each from 0 to {self.shape.vocabulary - 1}",
                 fix="ask another owner: this one does not follow the protocol",
             )
-        return tokens
+        return chosen
 
     def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
         """Logits of the classes of one text, at P1; zeros elsewhere. The shape is an encoder's."""
