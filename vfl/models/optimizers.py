@@ -257,7 +257,8 @@ class Optimization:
         Raises:
             BadOptionError: it refuses its options, or cannot move a weight.
         """
-        state, weights = self._tried.state.values(), self._tried.param_groups[0]["params"]
+        state = self._tried.state.values()
+        weights: list[nn.Parameter] = self._tried.param_groups[0]["params"]
         kept = [
             one.numel() for own in state for one in own.values()
             if isinstance(one, torch.Tensor) and one.numel() > 1
