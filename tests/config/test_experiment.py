@@ -108,8 +108,8 @@ def test_an_override_through_a_value(full):
 
 
 def test_overrides_are_checked_as_a_whole(full):
-    with pytest.raises(ConfigError, match="needs equal widths"):
-        with_overrides(read_experiment(full), ["parties.bank.width=3"])
+    with pytest.raises(ConfigError, match="leave no rows"):
+        with_overrides(read_experiment(full), ["data.validation=0.5", "data.test=0.5"])
 
 
 def test_the_label_party_sends_no_cut(full):

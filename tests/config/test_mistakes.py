@@ -78,7 +78,7 @@ def test_what_is_missing(read):
             '[ "parties" . bank ]\n"width" = 0 # none',
             "2: parties.bank.width = 0: input should be greater than or equal to 1",
         ),
-        ('[parties.bank]\n[train]\noptimizer = "rprop"', "3: train.optimizer = rprop: input"),
+        ('[parties.bank]\n[train]\nkeep = "worst"', "3: train.keep = worst: input"),
         ("[parties.bank]\n[train]\nlearning_rate = inf", "3: train.learning_rate = inf: input"),
         ("[parties.bank]\n[train]\nlearning_rate = nan", "3: train.learning_rate = nan: input"),
         ('[parties.bank]\ncolumns = ["a", 3]', "2: parties.bank.columns.1 = 3: input"),
@@ -102,10 +102,6 @@ def test_a_mistake_stands_where_it_was_made(read, text, mistake):
         (
             "[parties.label]",
             "no feature party: every party in 'parties' is the label party",
-        ),
-        (
-            'merge = "sum"\n[parties.a]\nwidth = 3\n[parties.b]\nwidth = 4',
-            "merge = 'sum' needs equal widths, got [3, 4]",
         ),
         (
             "[parties.a]\n[data]\nsource = 'rows.csv'\nside = 8",

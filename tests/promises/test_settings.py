@@ -197,6 +197,7 @@ class TestSettings(SettingsWalk):
         ("train.epochs", "3", "table"),
         ("train.batch_size", "8", "table"),
         ("train.optimizer", "sgd", "table"),
+        ("train.schedule", "exponential:gamma=0.5", "table"),
         ("train.learning_rate", "0.02", "table"),
         ("train.momentum", "0.5", "table", "train.optimizer=sgd"),
         ("train.momentum", "0.5", "table"),

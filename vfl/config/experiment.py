@@ -407,6 +407,15 @@ class Experiment(Settings):
         return any(party.source for party in self.parties.values())
 
     @property
+    def own_sources(self) -> dict[str, str]:
+        """Each party's table or party file; none where all columns are of one table."""
+        found = {name: party.source for name, party in self.parties.items() if party.source}
+        if found:
+            found.setdefault(self.label.party, self.data.source)
+            found |= {task.party: task.source or self.data.source for task in self.tasks or ()}
+        return found
+
+    @property
     def is_table(self) -> bool:
         """Whether rows come from files rather than from a bundled data set."""
         has_files = any(party.source for party in self.parties.values())

@@ -356,10 +356,26 @@ def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
             got="tables of several parties" if tables else f"the data set '{data.source}'",
             fix="leave it out; in a federation each party's own file may set it",
         )
+    yield from of_own_sources(experiment)
     if data.id is None and any(not is_file_of_party(source) for source in tables):
         yield ConfigError(
             "parties with files of their own need 'data.id', the column they share",
             fix='[data] with id = "NAME"',
+        )
+
+
+def of_own_sources(experiment: Experiment) -> Iterator[ConfigError]:
+    """Tables of the parties' own, which party files describe at every party or at none."""
+    sources = experiment.own_sources
+    plain = [name for name, source in sources.items() if not is_file_of_party(source)]
+    if len(plain) == len(sources):
+        return
+    yield from of_bins(experiment)
+    if plain:
+        yield ConfigError(
+            "once one party's source is a party file, every party's is",
+            where=f"parties.{plain[0]}.source",
+            got=sources[plain[0]],
         )
 
 

@@ -248,7 +248,14 @@ class Optimization:
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch, from 1."""
-        return float(self._options["lr"] if self._schedule is None else self._now(epoch)["lr"])
+        return float(self._of(epoch)["lr"])
+
+    def momentum(self, epoch: int) -> float:
+        """What a step keeps of the one before it in an epoch, from 1; 0 for betas."""
+        return float(self._of(epoch).get("momentum", 0.0))
+
+    def _of(self, epoch: int) -> Mapping[str, Any]:
+        return self._options if self._schedule is None else self._now(epoch)
 
     @cached_property
     def copies(self) -> int:
@@ -257,7 +264,8 @@ class Optimization:
         Raises:
             BadOptionError: it refuses its options, or cannot move a weight.
         """
-        state, weights = self._tried.state.values(), self._tried.param_groups[0]["params"]
+        state = self._tried.state.values()
+        weights: list[nn.Parameter] = self._tried.param_groups[0]["params"]
         kept = [
             one.numel() for own in state for one in own.values()
             if isinstance(one, torch.Tensor) and one.numel() > 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from vfl.compression import CODECS
 from vfl.config import Consent, TrainSettings
@@ -46,7 +46,7 @@ USUAL: Mapping[str, Range] = {
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
-        lambda terms: max(learning_rates(terms)) * _decay(terms.train),
+        lambda terms: max(steps.rate for steps in _steps(terms)) * _decay(terms.train),
     ),
 }
 #: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.
@@ -76,13 +76,18 @@ def _decay(train: TrainSettings) -> float:
     return max(train.weight_decay, OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0))
 
 
-def learning_rates(terms: Terms) -> set[float]:
-    """The learning rates of all epochs."""
+class _Steps(NamedTuple):
+    """How large the steps of an epoch are."""
+
+    rate: float
+    momentum: float
+
+
+def _steps(terms: Terms) -> set[_Steps]:
+    """How large the steps of all epochs are."""
     train = terms.train
-    if train.schedule == NO_SCHEDULE:
-        return {train.learning_rate}
-    steps = Optimization(train)
-    return {steps.rate(epoch) for epoch in range(1, train.epochs + 1)}
+    how, epochs = Optimization(train), 1 if train.schedule == NO_SCHEDULE else train.epochs
+    return {_Steps(how.rate(epoch), how.momentum(epoch)) for epoch in range(1, epochs + 1)}
 
 
 @cache
@@ -174,7 +179,8 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     """
     skipped = _OF_TRAINING if terms.mode == "align" else ()
     named = [*numbers_of(terms), *((name, of(terms)) for name, (_, of) in DERIVED.items())]
-    named += [("train.learning_rate", rate) for rate in learning_rates(terms)]
+    for steps in _steps(terms):
+        named += [("train.learning_rate", steps.rate), ("train.momentum", steps.momentum)]
     found = [pair for pair in named if not pair[0].startswith(skipped)]
     yield from _beyond([*found, *_numbers_of_specs(terms, consent)], consent)
 

@@ -86,5 +86,5 @@ def _loss(model: nn.Module) -> Tensor:
 def _go_on(model: nn.Module, optimizer: optim.Optimizer, steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
-        _loss(model).backward()
+        _loss(model).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

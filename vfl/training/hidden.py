@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vfl.config import Experiment, read_party_file
 from vfl.config.party_file import Consent
-from vfl.config.validate import is_file_of_party
+from vfl.config.validate import is_file_of_party, of_own_sources, refuse
 from vfl.core.errors import ConfigError
 from vfl.datasets import Split
 from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, read_ids
@@ -77,6 +77,7 @@ def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
         ConsentError: too few rows are common, for the feature party or for so many inputs.
         UserError: see `vfl.datasets`; counts only.
     """
+    refuse(of_own_sources(experiment))
     tables, label = own_tables(experiment), experiment.label.party
     others = [party for party in tables if party != label]
     if len(others) != 1 or label not in tables:

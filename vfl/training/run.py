@@ -21,7 +21,7 @@ from vfl.config import (
 )
 from vfl.config.experiment import PartySettings
 from vfl.config.run_folder import RunFolder
-from vfl.config.validate import is_file_of_party, of_bins, of_training_here, refuse
+from vfl.config.validate import is_file_of_party, of_training_here, refuse
 from vfl.core.errors import ConfigError, DisagreementError, TrainedRowsError, VFLError
 from vfl.core.storage import is_database, joint_digest, locked, weights_digest
 from vfl.datasets import (
@@ -79,6 +79,7 @@ def load_again(folder: RunFolder) -> dict[str, PartyData]:
         DataError: see `vfl.datasets`.
     """
     experiment = folder.experiment()
+    check_one_process(experiment)
     parts = {name: PartyFolder(folder.party(name)) for name in experiment.parties}
     encoders = {name: own for name, part in parts.items() if (own := part.encoder()) is not None}
     return _load(experiment, encoders, download=False)
@@ -87,7 +88,6 @@ def load_again(folder: RunFolder) -> dict[str, PartyData]:
 def _load(
     experiment: Experiment, encoders: Mapping[str, Encoder], *, download: bool
 ) -> dict[str, PartyData]:
-    check_one_process(experiment)
     if secure_mode.make(experiment.secure).divides_rows:
         return _rows_apart(experiment, encoders, download=download)
     data, label, seed = experiment.data, experiment.label, experiment.seed
@@ -243,19 +243,9 @@ def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[s
 
 
 def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
-    """Each party's table, where parties have tables of their own, or party files that name them.
-
-    Raises:
-        ConfigError: only some are party files, or `data.bins` is set beside them.
-    """
-    data, label = experiment.data, experiment.label.party
-    sources = {name: party.source for name, party in experiment.parties.items() if party.source}
-    if not sources:
-        return {}
-    sources.setdefault(label, data.source)
-    sources |= {task.party: task.source or data.source for task in experiment.tasks or ()}
-    if any(is_file_of_party(source) for source in sources.values()):
-        refuse(of_bins(experiment))
+    """Each party's table, where parties have tables of their own, or party files that name them."""
+    data, sources = experiment.data, experiment.own_sources
+    if any(map(is_file_of_party, sources.values())):
         return {name: _own_table(name, source) for name, source in sources.items()}
     form = _format(data)
     shapes = {name: party.shape for name, party in experiment.parties.items()}
@@ -280,12 +270,6 @@ def sources_read(experiment: Experiment) -> dict[str, str]:
 
 def _own_table(name: str, source: str) -> OwnTable:
     """A party's table as its own file describes it."""
-    if not is_file_of_party(source):
-        raise ConfigError(
-            "once one party's source is a party file, every party's is",
-            where=f"parties.{name}.source",
-            got=source,
-        )
     party = read_party_file(Path(source))
     own = party.table
     if own.memory is not None:
