@@ -489,7 +489,7 @@ def bench_next_tokens(
             scores.append(seen.sort().values)
             return int(seen.argmax())
 
-        with PrivateDecoder(model, Form(mode)) as hidden:
+        with PrivateDecoder(model, Form(mode), timeout_s=300) as hidden:
             for prompt in prompts:
                 tokens += hidden.generate(prompt, 1, pick)
         ordered = [each.sort().values for each in wanted]
