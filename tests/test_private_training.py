@@ -22,6 +22,7 @@ from vfl.session import PartyFolder, Terms, rules
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.training.local import LocalSession
 from vfl.training.run import train
+from vfl.training.specs import read_checked
 
 ROWS = 400
 #: So little noise and so wide a norm that it is the training without.
@@ -229,6 +230,18 @@ def test_what_would_make_the_promise_untrue_is_refused(data, changes, why):
     with pytest.raises(PrivacyError) as caught:
         session(data, experiment(**changes))
     assert why in str(caught.value)
+
+
+def test_a_file_is_told_all_that_its_promise_forbids_at_once(tmp_path):
+    path = tmp_path / "private.toml"
+    lines = ['codec = "topk:k=2,values=8"', 'defense = "mixup"']
+    lines += ["[parties.left]", "[parties.right]", "[dp]", "epsilon = 4.0"]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        read_checked(path)
+    told = str(caught.value)
+    assert "private.toml:1: codec: [dp] bounds what one row changes" in told
+    assert "private.toml:2: defense: [dp] clips a row's gradient, and Mixup may mix rows" in told
 
 
 @pytest.mark.parametrize(

@@ -610,6 +610,12 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
             (("middle", "codec"), "codec", [width]),
             (("defense",), "defense beside a middle", None),
         ]
+    if dp := table_in(content, "dp"):
+        sampling = dp.get("sampling", DPSettings.model_fields["sampling"].default)
+        single += [
+            (("codec",), "codec beside dp", widths),
+            (("defense",), "defense beside dp", sampling),
+        ]
     for setting, family, beside in single:
         *tables, key = setting
         spec = reduce(table_in, tables, content).get(key)
