@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from killing import Killed, Killer, weights_apart
 from played_session import PARTY, PlayedSession, stand_in
 from pydantic import ValidationError
 from sealed import weights_at
@@ -46,14 +47,6 @@ def data():
 
 def session(data, settings, folder=None, observers=()):
     return LocalSession(settings, data, outputs=10, checkpoints=folder, observers=observers)
-
-
-def weights_apart(one, two):
-    return max(
-        float((one[party][name] - two[party][name]).abs().max())
-        for party in one
-        for name in one[party]
-    )
 
 
 @pytest.mark.parametrize(
@@ -160,10 +153,6 @@ def test_a_check_tells_steps_noise_and_epsilon_before_anything_runs(tmp_path):
     assert facts["privacy"].endswith("joint sensitivity 1.732; noise 1.5 in all")
 
 
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
-
-
 @pytest.mark.parametrize(
     ("in_flight", "more"), [(1, {}), (3, {}), (3, {"quantile": 0.5, "clip_by": "layer"})]
 )
@@ -175,13 +164,8 @@ def test_a_killed_training_goes_on_to_the_same_models_and_the_same_budget(
     )
     undisturbed = session(data, settings).run()
     for at in (7, 16, 23):
-
-        def kill(party, direction, frame, at=at):
-            if frame.step == at and direction == "down":
-                raise Killed
-
         with pytest.raises(Killed):
-            session(data, settings, tmp_path, [kill]).run()
+            session(data, settings, tmp_path, [Killer(at)]).run()
     resumed = session(data, settings, tmp_path).run()
     assert resumed.weights_digest() == undisturbed.weights_digest()
     assert resumed.label.privacy() == undisturbed.label.privacy()

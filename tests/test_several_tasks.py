@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from killing import Killed, Killer
 from sklearn.linear_model import RidgeCV
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -30,10 +31,6 @@ from vfl.training.run import RunFolder, evaluate, load_data, predict, train
 from vfl.transport.link import Observed, local_pair
 
 ROWS, WIDTH, EVERYBODY = 240, 5, ("bank", "shop", "clinic", "insurer")
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
 
 
 @pytest.fixture(scope="module")
@@ -153,17 +150,13 @@ def test_a_killed_training_goes_on_to_the_same_bits(table, tmp_path, codec, in_f
     )
     data = load_data(settings)
 
-    def session(folder=None, killed_at=None):
-        def observer(party, direction, frame):
-            if killed_at == (party, frame.step, direction):
-                raise Killed
-
-        return LocalSession(settings, data, outputs=2, checkpoints=folder, observers=[observer])
+    def session(folder=None, observers=()):
+        return LocalSession(settings, data, outputs=2, checkpoints=folder, observers=observers)
 
     whole = session().run()
-    for end in [("bank", 4, "up"), ("shop", 9, "down"), ("shop", 10, "up")]:
+    for party, step, way in [("bank", 4, "up"), ("shop", 9, "down"), ("shop", 10, "up")]:
         with pytest.raises(Killed):
-            session(tmp_path, end).run()
+            session(tmp_path, [Killer(step, way, party)]).run()
     resumed = session(tmp_path).run()
     assert resumed.weights_digest() == whole.weights_digest()
     for ours, theirs in (
