@@ -1,7 +1,6 @@
 """A third party between bottoms and head: the same training, and who sees what of it."""
 
 import copy
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -330,10 +329,3 @@ def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
     assert "cuts for 'compute' in the middle" in refused.value.got
     check_consent(terms, "bank", Consent(middle=("compute",)), digits["bank"].split)
     check_project(settings)
-
-
-def test_a_middle_is_an_option_of_the_file_that_changes_nothing_when_it_is_left_out():
-    terms = Terms.of(experiment_of(False), "train", "u")
-    assert terms.middle is None
-    assert terms.at_label() is terms
-    assert list(pairwise(terms.feature_parties)) == [("bank", "shop")]

@@ -137,12 +137,6 @@ def test_class_weights_are_for_classes(full):
         read_experiment(full, ["label.class_weight=balance"])
 
 
-def test_settings_are_frozen():
-    experiment = Experiment.model_validate({"parties": {"a": {}}})
-    with pytest.raises(ValidationError, match="frozen"):
-        experiment.seed = 3
-
-
 def test_sixty_four_parties_are_the_most():
     parties = {f"p{number}": {} for number in range(65)}
     with pytest.raises(ValidationError, match="at most 64"):
