@@ -375,7 +375,7 @@ def federated(tmp_path, monkeypatch):
         "label": {"party": "lender", "top": "linear"},
         "train": {"epochs": 2, "batch_size": 1},
         "dp": {"epsilon": 5.0},
-        "federation": {"rejoin_window_s": 0.2, "max_restarts": 0, "join_timeout_s": 60.0},
+        "federation": {"rejoin_window_s": 0.2, "max_restarts": 0, "join_timeout_s": 300.0},
     }
     return Session(tmp_path, Flower(("bank", "shop"), tells=True), content)
 

@@ -11,8 +11,9 @@ from sklearn.linear_model import RidgeCV
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from vfl.config import Experiment, PartySettings, check_project
+from vfl.config import Experiment, PartySettings
 from vfl.config.party_file import Consent
+from vfl.config.validate import of_project, refuse
 from vfl.core.errors import (
     ConfigError,
     ConsentError,
@@ -371,6 +372,6 @@ def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(tab
     check_consent(terms, "bank", Consent(label_parties=("insurer",)), data["bank"].split)
     plain = {name: PartySettings() for name in ("bank", "shop")}
     with pytest.raises(ConfigError, match="names no party's table"):
-        check_project(settings.model_copy(update={"parties": plain}))
+        refuse(of_project(settings.model_copy(update={"parties": plain})))
     with pytest.raises(ValueError, match=r"'bank' of ..tasks.. has columns"):
         Terms.model_validate(terms.model_dump(mode="json") | {"tasks": {"bank": {"weight": 1.0}}})

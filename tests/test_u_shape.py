@@ -18,8 +18,9 @@ from vfl.attacks import (
     View,
     make,
 )
-from vfl.config import CompareSettings, Experiment, check_project
+from vfl.config import CompareSettings, Experiment
 from vfl.config.party_file import Consent
+from vfl.config.validate import of_project, refuse
 from vfl.core.errors import ConfigError, ConsentError, SpecError
 from vfl.core.frame import Kind
 from vfl.core.seeds import generator, scoped
@@ -328,4 +329,4 @@ def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
         check_consent(terms, "bank", Consent(), digits["bank"].split)
     assert "cuts for 'compute' in the middle" in refused.value.got
     check_consent(terms, "bank", Consent(middle=("compute",)), digits["bank"].split)
-    check_project(settings)
+    refuse(of_project(settings))

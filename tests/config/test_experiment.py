@@ -5,11 +5,11 @@ from vfl.config import (
     Experiment,
     PartyFile,
     check_one_process,
-    check_project,
     read_experiment,
     to_toml,
     with_overrides,
 )
+from vfl.config.validate import of_project, refuse
 from vfl.core.errors import ConfigError
 
 FULL = """\
@@ -148,7 +148,7 @@ def test_sixty_four_parties_are_the_most():
 def test_bins_of_a_project_are_each_partys_own():
     experiment = Experiment.model_validate({"parties": {"bank": {}}, "data": {"bins": 8}})
     with pytest.raises(ConfigError, match="each party's own file"):
-        check_project(experiment)
+        refuse(of_project(experiment))
     with pytest.raises(ConfigError, match="is for tables"):
         check_one_process(experiment)
 

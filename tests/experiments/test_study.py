@@ -87,12 +87,11 @@ def test_a_study_repeats_its_split_from_its_own_record(tmp_path):
 
 
 def test_a_project_has_no_strata():
-    from vfl.config import check_project
+    from vfl.config.validate import of_project, refuse
 
     with pytest.raises(ConfigError, match="feature parties have none"):
-        check_project(
-            Experiment.model_validate({"parties": {"a": {}}, "data": {"split": "stratified"}})
-        )
+        content = {"parties": {"a": {}}, "data": {"split": "stratified"}}
+        refuse(of_project(Experiment.model_validate(content)))
 
 
 @pytest.mark.parametrize("asked", ["auto,cpu=2", "auto,cpus=many", "auto,gpus=-1", "auto,cpus=0"])

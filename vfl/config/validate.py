@@ -657,15 +657,6 @@ def check_one_process(experiment: Experiment) -> None:
     refuse(of_one_process(experiment))
 
 
-def check_project(experiment: Experiment) -> None:
-    """Refuse an experiment of a project that says what its parties keep to themselves.
-
-    Raises:
-        ConfigError: see `of_project`.
-    """
-    refuse(of_project(experiment))
-
-
 def check_one_label_party(experiment: Experiment, what: str) -> None:
     """Refuse an experiment with a middle, or with several label parties, where it has no place.
 
