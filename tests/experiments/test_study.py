@@ -89,9 +89,10 @@ def test_a_study_repeats_its_split_from_its_own_record(tmp_path):
 def test_a_project_has_no_strata():
     from vfl.config.validate import of_project, refuse
 
+    content = {"parties": {"a": {}}, "data": {"split": "stratified"}}
+    experiment = Experiment.model_validate(content)
     with pytest.raises(ConfigError, match="feature parties have none"):
-        content = {"parties": {"a": {}}, "data": {"split": "stratified"}}
-        refuse(of_project(Experiment.model_validate(content)))
+        refuse(of_project(experiment))
 
 
 @pytest.mark.parametrize("asked", ["auto,cpu=2", "auto,cpus=many", "auto,gpus=-1", "auto,cpus=0"])
