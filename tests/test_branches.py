@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from killing import Killed, Killer, weights_apart
 from pydantic import ValidationError
 from torch import nn
 
@@ -35,14 +36,6 @@ def data():
 
 def session(data, settings, folder=None, observers=()):
     return LocalSession(settings, data, outputs=10, checkpoints=folder, observers=observers)
-
-
-def weights_apart(one, two):
-    return max(
-        float((one[party][name] - two[party][name]).abs().max())
-        for party in one
-        for name in one[party]
-    )
 
 
 def gradient(at, grad, norm=1.0, noise=1e-9, *, clipped, count=4):
@@ -133,15 +126,8 @@ def test_a_killed_training_of_clients_goes_on_to_the_same_models(
     assert (stated.unit, stated.relation) == ("client", "add or remove")
     assert 0 < stated.epsilon <= 30
 
-    class Killed(Exception):
-        pass
-
-    def kill(party, direction, frame):
-        if frame.step == 8 and direction == "down":
-            raise Killed
-
     with pytest.raises(Killed):
-        session(data, settings, tmp_path, [kill]).run()
+        session(data, settings, tmp_path, [Killer(8)]).run()
     resumed = session(data, settings, tmp_path).run()
     assert resumed.weights_digest() == whole.weights_digest()
     assert resumed.label.privacy() == whole.label.privacy()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from killing import Killed
 
 from vfl.config import Experiment
 from vfl.core.errors import ProtocolError
@@ -86,10 +87,6 @@ def test_one_byte_an_epoch_is_what_it_costs(data, whole):
     judged = session(data, keep="best").run()
     more = judged.ledger.total_bytes("down") - whole.ledger.total_bytes("down")
     assert more == FAST["epochs"] * len(PARTIES)
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
 
 
 @pytest.mark.parametrize(("in_flight", "share"), [(1, 0.4), (1, 1.0), (5, 0.7)])

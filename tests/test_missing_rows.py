@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from killing import Killed, Killer
 from served import Serving, predicted, same, settings
 from sklearn.datasets import load_breast_cancer
 
@@ -197,19 +198,6 @@ def test_a_step_moves_bottoms_top_and_vectors_by_the_gradients_of_one_network(fo
         torch.testing.assert_close(weight.detach(), moved, rtol=1e-4, atol=1e-6)
     vectors = session.label.model["missing"].vectors
     assert all(bool((vector != torch.linspace(-1, 1, 6)).all()) for vector in vectors.values())
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
-
-
-class Killer:
-    def __init__(self, step):
-        self.step = step
-
-    def __call__(self, party, direction, frame):
-        if frame.step == self.step and direction == "down":
-            raise Killed
 
 
 HARD = {

@@ -8,6 +8,7 @@ from collections import deque
 
 import pytest
 import torch
+from killing import Killed, Killer
 from torch import nn
 
 from vfl.config import Experiment
@@ -171,21 +172,6 @@ def test_cuts_leave_exactly_when_the_contract_says(data, in_flight):
         assert noted[: len(wanted)] == wanted
         del noted[: len(wanted)]
     assert noted == []
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
-
-
-class Killer:
-    """Ends the session when the gradient of a step passes the link."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def __call__(self, party, direction, frame):
-        if frame.step == self.step and direction == "down":
-            raise Killed
 
 
 RICH = {

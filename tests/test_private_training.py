@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from killing import Killed, Killer, weights_apart
 from played_session import PARTY, PlayedSession, stand_in
 from pydantic import ValidationError
 from sealed import weights_at
@@ -22,6 +23,7 @@ from vfl.session import PartyFolder, Terms, rules
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.training.local import LocalSession
 from vfl.training.run import train
+from vfl.training.specs import read_checked
 
 ROWS = 400
 #: So little noise and so wide a norm that it is the training without.
@@ -45,14 +47,6 @@ def data():
 
 def session(data, settings, folder=None, observers=()):
     return LocalSession(settings, data, outputs=10, checkpoints=folder, observers=observers)
-
-
-def weights_apart(one, two):
-    return max(
-        float((one[party][name] - two[party][name]).abs().max())
-        for party in one
-        for name in one[party]
-    )
 
 
 @pytest.mark.parametrize(
@@ -159,10 +153,6 @@ def test_a_check_tells_steps_noise_and_epsilon_before_anything_runs(tmp_path):
     assert facts["privacy"].endswith("joint sensitivity 1.732; noise 1.5 in all")
 
 
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
-
-
 @pytest.mark.parametrize(
     ("in_flight", "more"), [(1, {}), (3, {}), (3, {"quantile": 0.5, "clip_by": "layer"})]
 )
@@ -174,13 +164,8 @@ def test_a_killed_training_goes_on_to_the_same_models_and_the_same_budget(
     )
     undisturbed = session(data, settings).run()
     for at in (7, 16, 23):
-
-        def kill(party, direction, frame, at=at):
-            if frame.step == at and direction == "down":
-                raise Killed
-
         with pytest.raises(Killed):
-            session(data, settings, tmp_path, [kill]).run()
+            session(data, settings, tmp_path, [Killer(at)]).run()
     resumed = session(data, settings, tmp_path).run()
     assert resumed.weights_digest() == undisturbed.weights_digest()
     assert resumed.label.privacy() == undisturbed.label.privacy()
@@ -229,6 +214,18 @@ def test_what_would_make_the_promise_untrue_is_refused(data, changes, why):
     with pytest.raises(PrivacyError) as caught:
         session(data, experiment(**changes))
     assert why in str(caught.value)
+
+
+def test_a_file_is_told_all_that_its_promise_forbids_at_once(tmp_path):
+    path = tmp_path / "private.toml"
+    lines = ['codec = "topk:k=2,values=8"', 'defense = "mixup"']
+    lines += ["[parties.left]", "[parties.right]", "[dp]", "epsilon = 4.0"]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        read_checked(path)
+    told = str(caught.value)
+    assert "private.toml:1: codec: [dp] bounds what one row changes" in told
+    assert "private.toml:2: defense: [dp] clips a row's gradient, and Mixup may mix rows" in told
 
 
 @pytest.mark.parametrize(
@@ -378,7 +375,7 @@ def federated(tmp_path, monkeypatch):
         "label": {"party": "lender", "top": "linear"},
         "train": {"epochs": 2, "batch_size": 1},
         "dp": {"epsilon": 5.0},
-        "federation": {"rejoin_window_s": 0.2, "max_restarts": 0, "join_timeout_s": 60.0},
+        "federation": {"rejoin_window_s": 0.2, "max_restarts": 0, "join_timeout_s": 300.0},
     }
     return Session(tmp_path, Flower(("bank", "shop"), tells=True), content)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from killing import Killed, Killer
 
 from vfl.config import Experiment
 from vfl.core.errors import CheckpointError, RunFolderError
@@ -15,21 +16,6 @@ from vfl.training.local import LocalSession
 from vfl.training.run import train
 
 RUN = Experiment.model_validate({"parties": {"left": {}}}).name
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
-
-
-class Killer:
-    """Ends the session when the frame of a step passes the link."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def __call__(self, party, direction, frame):
-        if frame.step == self.step and direction == "down":
-            raise Killed
 
 
 def experiment(**changes):

@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from killing import Killed, Killer
 from sklearn.linear_model import RidgeCV
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from vfl.config import Experiment, PartySettings, check_project
+from vfl.config import Experiment, PartySettings
 from vfl.config.party_file import Consent
+from vfl.config.validate import of_project, refuse
 from vfl.core.errors import (
     ConfigError,
     ConsentError,
@@ -30,10 +32,6 @@ from vfl.training.run import RunFolder, evaluate, load_data, predict, train
 from vfl.transport.link import Observed, local_pair
 
 ROWS, WIDTH, EVERYBODY = 240, 5, ("bank", "shop", "clinic", "insurer")
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
 
 
 @pytest.fixture(scope="module")
@@ -153,17 +151,13 @@ def test_a_killed_training_goes_on_to_the_same_bits(table, tmp_path, codec, in_f
     )
     data = load_data(settings)
 
-    def session(folder=None, killed_at=None):
-        def observer(party, direction, frame):
-            if killed_at == (party, frame.step, direction):
-                raise Killed
-
-        return LocalSession(settings, data, outputs=2, checkpoints=folder, observers=[observer])
+    def session(folder=None, observers=()):
+        return LocalSession(settings, data, outputs=2, checkpoints=folder, observers=observers)
 
     whole = session().run()
-    for end in [("bank", 4, "up"), ("shop", 9, "down"), ("shop", 10, "up")]:
+    for party, step, way in [("bank", 4, "up"), ("shop", 9, "down"), ("shop", 10, "up")]:
         with pytest.raises(Killed):
-            session(tmp_path, end).run()
+            session(tmp_path, [Killer(step, way, party)]).run()
     resumed = session(tmp_path).run()
     assert resumed.weights_digest() == whole.weights_digest()
     for ours, theirs in (
@@ -378,6 +372,6 @@ def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(tab
     check_consent(terms, "bank", Consent(label_parties=("insurer",)), data["bank"].split)
     plain = {name: PartySettings() for name in ("bank", "shop")}
     with pytest.raises(ConfigError, match="names no party's table"):
-        check_project(settings.model_copy(update={"parties": plain}))
+        refuse(of_project(settings.model_copy(update={"parties": plain})))
     with pytest.raises(ValueError, match=r"'bank' of ..tasks.. has columns"):
         Terms.model_validate(terms.model_dump(mode="json") | {"tasks": {"bank": {"weight": 1.0}}})

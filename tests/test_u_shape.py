@@ -1,11 +1,11 @@
 """A third party between bottoms and head: the same training, and who sees what of it."""
 
 import copy
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from killing import Killed, Killer
 from torch import nn
 
 from vfl.attacks import (
@@ -18,8 +18,9 @@ from vfl.attacks import (
     View,
     make,
 )
-from vfl.config import CompareSettings, Experiment, check_project
+from vfl.config import CompareSettings, Experiment
 from vfl.config.party_file import Consent
+from vfl.config.validate import of_project, refuse
 from vfl.core.errors import ConfigError, ConsentError, SpecError
 from vfl.core.frame import Kind
 from vfl.core.seeds import generator, scoped
@@ -35,10 +36,6 @@ from vfl.training.specs import check_specs
 
 PARTIES, WIDTH, MIDDLE = ["bank", "shop"], 6, 12
 ASKED = {"party": "compute", "width": MIDDLE, "model": "mlp:hidden=20,last=relu"}
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
 
 
 def experiment_of(middle=True, merge="concat", codec="none", **train):
@@ -135,17 +132,13 @@ def test_codecs_of_the_cuts_and_of_the_output_are_two(digits):
 def test_a_killed_training_goes_on_to_the_same_bits(digits, tmp_path, codec, in_flight):
     settings = experiment_of(codec=codec, in_flight=in_flight, checkpoint_every=4, keep="best")
 
-    def session(folder=None, killed_at=None):
-        def observer(party, direction, frame):
-            if killed_at == (party, frame.step, direction):
-                raise Killed
-
-        return LocalSession(settings, digits, outputs=10, checkpoints=folder, observers=[observer])
+    def session(folder=None, observers=()):
+        return LocalSession(settings, digits, outputs=10, checkpoints=folder, observers=observers)
 
     whole = session().run()
-    for end in [("bank", 6, "up"), ("compute", 13, "down"), ("shop", 14, "down")]:
+    for party, step, way in [("bank", 6, "up"), ("compute", 13, "down"), ("shop", 14, "down")]:
         with pytest.raises(Killed):
-            session(tmp_path, end).run()
+            session(tmp_path, [Killer(step, way, party)]).run()
     resumed = session(tmp_path).run()
     assert resumed.weights_digest() == whole.weights_digest()
     assert [one | {"seconds": 0} for one in resumed.label.history] == [
@@ -336,11 +329,4 @@ def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
         check_consent(terms, "bank", Consent(), digits["bank"].split)
     assert "cuts for 'compute' in the middle" in refused.value.got
     check_consent(terms, "bank", Consent(middle=("compute",)), digits["bank"].split)
-    check_project(settings)
-
-
-def test_a_middle_is_an_option_of_the_file_that_changes_nothing_when_it_is_left_out():
-    terms = Terms.of(experiment_of(False), "train", "u")
-    assert terms.middle is None
-    assert terms.at_label() is terms
-    assert list(pairwise(terms.feature_parties)) == [("bank", "shop")]
+    refuse(of_project(settings))

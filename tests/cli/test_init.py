@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vfl.config import check_project, read_experiment, read_party_file
+from vfl.config import read_experiment, read_party_file
+from vfl.config.validate import of_project, refuse
 
 
 def test_a_project_with_the_addresses_that_were_given(vfl):
@@ -104,7 +105,7 @@ def test_a_third_party_takes_cuts_of_who_consents(vfl, tmp_path, option):
     )
     assert told in (folder / "README.md").read_text()
     experiment = read_experiment(folder / "label/app/experiment.toml")
-    check_project(experiment)
+    refuse(of_project(experiment))
     assert (experiment.middle or experiment.tasks[0]).party == name
     if option == "--middle":
         shown = vfl("check", folder / name / "party.toml")
@@ -133,7 +134,7 @@ def test_tables_of_two_label_parties_become_a_project(vfl, tmp_path):
     assert done.code == 0, done.err
     folder = tmp_path / "loans"
     experiment = read_experiment(folder / "label/app/experiment.toml")
-    check_project(experiment)
+    refuse(of_project(experiment))
     assert experiment.feature_parties == ["bank", "shop"]
     assert (experiment.tasks[0].task, experiment.data.alignment) == ("regression", "alignment")
     assert experiment.data.id_rules == "decimal+zeros"

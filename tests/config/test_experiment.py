@@ -5,11 +5,11 @@ from vfl.config import (
     Experiment,
     PartyFile,
     check_one_process,
-    check_project,
     read_experiment,
     to_toml,
     with_overrides,
 )
+from vfl.config.validate import of_project, refuse
 from vfl.core.errors import ConfigError
 
 FULL = """\
@@ -137,12 +137,6 @@ def test_class_weights_are_for_classes(full):
         read_experiment(full, ["label.class_weight=balance"])
 
 
-def test_settings_are_frozen():
-    experiment = Experiment.model_validate({"parties": {"a": {}}})
-    with pytest.raises(ValidationError, match="frozen"):
-        experiment.seed = 3
-
-
 def test_sixty_four_parties_are_the_most():
     parties = {f"p{number}": {} for number in range(65)}
     with pytest.raises(ValidationError, match="at most 64"):
@@ -154,7 +148,7 @@ def test_sixty_four_parties_are_the_most():
 def test_bins_of_a_project_are_each_partys_own():
     experiment = Experiment.model_validate({"parties": {"bank": {}}, "data": {"bins": 8}})
     with pytest.raises(ConfigError, match="each party's own file"):
-        check_project(experiment)
+        refuse(of_project(experiment))
     with pytest.raises(ConfigError, match="is for tables"):
         check_one_process(experiment)
 

@@ -39,7 +39,7 @@ EXPERIMENT = {
         "rejoin_window_s": 0.2,
         "step_timeout_s": 60.0,
         "max_restarts": 0,
-        "join_timeout_s": 60.0,
+        "join_timeout_s": 300.0,
     },
 }
 TWO = {name: EXPERIMENT["parties"][name] for name in PARTIES[:2]}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.compression import INFERENCE, Codec, Decoded
+from vfl.compression import INFERENCE, Decoded
 from vfl.compression.none import Uncompressed
 from vfl.core.errors import WidthError
 from vfl.core.frame import Kind
@@ -232,11 +232,6 @@ def test_the_modules_of_a_codec_stand_at_both_ends(start):
         "bottom.bias",
         "codec.weight",
     }
-
-
-def test_a_codec_without_modules_or_losses_is_the_default():
-    assert Codec.client_module(Uncompressed(), 3) is None
-    assert Uncompressed().local_loss(torch.zeros(1, 3), None) is None
 
 
 class Counting(Uncompressed):

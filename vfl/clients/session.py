@@ -250,8 +250,24 @@ class _PartySession:
 
     def _outputs(self, data: PartyData) -> int:
         """Of the top of a further label party."""
-        classes = data.classes if self.terms.mode != "predict" else self.folder.classes()
+        labelled = self.terms.mode in ("train", "evaluate")
+        classes = data.classes if labelled else self.folder.classes()
         return 1 if classes is None else len(classes)
+
+    def _label_party(self, ends: Mapping[str, Link], own: Own, ledger: Ledger) -> LabelParty:
+        """A further label party, which learns its own task of the cuts."""
+        assert self.data is not None, "it has labels, or rows"
+        return LabelParty(
+            self.data,
+            self.terms.at_label(self.name),
+            ends,
+            own,
+            Objective.of(
+                self.terms.tasks[self.name].settings_of(self.name), self._outputs(self.data)
+            ),
+            weights=None if self.trains else self.folder.weights(),
+            records=Records(ledger),
+        )
 
     def _learn(self, link: Link, own: Own, meter: Meter) -> PartyReport:
         """Play a further label party: it learns its own task of the cuts.
@@ -264,16 +280,7 @@ class _PartySession:
         counted = {
             party: Observed(pair, party, "label", [ledger]) for party, pair in links.others.items()
         }
-        task = terms.tasks[name].settings_of(name)
-        label = LabelParty(
-            data,
-            terms.at_label(name),
-            counted,
-            own,
-            Objective.of(task, self._outputs(data)),
-            weights=None if self.trains else folder.weights(),
-            records=Records(ledger),
-        )
+        label = self._label_party(counted, own, ledger)
         meter.most = most_of_an_epoch(terms, data.split, limits_of_links(terms, name, data.split))
         label.resume(self.message.start)
         label.run(meter.through(rules.schedule(terms, data.split, self.message.start)))
@@ -304,16 +311,7 @@ class _PartySession:
             party: ObservedPoll(PolledPair(links, party, observed), party, "label", [])
             for party in terms.feature_parties
         }
-        task, classes = terms.tasks[name].settings_of(name), folder.classes()
-        label = LabelParty(
-            data,
-            terms.at_label(name),
-            ends,
-            own,
-            Objective.of(task, 1 if classes is None else len(classes)),
-            weights=folder.weights(),
-        )
-
+        label = self._label_party(ends, own, Ledger())
         over = False
 
         def ended() -> bool:
@@ -327,7 +325,7 @@ class _PartySession:
         front = FRONTS.member("http").open_task(self.party, folder.path, ended)
         self.say(front.welcome)
         try:
-            front.show(terms.run, terms.feature_parties, data, classes, folder.drift())
+            front.show(terms.run, terms.feature_parties, data, folder.classes(), folder.drift())
             asker = (1 + terms.serving.index(name), 1 + len(terms.serving))
             asking = ServingParty(label, asker=asker)
             try:

@@ -25,7 +25,7 @@ from vfl.config.party_file import (
     read_party_file,
 )
 from vfl.config.toml import Locations, to_toml
-from vfl.config.validate import check_one_process, check_project
+from vfl.config.validate import check_one_process
 
 __all__ = [
     "PACKS",
@@ -47,7 +47,6 @@ __all__ = [
     "TrainSettings",
     "ValueSettings",
     "check_one_process",
-    "check_project",
     "is_party_file",
     "memory_bytes",
     "read_experiment",

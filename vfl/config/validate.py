@@ -628,6 +628,12 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
             (("middle", "codec"), "codec", [width]),
             (("defense",), "defense beside a middle", None),
         ]
+    if dp := table_in(content, "dp"):
+        sampling = dp.get("sampling", DPSettings.model_fields["sampling"].default)
+        single += [
+            (("codec",), "codec beside dp", widths),
+            (("defense",), "defense beside dp", sampling),
+        ]
     for setting, family, beside in single:
         *tables, key = setting
         spec = reduce(table_in, tables, content).get(key)
@@ -667,15 +673,6 @@ def check_one_process(experiment: Experiment) -> None:
         ConfigError: see `of_one_process`.
     """
     refuse(of_one_process(experiment))
-
-
-def check_project(experiment: Experiment) -> None:
-    """Refuse an experiment of a project that says what its parties keep to themselves.
-
-    Raises:
-        ConfigError: see `of_project`.
-    """
-    refuse(of_project(experiment))
 
 
 def check_one_label_party(experiment: Experiment, what: str) -> None:

@@ -7,7 +7,7 @@ it travels; which rows a step has follows from a key that the terms carry betwee
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -289,9 +289,18 @@ def refuse_beside_dp(terms: Terms) -> None:
             where="terms.dp.key",
             want="a key of the label party's secret",
         )
-    for party in terms.feature_parties:
-        _refuse_codec(terms.codec, terms.parties[party].width)
-    defense = defenses.make(terms.defense)
+    refuse_codec(terms.codec, {terms.parties[party].width for party in terms.feature_parties})
+    refuse_defense(terms.defense, terms.dp.sampling)
+
+
+def refuse_defense(spec: str, sampling: str) -> None:
+    """Refuse a defense that mixes rows, or whose own epsilon counts other passes than [dp].
+
+    Raises:
+        PrivacyError: with what is in the way.
+        SpecError: it cannot be built.
+    """
+    defense = defenses.make(spec)
     members = defense.members if isinstance(defense, defenses.Chain) else (defense,)
     for member in members:
         over = defenses.uses(member, *_OVER_ROWS)
@@ -305,7 +314,7 @@ def refuse_beside_dp(terms: Terms) -> None:
             )
     stated = [one for one in defense.privacy() if one.epsilon is not None]
     repeated = [one for one in stated if one.per != "training"]
-    if repeated and terms.dp.sampling == "poisson":
+    if repeated and sampling == "poisson":
         raise PrivacyError(
             "with Poisson sampling a row may travel more than once an epoch",
             where="defense",
@@ -314,23 +323,30 @@ def refuse_beside_dp(terms: Terms) -> None:
         )
 
 
-def _refuse_codec(spec: str, width: int) -> None:
+def refuse_codec(spec: str, widths: Iterable[int]) -> None:
+    """Refuse a codec that trains beside the bottoms, or whose bytes of a row follow from others.
+
+    Raises:
+        PrivacyError: with what is in the way.
+        SpecError: it cannot be built, or does not fit a width.
+    """
     codec = compression.make(spec)
-    ends = [one for one in (codec.client_module(width), codec.server_module(width)) if one]
-    got = ""
-    if any(True for end in ends for _ in end.parameters()):
-        got = "layers that it trains"
-    elif type(codec).local_loss is not compression.Codec.local_loss:
-        got = "a loss of its own, over the batch"
-    elif _mixes_rows(spec, codec.wire_width(width)):
-        got = "a scale that the rows of a batch share"
-    if got:
-        raise PrivacyError(
-            f"[dp] bounds what one row changes, and codec '{spec}' lets it change others",
-            where="codec",
-            got=got,
-            fix="scale=row in the codec, or values=fp32, or codec = 'none'",
-        )
+    for width in widths:
+        ends = [one for one in (codec.client_module(width), codec.server_module(width)) if one]
+        got = ""
+        if any(True for end in ends for _ in end.parameters()):
+            got = "layers that it trains"
+        elif type(codec).local_loss is not compression.Codec.local_loss:
+            got = "a loss of its own, over the batch"
+        elif _mixes_rows(spec, codec.wire_width(width)):
+            got = "a scale that the rows of a batch share"
+        if got:
+            raise PrivacyError(
+                f"[dp] bounds what one row changes, and codec '{spec}' lets it change others",
+                where="codec",
+                got=got,
+                fix="scale=row in the codec, or values=fp32, or codec = 'none'",
+            )
 
 
 def _mixes_rows(spec: str, width: int) -> bool:

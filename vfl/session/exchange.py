@@ -504,9 +504,9 @@ class FeatureEnd(_End):
         payload, _ = self._encode(self.adversary.cut(cut, context), context)
         self._send(Frame(Kind.QUERY, step, payload), cut)
 
-    def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
+    def query_cut(self, inputs: Tensor) -> Tensor:
         """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
-        return self._query_cut(inputs, context).cpu()
+        return self._query_cut(inputs, INFERENCE).cpu()
 
     def _query_cut(self, inputs: Tensor, context: StepContext) -> Tensor:
         set_training(self.model, False)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from torch import Tensor, nn
 
 from vfl import compression
-from vfl.compression import INFERENCE, Codec, StepContext
+from vfl.compression import Codec
 from vfl.config import PartyFile, TrainSettings
+from vfl.config.validate import further_label_parties
 from vfl.core.errors import ExposedCutError, VFLError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.registry import Registry
@@ -121,7 +122,7 @@ class FeatureRound(Protocol):
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""
 
-    def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
+    def query_cut(self, inputs: Tensor) -> Tensor:
         """The cut of some rows, as a query sends it."""
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -544,9 +545,7 @@ def third_party(agreed: Agreed) -> str | None:
 
 def label_parties(agreed: Agreed) -> list[str]:
     """Whoever holds labels, the one that leads first."""
-    more = agreed.tasks or ()
-    names = more if isinstance(more, Mapping) else [task.party for task in more]
-    return [agreed.label_party, *names]
+    return [agreed.label_party, *further_label_parties(agreed)]
 
 
 def promise(agreed: Agreed) -> str:

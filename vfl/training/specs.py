@@ -28,6 +28,7 @@ from vfl.config.validate import named_plugins, of_training_here, table_in
 from vfl.core.errors import (
     BadOptionError,
     ExposedCutError,
+    PrivacyError,
     SpecError,
     UnknownNameError,
     UnknownOptionError,
@@ -35,6 +36,7 @@ from vfl.core.errors import (
 from vfl.datasets import sources
 from vfl.models.mlp import MLPBottom
 from vfl.models.optimizers import NO_SCHEDULE, Optimization
+from vfl.session.dp_plan import refuse_codec, refuse_defense
 from vfl.session.trace import trace_of_masked_cuts
 
 
@@ -243,6 +245,16 @@ def _check_known_beside_middle(spec: str) -> None:
         check_beside_middle(spec)
 
 
+def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> None:
+    """What [dp] refuses; what cannot be built, or does not fit, is told where it stands."""
+    try:
+        refuse(spec, beside)
+    except PrivacyError:
+        raise
+    except SpecError:
+        return
+
+
 #: How a plug-in of each family is asked, with its spec and what it has to go with.
 _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "codec": _check_codec,
@@ -250,6 +262,10 @@ _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "wanted codec": lambda spec, widths: _check_codec(spec.replace(WANTED, "1"), widths),
     "defense": _check_defense,
     "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),
+    "codec beside dp": lambda spec, widths: _beside_dp(
+        refuse_codec, spec, [width for width in widths if isinstance(width, int) and width > 0]
+    ),
+    "defense beside dp": lambda spec, sampling: _beside_dp(refuse_defense, spec, sampling),
     "secure": _check_secure,
     "data set": lambda spec, _: sources.make(spec),
     "merger": _check_merger,

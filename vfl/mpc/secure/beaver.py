@@ -507,7 +507,7 @@ class ShareHolder:
         self._pending = None
         return bytes(expect(self.link, Kind.ACK, step, _LABEL_PARTY).payload)
 
-    def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
+    def query_cut(self, inputs: Tensor) -> Tensor:
         """Nobody has a party's cut here.
 
         Raises:

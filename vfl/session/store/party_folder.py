@@ -294,20 +294,26 @@ class PartyFolder:
         Raises:
             TrainedRowsError: that is not known.
         """
-        known, ids = self.rows(), keyed_ids(data.ids, self._key())
-        if known is not None and known.ids is not None and ids is not None:
-            found: np.ndarray = known.parts(ids) >= TESTED
-            return found
+        parts = self._parts(data)
+        if parts is not None:
+            return parts >= TESTED
         found = np.zeros(data.rows, dtype=bool)
         found[self.rows_left(data).split.test] = True
         return found
 
     def trained_rows(self, data: PartyData) -> np.ndarray:
         """Whether the run has trained on each row: "yes", "no" or "unknown", axes (rows,)."""
+        parts = self._parts(data)
+        if parts is None:
+            return np.full(data.rows, "unknown")
+        return np.where(parts == TRAINED, "yes", "no")
+
+    def _parts(self, data: PartyData) -> np.ndarray | None:
+        """What each row was to the run; None where ids do not say it."""
         known, ids = self.rows(), keyed_ids(data.ids, self._key())
         if known is None or known.ids is None or ids is None:
-            return np.full(data.rows, "unknown")
-        return np.where(known.parts(ids) == TRAINED, "yes", "no")
+            return None
+        return known.parts(ids)
 
     def _in_own_classes(self, data: PartyData) -> PartyData:
         """The same rows, with labels in the codes of the training."""
