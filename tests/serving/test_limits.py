@@ -21,6 +21,7 @@ from vfl.core.storage import Seal
 from vfl.serving import front
 from vfl.serving.front import LeadSettings, scores, tokens_in
 from vfl.serving.service import RowBudget
+from vfl.transport import FrontLimits
 
 
 def ask(client, token=None, path="/model", **headers):
