@@ -82,6 +82,7 @@ print(vfl.__file__)
 """
 
 
+@pytest.mark.parametrize("house", ["all"], indirect=True)
 def test_every_other_module_still_imports(house):
     folder, _ = house
     assert str(folder) in run(folder, "-c", IMPORT_ALL)

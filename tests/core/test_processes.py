@@ -10,7 +10,8 @@ from vfl.core import processes as room
 from vfl.core.errors import AuthenticationError, LostPeerError
 from vfl.core.processes import Service, Worker, supervise
 
-QUICK_PATIENCE_S = 5.0
+#: What is started here would go on for ten minutes.
+HANGS_S = 60.0
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip().upper(), flush=True)"
 
 
@@ -19,7 +20,9 @@ def python(name, script, log):
 
 
 def test_a_service_is_ready_when_its_log_says_so_and_ends_when_told(tmp_path):
-    service = python("it", "print('ready'); import time; time.sleep(60)", tmp_path / "deep" / "log")
+    service = python(
+        "it", "print('ready'); import time; time.sleep(600)", tmp_path / "deep" / "log"
+    )
     try:
         service.wait_for("ready")
         assert service.alive
@@ -32,12 +35,12 @@ def test_a_service_is_ready_when_its_log_says_so_and_ends_when_told(tmp_path):
 
 def test_a_service_that_does_not_listen_is_ended_all_the_same(tmp_path):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready')\n"
-    service = python("it", deaf + "time.sleep(60)", tmp_path / "log")
+    service = python("it", deaf + "time.sleep(600)", tmp_path / "log")
     service.wait_for("ready")
     started = time.monotonic()
     service.stop(patience_s=0.2)
     assert not service.alive
-    assert time.monotonic() - started < QUICK_PATIENCE_S
+    assert time.monotonic() - started < HANGS_S
 
 
 def test_a_service_that_ends_before_it_is_ready(tmp_path):
@@ -50,7 +53,7 @@ def test_a_service_that_ends_before_it_is_ready(tmp_path):
 
 
 def test_a_service_that_takes_too_long(tmp_path):
-    service = python("it", "import time; time.sleep(60)", tmp_path / "log")
+    service = python("it", "import time; time.sleep(600)", tmp_path / "log")
     try:
         with pytest.raises(LostPeerError) as caught:
             service.wait_for("ready", timeout_s=0.2)
@@ -60,13 +63,13 @@ def test_a_service_that_takes_too_long(tmp_path):
 
 
 def test_a_service_that_is_refused_is_not_waited_for(tmp_path):
-    script = "print('no such key'); import time; time.sleep(60)"
+    script = "print('no such key'); import time; time.sleep(600)"
     service, started = python("it", script, tmp_path / "log"), time.monotonic()
     try:
         with pytest.raises(LostPeerError, match="it did not start") as caught:
             service.wait_for("ready", refusal="no such key")
         assert caught.value.where == "no such key"
-        assert time.monotonic() - started < QUICK_PATIENCE_S
+        assert time.monotonic() - started < HANGS_S
     finally:
         service.stop()
 
@@ -104,19 +107,19 @@ def test_a_worker_that_ended_says_how():
 
 
 def test_a_worker_that_does_not_listen_is_ended_all_the_same():
-    deaf = worker("import time; time.sleep(60)")
+    deaf = worker("import time; time.sleep(600)")
     started = time.monotonic()
     deaf.stop(patience_s=0.2)
     assert not deaf.alive
-    assert time.monotonic() - started < QUICK_PATIENCE_S
+    assert time.monotonic() - started < HANGS_S
 
 
 def test_after_an_error_a_worker_ends_at_once():
     started = time.monotonic()
-    with pytest.raises(KeyError), worker("import time; time.sleep(60)") as busy:
+    with pytest.raises(KeyError), worker("import time; time.sleep(600)") as busy:
         raise KeyError
     assert not busy.alive
-    assert time.monotonic() - started < QUICK_PATIENCE_S
+    assert time.monotonic() - started < HANGS_S
 
 
 class Standing:

@@ -7,9 +7,7 @@ import process_table
 import pytest
 from real_deployment import Deployment, results
 
-from vfl.config import read_party_file
 from vfl.federation import workers
-from vfl.federation.programs import local_api
 from vfl.training import demo
 
 pytestmark = pytest.mark.net
@@ -110,11 +108,3 @@ def test_train_evaluate_and_predict_are_run_by_the_label_partys_worker(standing,
             time.sleep(0.01)
         assert command.wait() == 0, command.said()
         assert 0 < highest < 100e6
-
-
-def test_no_other_user_reaches_a_worker(standing):
-    party = read_party_file(standing.folder / "left" / "party.toml")
-    for state in (standing.label.state, party.store_path / "flower"):
-        folder = local_api(state).folder
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert (folder / workers._SOCKET).stat().st_mode & 0o777 == 0o600

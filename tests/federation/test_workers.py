@@ -74,7 +74,7 @@ def standing(folder, monkeypatch):
         yield kept
 
 
-def eventually(is_so, seconds=20.0):
+def eventually(is_so, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not (found := is_so()):
         assert time.monotonic() < deadline
@@ -126,7 +126,7 @@ def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tm
     said = []
     for _ in range(2):
         process = handing(folder, "tell", "7", cwd=tmp_path, env=environment, umask=0o027)
-        out, err = process.communicate("typed\n", timeout=30)
+        out, err = process.communicate("typed\n", timeout=60)
         assert err.strip() == "aside", out
         said.append(out.splitlines()[1])
         assert out.splitlines()[2:] == ["code 7"]
@@ -145,7 +145,7 @@ def test_signals_reach_the_command(standing, folder, number, code):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert [process.stdout.readline() for _ in range(2)] == ["handed\n", "waiting\n"]
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     if code is None:  # the child of these programs has no handler, and dies of it
         assert process.returncode == 1
         assert "the process that ran this command ended" in err

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,8 @@ def local(trained_run):
 
     def start(options=None, **more):
         options = options or settings(**more)
-        begun.append(Serving(trained_run, lambda: serve(trained_run, options)))
+        own = options.token and Path(options.token)
+        begun.append(Serving(trained_run, lambda: serve(trained_run, options), token=own))
         begun[-1].client.wait_ready()
         return begun[-1].client
 

@@ -18,7 +18,7 @@ CONTENT = {
     "parties": {name: {"width": 4} for name in PARTIES},
     "label": {"party": "lender", "top": "mlp:hidden=8"},
     "train": {"epochs": 1, "batch_size": 20},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0},
+    "federation": {"step_timeout_s": 60.0, "rejoin_window_s": 1.0, "join_timeout_s": 180.0},
 }
 
 

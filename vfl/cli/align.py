@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.federation import hand_over
+from vfl.cli.federation import project_of
 from vfl.cli.output import Json, Set, emit, progress_line, say
 from vfl.core.traffic import size
 
@@ -113,21 +113,15 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
 
 
 def _on_the_federation(project: Path, settings: list[str], preview: bool, json: bool) -> None:
-    hand_over(project)
-    from vfl.config.run_folder import new_run_name
-    from vfl.core.storage import read_json
-    from vfl.federation.project import LabelFolder
-    from vfl.training import federated
-    from vfl.training.specs import spec_mistakes
-
     if preview:
         raise typer.BadParameter(
             "only for an experiment in one process", param_hint="--preview, --hidden"
         )
-    label = LabelFolder.find(project)
-    for warning in label.certificate_warnings():
-        say(warning)
-    experiment = label.experiment(settings, spec_mistakes)
+    label, experiment = project_of(project, settings)
+    from vfl.config.run_folder import new_run_name
+    from vfl.core.storage import read_json
+    from vfl.training import federated
+
     name = new_run_name("align")
     say(f"submitting alignment {name}")
     tell = progress_line.show

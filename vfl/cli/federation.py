@@ -20,7 +20,7 @@ from vfl.core.products import listening_in
 from vfl.core.traffic import size
 
 if TYPE_CHECKING:
-    from vfl.config import PartyFile
+    from vfl.config import Experiment, PartyFile
     from vfl.core.processes import Service
     from vfl.federation.project import LabelFolder
     from vfl.session.ranks.processes import Order
@@ -327,6 +327,21 @@ def hand_over(path: Path) -> None:
     code = workers.hand_over(path, sys.argv[1:])
     if code is not None:
         raise typer.Exit(code)
+
+
+def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experiment]:
+    """A project whose SuperLink is asked for something, and its experiment; warnings are said.
+
+    The command ends here if the label party's standing worker runs it.
+    """
+    hand_over(path)
+    from vfl.federation.project import LabelFolder
+    from vfl.training.specs import spec_mistakes
+
+    label = LabelFolder.find(path)
+    for warning in label.certificate_warnings():
+        say(warning)
+    return label, label.experiment(settings, spec_mistakes)
 
 
 def run_among_parties() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vfl.cli.federation import hand_over
+from vfl.cli.federation import hand_over, project_of
 from vfl.cli.output import (
     Device,
     Download,
@@ -230,18 +230,12 @@ def report(
 
 
 def _on_the_federation(project: Path, settings: list[str], resume: Path | None) -> Path:
-    hand_over(project)
+    label, experiment = project_of(project, settings)
     from vfl.config import read_party_file
     from vfl.config.run_folder import new_run_name
     from vfl.experiments.plan import check_public
-    from vfl.federation.project import LabelFolder
     from vfl.training import federated
-    from vfl.training.specs import spec_mistakes
 
-    label = LabelFolder.find(project)
-    for warning in label.certificate_warnings():
-        say(warning)
-    experiment = label.experiment(settings, spec_mistakes)
     if not resume:
         party = read_party_file(label.party_file)
         check_public(experiment, label.locations(settings), party)

@@ -82,10 +82,9 @@ class ServingFront:
         raise NotImplementedError
 
 
-#: By name, as secure modes are: only who serves needs what an HTTP server needs.
+#: By name, because only who serves needs what an HTTP server needs; nobody else adds one.
 FRONTS: Registry[ServingFront] = Registry(
     kind="front",
     contract=ServingFront,
     members={"http": "vfl.serving.front:HttpFront"},
-    group="vfl.fronts",
 )
