@@ -224,7 +224,7 @@ def test_only_commands_of_products_import_the_command_line():
 def loaded_by(*modules):
     script = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600
     )
     return set(done.stdout.split())
 
@@ -268,7 +268,7 @@ def test_a_training_on_a_table_loads_nothing_that_it_does_not_need(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=600,
     )
     assert "test auc" in done.stdout
     loaded = set(done.stderr.split())

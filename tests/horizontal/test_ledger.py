@@ -56,6 +56,14 @@ def test_one_limit_bounds_sessions_and_horizontal_trainings(tmp_path):
     begin(party, spent / 4, "few rows")
 
 
+def test_a_client_takes_part_in_as_many_rounds_as_its_training_has_for_it(tmp_path):
+    party = write_party(tmp_path)
+    for _ in range(9):
+        begin(party, 0.1, "rows")
+    with pytest.raises(ConsentError, match="rounds of this training are spent"):
+        begin(party, 0.1, "rows")
+
+
 def test_a_session_leaves_less_for_horizontal_trainings(tmp_path):
     spent = spend_in_a_session(write_party(tmp_path), "columns").spent_epsilon()
     with pytest.raises(ConsentError, match="spent under all names"):

@@ -64,8 +64,9 @@ def trained(tables, folder):
 
 
 @pytest.fixture
-def run(trained, folder):
-    """The run as the training left it."""
+def run(trained, tables, folder):
+    """The run and the tables as they were after the training."""
+    tables(np.arange(600))
     shutil.rmtree(folder / "runs")
     shutil.copytree(folder / "kept", folder / "runs")
     return RunFolder.open(folder / "runs" / "one"), *trained

@@ -2,13 +2,15 @@
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from vfl import models
+from vfl import compression, defenses, models
 from vfl.core.seeds import Secret
-from vfl.session.exchange import Draws
+from vfl.session.exchange import CutTerms, Draws, LabelEnd, Own
+from vfl.transport import local_pair
 
 SECRET = Secret.of_simulation(0, "bank")
 
@@ -42,3 +44,18 @@ def test_a_defense_beside_a_plain_model_gets_one():
         assert torch.equal(torch.rand(4), first)
     with Draws(SECRET, "rng", Noisy(2, 2)).at(4):
         assert not torch.equal(torch.rand(4), first)
+
+
+def test_noise_on_equal_gradients_of_two_parties_differs():
+    """Two parties that compare what they received would cancel equal noise out."""
+    sent = []
+    for party in ("bank", "shop"):
+        there, here = local_pair()
+        noise = defenses.make("gradient_noise:norm=inf,sigma=1")
+        end = LabelEnd(CutTerms(party, 4, compression.make("none"), noise), Own(SECRET), here)
+        cut = torch.zeros(3, 4, requires_grad=True)
+        end.await_gradient(cut, step=0)
+        cut.grad = torch.ones(3, 4)
+        end.send_gradient(torch.zeros(3).long())
+        sent.append(np.frombuffer(there.receive().payload, np.float32))
+    assert (sent[0] != sent[1]).all()

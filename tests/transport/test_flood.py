@@ -106,6 +106,22 @@ def test_an_honest_party_gets_in_during_a_flood(open_hub, attach, certificate, f
     assert resident_bytes() - before < 64 * 2**20
 
 
+def test_a_greeting_that_fails_costs_its_address_more_than_a_connection(open_hub, hello):
+    """By a clock that stands still: no token comes back."""
+    front = Front(FrontLimits(burst=9, failure_cost=8), clock=lambda: 0.0)
+    hub, answers = open_hub(front=front), []
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", hub.port), 60) as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(to_bytes(hello(token="wrong").frame()))
+            try:
+                answers.append(connection.recv(10))
+            except ConnectionError:
+                answers.append(b"")
+    assert answers[0]
+    assert not answers[1]
+
+
 def test_an_address_that_failed_is_let_in_again_soon_after(open_hub, attach, hello):
     limits = FrontLimits(per_second=20, burst=5, failure_cost=5, longest_wait_s=0.5)
     hub = open_hub(front=Front(limits))

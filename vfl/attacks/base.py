@@ -289,17 +289,13 @@ def _gradients(view: View, seen: GrantedRows) -> Tensor:
     """Each row's mean gradient in every epoch, axes (rows, epochs x width); 0 where it had none."""
     exchanges = view.exchanges
     first = view.targets.rows if seen.leaked else 0
-    width = exchanges[0].gradients.shape[1]
-    by_epoch = [
-        mean_by_row(
-            (one for one in exchanges if one.epoch == epoch),
-            lambda one: one.gradients,
-            first + seen.rows,
-            width,
-        )
+    rows, width = first + seen.rows, exchanges[0].gradients.shape[1]
+    epochs = [
+        [one for one in exchanges if one.epoch == epoch]
         for epoch in sorted({one.epoch for one in exchanges})
     ]
-    return torch.cat(by_epoch, 1)[first:]
+    means = [mean_by_row(some, lambda one: one.gradients, rows, width) for some in epochs]
+    return torch.cat(means, 1)[first:]
 
 
 def mean_by_row(

@@ -43,12 +43,9 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
         BadOptionError: no such kind.
         NotGrantedError: the case has not what that takes.
     """
-    return behind(case, label_free_bottom(kind, case.view, width, draw))
-
-
-def behind(case: Case, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> Case:
-    """The same rows, leaks and targets behind another bottom; see `view_behind`."""
-    return replace(case, view=view_behind(case.view, bottom, kept))
+    return replace(
+        case, view=view_behind(case.view, label_free_bottom(kind, case.view, width, draw))
+    )
 
 
 def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> View:

@@ -404,8 +404,7 @@ class View:
 
     def asking(self) -> View:
         """The same attacker with its unlabelled rows as the targets."""
-        held = self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"])
-        return self.instead(targets=held)
+        return self.instead(targets=self.unlabelled._evidence)
 
     @property
     def exchanges(self) -> Sequence[RecordedExchange]:
