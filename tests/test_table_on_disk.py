@@ -14,7 +14,7 @@ from vfl.session.store.party_folder import own_data
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, train
 
-ROWS = 20_000
+ROWS = 10_000
 TRAIN = {"epochs": 2, "batch_size": 100, "shuffle": "blocks", "block_rows": 512, "window_blocks": 4}
 
 

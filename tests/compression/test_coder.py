@@ -42,7 +42,7 @@ def decode(payload, table, which):
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("length", [0, 1, 2, 700])
 def test_symbols_come_back_in_no_more_bytes_than_their_entropy(seed, length):
     rng = np.random.default_rng(seed)

@@ -176,7 +176,9 @@ def test_a_narrow_cut_trains_a_layer_at_each_end():
     "spec",
     ["size:k=0", "size:k=2,kind=wide", "sign:width=-1", "quantise:values=9", "quantise:scale=all",
      "l1:target=-1", "l1:weight=inf", "rate:weight=-1", "rate:bits=9", "relu:values=bf16",
-     "sign:width=65537"],
+     "sign:width=65537", "topk:k=0", "topk:k=-1", "topk:k=two", "topk:k=2,values=9",
+     "topk:k=2,packer=zip", "randtopk:k=0", "randtopk:k=1,values=16", "randtopk:k=1,law=uniform",
+     *(f"randtopk:k=2,alpha={alpha}" for alpha in ("-0.1", "1.1", "nan", "inf"))],
 )  # fmt: skip
 def test_options_that_cannot_be(spec):
     with pytest.raises(BadOptionError):

@@ -70,14 +70,6 @@ def test_rows_of_one_value_and_of_zeros_among_others(spec, context):
         assert not grad[0].any()
 
 
-@pytest.mark.parametrize("context", [TRAINING, INFERENCE], ids=["training", "inference"])
-@pytest.mark.parametrize("spec", SPECS)
-def test_no_rows_and_one_row(spec, context):
-    for rows in (0, 1):
-        arrived, grad = trip(spec, normal(rows), context)
-        assert arrived.shape == grad.shape == (rows, WIDTH)
-
-
 @pytest.mark.parametrize("values", ["fp32", "8"])
 @pytest.mark.parametrize("packer", ["enumerative", "index", "bitmap"])
 def test_all_units_kept_are_the_whole_cut(packer, values):

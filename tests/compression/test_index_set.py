@@ -46,15 +46,6 @@ def test_large_sets_have_the_rank_of_the_definition(width, k):
     assert (sets.from_bits(bits) == indices).all()
 
 
-@pytest.mark.parametrize(("width", "k"), [(5, 2), (128, 3), (600, 14), (1280, 9)])
-def test_a_rank_without_a_set_is_refused(width, k):
-    sets = Enumerative(width, k)
-    for rank in (math.comb(width, k), 2**sets.bits - 1):
-        bits = to_bits(np.array([[0], [rank]], object), sets.bits)
-        with pytest.raises(CorruptFrameError, match="does not exist"):
-            sets.from_bits(bits)
-
-
 @pytest.mark.parametrize("width", [1, 2, 100, 128, 129])
 def test_plain_places_are_read_back(width):
     k = min(3, width)

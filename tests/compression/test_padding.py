@@ -88,16 +88,6 @@ def test_a_query_says_the_same_whatever_its_padding(spec):
 
 
 @pytest.mark.parametrize("spec", VARIABLE)
-def test_queries_differ_in_length_only_without_padding(spec):
-    cuts = [cut_of(1, 8, sparse) for sparse in (0.0, 0.5, 2.0, 50.0)]
-    for word in ("no", "query", "always"):
-        codec = make(with_pad(spec, word))
-        found = {len(codec.encode(cut).payload) for cut in cuts}
-        assert codec.equal_queries(WIDTH) == (word != "no")
-        assert (len(found) == 1) == (word != "no")
-
-
-@pytest.mark.parametrize("spec", VARIABLE)
 def test_padding_is_of_queries_unless_training_is_asked_for(spec):
     """Training frames of the default are those of ``pad=no``, bit for bit."""
     plain, default = make(with_pad(spec, "no")), make(spec)

@@ -14,7 +14,6 @@ from vfl.datasets.files import read_table
 from vfl.datasets.load import (
     Dealing,
     Label,
-    OwnTable,
     load_bundled,
     load_for_prediction,
     load_own,
@@ -24,7 +23,7 @@ from vfl.datasets.load import (
 from vfl.datasets.party import PartyData
 from vfl.datasets.sources import SOURCES, SetFormat
 from vfl.datasets.split import Fold, Split, split_fixed, split_fold, split_parts, split_rows
-from vfl.datasets.table import TableFormat, pick_columns
+from vfl.datasets.table import OwnTable, TableFormat, pick_columns
 
 __all__ = [
     "SOURCES",

@@ -296,7 +296,6 @@ class TableEncoder(Encoder):
     def fit(
         cls,
         frame: Table,
-        max_categories: int = MAX_CATEGORIES,
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
@@ -304,7 +303,6 @@ class TableEncoder(Encoder):
 
         Args:
             frame: the training rows only, and only the party's columns.
-            max_categories: most categories one text column may have.
             dates: columns of text that hold dates, and how they are written.
             bins: most bins of a number; 0 standardises numbers instead.
 
@@ -313,7 +311,7 @@ class TableEncoder(Encoder):
         """
         found = []
         for name in frame.columns:
-            column = _ColumnFit(name, max_categories, dates.get(name), bins)
+            column = _ColumnFit(name, dates.get(name), bins)
             column.add(frame[name])
             found.append(column.fitted())
         return cls(tuple(found))
@@ -324,7 +322,6 @@ class TableEncoder(Encoder):
         blocks: Iterable[pd.DataFrame],
         names: Sequence[str],
         rows: int,
-        max_categories: int = MAX_CATEGORIES,
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
@@ -337,7 +334,6 @@ class TableEncoder(Encoder):
             blocks: the training rows.
             names: the party's columns.
             rows: how many training rows there are.
-            max_categories: as of `fit`.
             dates: as of `fit`.
             bins: as of `fit`.
 
@@ -345,7 +341,7 @@ class TableEncoder(Encoder):
             DataError: see `fit`.
         """
         share = min(1.0, SAMPLE_ROWS / max(1, rows))
-        found = [_ColumnFit(name, max_categories, dates.get(name), bins, share) for name in names]
+        found = [_ColumnFit(name, dates.get(name), bins, share) for name in names]
         for block in blocks:
             for column in found:
                 column.add(block[column.name])
@@ -377,12 +373,12 @@ class TableEncoder(Encoder):
         return out
 
 
-def _check_categories(name: str, found: Collection[str], limit: int, rows: int) -> None:
-    if len(found) > limit:
+def _check_categories(name: str, found: Collection[str], rows: int) -> None:
+    if len(found) > MAX_CATEGORIES:
         raise DataError(
             f"column '{name}' has too many categories",
             got=f"{spaced(len(found))} different texts in {spaced(rows)} training rows",
-            want=f"at most {spaced(limit)}",
+            want=f"at most {spaced(MAX_CATEGORIES)}",
             fix=misread(name, found)
             or "leave the column out or group its texts; if it holds numbers, name the table's "
             "own sign of a missing cell in the option 'missing'",
@@ -424,14 +420,12 @@ class _ColumnFit:
     """What is learned of one column, block by block.
 
     Args:
-        name, limit, written, bins: of the column.
+        name, written, bins: of the column.
         share: of the rows whose numbers are kept for medians and edges.
     """
 
-    def __init__(
-        self, name: str, limit: int, written: str | None, bins: int, share: float = 1.0
-    ) -> None:
-        self.name, self._limit, self._written, self._bins = name, limit, written, bins
+    def __init__(self, name: str, written: str | None, bins: int, share: float = 1.0) -> None:
+        self.name, self._written, self._bins = name, written, bins
         self._share, self._draw = share, np.random.default_rng(0)  # repeated when a run goes on
         self._rows, self._indicator, self._kind = 0, False, ""
         self._kind_of_none = ""  # of a column without any cell, which a table's type says
@@ -453,7 +447,7 @@ class _ColumnFit:
         self._kind = kind
         if kind == "text":
             self._texts.update(as_texts(pd.Series(present.unique())))
-            _check_categories(self.name, self._texts, self._limit, self._rows)
+            _check_categories(self.name, self._texts, self._rows)
         elif kind != "boolean":
             numbers = _days(as_dates(present, self._written)) if dated else as_numbers(present)
             self._moments.add(numbers)

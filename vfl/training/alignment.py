@@ -23,9 +23,8 @@ from vfl.datasets.alignment.protocols import (
     play,
     run_roles,
 )
-from vfl.datasets.load import OwnTable
 from vfl.datasets.on_disk import scratch
-from vfl.datasets.table import spaced
+from vfl.datasets.table import OwnTable, spaced
 from vfl.session.progress import AlignmentProgress, Tell
 from vfl.training.run import own_tables
 

@@ -22,7 +22,8 @@ from vfl.datasets import Split
 from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, read_ids
 from vfl.datasets.encode import encode_labels
 from vfl.datasets.files import column_names, read_table
-from vfl.datasets.load import Label, OwnTable, fit_inputs, own_columns
+from vfl.datasets.load import Label, fit_inputs, own_columns
+from vfl.datasets.table import OwnTable
 from vfl.mpc.rules import P0, P1, Rules
 from vfl.mpc.three_party.intersection import intersect, moments
 from vfl.mpc.three_party.party import Party

@@ -62,13 +62,6 @@ def test_the_environment_names_the_folder(tmp_path, monkeypatch):
     assert len(read_mnist("MNIST", DIGITS).read()[1]) == 5
 
 
-def test_missing_files_of_mnist_are_told_with_the_cure(tmp_path):
-    with pytest.raises(MissingDataError) as caught:
-        read_mnist("MNIST", DIGITS, tmp_path)
-    assert "--download" in str(caught.value)
-    assert "VFL_DATA" in str(caught.value)
-
-
 def test_mnist_asks_the_network_only_when_told(tmp_path, monkeypatch):
     from torchvision import datasets
 
@@ -122,14 +115,6 @@ def test_pictures_and_labels_of_different_number_are_refused(tmp_path):
     labels.write_bytes(idx_bytes(np.zeros(4)))
     with pytest.raises(DataError, match="differ in number"):
         read_mnist("MNIST", DIGITS, tmp_path)
-
-
-def test_a_limit_keeps_the_proportion_of_training_and_test_rows(tmp_path):
-    pictures = write_set(tmp_path, "MNIST", 60, 10, zipped=False)
-    data = read_bundled("mnist", tmp_path, limit=14)
-    assert (data.rows, data.train_rows) == (14, 12)
-    np.testing.assert_array_equal(data.cells[:12, 0], pictures[:12])
-    np.testing.assert_array_equal(data.cells[12:, 0], pictures[60:62])
 
 
 @pytest.mark.parametrize("source", ["mnist", pytest.param("fashion_mnist", marks=pytest.mark.slow)])
@@ -191,13 +176,6 @@ def test_flat_pictures_keep_each_pixel_with_its_channels_constants(tmp_path):
             np.testing.assert_allclose(np.hstack(parts), flat, rtol=1e-4, atol=1e-5)
 
 
-def test_a_limit_keeps_the_proportion(tmp_path):
-    want, _ = write_binary(tmp_path, "cifar100", train=20, test=10)
-    data = read_bundled("cifar100", tmp_path, limit=6)
-    assert (data.rows, data.train_rows) == (6, 4)
-    np.testing.assert_array_equal(data.cells, want[[0, 1, 2, 3, 20, 21]])
-
-
 def test_jpegs_stand_in_where_the_binary_files_are_missing(tmp_path):
     names = {"names": ["cat", "dog"]}
     folder = tmp_path / "CIFAR10-jpeg"
@@ -231,11 +209,7 @@ def test_a_damaged_binary_file_is_refused(tmp_path, name, damage):
         read_cifar("cifar10", tmp_path).read()
 
 
-def test_missing_files_of_cifar_are_told_with_the_cure(tmp_path):
-    with pytest.raises(MissingDataError) as caught:
-        read_cifar("cifar100", tmp_path)
-    assert "--download" in str(caught.value)
-    assert "'cifar-100-binary'" in str(caught.value)
+def test_a_missing_file_of_cifar_is_named(tmp_path):
     write_binary(tmp_path, "cifar10")
     (tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin").unlink()
     with pytest.raises(MissingDataError, match=r"data_batch_2\.bin"):
@@ -328,14 +302,6 @@ def test_validation_pictures_of_no_class_are_refused(tmp_path, line):
     (tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(line)
     with pytest.raises(DataError, match="classes that are not there"):
         read_tiny_imagenet(tmp_path)
-
-
-def test_missing_files_of_tiny_imagenet_are_told_with_the_cure(tmp_path):
-    for download in (False, True):  # there is nothing to check a download against
-        with pytest.raises(MissingDataError) as caught:
-            read_bundled("tiny_imagenet", tmp_path, download=download)
-        assert "http://cs231n.stanford.edu/tiny-imagenet-200.zip" in str(caught.value)
-        assert "VFL_DATA" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from set_files import clicks_of, published_clicks, write_clicks, write_filtered
 
-from vfl.core.errors import DataError, MissingDataError
+from vfl.core.errors import DataError
 from vfl.datasets import SetFormat, load_bundled
 from vfl.datasets.sources.sessions import last_sessions, next_items, read_clicks
 
@@ -103,10 +103,3 @@ def test_too_few_clicks_are_told(tmp_path):
     write_clicks(tmp_path, clicks_of({1: [(1, 5), (2, 5)]}))
     with pytest.raises(DataError, match="too few sessions"):
         read_clicks(tmp_path)
-
-
-@pytest.mark.parametrize("source", ["yoochoose", "yoochoose_filtered"])
-def test_missing_files_are_told(tmp_path, source):
-    with pytest.raises(MissingDataError, match="RecSys Challenge 2015") as caught:
-        load_bundled(source, ["a"], 0, "b", root=tmp_path, download=True)
-    assert "VFL_DATA" in str(caught.value)
