@@ -17,11 +17,12 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame, Kind
 from vfl.mpc.channel import Channel
-from vfl.mpc.in_process import Trio, make_party, mesh
+from vfl.mpc.in_process import mesh
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import MovedIndices, Truncation
+from vfl.mpc.three_party.trio import Trio, make_party
 
 MODES = ["thesis", "fast"]
 VALUES = torch.ones(6, 4, dtype=torch.float64)
