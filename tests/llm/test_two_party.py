@@ -37,7 +37,7 @@ class Table(LocalRoles):
     """Three parties; `frames` are the payloads that went between P0 and P1, with their senders."""
 
     def __init__(self, mode, **form):
-        super().__init__(Form(mode, **form), {}, timeout_s=10)
+        super().__init__(Form(mode, **form), {}, timeout_s=60)
         self.frames = []
         TABLES.append(self)
 

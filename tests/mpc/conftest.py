@@ -44,7 +44,7 @@ class Setting:
                 self.values[f"{index}.bias"] = draw(layer.outputs, seed=100 + index, scale=0.1)
         self.values |= values or {}
         self.plain = Plain(layers, self.values)
-        self.trio = Trio(Rules(mode, **rules), timeout_s=10)
+        self.trio = Trio(Rules(mode, **rules), timeout_s=60)
         self.networks, self.shared, self.labels = [None] * 3, [None] * 3, [None] * 3
         self.trio.run(self._share)
         self.trio.hops()

@@ -68,7 +68,7 @@ def question(name="relu", rows=1, slope=False):
     ],
 )
 def test_another_program_than_was_dealt_is_refused_before_it_sends(ahead, now):
-    with Trio(Rules("fast"), timeout_s=5) as trio:
+    with Trio(Rules("fast"), timeout_s=60) as trio:
         trio.run(lambda party: party.deal(ahead))
 
         def refused(party):
@@ -89,14 +89,14 @@ def test_a_product_is_not_made_of_what_was_dealt_for_another(ahead, now):
         with pytest.raises(ReusedPadError, match="another operation"):
             product(now)(party)
 
-    with Trio(Rules("fast"), timeout_s=5) as trio:
+    with Trio(Rules("fast"), timeout_s=60) as trio:
         trio.run(lambda party: party.deal(product(ahead)))
         trio.run(refused)
 
 
 @pytest.mark.parametrize("program", [opening(), opening_of_an_answer(), product(), question()])
 def test_the_program_that_was_dealt_runs(program):
-    with Trio(Rules("fast"), timeout_s=5) as trio:
+    with Trio(Rules("fast"), timeout_s=60) as trio:
         trio.run(lambda party: party.deal(program))
         trio.run(program)
         for party in trio.parties:

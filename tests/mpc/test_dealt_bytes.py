@@ -72,7 +72,7 @@ def test_the_product_is_off_by_half_a_byte_that_was_dealt(owned, operation):
         z, _ = party.multiply(left, right, operation, where="z")
         shares.append(z.share.clone() if party.role < 2 else 0)
 
-    with Trio(Rules("fast"), timeout_s=5) as trio:
+    with Trio(Rules("fast"), timeout_s=60) as trio:
         trio.run(program)
         dealt = [each for each in trio.traffic() if each.phase == "offline"]
     found = sum(shares)
@@ -96,7 +96,7 @@ def test_an_update_is_off_by_little_more_than_a_unit():
         z, _ = party.multiply(left, right, inner, truncations, where="z")
         shares.append(z.share.clone() if party.role < 2 else 0)
 
-    with Trio(rules, timeout_s=5) as trio:
+    with Trio(rules, timeout_s=60) as trio:
         trio.run(program)
         dealt = [each for each in trio.traffic() if each.phase == "offline"]
     assert sum(each.wire_bytes for each in dealt) == 5 * ROWS * ROWS + 16

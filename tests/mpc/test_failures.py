@@ -17,11 +17,12 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame, Kind
 from vfl.mpc.channel import Channel
-from vfl.mpc.in_process import Trio, make_party, mesh
+from vfl.mpc.in_process import mesh
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import MovedIndices, Truncation
+from vfl.mpc.three_party.trio import Trio, make_party
 
 MODES = ["thesis", "fast"]
 VALUES = torch.ones(6, 4, dtype=torch.float64)
@@ -41,7 +42,7 @@ def product(party, shape=(6, 4)):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("role", [0, 1, 2])
 def test_who_lies_about_a_shape_is_found_out(mode, role):
-    with Trio(Rules(mode, least_permuted=1), timeout_s=5) as trio:
+    with Trio(Rules(mode, least_permuted=1), timeout_s=60) as trio:
         with pytest.raises(ProtocolError, match="another size") as caught:
             trio.run(lambda party: product(party, (7, 4) if party.role == role else (6, 4)))
         assert "bytes" in caught.value.got
@@ -76,7 +77,7 @@ def test_who_dies_takes_the_others_along(mode, role):
             raise Killed("value 1.2345")
         return product(party)
 
-    with Trio(Rules(mode), timeout_s=5) as trio:
+    with Trio(Rules(mode), timeout_s=60) as trio:
         with pytest.raises(Killed):
             trio.run(program)
         with pytest.raises(PeerError) as caught:
@@ -178,7 +179,7 @@ def test_another_operation_is_refused():
 @pytest.mark.parametrize("mode", MODES)
 def test_going_back_reuses_no_pad(mode):
     """A rollback under the same keys raises before anything is sent."""
-    with Trio(Rules(mode), timeout_s=5) as trio:
+    with Trio(Rules(mode), timeout_s=60) as trio:
         trio.run(product)
         for party in trio.parties:
             party._number = 0

@@ -7,7 +7,7 @@ import torch
 
 from vfl.core.seeds import Secret
 from vfl.mpc.engine import Peer
-from vfl.mpc.in_process import LocalParties, Trio
+from vfl.mpc.in_process import LocalParties
 from vfl.mpc.many.authenticated import AuthenticatedMember
 from vfl.mpc.many.members import LocalMembers
 from vfl.mpc.numbers import FIELD
@@ -25,6 +25,7 @@ from vfl.mpc.secure.shared_layer import (
 from vfl.mpc.shares import SharedTensor, Truncation, blank
 from vfl.mpc.stream import PadStream
 from vfl.mpc.three_party.intersection import intersect, moments
+from vfl.mpc.three_party.trio import Trio
 from vfl.session.secure_mode import SECURE
 from vfl.testing import HolderContract, Protocol
 

@@ -23,13 +23,13 @@ def draw(*shape, seed=0, scale=1.0):
 
 @pytest.fixture(params=[2, 3, 8])
 def members(request):
-    with LocalMembers(request.param, timeout_s=10) as found:
+    with LocalMembers(request.param, timeout_s=60) as found:
         yield found
 
 
 @pytest.fixture
 def pair():
-    with LocalMembers(2, timeout_s=10) as found:
+    with LocalMembers(2, timeout_s=60) as found:
         yield found
 
 

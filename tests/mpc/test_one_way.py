@@ -45,7 +45,7 @@ def value_of(shares):
 
 @pytest.fixture
 def trio():
-    with Trio(Rules("fast"), timeout_s=5) as made:
+    with Trio(Rules("fast"), timeout_s=60) as made:
         yield made
 
 
@@ -117,7 +117,7 @@ def test_what_is_in_clear_with_its_owner_is_nothing_at_the_other(trio):
 
 
 def test_thesis_mode_shares_everything():
-    with Trio(Rules("thesis"), timeout_s=5) as trio:
+    with Trio(Rules("thesis"), timeout_s=60) as trio:
         shares = trio.run(lambda party: columns(party, 2))
     assert {share.owned for share in shares} == {None}
     assert all((share.share != 0).all() for share in shares[:2])

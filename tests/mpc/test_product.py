@@ -27,7 +27,7 @@ def test_a_product_that_is_not_divided(mode, operation, plain):
         )
         return party.multiply(*party.open(left, right), operation, where="z")
 
-    with Trio(Rules(mode), timeout_s=5) as trio:
+    with Trio(Rules(mode), timeout_s=60) as trio:
         (one, none), (two, _), _ = trio.run(program)
     assert none is None
     assert one.bits == 2 * Rules(mode).bits

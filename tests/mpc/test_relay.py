@@ -38,7 +38,7 @@ def outer_links(streams, name):
 class Session:
     """Three parties in threads, of whom one carries what the others say, and what passes there."""
 
-    def __init__(self, middle, tamper=lambda frame: frame, timeout_s=5):
+    def __init__(self, middle, tamper=lambda frame: frame, timeout_s=60):
         self.middle, self.seen, self.links = middle, [], {}
         self.streams = Star(NAMES, NAMES[middle], timeout_s=timeout_s)
         for stream in self.streams.inner.values():
@@ -150,7 +150,7 @@ def test_a_changed_message_does_not_open():
 
 
 def test_who_waits_for_one_party_keeps_few_messages_of_another():
-    streams = Star(NAMES, "P2", timeout_s=5)
+    streams = Star(NAMES, "P2", timeout_s=60)
     outer = outer_links(streams, "P0")
     for kind in (Kind.OPENING, Kind.PROTOCOL, Kind.ACK):
         streams.inner["P0"].send(Frame(kind, 7))

@@ -203,7 +203,7 @@ def test_a_value_shown_to_the_dealer_confirms_no_guess():
 @pytest.mark.parametrize("mode", MODES)
 def test_only_a_divided_share_that_is_revealed_is_small(mode):
     """P0 hears it with the result, which is the sum of it and P0's own share."""
-    with Trio(Rules(mode), timeout_s=10) as trio:
+    with Trio(Rules(mode), timeout_s=60) as trio:
         heard = overheard(SimpleNamespace(trio=trio))
 
         def program(party):

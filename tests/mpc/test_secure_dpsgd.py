@@ -237,7 +237,7 @@ def test_without_a_public_seed_batches_come_from_a_key_that_all_parties_agree_on
         terms.batch(0)
     with pytest.raises(PrivacyError, match="a key of the parties"):
         TERMS.batch(0, Secret.fresh())
-    with LocalMembers(3, timeout_s=10) as members:
+    with LocalMembers(3, timeout_s=60) as members:
         drawn = [members.run(lambda m: terms.batch(0, agreed_key(m)).tolist()) for _ in range(2)]
     assert all(one == first for first, *others in drawn for one in others)
     assert drawn[0] != drawn[1]

@@ -30,7 +30,7 @@ class Session:
 
     def __init__(self, mode, layers, label_role=2, attempt=0):
         self.label_role, self.frames = label_role, {}
-        self.trio = Trio(Rules(mode), timeout_s=10, agreed=False)
+        self.trio = Trio(Rules(mode), timeout_s=60, agreed=False)
         for party in self.trio.parties:
             for peer in party.channels:
                 secret = bytes([10 * min(party.role, peer) + max(party.role, peer)]) * 32
