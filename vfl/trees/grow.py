@@ -78,12 +78,12 @@ class Split:
 
     Attributes:
         column: its number in the `Layout`.
-        left: the bins of values that go left: of an ordered column those up to a number.
+        left: the bins of values that go left: a range from 0 on of an ordered column.
         missing_left: where rows with a missing cell go.
     """
 
     column: int
-    left: tuple[int, ...]
+    left: range | tuple[int, ...]
     missing_left: bool
 
 
@@ -184,9 +184,7 @@ def grow(growth: Growth, histograms: Histograms, columns: np.ndarray | None = No
 
 
 class _Grower:
-    def __init__(
-        self, growth: Growth, histograms: Histograms, columns: np.ndarray | None
-    ) -> None:
+    def __init__(self, growth: Growth, histograms: Histograms, columns: np.ndarray | None) -> None:
         self._growth, self._histograms, self._tree = growth, histograms, Tree()
         self._search = Search(growth, histograms.layout, columns)
         self._queue: list[tuple[float, int, _Open]] = []
@@ -351,7 +349,7 @@ class Search:
         # Cells that go left are scanned from the last bin down.
         place = int(np.flatnonzero(here[missing_left] == top)[-1 if missing_left else 0])
         lower, upper = (side[column, place] for side in sides[missing_left])
-        bins = tuple(range(place if missing_left else place + 1))
+        bins = range(place if missing_left else place + 1)
         return _Found(float(top), Split(column, bins, missing_left), lower, upper)
 
     def _of_categories(

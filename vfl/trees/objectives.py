@@ -67,7 +67,8 @@ class Classes(Objective):
 
     def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
         counts = np.bincount(labels, weights=weights, minlength=self.outputs)
-        return np.log(np.maximum(counts / counts.sum(), 1e-7))
+        shares: np.ndarray = np.log(np.maximum(counts / counts.sum(), 1e-7))
+        return shares
 
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         likely = softmax(margins, axis=1)
@@ -81,7 +82,8 @@ class Classes(Objective):
 
     def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
         likely = softmax(margins, axis=1)[np.arange(len(labels)), labels]
-        return -np.log(np.maximum(likely, 1e-16))
+        losses: np.ndarray = -np.log(np.maximum(likely, 1e-16))
+        return losses
 
 
 class Squared(Objective):
@@ -97,7 +99,8 @@ class Squared(Objective):
         return margins[:, 0]
 
     def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        return np.square(margins[:, 0] - labels) / 2
+        losses: np.ndarray = np.square(margins[:, 0] - labels) / 2
+        return losses
 
 
 @dataclass(frozen=True)
@@ -130,4 +133,5 @@ class Poisson(Objective):
         return expected
 
     def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        return np.exp(margins[:, 0]) - labels * margins[:, 0]
+        losses: np.ndarray = np.exp(margins[:, 0]) - labels * margins[:, 0]
+        return losses
