@@ -64,8 +64,8 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
                 (rows,); None counts all alike. A batch's loss is sum(w * loss) / sum(w).
         """
         frame = frame_of(self, X, y, reset=True)
-        labels = _labels(y)
-        self.classes_ = _at_least_two(np.unique(labels))
+        labels = labels_of(y)
+        self.classes_ = at_least_two(np.unique(labels))
         weights = weights_of(sample_weight, frame)
         codes = self._codes(labels)
         self._train(frame, codes, self._weighted(codes, weights))
@@ -102,7 +102,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise DataError("these classes are others than those of the first call")
         weights = weights_of(sample_weight, frame)
-        codes = self._codes(_labels(y))
+        codes = self._codes(labels_of(y))
         self._train_epoch(frame, codes, self._weighted(codes, weights))
         return self
 
@@ -186,7 +186,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
                 (rows,); None counts all alike. A batch's loss is sum(w * loss) / sum(w).
         """
         frame = frame_of(self, X, y, reset=True)
-        self._train(frame, _numbers(y), weights_of(sample_weight, frame))
+        self._train(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
@@ -202,7 +202,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
             sample_weight: as in `fit`.
         """
         frame = frame_of(self, X, y, reset=not self._has_begun(), training=True)
-        self._train_epoch(frame, _numbers(y), weights_of(sample_weight, frame))
+        self._train_epoch(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -214,7 +214,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         return 1
 
 
-def _labels(y: Any) -> np.ndarray:
+def labels_of(y: Any) -> np.ndarray:
     labels: np.ndarray = column_or_1d(y)
     if missing := int(pd.isna(labels).sum()):
         raise DataError(
@@ -233,10 +233,10 @@ def _known_classes(classes: Any) -> np.ndarray:
             "the first partial_fit does not know the classes",
             fix="give it all of them as 'classes', also those that come later",
         )
-    return _at_least_two(np.unique(classes))
+    return at_least_two(np.unique(classes))
 
 
-def _at_least_two(classes: np.ndarray) -> np.ndarray:
+def at_least_two(classes: np.ndarray) -> np.ndarray:
     if len(classes) < 2:
         raise DataError(
             "the labels have nothing to tell apart", got="1 class", want="at least 2 classes"
@@ -244,7 +244,7 @@ def _at_least_two(classes: np.ndarray) -> np.ndarray:
     return classes
 
 
-def _numbers(y: Any) -> np.ndarray:
+def numbers_of(y: Any) -> np.ndarray:
     labels = column_or_1d(y, warn=True)
     try:
         with np.errstate(over="ignore"):

@@ -1,0 +1,201 @@
+"""Estimators of boosted trees: against XGBoost, what crosses, and what is refused."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import roc_auc_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from vfl.core.errors import ConfigError, DataError, ProtocolError
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret
+from vfl.transport.link import local_pair
+from vfl.trees import VFLBoostingClassifier, VFLBoostingRegressor
+from vfl.trees.bins import fit_bins, randomised
+from vfl.trees.grow import Layout
+from vfl.trees.parties import Booster, Owner
+
+PARTIES = {"bank": ["a0", "a1", "a2"], "shop": ["a3", "a4", "city"]}
+
+
+@pytest.fixture(scope="module")
+def table():
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({f"a{column}": draw.normal(size=3000) for column in range(5)})
+    frame["city"] = draw.choice(list("abcdef"), 3000)
+    frame.loc[draw.random(3000) < 0.1, "a3"] = np.nan
+    effect = frame.city.map(dict(zip("abcdef", [2, -2, 0, 1, -1, 0], strict=True)))
+    score = frame.a0 * 1.5 - frame.a3.fillna(0) + effect
+    return frame, score.to_numpy(), draw
+
+
+def fitted(table, labels, kind=VFLBoostingClassifier, **options):
+    usual = {"label_party": "bank", "n_estimators": 20, "max_depth": 4, "random_state": 0}
+    return kind(PARTIES, **(usual | options)).fit(table[0][:2000], labels[:2000])
+
+
+def test_an_auc_is_that_of_xgboost_in_one_place(table):
+    xgboost = pytest.importorskip("xgboost")
+    frame, score, draw = table
+    labels = (draw.random(3000) < 1 / (1 + np.exp(-score))).astype(int)
+    model = fitted(table, labels, max_bin=64)
+    together = frame.assign(city=frame.city.astype("category"))
+    theirs = xgboost.XGBClassifier(
+        n_estimators=20, max_depth=4, max_bin=64, enable_categorical=True, n_jobs=1
+    ).fit(together[:2000], labels[:2000])
+    ours = roc_auc_score(labels[2000:], model.predict_proba(frame[2000:])[:, 1])
+    central = roc_auc_score(labels[2000:], theirs.predict_proba(together[2000:])[:, 1])
+    assert ours == pytest.approx(central, abs=0.01)
+    alone = VFLBoostingClassifier(
+        {"bank": PARTIES["bank"]}, label_party="bank", n_estimators=20
+    ).fit(frame[:2000], labels[:2000])
+    assert ours > 0.1 + roc_auc_score(labels[2000:], alone.predict_proba(frame[2000:])[:, 1])
+
+
+def test_a_bin_a_cell_crosses_once_and_a_bit_a_split_answers(table):
+    labels = (table[1] > 0).astype(int)
+    model = fitted(table, labels, n_estimators=3)
+    up = {row.phase: row for row in model.ledger_.rows() if row.direction == "up"}
+    assert up["train"].frames == 2
+    assert 2000 * 3 <= up["train"].payload_bytes < 2000 * 3 + 100
+    model.predict(table[0][:50])
+    splits = len(model._owners["shop"].splits)
+    up = {row.phase: row for row in model.ledger_.rows() if row.direction == "up"}
+    assert up["predict"].frames == 1
+    assert up["predict"].payload_bytes == 50 * -(-splits // 8)
+
+
+def test_counts_classes_and_early_stopping(table):
+    frame, score, draw = table
+    counts = draw.poisson(np.exp(score / 2))
+    model = fitted(table, counts, VFLBoostingRegressor, objective="poisson")
+    error = np.mean((model.predict(frame[2000:]) - counts[2000:]) ** 2)
+    assert error < 0.7 * counts[2000:].var()
+    three = np.digitize(score + draw.normal(size=3000), [-1, 1])
+    model = fitted(
+        table, three, n_estimators=100, validation=0.3, early_stopping_rounds=3, max_depth=6
+    )
+    assert model.score(frame[2000:], three[2000:]) > 0.6
+    losses = [one.validation_loss for one in model.history_]
+    assert len(losses) < 100
+    assert min(losses) == losses[-4]
+    assert len(model._booster.forest.rounds) == len(losses) - 3
+
+
+def test_a_weight_of_two_is_a_row_twice(table):
+    labels, weights = (table[1] > 0).astype(int), np.ones(2000)
+    weights[:500] = 2
+    frame = table[0][:2000]
+    options = {"label_party": "bank", "n_estimators": 3, "random_state": 0, "max_bin": 4096}
+    weighted = VFLBoostingClassifier(PARTIES, **options).fit(frame, labels[:2000], weights)
+    twice = pd.concat([frame, frame[:500]])
+    again = VFLBoostingClassifier(PARTIES, **options).fit(
+        twice, np.concatenate([labels[:2000], labels[:500]])
+    )
+    one, other = (model.predict_proba(table[0][2000:]) for model in (weighted, again))
+    assert np.allclose(one, other, atol=1e-4)
+
+
+def test_a_monotone_column_only_raises_the_outcome(table):
+    frame, _, draw = table
+    labels = (draw.random(3000) < 1 / (1 + np.exp(-np.sin(3 * frame.a0)))).astype(int)
+    model = fitted(table, labels, monotone_constraints={"a0": 1})
+    rows = frame[:1].loc[[0] * 50].assign(a0=np.linspace(-2, 2, 50))
+    assert (np.diff(model.predict_proba(rows)[:, 1]) >= 0).all()
+
+
+def test_randomised_response_moves_as_many_cells_as_its_epsilon_says():
+    layout, rows = Layout((7, 3), (False, True)), 40_000
+    bins = np.tile(np.array([[2, layout.width - 1]], np.uint8), (rows, 1))
+    drawn = randomised(bins, layout, 1.0, Secret.fresh())
+    for column, count in ((0, 8), (1, 4)):
+        cells = drawn[:, column]
+        stays = np.exp(1) / (np.exp(1) + count - 1)
+        shares = [np.mean(cells == one) for one in (*range(count - 1), layout.width - 1)]
+        wanted = [
+            stays if one == bins[0, column] else (1 - stays) / (count - 1)
+            for one in (*range(count - 1), layout.width - 1)
+        ]
+        assert np.allclose(shares, wanted, atol=5 * np.sqrt(0.25 / rows))
+
+
+def test_noise_costs_and_differs_each_time(table):
+    labels = (table[1] > 0).astype(int)
+    exact, one, other = (
+        fitted(table, labels, epsilon=epsilon).predict_proba(table[0][2000:])[:, 1]
+        for epsilon in (None, 1.0, 1.0)
+    )
+    clear, noisy = (roc_auc_score(labels[2000:], found) for found in (exact, one))
+    assert noisy < clear
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("layout", "payload"),
+    [
+        ({"bins": [4], "categorical": [False]}, bytes([0, 1, 2])),
+        ({"bins": [4], "categorical": [False]}, bytes([0, 1, 9, 2])),
+        ({"bins": [4], "categorical": [False, True]}, bytes(4)),
+        ({"bins": [0], "categorical": [False]}, bytes(4)),
+        ({"bins": [1 << 40], "categorical": [False]}, bytes(8)),
+        ({"bins": [], "categorical": []}, b""),
+        ("nothing", bytes(4)),
+    ],
+)
+def test_bins_that_fit_no_columns_are_refused(layout, payload):
+    label, owner = local_pair()
+    owner.send(Frame(Kind.PROTOCOL, 0, json.dumps(layout).encode()))
+    owner.send(Frame(Kind.PROTOCOL, 1, payload))
+    with pytest.raises(ProtocolError):
+        Booster({"shop": label}).train(None, None, np.zeros(4), None, None, None)
+
+
+@pytest.mark.parametrize(
+    "split", [[2, 1, True], [-1, 1, True], [0, 4, True], [0, -1, False], [0, 1, 1], [0, [1], True],
+              [1, 1, True], [1, [7], True], "no", [0, 1.0, True]],
+)  # fmt: skip
+def test_splits_of_other_columns_are_refused(split):
+    label, owner = local_pair()
+    frame = pd.DataFrame({"number": [1.0, 2.0, 3.0], "text": ["a", "b", "b"]})
+    label.send(Frame(Kind.PROTOCOL, 2, json.dumps([split]).encode()))
+    with pytest.raises(ProtocolError):
+        Owner(fit_bins(frame, ["number", "text"], 8), owner).receive_splits()
+
+
+def test_bad_arguments_and_labels_have_errors(table):
+    with pytest.raises(ConfigError, match="early_stopping_rounds"):
+        fitted(table, table[1] > 0, early_stopping_rounds=3, max_bin=1)
+    with pytest.raises(DataError, match="counts"):
+        fitted(table, table[1], VFLBoostingRegressor, objective="poisson")
+    names = pd.DataFrame({"who": [str(number) for number in range(200)]})
+    with pytest.raises(DataError, match="categories"):
+        fit_bins(names, ["who"], 8)
+
+
+def test_columns_without_a_choice_grow_no_split():
+    frame = pd.DataFrame({"same": np.ones(50), "none": np.full(50, np.nan)})
+    labels = np.arange(50) % 2
+    model = VFLBoostingClassifier(2, n_estimators=2).fit(frame, labels)
+    assert not model._booster.forest.splits
+    assert np.allclose(model.predict_proba(frame), 0.5)
+
+
+@parametrize_with_checks(
+    [VFLBoostingClassifier(1, n_estimators=8), VFLBoostingRegressor(1, n_estimators=8)],
+    expected_failed_checks=lambda estimator: {
+        "check_sample_weight_equivalence_on_dense_data": (
+            "a row of weight 0 still has bins of its own, for a feature party knows no weights"
+        )
+    },
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+def test_breast_cancer():
+    X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    model = VFLBoostingClassifier(3, n_estimators=20, random_state=0).fit(X[:400], y[:400])
+    assert roc_auc_score(y[400:], model.predict_proba(X[400:])[:, 1]) > 0.98

@@ -1,0 +1,144 @@
+"""The grower against XGBoost's `hist` with the same bins, and histograms against a loop."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vfl.trees import histograms
+from vfl.trees.grow import Growth, Layout, Split, grow
+from vfl.trees.histograms import Local, add_up, sides
+from vfl.trees.objectives import Binary, Classes, Poisson, Squared
+
+ROWS, COLUMNS, BINS, ROUNDS = 1500, 6, 12, 5
+
+
+def table(seed):
+    """Whole numbers as cells, which are their own bins, some missing; and a number a row."""
+    draw = np.random.default_rng(seed)
+    bins = draw.integers(0, BINS, (ROWS, COLUMNS))
+    outcome = (bins[:, 0] - 6) / 3 + np.sin(bins[:, 1]) + (bins[:, 2] > 5) * (bins[:, 3] - 5) / 4
+    missing = draw.random((ROWS, COLUMNS)) < 0.1
+    missing[:, 4:] = False
+    cells = np.where(missing, np.nan, bins)
+    return cells, np.where(missing, BINS, bins).astype(np.uint8), outcome, draw
+
+
+LABELS = {
+    "binary:logistic": lambda outcome, draw: draw.random(ROWS) < 1 / (1 + np.exp(-outcome)),
+    "multi:softprob": lambda outcome, draw: np.digitize(outcome + draw.normal(size=ROWS), [-1, 1]),
+    "reg:squarederror": lambda outcome, draw: outcome + draw.normal(size=ROWS),
+    "count:poisson": lambda outcome, draw: draw.poisson(np.exp(outcome / 2)),
+}
+OBJECTIVES = {
+    "binary:logistic": Binary(),
+    "multi:softprob": Classes(3),
+    "reg:squarederror": Squared(),
+    "count:poisson": Poisson(),
+}
+POISSON = {"max_delta_step": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("objective", "growth"),
+    [
+        ("binary:logistic", {}),
+        ("binary:logistic", {"max_depth": 4, "reg_alpha": 1.0, "gamma": 0.5,
+                             "min_child_weight": 5.0, "reg_lambda": 3.0}),
+        ("binary:logistic", {"max_leaves": 12, "max_depth": 0, "grow_policy": "lossguide"}),
+        ("binary:logistic", {"max_leaves": 12}),
+        ("binary:logistic", {"monotone": (1, -1, 0, 1, 0, 0)}),
+        ("binary:logistic", {"max_delta_step": 0.3}),
+        ("multi:softprob", {"max_depth": 3}),
+        ("reg:squarederror", {"learning_rate": 0.1}),
+        ("count:poisson", POISSON),
+    ],
+)  # fmt: skip
+def test_trees_are_those_of_xgboost(objective, growth):
+    xgboost = pytest.importorskip("xgboost")
+    cells, bins, outcome, draw = table(1)
+    labels = LABELS[objective](outcome, draw).astype(float)
+    loss = OBJECTIVES[objective]
+    parameters = {k: v for k, v in growth.items() if k != "monotone"}
+    if "monotone" in growth:
+        parameters["monotone_constraints"] = growth["monotone"]
+    if objective == "multi:softprob":
+        parameters["num_class"] = 3
+    theirs = xgboost.train(
+        {"objective": objective, "tree_method": "hist", "base_score": 0.5, "nthread": 1}
+        | {"max_bin": 64} | parameters,
+        xgboost.DMatrix(cells, labels),
+        ROUNDS,
+    )  # fmt: skip
+    dumped = [json.loads(one) for one in theirs.get_dump(dump_format="json", with_stats=True)]
+    start = {"binary:logistic": 0.0, "count:poisson": np.log(0.5)}.get(objective, 0.5)
+    margins = np.full((ROWS, loss.outputs), np.float32(start))
+    source = Local(bins, Layout((BINS,) * COLUMNS, (False,) * COLUMNS))
+    for number in range(ROUNDS):
+        first, second = loss.derivatives(margins, labels.astype(margins.dtype if loss.outputs == 1
+                                                                else int))  # fmt: skip
+        for output in range(loss.outputs):
+            gradients = np.stack([first[:, output], second[:, output]], 1).astype(np.float32)
+            source.start(gradients.astype(float), np.arange(ROWS))
+            tree = grow(Growth(**growth), source)
+            assert_equal(tree, 0, dumped[number * loss.outputs + output])
+            for leaf in tree.leaves:
+                margins[source._rows[leaf], output] += np.float32(tree.values[leaf])
+    assert np.abs(theirs.predict(xgboost.DMatrix(cells), output_margin=True).reshape(ROWS, -1)
+                  - margins).max() < 1e-5  # fmt: skip
+
+
+def assert_equal(tree, node, theirs):
+    split = tree.splits[node]
+    if split is None:
+        assert tree.values[node] == pytest.approx(theirs["leaf"], abs=1e-6)
+        return
+    assert f"f{split.column}" == theirs["split"]
+    last = split.left == range(BINS)  # XGBoost puts that threshold above the largest cell
+    assert last or len(split.left) == max(0, round(theirs["split_condition"]))
+    assert split.missing_left == (theirs["missing"] == theirs["yes"])
+    assert tree.gains[node] == pytest.approx(theirs["gain"], rel=1e-4, abs=1e-4)
+    assert tree.weights[node] == pytest.approx(theirs["cover"], rel=1e-5)
+    children = {one["nodeid"]: one for one in theirs["children"]}
+    left, right = tree.children[node]
+    assert_equal(tree, left, children[theirs["yes"]])
+    assert_equal(tree, right, children[theirs["no"]])
+
+
+def test_histograms_are_a_loops(monkeypatch):
+    _, bins, _, draw = table(2)
+    gradients = draw.normal(size=(ROWS, 2))
+    rows = np.flatnonzero(draw.random(ROWS) < 0.4)
+    loop, passes = np.zeros((2, COLUMNS, BINS + 1, 2))
+    histograms._add_up.py_func(bins, rows, gradients, loop) if hasattr(
+        histograms._add_up, "py_func"
+    ) else histograms._add_up(bins, rows, gradients, loop)
+    monkeypatch.setattr(histograms, "COMPILED", False)
+    add_up(bins, rows, gradients, passes)
+    assert np.array_equal(loop, passes)
+
+
+def test_the_best_division_of_categories_is_found():
+    """Fisher 1958: no division of few categories gains more than the one that is found."""
+    draw = np.random.default_rng(3)
+    bins = draw.integers(0, 6, (400, 1)).astype(np.uint8)
+    effects = draw.normal(size=6)
+    gradients = np.stack([effects[bins[:, 0]] + draw.normal(size=400), np.ones(400)], 1)
+    source = Local(bins, Layout((6,), (True,)))
+    source.start(gradients, np.arange(400))
+    tree = grow(Growth(max_depth=1, min_child_weight=0), source)
+
+    def gain(left):
+        inside = np.isin(bins[:, 0], left)
+        parts = (gradients[inside].sum(0), gradients[~inside].sum(0), gradients.sum(0))
+        one, other, whole = (g * g / (h + 1) for g, h in parts)
+        return one + other - whole
+
+    every = [[c for c in range(6) if code >> c & 1] for code in range(1, 63)]
+    assert tree.gains[0] == pytest.approx(max(map(gain, every)), rel=1e-5)
+    assert gain(tree.splits[0].left) == pytest.approx(tree.gains[0], rel=1e-5)
+
+
+def test_a_missing_cell_goes_its_own_way():
+    split = Split(0, range(3), missing_left=True)
+    assert sides(split, 6).tolist() == [True, True, True, False, False, True]

@@ -1,0 +1,28 @@
+"""Boosted trees over columns of several organisations.
+
+estimators   VFLBoostingClassifier, VFLBoostingRegressor: scikit-learn, all parties in a process
+parties      both ends: a feature party's bins and splits, the label party's forest
+boosting     the loop over trees, early stopping, margins
+grow         one tree from histograms, as XGBoost's `hist` grows it
+histograms   sums of gradients where all bins lie in one place
+bins         a party's columns as bins; randomised response on them
+objectives   losses, their derivatives and what margins say
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfl.core import lazy_names
+
+if TYPE_CHECKING:
+    from vfl.trees.estimators import VFLBoostingClassifier, VFLBoostingRegressor
+
+__all__ = ["VFLBoostingClassifier", "VFLBoostingRegressor"]
+
+_HOMES = {
+    "VFLBoostingClassifier": "vfl.trees.estimators",
+    "VFLBoostingRegressor": "vfl.trees.estimators",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,429 @@
+"""Grow one tree from histograms of gradients, wherever the histograms come from.
+
+A tree is grown over bins: a cell counts only by the number of the bin that it lies in. The grower
+asks a `Histograms` for sums of gradients over bins and for the rows of each side of a split; it
+never sees a cell, a threshold or, in a protected training, a gradient.
+
+Gains, leaf weights and the order in which equal gains are decided follow Chen and Guestrin 2016
+(equations 5 to 7) as XGBoost's `hist` computes them, float32 where it uses float32. With all
+columns in one place and the same bins both grow the same trees (`tests/trees/test_grow.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+#: A split gains more than this (XGBoost's kRtEps).
+LEAST_GAIN = 1e-6
+_INFINITE = float("inf")
+_NEVER = np.float32(-np.inf)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a tree grows; names and defaults are XGBoost's.
+
+    Attributes:
+        max_depth: levels of splits; 0 sets no bound.
+        max_leaves: most leaves; 0 sets no bound.
+        grow_policy: "depthwise" splits level by level, "lossguide" where the gain is largest.
+        learning_rate: factor of each leaf.
+        reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
+        gamma: least gain of a split.
+        min_child_weight: least sum of second derivatives of each side of a split.
+        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets none.
+        monotone: -1, 0 or 1 a column: the sign that the outcome may change with; empty for none.
+    """
+
+    max_depth: int = 6
+    max_leaves: int = 0
+    grow_policy: Literal["depthwise", "lossguide"] = "depthwise"
+    learning_rate: float = 0.3
+    reg_lambda: float = 1.0
+    reg_alpha: float = 0.0
+    gamma: float = 0.0
+    min_child_weight: float = 1.0
+    max_delta_step: float = 0.0
+    monotone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a histogram, whose axes are (columns, `width`, 2).
+
+    A column's bins of values come first; sums of its missing cells stand at the last place.
+
+    Attributes:
+        bins: bins of values of each column, 1 or more.
+        categorical: whether a column's bins are categories, which have no order.
+    """
+
+    bins: tuple[int, ...]
+    categorical: tuple[bool, ...]
+
+    @property
+    def width(self) -> int:
+        """Places of a column in a histogram."""
+        return max(self.bins, default=1) + 1
+
+
+@dataclass(frozen=True)
+class Split:
+    """A test of one column at one node.
+
+    Attributes:
+        column: its number in the `Layout`.
+        left: the bins of values that go left: a range from 0 on of an ordered column.
+        missing_left: where rows with a missing cell go.
+    """
+
+    column: int
+    left: range | tuple[int, ...]
+    missing_left: bool
+
+
+class Histograms(Protocol):
+    """Sums of gradients over bins: in one place, or from several owners and a helper."""
+
+    layout: Layout
+
+    def total(self) -> np.ndarray:
+        """The sums over all rows of this tree; float64, axes (2,): first and second derivatives."""
+        ...
+
+    def of(self, nodes: Sequence[int]) -> np.ndarray:
+        """The sums over each node's rows; float64, axes (nodes, columns, width, 2)."""
+        ...
+
+    def smaller(self, left: int, right: int) -> int:
+        """Which of two sides is cheaper to ask for; the other is a difference."""
+        ...
+
+    def divide(self, node: int, split: Split, left: int, right: int) -> None:
+        """Send the rows of a node to two new ones."""
+        ...
+
+
+@dataclass
+class Tree:
+    """A grown tree, node by node; the root is node 0.
+
+    Attributes:
+        splits: the test of each node; None at a leaf.
+        children: numbers of the left and the right child of each node; (-1, -1) at a leaf.
+        values: what a leaf adds to the margin of its rows; of an inner node what it would have.
+        gains: gain of each split; 0 at a leaf.
+        weights: sums of second derivatives of the rows of each node.
+    """
+
+    splits: list[Split | None] = field(default_factory=list)
+    children: list[tuple[int, int]] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+    @property
+    def leaves(self) -> list[int]:
+        """Numbers of the leaves."""
+        return [node for node, split in enumerate(self.splits) if split is None]
+
+    def add(self, value: float, weight: float) -> int:
+        """A new leaf; its number."""
+        self.splits.append(None)
+        self.children.append((-1, -1))
+        self.values.append(value)
+        self.gains.append(0.0)
+        self.weights.append(weight)
+        return len(self.splits) - 1
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The best split of a node: its gain and the sums of its two sides."""
+
+    gain: float
+    split: Split
+    left: np.ndarray
+    right: np.ndarray
+
+
+@dataclass
+class _Open:
+    """A node that may still be split.
+
+    Attributes:
+        node, depth: number and level.
+        sums: first and second derivatives, axes (2,).
+        bounds: least and largest leaf weight that monotone columns above leave.
+        histogram: axes (columns, width, 2).
+        best: its best split; None if none gains.
+    """
+
+    node: int
+    depth: int
+    sums: np.ndarray
+    bounds: tuple[float, float]
+    histogram: np.ndarray | None = None
+    best: _Found | None = None
+
+
+def grow(growth: Growth, histograms: Histograms, columns: np.ndarray | None = None) -> Tree:
+    """One tree.
+
+    Args:
+        growth: how it grows.
+        histograms: where sums come from, set to the gradients of this tree.
+        columns: the columns that may be split on, bool, axes (columns,); None for all.
+    """
+    return _Grower(growth, histograms, columns).run()
+
+
+class _Grower:
+    def __init__(self, growth: Growth, histograms: Histograms, columns: np.ndarray | None) -> None:
+        self._growth, self._histograms, self._tree = growth, histograms, Tree()
+        self._search = Search(growth, histograms.layout, columns)
+        self._queue: list[tuple[float, int, _Open]] = []
+        self._leaves = 1
+
+    def run(self) -> Tree:
+        sums = self._histograms.total()
+        root = self._opened(0, sums, (-_INFINITE, _INFINITE))
+        if self._may_split(root):
+            root.histogram = self._histograms.of([root.node])[0]
+            self._enqueue([root])
+        while self._queue:
+            self._expand(self._next())
+        return self._tree
+
+    def _opened(self, depth: int, sums: np.ndarray, bounds: tuple[float, float]) -> _Open:
+        weight = self._search.weight(sums, bounds)
+        node = self._tree.add(float(np.float32(weight) * np.float32(self._growth.learning_rate)),
+                              float(sums[1]))  # fmt: skip
+        return _Open(node, depth, sums, bounds)
+
+    def _may_split(self, one: _Open) -> bool:
+        growth = self._growth
+        return not growth.max_depth or one.depth < growth.max_depth
+
+    def _enqueue(self, opened: Sequence[_Open]) -> None:
+        for one in opened:
+            assert one.histogram is not None
+            one.best = self._search.best(one.histogram, one.sums, one.bounds)
+            if one.best is None:
+                one.histogram = None
+                continue
+            by_gain = self._growth.grow_policy == "lossguide"
+            key = -one.best.gain if by_gain else float(one.depth)
+            heapq.heappush(self._queue, (key, one.node, one))
+
+    def _next(self) -> list[_Open]:
+        """The nodes to split now: all of a level, or the one with the largest gain."""
+        key, _, first = heapq.heappop(self._queue)
+        batch, bound = [first], self._growth.max_leaves
+        if self._growth.grow_policy == "depthwise":
+            while self._queue and self._queue[0][0] == key:
+                batch.append(heapq.heappop(self._queue)[2])
+        if bound:
+            batch = batch[: max(0, bound - self._leaves)]
+        self._leaves += len(batch)
+        return batch
+
+    def _expand(self, batch: Sequence[_Open]) -> None:
+        """Split these nodes, and ask for the histograms of what may be split again."""
+        pairs: list[tuple[_Open, _Open, _Open]] = []
+        for one in batch:
+            found = one.best
+            assert found is not None
+            tree, (low, high) = self._tree, self._search.child_bounds(found, one.bounds)
+            left = self._opened(one.depth + 1, found.left, low)
+            right = self._opened(one.depth + 1, found.right, high)
+            tree.splits[one.node], tree.gains[one.node] = found.split, found.gain
+            tree.children[one.node] = (left.node, right.node)
+            self._histograms.divide(one.node, found.split, left.node, right.node)
+            if self._may_split(left):
+                pairs.append((one, left, right))
+        if not pairs:
+            return
+        asked = [self._histograms.smaller(left.node, right.node) for _, left, right in pairs]
+        for (parent, left, right), node, sums in zip(
+            pairs, asked, self._histograms.of(asked), strict=True
+        ):
+            assert parent.histogram is not None
+            few, many = (left, right) if node == left.node else (right, left)
+            few.histogram, many.histogram = sums, parent.histogram - sums
+            parent.histogram = None
+        self._enqueue([child for _, left, right in pairs for child in (left, right)])
+
+
+class Search:
+    """The best split of a node, from its histogram.
+
+    Args:
+        growth: penalties and bounds.
+        layout: where each column's bins lie.
+        columns: the columns that may be split on, bool, axes (columns,); None for all.
+    """
+
+    def __init__(self, growth: Growth, layout: Layout, columns: np.ndarray | None) -> None:
+        self._growth, self._layout = growth, layout
+        count = len(layout.bins)
+        allowed = np.ones(count, bool) if columns is None else columns
+        categorical = np.asarray(layout.categorical, bool)
+        self._nominal = np.flatnonzero(allowed & categorical)
+        #: Places where an ordered column may be split, axes (columns, width).
+        inside = np.arange(layout.width) < np.asarray(layout.bins)[:, None]
+        self._places = inside & (allowed & ~categorical)[:, None]
+        self._monotone = np.asarray(growth.monotone or (0,) * count)[:, None]
+        self._bounded = any(growth.monotone)
+
+    def weight(self, sums: np.ndarray, bounds: tuple[float, float]) -> float:
+        """The leaf weight of a node (Chen and Guestrin 2016, equation 5), without learning rate."""
+        return float(self._weights(sums[None], bounds)[0])
+
+    def best(
+        self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float]
+    ) -> _Found | None:
+        """The split of the largest gain; None if no split gains enough.
+
+        Of equal gains the lower column wins, then the split that sends missing cells right, then
+        the lower bin.
+
+        Args:
+            histogram: axes (columns, width, 2).
+            sums: of the node, axes (2,).
+            bounds: of its leaf weight.
+        """
+        own = self._gain(sums[None], bounds)[0]
+        candidates = [self._ordered(histogram, sums, bounds, own)]
+        candidates += [
+            self._of_categories(int(column), histogram, sums, bounds, own)
+            for column in self._nominal
+        ]
+        found = [one for one in candidates if one is not None]
+        if not found:
+            return None
+        top = max(one.gain for one in found)
+        best = min((one for one in found if one.gain == top), key=lambda one: one.split.column)
+        return best if top > LEAST_GAIN and top >= self._growth.gamma else None
+
+    def child_bounds(
+        self, found: _Found, bounds: tuple[float, float]
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Bounds of the leaf weights of both sides, which a monotone column divides."""
+        sign = self._growth.monotone[found.split.column] if self._bounded else 0
+        if not sign:
+            return bounds, bounds
+        middle = (self.weight(found.left, bounds) + self.weight(found.right, bounds)) / 2
+        low, high = (bounds[0], middle), (middle, bounds[1])
+        return (low, high) if sign > 0 else (high, low)
+
+    def _ordered(
+        self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float], own: np.float32
+    ) -> _Found | None:
+        """The best split of the columns whose bins have an order."""
+        if not self._places.any():
+            return None
+        values, missing = histogram.copy(), histogram[:, -1:]
+        values[:, -1] = 0
+        left = np.cumsum(values, axis=1)
+        right = np.cumsum(values[:, ::-1], axis=1)[:, ::-1]
+        #: Where missing cells go right, a place ends the left side; else it begins the right one.
+        sides = [(left, sums - left), (sums - right, right)]
+        # Without missing cells both directions are one split, and cells go right, as in XGBoost.
+        allowed = [self._places, self._places & (missing[..., 1] != 0)]
+        gains = [
+            np.where(able, self._split_gain(*side, bounds, own, self._monotone), _NEVER)
+            for able, side in zip(allowed, sides, strict=True)
+        ]
+        column = int(np.argmax(np.maximum(*gains).max(axis=1)))
+        here = [one[column] for one in gains]
+        top = max(one.max() for one in here)
+        if not top > LEAST_GAIN:
+            return None
+        missing_left = bool(here[0].max() < top)
+        # Cells that go left are scanned from the last bin down.
+        place = int(np.flatnonzero(here[missing_left] == top)[-1 if missing_left else 0])
+        lower, upper = (side[column, place] for side in sides[missing_left])
+        bins = range(place if missing_left else place + 1)
+        return _Found(float(top), Split(column, bins, missing_left), lower, upper)
+
+    def _of_categories(
+        self,
+        column: int,
+        histogram: np.ndarray,
+        sums: np.ndarray,
+        bounds: tuple[float, float],
+        own: np.float32,
+    ) -> _Found | None:
+        """The best division of one column's categories, in the order of their leaf weights.
+
+        Of all divisions in two the best one is among those in that order (Fisher 1958).
+        """
+        part, missing = histogram[column, :-1], histogram[column, -1]
+        present = np.flatnonzero(part[:, 1] > 0)
+        order = present[np.argsort(self._weights(part[present], bounds), kind="stable")]
+        left = np.cumsum(part[order], axis=0)[:-1]
+        if not len(left):
+            return None
+        found: _Found | None = None
+        for missing_left in (False, True) if missing[1] else (False,):
+            side = left + missing if missing_left else left
+            gain = self._split_gain(side, sums - side, bounds, own, np.zeros(len(side)))
+            place = int(gain.argmax())
+            if found is None or gain[place] > found.gain:
+                bins = tuple(sorted(int(one) for one in order[: place + 1]))
+                split = Split(column, bins, missing_left)
+                found = _Found(float(gain[place]), split, side[place], sums - side[place])
+        return found
+
+    def _split_gain(
+        self,
+        left: np.ndarray,
+        right: np.ndarray,
+        bounds: tuple[float, float],
+        own: np.float32,
+        monotone: np.ndarray,
+    ) -> np.ndarray:
+        """Gains of splits (Chen and Guestrin 2016, equation 7), float32, axes (splits,)."""
+        gain = self._gain(left, bounds) + self._gain(right, bounds) - own
+        least = self._growth.min_child_weight
+        allowed = (left[..., 1] >= least) & (right[..., 1] >= least)
+        allowed &= (left[..., 1] > 0) & (right[..., 1] > 0)
+        if self._bounded:
+            rise = self._weights(right, bounds) - self._weights(left, bounds)
+            allowed &= monotone * rise >= 0
+        result: np.ndarray = np.where(allowed, gain, _NEVER)
+        return result
+
+    def _gain(self, sums: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+        """What nodes gain over a weight of 0, float32, axes (nodes,)."""
+        growth, first, second = self._growth, sums[..., 0], sums[..., 1]
+        safe = np.where(second > 0, second + growth.reg_lambda, 1.0)
+        if not self._bounded and not growth.max_delta_step:
+            gain = np.square(self._past_l1(first)) / safe
+        else:
+            # All of it in float32, so that equal gains are equal where they are in XGBoost.
+            weight = self._weights(sums, bounds).astype(np.float32)
+            first, second = first.astype(np.float32), second.astype(np.float32)
+            squared = (second + np.float32(growth.reg_lambda)) * np.square(weight)
+            gain = -(np.float32(2) * first * weight + squared)
+        return np.where(second > 0, gain, 0.0).astype(np.float32)
+
+    def _weights(self, sums: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+        growth, first, second = self._growth, sums[..., 0], sums[..., 1]
+        safe = np.where(second > 0, second + growth.reg_lambda, 1.0)
+        weight = np.where(second > 0, -self._past_l1(first) / safe, 0.0)
+        if growth.max_delta_step:
+            weight = np.clip(weight, -growth.max_delta_step, growth.max_delta_step)
+        return np.clip(weight, *bounds) if self._bounded else weight
+
+    def _past_l1(self, first: np.ndarray) -> np.ndarray:
+        """What the L1 penalty leaves of sums of first derivatives."""
+        alpha = self._growth.reg_alpha
+        shrunk: np.ndarray = np.sign(first) * np.maximum(np.abs(first) - alpha, 0.0)
+        return shrunk if alpha else first

@@ -1,0 +1,137 @@
+"""What boosting minimises: first and second derivatives of a loss by the margin of each row.
+
+Margins have axes (rows, outputs): one output of a binary outcome and of a regression, one a class
+otherwise. Formulas and bounds are XGBoost's, so that both grow the same trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from vfl.core.errors import DataError
+
+_LEAST_SECOND = 1e-16
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss of margins.
+
+    Attributes:
+        outputs: margins of a row.
+    """
+
+    outputs: int = 1
+
+    def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Margins before the first tree: the best constant; axes (outputs,)."""
+        raise NotImplementedError
+
+    def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First and second derivatives of each row's loss, axes (rows, outputs) each."""
+        raise NotImplementedError
+
+    def outcome(self, margins: np.ndarray) -> np.ndarray:
+        """What margins say: probabilities of all classes, or expected values (rows,)."""
+        raise NotImplementedError
+
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The loss of each row, axes (rows,)."""
+        raise NotImplementedError
+
+
+class Binary(Objective):
+    """Cross-entropy of two classes."""
+
+    def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        share = np.clip(np.average(labels, weights=weights), 1e-7, 1 - 1e-7)
+        return np.array([np.log(share / (1 - share))])
+
+    def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        likely = expit(margins)
+        return likely - labels[:, None], np.maximum(likely * (1 - likely), _LEAST_SECOND)
+
+    def outcome(self, margins: np.ndarray) -> np.ndarray:
+        likely = expit(margins[:, 0])
+        return np.stack([1 - likely, likely], axis=1)
+
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return np.logaddexp(0.0, np.where(labels == 1, -margins[:, 0], margins[:, 0]))
+
+
+class Classes(Objective):
+    """Cross-entropy of several classes."""
+
+    def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        counts = np.bincount(labels, weights=weights, minlength=self.outputs)
+        shares: np.ndarray = np.log(np.maximum(counts / counts.sum(), 1e-7))
+        return shares
+
+    def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        likely = softmax(margins, axis=1)
+        first = likely.copy()
+        first[np.arange(len(labels)), labels] -= 1
+        return first, np.maximum(2 * likely * (1 - likely), _LEAST_SECOND)
+
+    def outcome(self, margins: np.ndarray) -> np.ndarray:
+        likely: np.ndarray = softmax(margins, axis=1)
+        return likely
+
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        likely = softmax(margins, axis=1)[np.arange(len(labels)), labels]
+        losses: np.ndarray = -np.log(np.maximum(likely, 1e-16))
+        return losses
+
+
+class Squared(Objective):
+    """Half the squared error."""
+
+    def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return np.array([np.average(labels, weights=weights)])
+
+    def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return margins - labels[:, None], np.ones_like(margins)
+
+    def outcome(self, margins: np.ndarray) -> np.ndarray:
+        return margins[:, 0]
+
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        losses: np.ndarray = np.square(margins[:, 0] - labels) / 2
+        return losses
+
+
+@dataclass(frozen=True)
+class Poisson(Objective):
+    """Negative log-likelihood of counts.
+
+    Attributes:
+        max_delta_step: second derivatives are those of a margin so much larger, which keeps leaf
+            weights small where few are counted.
+    """
+
+    max_delta_step: float = 0.7
+
+    def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        if labels.min() < 0:
+            raise DataError(
+                "counts are not negative",
+                where="labels",
+                got="a negative number",
+                want="numbers from 0 on",
+            )
+        return np.array([np.log(max(np.average(labels, weights=weights), 1e-7))])
+
+    def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        expected = np.exp(margins)
+        return expected - labels[:, None], np.exp(margins + self.max_delta_step)
+
+    def outcome(self, margins: np.ndarray) -> np.ndarray:
+        expected: np.ndarray = np.exp(margins[:, 0])
+        return expected
+
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        losses: np.ndarray = np.exp(margins[:, 0]) - labels * margins[:, 0]
+        return losses
