@@ -215,6 +215,11 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
 
 
 def labels_of(y: Any) -> np.ndarray:
+    """Labels of a classification, axes (rows,).
+
+    Raises:
+        DataError: some are missing.
+    """
     labels: np.ndarray = column_or_1d(y)
     if missing := int(pd.isna(labels).sum()):
         raise DataError(
@@ -237,6 +242,11 @@ def _known_classes(classes: Any) -> np.ndarray:
 
 
 def at_least_two(classes: np.ndarray) -> np.ndarray:
+    """The classes.
+
+    Raises:
+        DataError: there is one alone.
+    """
     if len(classes) < 2:
         raise DataError(
             "the labels have nothing to tell apart", got="1 class", want="at least 2 classes"
@@ -245,6 +255,11 @@ def at_least_two(classes: np.ndarray) -> np.ndarray:
 
 
 def numbers_of(y: Any) -> np.ndarray:
+    """Numbers of a regression, float32, axes (rows,).
+
+    Raises:
+        DataError: some are no numbers, or not finite.
+    """
     labels = column_or_1d(y, warn=True)
     try:
         with np.errstate(over="ignore"):
