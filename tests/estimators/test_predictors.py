@@ -115,7 +115,7 @@ def test_pipeline_and_grid_search_of_a_classifier(cancer):
     ("arguments", "error", "message"),
     [
         ({"codec": "randtopp"}, UnknownNameError, "did you mean 'randtopk'"),
-        ({"merge": "mean"}, ConfigError, "merge"),
+        ({"merge": "meen"}, UnknownNameError, "did you mean 'mean'"),
         ({"parties": {"a": ["mean radiuss"]}}, MissingColumnError, "mean radius"),
         ({"parties": {"a": ["mean *"], "b": ["mean area"]}}, SharedColumnError, "a and b"),
         ({"epochs": 0}, ConfigError, "train.epochs = 0"),

@@ -80,7 +80,8 @@ def test_it_is_asked_for_by_a_name_that_says_what_it_is():
 
 
 def test_a_project_that_serves_cannot_ask_for_it():
-    terms = {"project": "0" * 32, "shape": {}, "mode": "thesis"}
+    shape = {"vocabulary": 60, "width": 32, "layers": 1, "heads": 2}
+    terms = {"project": "0" * 32, "shape": shape, "mode": "thesis"}
     assert check(terms, LlmTerms, "the terms").mode == "thesis"
     with pytest.raises(ConfigError, match="sharing"):
         check(terms | {"sharing": "insecure_float"}, LlmTerms, "the terms")

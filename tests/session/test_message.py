@@ -93,7 +93,7 @@ def test_hosts_are_names_or_addresses(message, host):
         ("parties", {}),
         ("parties", {f"p{i}": {"width": 1, "bottom": "mlp"} for i in range(65)}),
         ("parties", {"lender": {"width": 1, "bottom": "mlp"}}),
-        ("merge", "sum"),
+        ("merge", "x" * 513),
         ("run", "../x"),
         ("version", "9" * 33),
         ("train.learning_rate", 1e308),

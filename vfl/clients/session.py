@@ -211,8 +211,9 @@ class _PartySession:
 
     def _introduction(self, meter: Meter) -> Introduction:
         assert meter.standing is not None, "a session has one"
-        self._standing = meter.standing
-        announced = self._standing.announce()
+        self._standing, label_party = meter.standing, self.terms.label_party
+        self._standing.require(self.message.known, label_party)
+        announced = self._standing.announce(label_party)
         return Introduction.of(self.data, self.terms, self.message.session, announced)
 
     def _admit_label_party(self, stream: TcpLink) -> None:

@@ -306,6 +306,7 @@ class Federation:
             start=self._start,
             attempt=self.attempt,
             rows=self.own.rows if self._in_the_middle(name) else 0,
+            known=0 if self._standing is None else self._standing.known_of(name),
             ranks=self._ranks.get(name, ()),
             terms=self.terms,
         )
@@ -354,6 +355,7 @@ class Federation:
             return {}
         if introduction.standing is None:
             raise ProtocolError(f"party '{party}' announces no count of its store")
+        self._standing.require(introduction.standing.known, party)
         self._standing.admit(party, introduction.standing)
         return {"standing": self._standing.answer().model_dump()}
 

@@ -216,6 +216,8 @@ class SessionMessage(Settings):
         start: the exchange a resumed training goes on with.
         attempt: how often the session was begun anew; keys are good for one attempt.
         rows: of the session, for a party in the middle, which has none; 0 for everybody else.
+        known: the largest count of the party's store that the label party knows of; see
+            `vfl.session.store.witness`.
         ranks: the streams of the party's further ranks, from rank 1 on.
         terms: what the session is about.
     """
@@ -231,6 +233,7 @@ class SessionMessage(Settings):
     start: int = Field(default=0, ge=0, lt=MAX_STEPS)
     attempt: int = Field(default=0, ge=0, le=1000)
     rows: int = Field(default=0, ge=0, lt=2**32)
+    known: int = Field(default=0, ge=0, lt=MOST)
     ranks: tuple[RankStream, ...] = Field(default=(), max_length=63)
     terms: AlignTerms | Terms
 

@@ -31,7 +31,7 @@ class Pair:
     """Bank and lender, and what passes between them."""
 
     def __init__(self, folder):
-        self.store, self.copy = folder / "bank", folder / "copy"
+        self.folder, self.store, self.copy = folder, folder / "bank", folder / "copy"
         self.bank, self.lender = Witness(self.store, "bank"), Witness(folder / "lender", "lender")
 
     def meet(self, noted=None):
@@ -39,8 +39,11 @@ class Pair:
             Standing(self.bank, "bank", "run", "lender", lambda: noted),
             Standing(self.lender, "lender", "run", "lender"),
         )
-        self.ends[1].admit("bank", self.ends[0].announce())
-        self.ends[0].admit("lender", self.ends[1].announce())
+        self.ends[0].require(self.ends[1].known_of("bank"), "lender")
+        announced = self.ends[0].announce("lender")
+        self.ends[1].require(announced.known, "bank")
+        self.ends[1].admit("bank", announced)
+        self.ends[0].admit("lender", self.ends[1].answer())
 
     def send(self, frames):
         for step in range(frames):
@@ -107,6 +110,23 @@ def test_a_journal_that_lacks_what_came_is_noticed_to_the_exchange(tmp_path):
     )
     again.admit("bank", Announcement(count=pair.bank.announce(), noted=3))
     again.admit("bank", Announcement(count=pair.bank.announce()))  # it keeps no journal
+
+
+@pytest.mark.parametrize("name", ["bank", "lender"])
+def test_however_often_it_tries_a_store_that_went_back_is_refused(tmp_path, name):
+    """Each attempt moves the count of who announces it, and is refused all the same."""
+    pair = Pair(tmp_path)
+    pair.meet()
+    shutil.copytree(tmp_path / name, pair.copy)
+    for _ in range(2):
+        pair.meet()
+        pair.conclude(ends=True)
+    put_back(pair.copy, tmp_path / name)
+    for _ in range(5):
+        with pytest.raises(RolledBackError, match=f"'{name}' was put back"):
+            pair.meet()
+    {"bank": pair.bank, "lender": pair.lender}[name].restored(0.0)
+    pair.meet()
 
 
 def test_who_lies_about_what_it_met_refuses_and_changes_nothing(tmp_path):

@@ -12,8 +12,11 @@ first of them is sent. So a copy that was made during a session is noticed once 
 ended, or has gone on for more than a block. A training that keeps a journal of what it sends
 announces how far that goes, too: there one exchange is enough.
 
-Nothing else is announced, and a peer that lies about what it has seen can end sessions with itself,
-and nothing more: nobody changes a count because a peer says so.
+Each refused attempt moves the count of the store that went back, which would pass in the end. So a
+party is also told what its peer knows of its count, before it announces one: where that is more than
+the store knows of, the store has no more sessions with that peer until its party says that it was
+put back. A peer that lies about what it has seen can end sessions with itself, and nothing more:
+nobody changes a count because a peer says so.
 """
 
 from __future__ import annotations
@@ -47,10 +50,12 @@ class Announcement(Settings):
 
     Attributes:
         count: its count; larger than any that it has announced before.
+        known: the largest count of the receiver's store that this party knows of.
         noted: exchanges of this training up to the last one in its journal; None without a journal.
     """
 
     count: int = Field(gt=0, lt=MOST)
+    known: int = Field(default=0, ge=0, lt=MOST)
     noted: int | None = Field(default=None, ge=0, le=MAX_STEPS)
 
     @classmethod
@@ -72,11 +77,13 @@ class Counts(Settings):
     Attributes:
         count: the largest that the store has announced, or may have reached since.
         peers: the largest that each peer has, as far as this party knows.
+        doubted: by whom more of this store has been met than it knew of, and how much.
         lost_epsilon: what may have been spent and forgotten, by the party's own word.
     """
 
     count: int = Field(default=0, ge=0)
     peers: dict[str, int] = Field(default_factory=dict)
+    doubted: dict[str, int] = Field(default_factory=dict)
     lost_epsilon: float = Field(default=0.0, ge=0)
 
 
@@ -115,10 +122,15 @@ class Witness:
         """Refuse to go on where a peer has met more of this store than the store knows of.
 
         Raises:
-            RolledBackError: it says that it has.
+            RolledBackError: it says that it has, now or earlier.
         """
-        if (count := self.read().count) < known:
-            raise self._went_back(self._party, count, known, peer)
+        now = self.read()
+        if now.count < known:
+            self._change(lambda now: {"doubted": {**now.doubted, peer: known}})
+        elif peer not in now.doubted:
+            return
+        met = max(known, now.doubted.get(peer, 0))
+        raise self._went_back(self._party, now.count, met, peer)
 
     def reserve(self, count: int) -> None:
         """Have a count on the disk before a peer can know of it."""
@@ -157,6 +169,7 @@ class Witness:
         self._change(
             lambda now: {
                 "count": now.count + RESTORED,
+                "doubted": {},
                 "lost_epsilon": now.lost_epsilon + lost_epsilon,
             }
         )
@@ -210,11 +223,23 @@ class Standing:
         self._counts: dict[str, int] = {}
         self.received: dict[str, int] = dict(received or {})
 
-    def announce(self) -> Announcement:
-        """What this party says to a peer now."""
+    def announce(self, peer: str = "") -> Announcement:
+        """What this party says to a peer now, and what it knows of it if it is named."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
-        return Announcement(count=count, noted=self._noted())
+        return Announcement(count=count, noted=self._noted(), known=self.known_of(peer))
+
+    def known_of(self, peer: str) -> int:
+        """The largest count of a peer's store that this one knows of."""
+        return self._witness.read().peers.get(peer, 0)
+
+    def require(self, known: int, peer: str) -> None:
+        """Refuse a session with a peer that has met more of this store than it knows of.
+
+        Raises:
+            RolledBackError: this party's own store went back.
+        """
+        self._witness.require(known, f"party '{peer}'")
 
     def answer(self) -> Announcement:
         """What this party says to a peer that comes; from the block that is reserved, if any."""
