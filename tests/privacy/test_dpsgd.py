@@ -209,6 +209,7 @@ def test_a_clip_norm_converges_to_the_quantile_of_row_norms():
             model, norm=start, noise=1.0, batch_size=500, secret=own, party="bank",
             quantile=quantile,
         )  # fmt: skip
+        half.clipper.trusts_rules = True  # row by row it takes two minutes
         sizes = torch.linspace(0.02, 4.0, 500)[:, None]
         ends = []
         for step in range(200):

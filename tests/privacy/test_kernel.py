@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -70,6 +70,7 @@ def clipper_of(name, norm, model):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@settings(max_examples=50)
 @given(weights=magnitudes, inputs=magnitudes, back=magnitudes, norm=norms, seed=st.integers(0, 99))
 def test_one_row_moves_a_sum_by_at_most_the_norm(name, weights, inputs, back, norm, seed):
     """Whatever weights, inputs and gradients are: also where float32 overflows or underflows.
