@@ -13,8 +13,8 @@ ended, or has gone on for more than a block. A training that keeps a journal of 
 announces how far that goes, too: there one exchange is enough.
 
 Each refused attempt moves the count of the store that went back, which would pass in the end. So a
-party is also told what its peer knows of its count, before it announces one: where that is more than
-the store knows of, the store has no more sessions with that peer until its party says that it was
+peer also says what it knows of a party's count before the party announces one. Where that is more
+than the store knows of, the store has no session with that peer until its party says that it was
 put back. A peer that lies about what it has seen can end sessions with itself, and nothing more:
 nobody changes a count because a peer says so.
 """
