@@ -20,7 +20,7 @@ FLOORS = {
     3: "attacks clients mpc server",
     4: "federation training",
     5: "estimators experiments serving",
-    6: "cli horizontal llm tensors testing __init__ __main__",
+    6: "cli horizontal llm tensors testing trees __init__ __main__",
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 
