@@ -369,7 +369,7 @@ def plugins_page() -> str:
                     given = option.default in (option.empty, None)
                     default = "-" if given else f"`{option.default}`"
                     lines.append(
-                        f"| `{key}` | {default} | {cell(meanings[key].replace('``', '`'))} |"
+                        f"| `{key}` | {default} | {cell(meanings.get(key, '').replace('``', '`'))} |"
                     )
                 lines.append("")
             if also:
