@@ -368,9 +368,8 @@ def plugins_page() -> str:
                 for key, option in options.items():
                     given = option.default in (option.empty, None)
                     default = "-" if given else f"`{option.default}`"
-                    lines.append(
-                        f"| `{key}` | {default} | {cell(meanings.get(key, '').replace('``', '`'))} |"
-                    )
+                    meaning = cell(meanings.get(key, "").replace("``", "`"))
+                    lines.append(f"| `{key}` | {default} | {meaning} |")
                 lines.append("")
             if also:
                 lines += [f"Also called: {', '.join(f'`{one}`' for one in also)}.", ""]
