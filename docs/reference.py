@@ -29,6 +29,7 @@ from vfl.core.frame import Kind
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.llm.file import LlmFile
+from vfl.models.optimizers import TorchRegistry
 from vfl.session.handshake import Introduction, PartyReport, SessionMessage
 from vfl.session.ranges import default_ranges, limiting_settings
 from vfl.session.terms import Terms
@@ -368,7 +369,9 @@ def plugins_page() -> str:
                 for key, option in options.items():
                     given = option.default in (option.empty, None)
                     default = "-" if given else f"`{option.default}`"
-                    meaning = cell(meanings.get(key, "").replace("``", "`"))
+                    # torch's own docstrings have another form; a member of ours must say it.
+                    said = "as in torch" if isinstance(registry, TorchRegistry) else meanings[key]
+                    meaning = cell(said.replace("``", "`"))
                     lines.append(f"| `{key}` | {default} | {meaning} |")
                 lines.append("")
             if also:

@@ -73,7 +73,7 @@ def test_products_are_counted_apart_and_a_repeated_block_wherever_it_stands(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "most"), [("exchange", 9), ("randtopk", 13), ("train", 54), ("cell", 61)]
+    ("work", "most"), [("exchange", 10), ("randtopk", 14), ("train", 56), ("cell", 62)]
 )
 def test_one_piece_of_work_enters_few_files(work, most):
     words = [sys.executable, PROGRAM, "--entered", work, "--json"]

@@ -142,6 +142,8 @@ def test_noise_costs_and_differs_each_time(table):
         ({"bins": [0], "categorical": [False]}, bytes(4)),
         ({"bins": [1 << 40], "categorical": [False]}, bytes(8)),
         ({"bins": [], "categorical": []}, b""),
+        ({"bins": [4.5], "categorical": [False]}, bytes(4)),
+        ({"bins": [1 << 15] * 200, "categorical": [False] * 200}, bytes(1600)),
         ("nothing", bytes(4)),
     ],
 )

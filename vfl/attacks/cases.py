@@ -487,13 +487,13 @@ class TrainedParts:
         return made["top"].eval()
 
     def merger(self) -> nn.Module:
-        """What makes one cut of all parties', which come in merge order."""
+        """The trained merger; it takes the cuts of all parties in merge order."""
         made = nn.ModuleDict({"merger": _merger(self._terms)})
         self._load(made, self._terms.label_party)
         return made["merger"].eval()
 
     def merged_with(self, party: str) -> Callable[[Tensor, Tensor], Tensor]:
-        """What the top is given of a party's cuts and of those of a label party with columns."""
+        """A function that merges a party's cuts with those of a label party with columns."""
         order, merger = list(self._terms.parties), self.merger()
         if order.index(party) < order.index(self._terms.label_party):
             return merger

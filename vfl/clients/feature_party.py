@@ -119,7 +119,7 @@ class FeatureParty:
         """Send what this exchange asks for, after saving when a checkpoint is due."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
-        if exchange.trains:
+        if exchange.trains and self._steps.changes:
             self._steps.begin(exchange.epoch)
         inputs = self._rows(exchange)
         if self._held is not None and not len(inputs):

@@ -37,7 +37,7 @@ from vfl.session.exchange import (
 
 
 class _Model(nn.Module):
-    """What the party trains: its model, the merger, and what codecs ask of who takes the cuts."""
+    """The modules that the party trains: model, merger, and the codecs' modules on its end."""
 
     def __init__(
         self, model: nn.Module, merger: nn.Module, adapters: Mapping[str, nn.Module]
@@ -131,7 +131,8 @@ class MiddleParty:
         set_training(self.end.model, exchange.trains)
         merged = self._merger(*self._cuts.cuts(exchange).values())
         if exchange.trains:
-            self._steps.begin(exchange.epoch)
+            if self._steps.changes:
+                self._steps.begin(exchange.epoch)
             self.end.send_cut(merged, exchange.step)
         else:
             self.end.send_query(merged, exchange.step)

@@ -153,7 +153,7 @@ class Registry(Generic[Member]):
         kind: the family's word, as messages say it ("codec").
         contract: the class every member derives from.
         members: name -> "module:Class".
-        group: entry-point group of outside packages ("vfl.codecs"); "" lets nobody add a member.
+        group: entry-point group of outside packages ("vfl.codecs"); "" if no package may add one.
         aliases: a name under which a member was published -> its name here.
         former_options: an option's name in an earlier version -> its name; accepted with a warning.
         option_aliases: another word for an option -> its name.

@@ -632,7 +632,7 @@ def may_be_csv(source: str | Path) -> bool:
 
 
 def is_named_set(source: str) -> bool:
-    """Whether a source is a data set by name, and no file, folder of one or database.
+    """Whether a source names a data set, rather than a file, a folder or a database.
 
     >>> is_named_set("digits"), is_named_set("waves:noise=0.5"), is_named_set("duckdb:loans.db")
     (True, True, False)

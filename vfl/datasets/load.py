@@ -466,7 +466,7 @@ class HeldRows:
         return found._replace(array=_with_gaps(found.array, self._held))
 
     def labels(self, column: str, task: str) -> tuple[np.ndarray, Classes | None]:
-        """What `encode_labels` gives of a column."""
+        """The result of `encode_labels` for a label column."""
         return encode_labels(self._table[column], task)
 
 

@@ -221,7 +221,7 @@ class StreamedTable:
         return Inputs(found.finish().read(self._place.share(8)), encoder, counter.counts)
 
     def labels(self, column: str, task: str) -> tuple[np.ndarray, Classes | None]:
-        """What `encode_labels` gives of a column.
+        """The result of `encode_labels` for a label column.
 
         Raises:
             BadOptionError, DataError: see `encode_labels`.

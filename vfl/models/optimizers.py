@@ -194,6 +194,9 @@ class Optimization:
     Args:
         settings: what all parties agreed on.
 
+    Attributes:
+        changes: whether a schedule changes the learning rate, so that each step needs `begin`.
+
     Raises:
         SpecError: there is no such optimiser or schedule, or it does not take its options.
 
@@ -224,7 +227,8 @@ class Optimization:
         self._made: list[Mapping[str, Any]] = []
         self._built: optim.Optimizer | None = None
         self._schedule: lr_scheduler.LRScheduler | None = None
-        if settings.schedule != NO_SCHEDULE:
+        self.changes = settings.schedule != NO_SCHEDULE
+        if self.changes:
             self._schedule = self._scheduled(settings.schedule)
             self._now(settings.epochs)
 

@@ -31,6 +31,8 @@ from vfl.trees.objectives import Objective
 
 _LAYOUT, _BINS, _SPLITS, _ANSWERS = range(4)
 _MAX_COLUMNS = 1 << 16
+#: Places of a histogram that a party may ask for, of 16 bytes each: 64 MiB a node.
+_MAX_PLACES = 1 << 22
 
 
 class Owner:
@@ -80,7 +82,7 @@ class Owner:
         raw = bytes(_payload(self._link, _SPLITS))
         try:
             self.splits = [_split(one, self._binning.layout) for one in json.loads(raw)]
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, RecursionError):
             raise ProtocolError(
                 "splits that no forest has on these columns",
                 where="the label party's message",
@@ -207,10 +209,12 @@ def _received(link: Link, rows: int) -> tuple[np.ndarray, Layout]:
     """A feature party's bins."""
     try:
         about = json.loads(bytes(_payload(link, _LAYOUT)))
-        layout = Layout(tuple(map(int, about["bins"])), tuple(map(bool, about["categorical"])))
-        fits = 0 < len(layout.bins) == len(layout.categorical) <= _MAX_COLUMNS
-        fits = fits and all(1 <= one <= MAX_BINS for one in layout.bins)
-    except (ValueError, TypeError, KeyError):
+        counts, kinds = about["bins"], about["categorical"]
+        fits = 0 < len(counts) == len(kinds) <= _MAX_COLUMNS
+        fits = fits and all(type(one) is int and 1 <= one <= MAX_BINS for one in counts)
+        layout = Layout(tuple(counts), tuple(one is True for one in kinds))
+        fits = fits and len(counts) * layout.width <= _MAX_PLACES
+    except (ValueError, TypeError, KeyError, RecursionError):
         fits = False
     raw = _payload(link, _BINS)
     kind = np.dtype(np.uint8 if fits and layout.width <= 256 else "<u2")

@@ -123,5 +123,5 @@ def own_parts(source: str) -> tuple[str, ...]:
         return ()
     try:
         return tuple(make(source).own_parts)
-    except SpecError:  # whoever reads it is told
+    except SpecError:  # reading the source raises it again
         return ()

@@ -837,7 +837,8 @@ class LabelParty(AnyLabelParty):
 
     def _train(self, whole: Exchange) -> None:
         exchange = whole if self._ranks.alone else self._ranks.share(whole)
-        self._steps.begin(exchange.epoch)
+        if self._steps.changes:
+            self._steps.begin(exchange.epoch)
         context = StepContext(exchange.step, training=True, secret=self._secret)
         counts = None
         if self._positions is not None:
