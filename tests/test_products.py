@@ -57,9 +57,7 @@ def paths_in(table):
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_what_a_product_adds_exists(product):
-    paths = paths_in(asdict(products()[product]))
-    assert paths
-    for path in paths:
+    for path in paths_in(asdict(products()[product])):
         assert path.startswith(f"vfl.{product}."), "of its own room"
         assert callable(named(path))
 

@@ -44,10 +44,16 @@ UNBOUNDED = {"clipped_noise:norm=inf", "gradient_noise:norm=inf"}
 NEEDED = {"randtopk:alpha": "k=2", "gru4rec:embedding": "items=5", "gru4rec:dropout": "items=5"}
 
 
+#: Families whose members torch checks, and those without a numeric option.
+OF_TORCH, NO_NUMBERS = ["optimizer", "schedule"], {"merger"}
+OWN = sorted(FAMILIES.keys() - OF_TORCH)
+
+
 @pytest.fixture
 def full(terms):
     """Terms with every number there is; no session has all of these parts at once."""
     parts = {
+        "train": terms.train.model_copy(update={"optimizer": "sgd"}),  # whose momentum is a setting
         "middle": MiddleSettings(),
         "tasks": {"insurer": TaskTerms(weight=1.0)},
         "dp": DPTerms(epsilon=2.0, noise=1.0, clips={"bank": 1.0}, quantile=0.5),
@@ -241,14 +247,34 @@ def made(family, values):
                 yield spec
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", OWN)
 def test_no_option_of_any_plug_in_is_unbounded(family):
     numeric = [name for name in FAMILIES[family].names() if FAMILIES[family].numeric(name)]
-    assert numeric, "nothing was tried"
+    assert numeric or family in NO_NUMBERS, "nothing was tried"
     assert set(made(family, BEYOND)) <= UNBOUNDED
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", OF_TORCH)
+def test_no_option_of_a_member_of_torch_is_unbounded(family):
+    registry = FAMILIES[family]
+    for name in registry.names():
+        needed = {
+            key: "1" for key, one in registry.options(name).items() if one.default is one.empty
+        }
+        for option in registry.numeric(name):
+
+            def spec(value, name=name, given=needed, option=option):
+                return f"{name}:" + ",".join(
+                    f"{key}={one}" for key, one in (given | {option: value}).items()
+                )
+
+            assert registry.read(spec("1"))[1][option] == 1
+            for value in set(BEYOND) - {"-1"}:  # a sign is torch's matter
+                with pytest.raises(BadOptionError):
+                    registry.read(spec(value))
+
+
+@pytest.mark.parametrize("family", OWN)
 def test_every_option_accepts_something(family):
     """So that the test above fails for a bound, and for no other reason."""
     registry = FAMILIES[family]

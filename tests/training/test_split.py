@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_refused():
     bottoms, top, widths = parts()
     with pytest.raises(DataError, match="one bottom and one width"):
         SplitModule(bottoms, top, {"bank": 6})
-    with pytest.raises(ConfigError, match="equal widths"):
+    with pytest.raises(SpecError, match="equal widths"):
         SplitModule(bottoms, top, {"bank": 6, "shop": 5}, merge="sum")
     with pytest.raises(ConfigError, match="the label party's own columns"):
         SplitModule({"label": nn.Linear(3, 6)}, top, {"label": 6})

@@ -98,7 +98,7 @@ class TorchRegistry(Registry[Member]):
         name, values = super().read(spec)
         for key, value in values.items():
             numbers = value if isinstance(value, tuple) else (value,)
-            if any(isinstance(one, float) and not abs(one) <= MOST for one in numbers):
+            if any(isinstance(one, int | float) and not abs(one) <= MOST for one in numbers):
                 raise BadOptionError(
                     "out of range", where=f"{self.kind} '{name}', option '{key}'",
                     want=f"from -{MOST:g} to {MOST:g}",

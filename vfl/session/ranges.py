@@ -73,7 +73,7 @@ FAMILIES: Mapping[str, Registry[Any]] = {
 
 def _decay(train: TrainSettings) -> float:
     """What of a weight is taken off, times the learning rate; one optimiser has an option of it."""
-    return max(train.weight_decay, OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0))
+    return max(train.weight_decay, abs(OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0)))
 
 
 class _Steps(NamedTuple):

@@ -219,8 +219,8 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         >>> from sklearn.datasets import load_breast_cancer
         >>> X, y = load_breast_cancer(return_X_y=True)
         >>> model = VFLBoostingClassifier(2, n_estimators=10, random_state=0).fit(X[:400], y[:400])
-        >>> round(model.score(X[400:], y[400:]), 2)
-        0.97
+        >>> model.score(X[400:], y[400:]) > 0.9
+        True
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
