@@ -66,6 +66,7 @@ class WholeNetworkParty:
                 labels=data.labels,
                 names=data.classes or (),
                 columns=data.columns,
+                categories=data.categories,
             )
         self.name = party
         self.terms = terms

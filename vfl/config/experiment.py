@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
@@ -27,6 +27,8 @@ _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 _LEAST_MEMORY = 64 * 2**20
 #: Numbers of a frame's step, an unsigned 32-bit field.
 MAX_STEPS = 2**32
+#: The model of bottoms and a top, where `model` says so; any other one is a secure mode by itself.
+NETWORK = "network"
 
 
 #: What becomes of rows that some feature party lacks.
@@ -336,6 +338,25 @@ class AlignSettings(Settings):
     table: Literal["source", "predict"] = "source"
 
 
+def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings in which `secure` names the model that `model` named.
+
+    >>> with_model({"model": "trees", "seed": 3})
+    {'seed': 3, 'secure': 'trees'}
+
+    Raises:
+        ValueError: both are given.
+    """
+    if "model" not in content:
+        return content
+    rest = {name: value for name, value in content.items() if name != "model"}
+    if content["model"] == NETWORK:
+        return rest
+    if rest.get("secure", "none") != "none":
+        raise ValueError("'model' and 'secure' both say how the parties compute together")
+    return rest | {"secure": content["model"]}
+
+
 class Experiment(Settings):
     """A whole experiment; every default is written out in the run folder's config.toml.
 
@@ -349,6 +370,8 @@ class Experiment(Settings):
             sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either,
             with "permuted" none has any weight; with "pea" parties have rows of their own, and
             nobody sees a row, a gradient or a model but the last.
+            In a file `model` may stand in its place: "network" is "none", and another model, such
+            as "trees", is a whole of its own that takes the place of bottoms, cuts and top.
         dp: differential privacy of the models; None trains without.
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.
@@ -375,6 +398,11 @@ class Experiment(Settings):
     compare: CompareSettings | None = None
     grid: GridSettings | None = None
     value: ValueSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_its_model(cls, content: Any) -> Any:
+        return with_model(content) if isinstance(content, Mapping) else content
 
     @property
     def feature_parties(self) -> list[str]:

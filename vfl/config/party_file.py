@@ -16,7 +16,14 @@ from pydantic import (
     StringConstraints,
 )
 
-from vfl.config.experiment import MAX_BINS, Memory, MissingRows, PartyName, TraceSettings
+from vfl.config.experiment import (
+    MAX_BINS,
+    NETWORK,
+    Memory,
+    MissingRows,
+    PartyName,
+    TraceSettings,
+)
 from vfl.config.toml import (
     Locations,
     Settings,
@@ -110,6 +117,8 @@ class Consent(Settings):
         codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"]
             refuses every session in which the label party would see this party's cuts. A glob
             compares letters; `ranges` bounds the numbers of a spec.
+        models: accepted models, as globs of specs: "network" is the split network of bottoms and a
+            top. In another model, such as "trees:*", what crosses is of the cells themselves.
         ranges: least and most of a number of the terms ("train.learning_rate" = [0, 1]), or of a
             plug-in's option ("defense.clipped_noise.norm" = [0.5, 10]), where the party accepts
             another range than the usual one, which `vfl check` shows.
@@ -154,6 +163,7 @@ class Consent(Settings):
     codecs: tuple[str, ...] = ("*",)
     defenses: tuple[str, ...] = ("*",)
     secure: tuple[str, ...] = ("*",)
+    models: tuple[str, ...] = (NETWORK,)
     ranges: Ranges = Field(default_factory=dict, max_length=256)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()

@@ -72,18 +72,18 @@ def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
         rows = rows[label.held[own.name][rows]]
     if len(rows) < _FEWEST_ROWS:
         return
-    inputs, truth = own.inputs[rows].numpy(), label.labels[rows].numpy()
+    inputs, truth = np.nan_to_num(own.inputs[rows].numpy()), label.labels[rows].numpy()
     half, start = len(rows) // 2, 0
-    for column in own.encoder.columns:
-        cells = inputs[:, start : start + column.width]
-        start += column.width
+    for name, width in own.encoder.widths.items():
+        cells = inputs[:, start : start + width]
+        start += width
         if label.classes is None:
             score = _explained(cells, truth, half)
         else:
             score = _recognised(cells, truth, half, len(label.classes))
         if score >= NEARLY:
             yield (
-                f"column '{column.name}' of {own.name} alone is nearly the label: is it known "
+                f"column '{name}' of {own.name} alone is nearly the label: is it known "
                 "before the label is? If not, leave it out of 'columns'"
             )
 

@@ -31,6 +31,7 @@ from vfl.datasets.table import (
     ROUNDING,
     Classes,
     Table,
+    TableFormat,
     as_dates,
     as_numbers,
     as_texts,
@@ -114,6 +115,10 @@ class NumberColumn:
     @property
     def width(self) -> int:
         return 1 + self.indicator
+
+    def cells(self, block: pd.Series) -> np.ndarray:
+        """The numbers themselves, float64, axes (rows,)."""
+        return as_numbers(block)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
@@ -200,21 +205,30 @@ class TextColumn:
     def width(self) -> int:
         return len(self.categories) + self.indicator
 
+    def cells(self, block: pd.Series) -> np.ndarray:
+        """Numbers of the categories, float64, axes (rows,); an unknown one is not a number."""
+        positions, _ = self._positions(block)
+        return np.where(positions < 0, np.nan, positions)
+
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
-        position_of = {category: position for position, category in enumerate(self.categories)}
         for start, block in _placed(blocks):
             part = out[start : start + len(block)]
-            codes, found = pd.factorize(block)  # a missing cell has code -1: the last position
-            read = [position_of.get(text, -1) for text in as_texts(pd.Series(found))]
-            positions = np.array([*read, -1], dtype=np.int64)[codes]
+            positions, missing = self._positions(block)
             known = np.flatnonzero(positions >= 0)
             part[known, positions[known]] = 1.0
-            counter.note(self.name, "unseen_categories", start, (positions < 0) & (codes >= 0))
+            counter.note(self.name, "unseen_categories", start, (positions < 0) & ~missing)
             if self.indicator:
-                part[:, -1] = codes < 0
+                part[:, -1] = missing
             else:
-                counter.note(self.name, "new_missing", start, codes < 0)
+                counter.note(self.name, "new_missing", start, missing)
+
+    def _positions(self, block: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+        """Where each cell stands among the categories, -1 for none; and which are missing."""
+        position_of = {category: position for position, category in enumerate(self.categories)}
+        codes, found = pd.factorize(block)  # a missing cell has code -1: the last position
+        read = [position_of.get(text, -1) for text in as_texts(pd.Series(found))]
+        return np.array([*read, -1], dtype=np.int64)[codes], codes < 0
 
 
 @dataclass(frozen=True)
@@ -246,6 +260,10 @@ class DateColumn:
     @property
     def width(self) -> int:
         return self.days + self.CIRCLES + self.indicator
+
+    def cells(self, block: pd.Series) -> np.ndarray:
+        """Days since 1970, float64, axes (rows,)."""
+        return _days(as_dates(block, self.written))
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
@@ -352,9 +370,9 @@ class TableEncoder(Encoder):
         return tuple(column.name for column in self.columns)
 
     @property
-    def width(self) -> int:
-        """How many columns `transform` gives."""
-        return sum(column.width for column in self.columns)
+    def widths(self) -> dict[str, int]:
+        """How many inputs each column becomes, by name."""
+        return {column.name: column.width for column in self.columns}
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         """Inputs of any rows of the same columns, float32, axes (rows, columns).
@@ -363,7 +381,7 @@ class TableEncoder(Encoder):
             MissingColumnError: the table lacks a column.
             DataError: text where the training rows had numbers.
         """
-        out = np.zeros((len(frame), self.width), dtype=np.float32)
+        out = np.zeros((len(frame), sum(self.widths.values())), dtype=np.float32)
         counter, start = unfamiliar or Unfamiliar(), 0
         for column in self.columns:
             check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
@@ -371,6 +389,50 @@ class TableEncoder(Encoder):
             column.write(column_blocks(frame, column.name), own, counter)
             start += column.width
         return out
+
+
+@dataclass(frozen=True)
+class CellEncoder(TableEncoder):
+    """Cells as they stand, for models that read the order of values alone, such as trees.
+
+    A number is itself, a date its days since 1970, a text the number of its category. Missing cells
+    and unseen categories are not numbers.
+    """
+
+    kind: ClassVar[str] = "cells"
+
+    @property
+    def categories(self) -> tuple[int, ...]:
+        """How many categories each column has; 0 for one whose values have an order."""
+        return tuple(
+            len(one.categories) if isinstance(one, TextColumn) else 0 for one in self.columns
+        )
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(self.names, 1)
+
+    def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
+        out = np.empty((len(frame), len(self.columns)), dtype=np.float32)
+        counter = unfamiliar or Unfamiliar()
+        for place, column in enumerate(self.columns):
+            check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
+            assert not isinstance(column, BinnedColumn), "fitted without bins"
+            for start, block in _placed(column_blocks(frame, column.name)):
+                cells = column.cells(block)
+                out[start : start + len(block), place] = cells
+                known = np.asarray(block.notna())
+                if isinstance(column, TextColumn):
+                    unseen = np.isnan(cells) & known
+                    counter.note(column.name, "unseen_categories", start, unseen)
+                if not column.indicator:
+                    counter.note(column.name, "new_missing", start, ~known)
+        return out
+
+
+def encoder_of(form: TableFormat) -> type[TableEncoder]:
+    """What encodes a table of this form."""
+    return CellEncoder if form.cells else TableEncoder
 
 
 def _check_categories(name: str, found: Collection[str], rows: int) -> None:
@@ -561,7 +623,8 @@ def read_encoder(text: str) -> Encoder:
     """
     try:
         record = json.loads(text)
-        kind = {each.kind: each for each in (TableEncoder, PictureEncoder)}[record.pop("encoder")]
+        known = {each.kind: each for each in (TableEncoder, CellEncoder, PictureEncoder)}
+        kind = known[record.pop("encoder")]
         return TypeAdapter[Encoder](kind).validate_python(record)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError("this is not a stored encoder", want="what to_json wrote") from None

@@ -30,9 +30,9 @@ from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import (
     Encoder,
     PictureEncoder,
-    TableEncoder,
     Unfamiliar,
     encode_labels,
+    encoder_of,
 )
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.on_disk import OnDisk
@@ -88,6 +88,7 @@ def load_bundled(
     form: SetFormat | None = None,
     fold: Fold | None = None,
     stratified: bool = False,
+    as_cells: bool = False,
 ) -> dict[str, PartyData]:
     """A data set by name, cut into strips of the picture or blocks of columns, words or items.
 
@@ -106,6 +107,7 @@ def load_bundled(
         form: what is made of the set.
         fold: its rows are the test rows, and `validation` is a share of the others.
         stratified: every part gets its share of every class; see `split_rows`.
+        as_cells: whether cells of a table become inputs as they stand.
 
     Returns:
         Data by party, in the order given, the label party last unless it is listed.
@@ -137,7 +139,10 @@ def load_bundled(
     inputs: dict[str, Inputs]
     if isinstance(data.cells, pd.DataFrame):
         owned = partition_columns(list(data.cells.columns), parties)
-        inputs = {party: fit_inputs(data.cells, own, split) for party, own in owned.items()}
+        table = TableFormat(cells=as_cells)
+        inputs = {
+            party: fit_inputs(data.cells, own, split, form=table) for party, own in owned.items()
+        }
     else:
         cells = data.cells
         cells = cells if isinstance(cells, np.ndarray) else cells.rows(split.train)
@@ -755,7 +760,7 @@ def fit_inputs(
         encoder = (
             PictureEncoder.fit(training, tuple(shape))
             if shape
-            else TableEncoder.fit(training, dates=form.dates, bins=form.bins)
+            else encoder_of(form).fit(training, dates=form.dates, bins=form.bins)
         )
     for each in encoder.names:
         check_column(frame.columns, each, f"the encoder's '{each}'", "data.source")

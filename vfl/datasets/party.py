@@ -93,6 +93,11 @@ class PartyData:
         return () if self.encoder is None else tuple(self.encoder.names)
 
     @property
+    def categories(self) -> tuple[int, ...]:
+        """How many categories each column has, where inputs are cells; else empty."""
+        return getattr(self.encoder, "categories", ())
+
+    @property
     def outputs(self) -> int:
         """Columns of what a top over these labels gives: classes, or 1 for a regression."""
         return 1 if self.classes is None else len(self.classes)

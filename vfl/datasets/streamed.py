@@ -24,8 +24,8 @@ from vfl.datasets.encode import (
     Encoder,
     LabelFit,
     PictureEncoder,
-    TableEncoder,
     Unfamiliar,
+    encoder_of,
 )
 from vfl.datasets.on_disk import DiskArray, DiskTexts, OnDisk, Scatter, SortedIds
 from vfl.datasets.party import NO_INPUTS, IdsDigest, Inputs
@@ -195,7 +195,7 @@ class StreamedTable:
         if own.shape:
             return PictureEncoder.fit_blocks(training, columns, tuple(own.shape))
         form = own.form
-        return TableEncoder.fit_blocks(
+        return encoder_of(form).fit_blocks(
             training, columns, training_rows, dates=form.dates, bins=form.bins
         )
 

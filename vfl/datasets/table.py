@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, Protocol
@@ -48,6 +48,7 @@ class TableFormat:
         dates: columns of text that hold dates, and how they are written, as `strptime` says it.
         query: what is asked of a database.
         bins: most bins a number is told by; 0 standardises numbers.
+        cells: whether cells become inputs as they stand; `bins` is then 0.
     """
 
     separator: str = ","
@@ -58,6 +59,11 @@ class TableFormat:
     dates: Mapping[str, str] = field(default_factory=dict)
     query: str | None = None
     bins: int = 0
+    cells: bool = False
+
+    def of_cells(self) -> TableFormat:
+        """The same, where cells become inputs as they stand."""
+        return replace(self, bins=0, cells=True)
 
     @property
     def text_ids(self) -> bool:

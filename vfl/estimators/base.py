@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from vfl.core.errors import ConfigError, DataError
 from vfl.datasets import PartyData, Split, split_rows
 from vfl.datasets.load import fit_inputs, partition_columns
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs
-from vfl.datasets.table import check_owners, pick_columns
+from vfl.datasets.table import TableFormat, check_owners, pick_columns
 from vfl.session.label import EpochRecord
 from vfl.session.schedule import one_epoch
 from vfl.training.local import LocalSession
@@ -28,11 +28,84 @@ from vfl.training.specs import checked
 Columns = Sequence[str] | Sequence[int]
 
 
-@dataclass(eq=False, repr=False)
-class VFLEstimator(BaseEstimator):  # type: ignore[misc]
-    """Trains and asks parties that are all in this process; arguments as in `VFLClassifier`."""
+class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
+    """What every estimator does whose parties are all in this process."""
 
     _task: ClassVar[str]
+    _form: ClassVar[TableFormat] = TableFormat()
+    _kind: ClassVar[Callable[..., Any]] = LocalSession
+
+    parties: Mapping[str, Columns] | int
+    random_state: int | None
+
+    def _output_count(self) -> int:
+        """Outputs of the top."""
+        raise NotImplementedError
+
+    def _settings(self, seed: int) -> Experiment:
+        """What the parties agree on."""
+        raise NotImplementedError
+
+    def _weights(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        """What each party keeps of the training."""
+        raise NotImplementedError
+
+    def _start(self, frame: pd.DataFrame) -> None:
+        """Everything about a training that later epochs must share."""
+        self.parties_ = owners_of(self.parties, list(frame.columns))
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        self._experiment = self._settings(int(seed))
+
+    def _outputs(self, X: Any) -> torch.Tensor:
+        """What the label party gets for each row; axes (rows, outputs)."""
+        check_is_fitted(self)
+        frame = frame_of(self, X, reset=False)
+        none = np.empty(0, dtype=np.int64)
+        data = self._data(Split(none, none, np.arange(len(frame))), self._inputs(frame))
+        session = self._session(data, "predict", weights=self._weights())
+        outputs: torch.Tensor = session.run().outputs()
+        return outputs
+
+    def _fit_inputs(self, frame: pd.DataFrame, split: Split) -> dict[str, Inputs]:
+        inputs = {
+            name: fit_inputs(frame, own, split, form=self._form)
+            for name, own in self.parties_.items()
+        }
+        self._encoders = {name: own.encoder for name, own in inputs.items()}
+        return inputs
+
+    def _inputs(self, frame: pd.DataFrame) -> dict[str, Inputs]:
+        inputs = {}
+        for name, encoder in self._encoders.items():
+            assert encoder is not None, "every party with columns has an encoder"
+            inputs[name] = Inputs(encoder.transform(frame), encoder)
+        return inputs
+
+    def _data(
+        self,
+        split: Split,
+        inputs: Mapping[str, Inputs],
+        labels: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> dict[str, PartyData]:
+        rows = AlignedRows.of(sum(map(len, (split.train, split.validation, split.test))), split)
+        label = self._experiment.label.party
+        data = {name: rows.party(name, own) for name, own in inputs.items()}
+        data[label] = rows.party(label, inputs.get(label, NO_INPUTS), labels)
+        if weights is not None:
+            data[label] = replace(data[label], row_weights=torch.from_numpy(weights))
+        return data
+
+    def _session(self, data: Mapping[str, PartyData], mode: Any, **options: Any) -> Any:
+        outputs = self._output_count()
+        return self._kind(self._experiment, data, mode=mode, outputs=outputs, **options)
+
+
+@dataclass(eq=False, repr=False)
+class VFLEstimator(InProcessEstimator):
+    """Trains and asks parties that are all in this process; arguments as in `VFLClassifier`."""
 
     parties: Mapping[str, Columns] | int = 2
     _: KW_ONLY
@@ -55,10 +128,6 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
     keep: str = "last"
     validation: float = 0.0
     random_state: int | None = None
-
-    def _output_count(self) -> int:
-        """Outputs of the top."""
-        raise NotImplementedError
 
     def _class_weight(self) -> str:
         """What the label party is told about class weights."""
@@ -102,14 +171,6 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
     def _has_begun(self) -> bool:
         return hasattr(self, "_states")
 
-    def _start(self, frame: pd.DataFrame) -> None:
-        """Everything about a training that later epochs must share."""
-        self.parties_ = owners_of(self.parties, list(frame.columns))
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = check_random_state(seed).randint(2**31 - 1)
-        self._experiment = self._settings(int(seed))
-
     def _keep(self, session: LocalSession) -> None:
         """What predictions and later epochs need, and what is told about the training."""
         self._states = session.training_states()
@@ -120,48 +181,11 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         dense = 8 * session.label.progress.train_rows * self._width() * len(session.clients)
         self.wire_ratio_ = sent / dense
 
+    def _weights(self) -> dict[str, Any]:
+        return {party: kept["state"] for party, kept in self._states.items()}
+
     def _width(self) -> int:
         return next(iter(self._experiment.parties.values())).width
-
-    def _outputs(self, X: Any) -> torch.Tensor:
-        """What the label party gets for each row; axes (rows, outputs)."""
-        check_is_fitted(self)
-        frame = frame_of(self, X, reset=False)
-        none = np.empty(0, dtype=np.int64)
-        data = self._data(Split(none, none, np.arange(len(frame))), self._inputs(frame))
-        weights = {party: kept["state"] for party, kept in self._states.items()}
-        return self._session(data, "predict", weights=weights).run().outputs()
-
-    def _fit_inputs(self, frame: pd.DataFrame, split: Split) -> dict[str, Inputs]:
-        inputs = {name: fit_inputs(frame, own, split) for name, own in self.parties_.items()}
-        self._encoders = {name: own.encoder for name, own in inputs.items()}
-        return inputs
-
-    def _inputs(self, frame: pd.DataFrame) -> dict[str, Inputs]:
-        inputs = {}
-        for name, encoder in self._encoders.items():
-            assert encoder is not None, "every party with columns has an encoder"
-            inputs[name] = Inputs(encoder.transform(frame), encoder)
-        return inputs
-
-    def _data(
-        self,
-        split: Split,
-        inputs: Mapping[str, Inputs],
-        labels: np.ndarray | None = None,
-        weights: np.ndarray | None = None,
-    ) -> dict[str, PartyData]:
-        rows = AlignedRows.of(sum(map(len, (split.train, split.validation, split.test))), split)
-        label = self._experiment.label.party
-        data = {name: rows.party(name, own) for name, own in inputs.items()}
-        data[label] = rows.party(label, inputs.get(label, NO_INPUTS), labels)
-        if weights is not None:
-            data[label] = replace(data[label], row_weights=torch.from_numpy(weights))
-        return data
-
-    def _session(self, data: Mapping[str, PartyData], mode: Any, **options: Any) -> LocalSession:
-        outputs = self._output_count()
-        return LocalSession(self._experiment, data, mode=mode, outputs=outputs, **options)
 
     def _settings(self, seed: int) -> Experiment:
         given = self.get_params(deep=False)

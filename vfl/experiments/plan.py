@@ -208,7 +208,7 @@ def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
     """What the columns of a party's table hold, and how many inputs each became."""
     encoder = data.encoder
     if isinstance(encoder, TableEncoder):
-        widths = {column.name: column.width for column in encoder.columns}
+        widths = encoder.widths
     else:
         widths = dict.fromkeys(encoder.names, 1) if encoder else {}
     return [asdict(column.as_used(widths.get(column.name, 0))) for column in found.columns]

@@ -22,6 +22,7 @@ from vfl.session.label.party import (
     Regression,
     Task,
     make_task,
+    training_weights,
 )
 from vfl.session.secure_mode import (
     EVALUATE,
@@ -143,21 +144,30 @@ class WholeNetworkLabel(AnyLabelParty):
             )
         self.ledger.phase = TRAIN if exchange.trains else EVALUATE
         if exchange.trains:
-            self.network.train(exchange)
+            outputs = self.network.train(exchange)
             self.progress.trained(len(exchange.rows))
+            if outputs is not None:
+                self._measure(outputs.float(), self._truth(exchange))
         else:
             outputs = self.network.outputs(exchange)
             assert outputs is not None, "the label party is disclosed the outputs"
-            truth = self.data.labels
-            if truth is not None and exchange.phase != "predict":
-                truth = truth[
-                    torch.from_numpy(getattr(self.data.split, exchange.phase)[exchange.rows])
-                ]
+            truth = None if self.data.labels is None else self._truth(exchange)
             if (verdict := self._note(outputs.float(), truth, exchange)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
         # Only now: the last frame of an exchange needs both others to have begun, hence saved.
         if kept is not None:
             kept.commit(exchange.step)
+
+    def _truth(self, exchange: Exchange) -> Tensor:
+        """Labels of an exchange's rows, which are positions inside those of its phase."""
+        assert self.data.labels is not None, "a training has labels"
+        if exchange.phase == "predict":
+            return self.data.labels
+        return self.data.labels[getattr(self.data.split, exchange.phase)[exchange.rows]]
+
+    def _measure(self, outputs: Tensor, truth: Tensor) -> None:
+        """Count the outputs of training rows that a step has left."""
+        self.progress.meter("train").add(outputs, truth, float(self._task(outputs, truth)))
 
 
 def task_and_rows(
@@ -172,23 +182,27 @@ def task_and_rows(
     Raises:
         ExposedCutError: rows or classes weigh differently, which would take a fraction of shares.
     """
+    reads_cells = secure_mode.make(terms.secure).reads_cells
     weighted = {
         "label.class_weight": objective.class_weight != "none",
         "row weights": data.row_weights is not None,
     }
-    if wrong := [name for name, given in weighted.items() if given]:
+    if not reads_cells and (wrong := [name for name, given in weighted.items() if given]):
         raise ExposedCutError(
             "every row weighs the same where nobody sees a gradient",
             got=wrong[0],
             want="label.class_weight = 'none', and no weights of rows",
         )
     task = make_task(objective.task, objective.outputs, objective.hits)
-    labels = data.labels
+    labels, weights = data.labels, None
     if labels is not None and terms.mode == "train":
         train = torch.from_numpy(data.split.train)
-        task.fit(labels[train])
-        if isinstance(task, Regression):
-            labels = (labels - task.center) / task.scale
+        if reads_cells:
+            weights = training_weights(labels, train, data.row_weights, objective.class_weight)
+        else:
+            task.fit(labels[train])
+            if isinstance(task, Regression):
+                labels = (labels - task.center) / task.scale
     inputs = data.inputs if data.name in terms.parties else None
     classes = objective.outputs if objective.task == "classification" else 0
     return task, OwnRows(
@@ -197,11 +211,13 @@ def task_and_rows(
         split=data.split,
         inputs=inputs,
         labels=labels,
+        weights=weights,
         classes=classes,
         top=objective.top,
         device=own.device,
         names=data.classes or (),
         columns=data.columns,
+        categories=data.categories,
         committed=own.committed(),
     )
 

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from vfl import compression, defenses, models
 from vfl.compression import Codec
 from vfl.config import Consent, PartyFile
+from vfl.config.experiment import NETWORK
 from vfl.core.errors import ConfigError, ConsentError
 from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Kind
 from vfl.core.registry import parts
@@ -405,7 +406,8 @@ def _differences(
     yield from _of_rows(split, consent)
     too_long = _epochs(terms, consent)
     yield from too_long
-    if not too_long and width <= consent.max_width:
+    whole = secure_mode.make(terms.secure).whole_network  # which counts its bytes as it sends them
+    if not too_long and width <= consent.max_width and not whole:
         needed = expected_bytes(terms, party, split, shared)
         yield from _above(consent, "max_bytes", needed, f"up to {needed} bytes")
     if not too_long and not secure_mode.make(terms.secure).divides_rows:
@@ -540,11 +542,13 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[Difference]:
         yield "compiled models", "compile = true"
     yield from _outside("mode", terms.mode, consent.modes)
     yield from _outside("secure", terms.secure, consent.secure)
+    reads_cells = secure_mode.make(terms.secure).reads_cells
+    yield from _outside("model", terms.secure if reads_cells else NETWORK, consent.models)
     parties, batch_size = len(terms.parties), terms.train.batch_size
     yield from _above(consent, "max_parties", parties, f"{parties} parties")
     if terms.mode == "train":
         yield from _above(consent, "max_batch_size", batch_size, f"batch_size {batch_size}")
-    if terms.secure != "none":
+    if terms.secure != "none" and not reads_cells:
         yield from _company(terms, consent)
 
 
@@ -600,7 +604,7 @@ def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
     """
     train, asked = terms.train.batch_size, QUERY_ROWS
     if split is not None:
-        train = min(train, len(split.train))
+        train = min(rules.batch_size(terms, len(split.train)), len(split.train))
         if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
             train = plan.most_rows
         asked = min(asked, max(len(split.validation), len(split.test)))

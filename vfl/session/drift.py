@@ -230,7 +230,8 @@ def _names(data: PartyData) -> list[str]:
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
     found = list[str]()
-    for one in data.encoder.columns if isinstance(data.encoder, TableEncoder) else ():
-        found += [one.name] if one.width == 1 else [f"{one.name} {n}" for n in range(one.width)]
+    widths = data.encoder.widths if isinstance(data.encoder, TableEncoder) else {}
+    for name, own in widths.items():
+        found += [name] if own == 1 else [f"{name} {n}" for n in range(own)]
     # A network in one place has the columns of several encoders.
     return found if len(found) == width else [f"input {number}" for number in range(width)]

@@ -68,14 +68,21 @@ def _exchanges(terms: Terms, split: Split) -> Iterator[Exchange]:
             split.train,
             split.validation,
             split.test,
-            terms.train.checkpoint_every,
+            1 if secure_mode.make(terms.secure).whole_epochs else terms.train.checkpoint_every,
         )
     return asking("test" if terms.mode == "evaluate" else "predict", split.test)
 
 
+def batch_size(terms: Terms, rows: int) -> int:
+    """Rows of a training exchange, of so many training rows."""
+    if secure_mode.make(terms.secure).whole_epochs:
+        return max(1, rows)
+    return terms.train.batch_size
+
+
 def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterator[np.ndarray]]:
     if terms.train.shuffle == "full":
-        return terms.train.batch_size
+        return batch_size(terms, len(rows))
     return lambda epoch: shuffled_in_blocks(terms.seed, epoch, terms.train, rows)
 
 

@@ -162,11 +162,14 @@ class OwnRows:
         split: which aligned rows serve what; None at a dealer.
         inputs: all its aligned rows, axes (rows, ...); None without columns.
         labels: of all rows, as they are learned: codes of classes, or numbers; at their owner.
+        weights: how much each row counts, axes (rows,), at the labels' owner; None where all alike.
         classes: how many the labels have; 0 for numbers.
         top: spec of the top model, at the label party.
         device: where large products are computed.
         names: what the codes stand for, at an owner of labels.
         columns: what the inputs are called, where they have names.
+        categories: how many each column has, 0 of one whose values have an order; where cells are
+            inputs.
         committed: the last step that the party had committed when the attempt began.
     """
 
@@ -175,11 +178,13 @@ class OwnRows:
     split: Split | None = None
     inputs: Tensor | None = None
     labels: Tensor | None = None
+    weights: Tensor | None = None
     classes: int = 0
     top: str | nn.Module = ""
     device: str = "cpu"
     names: tuple[str | int, ...] = ()
     columns: tuple[str, ...] = ()
+    categories: tuple[int, ...] = ()
     committed: int = 0
 
     def digest(self) -> str:
@@ -211,8 +216,8 @@ class WholeNetwork(Protocol):
             state: what `training_state` gave, to go on from there.
         """
 
-    def train(self, exchange: Exchange) -> None:
-        """One step on some training rows."""
+    def train(self, exchange: Exchange) -> Tensor | None:
+        """One step on some training rows; their outputs if the label party has them after it."""
 
     def outputs(self, exchange: Exchange) -> Tensor | None:
         """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
@@ -297,12 +302,18 @@ class SecureMode:
         shares_weights: whether no feature party has a bottom of its own, and nobody a cut.
         whole_network: whether nobody has any layer, the top included; `outer_network` and
             `middle_network` then stand in the place of both ends of a round.
+        reads_cells: whether a whole network gets cells as they stand, labels in their own units and
+            weights of rows; else both are standardised, and all rows weigh the same. A party that
+            takes part in one names it in `consent.models`.
+        whole_epochs: whether an exchange of a training has all training rows.
     """
 
     needs_keys: ClassVar[bool] = False
     reveals_model: ClassVar[bool] = False
     shares_weights: ClassVar[bool] = False
     whole_network: ClassVar[bool] = False
+    reads_cells: ClassVar[bool] = False
+    whole_epochs: ClassVar[bool] = False
 
     # Who takes part, what is promised and refused.
 

@@ -91,6 +91,7 @@ def _load(
     if secure_mode.make(experiment.secure).divides_rows:
         return _rows_apart(experiment, encoders, download=download)
     data, label, seed = experiment.data, experiment.label, experiment.seed
+    cells = secure_mode.make(experiment.secure).reads_cells
     fold = Fold(data.fold, data.folds) if data.folds else None
     stratified = data.split == "stratified"
     if not experiment.is_table:
@@ -106,6 +107,7 @@ def _load(
             form=SetFormat(data.side, data.classes, data.length, data.vocabulary),
             fold=fold,
             stratified=stratified,
+            as_cells=cells,
         )
     labels = [
         Label(one.party, str(one.column), one.task) for one in (label, *(experiment.tasks or ()))
@@ -116,7 +118,7 @@ def _load(
     )
     if tables := own_tables(experiment):
         return load_parties(
-            tables,
+            {name: _of_cells(table) if cells else table for name, table in tables.items()},
             {name: party.columns for name, party in experiment.parties.items()},
             labels,
             dealing,
@@ -129,7 +131,12 @@ def _load(
     memory = data.memory
     place = None if memory is None else OnDisk(Path(gettempdir()), memory_bytes(memory))
     table = OwnTable(data.source, data.id or "", form=_format(data))
+    table = _of_cells(table) if cells else table
     return load_table(table, columns, labels, dealing, encoders, place)
+
+
+def _of_cells(table: OwnTable) -> OwnTable:
+    return replace(table, form=table.form.of_cells())
 
 
 def load_rows(folder: RunFolder) -> dict[str, PartyData]:

@@ -152,8 +152,9 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     from vfl.session import secure_mode
     from vfl.session.secure_mode import shares_weights
 
-    parties, names = table_in(content, "parties"), ("secure", "codec", "defense", "merge")
+    parties, names = table_in(content, "parties"), ("codec", "defense", "merge")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
+    named["secure"] = spec
     # Of whatever was read: the rest of the experiment may be wrong, and is told elsewhere.
     chosen = Experiment.model_construct(
         **named,

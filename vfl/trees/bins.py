@@ -1,136 +1,104 @@
 """A party's columns as bins: the order of values is all that a tree needs.
 
-Edges and categories are learnt from training rows and stay with their party. What another party may
-get is the number of each cell's bin and, for each column, how many bins it has and whether they
-have an order.
+Edges are learned from training rows and stay with their party. What another party may get is the
+number of each cell's bin and, for each column, how many bins it has and whether they have an order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
+import torch
+from torch import Tensor
 
-from vfl.core.errors import DataError
 from vfl.core.seeds import Secret
-from vfl.datasets.encode import MAX_CATEGORIES
-from vfl.datasets.table import as_numbers, as_texts, kind_of
 from vfl.trees.grow import Layout
 
 MAX_BINS = 1 << 15
 
 
 @dataclass(frozen=True)
-class NumberBins:
-    """Bins of an ordered column.
-
-    Attributes:
-        edges: lower bounds of all bins but the first, rising.
-    """
-
-    name: str
-    edges: np.ndarray = field(repr=False)
-
-    @property
-    def count(self) -> int:
-        """How many bins of values there are."""
-        return len(self.edges) + 1
-
-    def bins_of(self, cells: pd.Series) -> np.ndarray:
-        """Number of each cell's bin, int64; -1 for a missing cell."""
-        values = as_numbers(cells)
-        bins = np.searchsorted(self.edges, values, side="right")
-        return np.where(np.isnan(values), -1, bins)
-
-
-@dataclass(frozen=True)
-class CategoryBins:
-    """Bins of a column without order, one a category; others count as missing.
-
-    Attributes:
-        categories: sorted.
-    """
-
-    name: str
-    categories: tuple[str, ...] = field(repr=False)
-
-    @property
-    def count(self) -> int:
-        """How many categories there are."""
-        return len(self.categories)
-
-    def bins_of(self, cells: pd.Series) -> np.ndarray:
-        """Number of each cell's category, int64; -1 for a missing cell or another category."""
-        found: np.ndarray = pd.Index(self.categories).get_indexer(pd.Index(as_texts(cells)))
-        return found
-
-
-@dataclass(frozen=True)
 class Binning:
-    """How a party puts its columns into bins; it holds edges and categories."""
+    """How a party puts its cells into bins.
 
-    columns: tuple[NumberBins | CategoryBins, ...]
+    Attributes:
+        edges: each column's lower bounds of all bins but the first, rising; of categories none.
+        categories: how many each column has; 0 of one whose values have an order.
+    """
+
+    edges: tuple[np.ndarray, ...] = field(repr=False)
+    categories: tuple[int, ...]
 
     @property
     def layout(self) -> Layout:
         """What another party may know of these columns."""
-        return Layout(
-            tuple(max(1, one.count) for one in self.columns),
-            tuple(isinstance(one, CategoryBins) for one in self.columns),
-        )
+        counts = [
+            count or len(edges) + 1
+            for edges, count in zip(self.edges, self.categories, strict=True)
+        ]
+        return Layout(tuple(counts), tuple(count > 0 for count in self.categories))
 
-    def transform(self, frame: pd.DataFrame) -> np.ndarray:
+    def bins(self, cells: np.ndarray) -> np.ndarray:
         """Number of each cell's bin, axes (rows, columns); a missing cell has `layout.width - 1`.
 
         uint8 where that is enough, else uint16.
+
+        Args:
+            cells: of `CellEncoder`: numbers, or numbers of categories; missing ones are NaN.
         """
         missing = self.layout.width - 1
-        kind = np.uint8 if missing < 256 else np.uint16
-        bins = np.empty((len(frame), len(self.columns)), kind)
-        for place, one in enumerate(self.columns):
-            own = one.bins_of(frame[one.name])
-            bins[:, place] = np.where(own < 0, missing, own)
-        return bins
+        found = np.empty(cells.shape, np.uint8 if missing < 256 else np.uint16)
+        for place, edges in enumerate(self.edges):
+            column = cells[:, place]
+            if self.categories[place]:
+                own = np.nan_to_num(column).astype(np.int64)
+            else:
+                own = np.searchsorted(edges, column, side="right")
+            found[:, place] = np.where(np.isnan(column), missing, own)
+        return found
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What `of_state` takes, beside the categories."""
+        counts = torch.tensor([len(edges) for edges in self.edges], dtype=torch.int64)
+        edges = np.concatenate([*self.edges, np.empty(0, np.float32)])
+        return {"edges": torch.from_numpy(edges), "edge_counts": counts}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Tensor], categories: tuple[int, ...]) -> Binning:
+        """A binning that `state_dict` was taken of."""
+        ends = np.cumsum(state["edge_counts"].numpy())[:-1]
+        return cls(tuple(np.split(state["edges"].numpy(), ends)), categories)
 
 
-def fit_bins(frame: pd.DataFrame, names: Sequence[str], max_bin: int) -> Binning:
+def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Binning:
     """Bins of a party's columns.
 
     A column of numbers with at most `max_bin` different values gets a bin for each; another gets
     bins of about as many training rows.
 
     Args:
-        frame: the training rows.
-        names: the party's columns.
-        max_bin: most bins of a column, 2 to 32768.
-
-    Raises:
-        DataError: a column has too many categories.
+        cells: of the training rows, float32, axes (rows, columns); see `Binning.bins`.
+        categories: how many each column has; 0 of one whose values have an order.
+        max_bin: most bins of an ordered column, 2 to 32768.
     """
-    return Binning(tuple(_fit(frame[name], name, max_bin) for name in names))
+    none = np.empty(0, np.float32)
+    edges = [
+        none if categories[place] else _edges(cells[:, place], max_bin)
+        for place in range(cells.shape[1])
+    ]
+    return Binning(tuple(edges), categories)
 
 
-def _fit(cells: pd.Series, name: str, max_bin: int) -> NumberBins | CategoryBins:
-    if kind_of(cells) == "text":
-        categories = sorted(set(as_texts(cells.dropna())))
-        if len(categories) > MAX_CATEGORIES:
-            raise DataError(
-                "a column has too many categories",
-                where=f"column '{name}'",
-                got=f"{len(categories)} categories",
-                want=f"at most {MAX_CATEGORIES}",
-                fix="leave the column out, or group its categories",
-            )
-        return CategoryBins(name, tuple(categories))
-    values = as_numbers(cells)
-    values = np.sort(values[~np.isnan(values)])
+def _edges(column: np.ndarray, max_bin: int) -> np.ndarray:
+    values = np.sort(column[~np.isnan(column)])
     different = np.unique(values)
     if len(different) > max_bin:
         places = np.arange(1, max_bin) * len(values) // max_bin
         different = np.unique(np.concatenate([different[:1], values[places]]))
-    return NumberBins(name, different[1:])
+    found: np.ndarray = different[1:].astype(np.float32)
+    return found
 
 
 def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret) -> np.ndarray:
@@ -144,7 +112,7 @@ def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret)
         bins: axes (rows, columns).
         layout: of these columns.
         epsilon: of each cell.
-        secret: of the party; each call needs another one.
+        secret: of the party and this training alone; the same one draws the same again.
     """
     drawn = bins.copy()
     missing = layout.width - 1

@@ -6,14 +6,16 @@ columns they are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vfl.core.seeds import generator
-from vfl.trees.grow import Growth, Histograms, Layout, Split, Tree, grow
+from vfl.trees.grow import Growth, Histograms, Split, Tree, grow
 from vfl.trees.objectives import Objective
 
 
@@ -23,19 +25,14 @@ class Boosting:
 
     Attributes:
         growth: how each tree grows.
-        n_estimators: most rounds; a round grows one tree an output.
         subsample: share of the rows that each tree grows on, drawn without replacement.
         colsample_bytree: share of the columns that each tree may split on.
-        early_stopping_rounds: rounds without a lower validation loss after which boosting stops,
-            and the trees after the best round are dropped; 0 never stops.
         seed: of the draws, which every party may know.
     """
 
     growth: Growth = field(default_factory=Growth)
-    n_estimators: int = 100
     subsample: float = 1.0
     colsample_bytree: float = 1.0
-    early_stopping_rounds: int = 0
     seed: int = 0
 
 
@@ -46,22 +43,9 @@ class Source(Histograms, Protocol):
         """Begin a tree; gradients of axes (rows, 2), and the rows that grow it, int64."""
         ...
 
-
-@dataclass(frozen=True)
-class Round:
-    """What one round has left: losses are means over rows by weight.
-
-    Attributes:
-        train_loss, validation_loss: the latter is None without validation rows.
-    """
-
-    number: int
-    train_loss: float
-    validation_loss: float | None
-
-
-#: Whether rows go left at each split, bool, axes (rows, splits), in the order of the splits.
-Sides = Callable[[Sequence[Split]], np.ndarray]
+    def sides(self, splits: Sequence[Split]) -> np.ndarray:
+        """Whether all rows go left at splits, bool, axes (rows, splits)."""
+        ...
 
 
 @dataclass
@@ -71,12 +55,10 @@ class Forest:
     Attributes:
         start: margins before the first tree, axes (outputs,).
         rounds: the trees of each round, one an output.
-        history: what each round has left.
     """
 
     start: np.ndarray
     rounds: list[list[Tree]] = field(default_factory=list)
-    history: list[Round] = field(default_factory=list)
 
     @property
     def trees(self) -> list[Tree]:
@@ -86,7 +68,7 @@ class Forest:
     @property
     def splits(self) -> list[Split]:
         """The splits of all trees, tree by tree and node by node."""
-        return [split for tree in self.trees for split in tree.splits if split is not None]
+        return splits_of(self.trees)
 
     def margins(self, goes_left: np.ndarray) -> np.ndarray:
         """Margins of rows, axes (rows, outputs).
@@ -102,6 +84,75 @@ class Forest:
                 margins[:, output] += values_of(tree, goes_left[:, asked : asked + count])
                 asked += count
         return margins
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What `of_state` takes."""
+        trees = self.trees
+        children = [pair for tree in trees for pair in tree.children]
+        return {
+            "start": torch.from_numpy(self.start),
+            "nodes": torch.tensor([len(tree.splits) for tree in trees], dtype=torch.int64),
+            "children": torch.tensor(children, dtype=torch.int64).reshape(-1, 2),
+            **{
+                name: torch.tensor(
+                    [one for tree in trees for one in getattr(tree, name)], dtype=torch.float64
+                )
+                for name in _OF_NODES
+            },
+            **splits_state(self.splits),
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Tensor]) -> Forest:
+        """A forest that `state_dict` was taken of."""
+        forest, splits, begin = cls(state["start"].numpy()), iter(splits_of_state(state)), 0
+        outputs = len(forest.start)
+        for number, count in enumerate(state["nodes"].tolist()):
+            part = slice(begin, begin := begin + count)
+            children = [(left, right) for left, right in state["children"][part].tolist()]
+            own = {name: state[name][part].tolist() for name in _OF_NODES}
+            tests = [None if left < 0 else next(splits) for left, _ in children]
+            if number % outputs == 0:
+                forest.rounds.append([])
+            forest.rounds[-1].append(Tree(tests, children, **own))
+        return forest
+
+
+_OF_NODES = ("values", "gains", "weights")
+
+
+def splits_of(trees: Iterable[Tree]) -> list[Split]:
+    """The splits of trees, tree by tree and node by node."""
+    return [split for tree in trees for split in tree.splits if split is not None]
+
+
+def splits_state(splits: Sequence[Split]) -> dict[str, Tensor]:
+    """What `splits_of_state` takes: an ordered split as how many bins go left."""
+    left = [[one.left.stop] if isinstance(one.left, range) else list(one.left) for one in splits]
+
+    def whole(numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64)
+
+    return {
+        "columns": whole([one.column for one in splits]),
+        "ordered": torch.tensor([isinstance(one.left, range) for one in splits], dtype=torch.bool),
+        "missing_left": torch.tensor([one.missing_left for one in splits], dtype=torch.bool),
+        "left": whole([one for own in left for one in own]),
+        "left_counts": whole([len(own) for own in left]),
+    }
+
+
+def splits_of_state(state: Mapping[str, Tensor]) -> list[Split]:
+    """The splits that `splits_state` was given."""
+    left, begin, found = state["left"].tolist(), 0, []
+    for column, ordered, missing_left, count in zip(
+        *(state[name].tolist() for name in ("columns", "ordered", "missing_left", "left_counts")),
+        strict=True,
+    ):
+        own = left[begin : begin + count]
+        begin += count
+        found.append(Split(column, range(own[0]) if ordered else tuple(own), missing_left))
+    return found
 
 
 def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
@@ -125,75 +176,75 @@ def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
     return values
 
 
-def boost(
-    settings: Boosting,
-    objective: Objective,
-    source: Source,
-    labels: np.ndarray,
-    weights: np.ndarray,
-    train: np.ndarray,
-    validation: np.ndarray,
-    sides: Sides,
-    on_round: Callable[[Round], None] = lambda round: None,
-) -> Forest:
-    """Grow a forest.
+class Booster:
+    """Grows a forest round by round.
 
     Args:
         settings: how.
         objective: what is minimised.
-        source: histograms of the training rows' bins.
-        labels: codes, counts or numbers, axes (rows,).
-        weights: how much each row counts, axes (rows,).
-        train: numbers of the rows that trees grow on, int64, increasing.
-        validation: numbers of the rows that judge each round, int64; empty for none.
-        sides: where all rows go at splits.
-        on_round: told each round.
+        source: histograms of all rows' bins.
+        labels: of the training rows, codes, counts or numbers, axes (training rows,).
+        weights: how much each training row counts, axes (training rows,).
+        rows: how many rows there are; the training rows come first.
+
+    Attributes:
+        forest: what has grown.
+        margins: of all rows, axes (rows, outputs).
     """
-    forest = Forest(objective.start(labels[train], weights[train]))
-    margins = np.tile(forest.start, (len(labels), 1))
-    best = (np.inf, 0)
-    for number in range(1, settings.n_estimators + 1):
-        first, second = objective.derivatives(margins, labels)
+
+    def __init__(
+        self,
+        settings: Boosting,
+        objective: Objective,
+        source: Source,
+        labels: np.ndarray,
+        weights: np.ndarray,
+        rows: int,
+    ) -> None:
+        self._settings, self._objective, self._source = settings, objective, source
+        self._labels, self._weights = labels, weights
+        self.forest = Forest(objective.start(labels, weights))
+        self.margins = np.tile(self.forest.start, (rows, 1))
+
+    def go_on(self, forest: Forest) -> None:
+        """Go on from a forest that has grown on the same rows."""
+        rounds, self.forest = forest.rounds, Forest(forest.start)
+        self.margins = np.tile(forest.start, (len(self.margins), 1))
+        for trees in rounds:
+            self._add(trees)
+
+    def add_round(self) -> list[Tree]:
+        """Grow one tree an output."""
+        labels, weights, number = self._labels, self._weights, 1 + len(self.forest.rounds)
+        first, second = self._objective.derivatives(self.margins[: len(labels)], labels)
         trees = []
-        for output in range(objective.outputs):
+        for output in range(self._objective.outputs):
             gradients = np.stack([first[:, output], second[:, output]], axis=1) * weights[:, None]
-            rows, columns = _drawn(settings, source.layout, train, number, output)
+            rows, columns = self._drawn(number, output)
             # XGBoost keeps gradients in float32, and sums of them in float64.
-            source.start(gradients.astype(np.float32).astype(np.float64), rows)
-            trees.append(grow(settings.growth, source, columns))
+            self._source.start(gradients.astype(np.float32).astype(np.float64), rows)
+            trees.append(grow(self._settings.growth, self._source, columns))
+        self._add(trees)
+        return trees
+
+    def _add(self, trees: list[Tree]) -> None:
         for output, tree in enumerate(trees):
-            splits = [split for split in tree.splits if split is not None]
-            margins[:, output] += values_of(tree, sides(splits))
-        losses = objective.loss(margins, labels)
-        judged = float(np.average(losses[validation])) if len(validation) else None
-        one = Round(number, float(np.average(losses[train], weights=weights[train])), judged)
-        forest.rounds.append(trees)
-        forest.history.append(one)
-        on_round(one)
-        if judged is not None and judged < best[0]:
-            best = (judged, number)
-        if 0 < settings.early_stopping_rounds <= number - best[1]:
-            break
-    if settings.early_stopping_rounds and best[1]:
-        return replace(forest, rounds=forest.rounds[: best[1]])
-    return forest
+            self.margins[:, output] += values_of(tree, self._source.sides(splits_of([tree])))
+        self.forest.rounds.append(trees)
 
+    def _drawn(self, number: int, output: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The rows and the columns of one tree."""
+        settings, layout = self._settings, self._source.layout
 
-def _drawn(
-    settings: Boosting, layout: Layout, train: np.ndarray, number: int, output: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The rows and the columns of one tree."""
-    import torch
+        def some(count: int, share: float, what: str) -> np.ndarray:
+            draw = generator(settings.seed, "trees", what, number, output)
+            kept = torch.randperm(count, generator=draw)[: max(1, round(share * count))]
+            return np.sort(kept.numpy())
 
-    def some(count: int, share: float, what: str) -> np.ndarray:
-        draw = generator(settings.seed, "trees", what, number, output)
-        kept = torch.randperm(count, generator=draw)[: max(1, round(share * count))]
-        return np.sort(kept.numpy())
-
-    rows, columns = train, None
-    if settings.subsample < 1:
-        rows = train[some(len(train), settings.subsample, "rows")]
-    if settings.colsample_bytree < 1:
-        columns = np.zeros(len(layout.bins), bool)
-        columns[some(len(layout.bins), settings.colsample_bytree, "columns")] = True
-    return rows, columns
+        rows, columns = np.arange(len(self._labels)), None
+        if settings.subsample < 1:
+            rows = some(len(rows), settings.subsample, "rows")
+        if settings.colsample_bytree < 1:
+            columns = np.zeros(len(layout.bins), bool)
+            columns[some(len(layout.bins), settings.colsample_bytree, "columns")] = True
+        return rows, columns

@@ -55,6 +55,23 @@ class Local:
         goes_left = sides(split, self.layout.width)[self._bins[rows, split.column]]
         self._rows[left], self._rows[right] = rows[goes_left], rows[~goes_left]
 
+    def sides(self, splits: Sequence[Split]) -> np.ndarray:
+        return goes_left(splits, self._bins, self.layout)
+
+
+def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.ndarray:
+    """Whether rows go left at splits, bool, axes (rows, splits).
+
+    Args:
+        splits: on columns of `bins`.
+        bins: axes (rows, columns), as `Binning.bins` makes them.
+        layout: of the columns.
+    """
+    found = np.empty((len(bins), len(splits)), bool)
+    for place, split in enumerate(splits):
+        found[:, place] = sides(split, layout.width)[bins[:, split.column]]
+    return found
+
 
 def sides(split: Split, width: int) -> np.ndarray:
     """Whether cells of each bin go left, bool, axes (width,)."""

@@ -34,13 +34,9 @@ class Objective:
         """First and second derivatives of each row's loss, axes (rows, outputs) each."""
         raise NotImplementedError
 
-    def outcome(self, margins: np.ndarray) -> np.ndarray:
-        """What margins say: probabilities of all classes, or expected values (rows,)."""
-        raise NotImplementedError
-
-    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The loss of each row, axes (rows,)."""
-        raise NotImplementedError
+    def logits(self, margins: np.ndarray) -> np.ndarray:
+        """Logits of all classes, or expected values; axes (rows, classes) or (rows, 1)."""
+        return margins
 
 
 class Binary(Objective):
@@ -54,12 +50,8 @@ class Binary(Objective):
         likely = expit(margins)
         return likely - labels[:, None], np.maximum(likely * (1 - likely), _LEAST_SECOND)
 
-    def outcome(self, margins: np.ndarray) -> np.ndarray:
-        likely = expit(margins[:, 0])
-        return np.stack([1 - likely, likely], axis=1)
-
-    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        return np.logaddexp(0.0, np.where(labels == 1, -margins[:, 0], margins[:, 0]))
+    def logits(self, margins: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros_like(margins), margins], axis=1)
 
 
 class Classes(Objective):
@@ -76,15 +68,6 @@ class Classes(Objective):
         first[np.arange(len(labels)), labels] -= 1
         return first, np.maximum(2 * likely * (1 - likely), _LEAST_SECOND)
 
-    def outcome(self, margins: np.ndarray) -> np.ndarray:
-        likely: np.ndarray = softmax(margins, axis=1)
-        return likely
-
-    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        likely = softmax(margins, axis=1)[np.arange(len(labels)), labels]
-        losses: np.ndarray = -np.log(np.maximum(likely, 1e-16))
-        return losses
-
 
 class Squared(Objective):
     """Half the squared error."""
@@ -94,13 +77,6 @@ class Squared(Objective):
 
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return margins - labels[:, None], np.ones_like(margins)
-
-    def outcome(self, margins: np.ndarray) -> np.ndarray:
-        return margins[:, 0]
-
-    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        losses: np.ndarray = np.square(margins[:, 0] - labels) / 2
-        return losses
 
 
 @dataclass(frozen=True)
@@ -128,10 +104,6 @@ class Poisson(Objective):
         expected = np.exp(margins)
         return expected - labels[:, None], np.exp(margins + self.max_delta_step)
 
-    def outcome(self, margins: np.ndarray) -> np.ndarray:
-        expected: np.ndarray = np.exp(margins[:, 0])
+    def logits(self, margins: np.ndarray) -> np.ndarray:
+        expected: np.ndarray = np.exp(margins)
         return expected
-
-    def loss(self, margins: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        losses: np.ndarray = np.exp(margins[:, 0]) - labels * margins[:, 0]
-        return losses

@@ -450,7 +450,10 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         RunFolderError: a prediction for a run this party has not trained.
     """
     own, table, test = party.table, own_table(party), terms.test
-    if apart := secure_mode.make(terms.secure).divides_rows:
+    mode = secure_mode.make(terms.secure)
+    if mode.reads_cells:
+        table = replace(table, form=table.form.of_cells())
+    if apart := mode.divides_rows:
         task = task or "classification"
         test = test if party.party == terms.label_party else 0.0  # others train on all they have
         if own.label is None:

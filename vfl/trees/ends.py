@@ -1,0 +1,465 @@
+"""Both ends of a session that boosts trees, with `protect = "order"` (Tian et al. 2020, section 4).
+
+    feature party                                label party
+      layout, number of each cell's bin  ---->     once: puts all columns side by side
+      keeps its splits                   <----     grows a round; splits on the party's columns
+      sides of asked rows                ---->     margins of asked rows
+
+The label party asks for every message by an empty frame of the same step, so one is on its way at
+a time. A feature party's columns have numbers for the label party, no names. Nothing of the labels
+leaves the label party but which of a party's columns were split at which bins. A feature party
+shows the order of its cells, and with an `epsilon` only after randomised response. Test rows and
+new rows are asked by their cells as they are: answers show on which side of each split they lie.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.errors import ProtocolError, RunFolderError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.datasets import Split as Rows
+from vfl.privacy import PrivacyStatement
+from vfl.session import rules
+from vfl.session.exchange import expect
+from vfl.session.relay import Switchboard
+from vfl.session.schedule import Exchange
+from vfl.session.secure_mode import EVALUATE, SETUP, TRAIN, OwnRows, Revealed, WholeNetwork
+from vfl.session.terms import Terms
+from vfl.trees.bins import MAX_BINS, Binning, fit_bins, randomised
+from vfl.trees.boosting import Booster, Forest, splits_of, splits_of_state, splits_state
+from vfl.trees.grow import Layout, Split
+from vfl.trees.histograms import Local, goes_left
+
+if TYPE_CHECKING:
+    from vfl.trees.mode import Trees
+
+#: Largest payload of any message.
+CHUNK_BYTES = 1 << 22
+_LABEL_PARTY = "the label party"
+_MAX_COLUMNS = 1 << 16
+#: Places of a histogram that a party may ask for, of 16 bytes each: 64 MiB a node.
+_MAX_PLACES = 1 << 22
+_OWN = "own."
+
+
+class TreesEnd(WholeNetwork):
+    """What both ends have in common.
+
+    Args:
+        mode, terms, rows: see `SecureMode.outer_network`.
+        party: whose end it is.
+    """
+
+    def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows) -> None:
+        self.party = party
+        self._mode, self._terms, self._rows = mode, terms, rows
+        self._digest = rows.digest()
+        self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self._own: Binning | None = None
+
+    @property
+    def split(self) -> Rows:
+        whole = self._rows.split
+        assert whole is not None, "every party has rows"
+        counts = (len(whole.train), len(whole.validation), len(whole.test))
+        return Rows(*map(np.arange, counts))
+
+    def reveals(self, exchange: Exchange) -> bool:
+        return False
+
+    def everybody_saved(self, commit: Callable[[], None]) -> None:
+        raise AssertionError("nothing is revealed that must not be revealed anew")
+
+    def traffic(self) -> list[dict[str, Any]]:
+        return []
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return self._mode.privacy()
+
+    def revealed(self) -> list[Revealed]:
+        return [
+            Revealed(self.party, what, of, phase, times, values)
+            for (what, of, phase), (times, values) in self._seen.items()
+        ]
+
+    def training_state(self) -> dict[str, Any]:
+        seen = [[*key, *counts] for key, counts in self._seen.items()]
+        return {"weights": self.weights(), "inputs": self._digest, "revealed": seen}
+
+    def _restored(self, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        """The weights of a training's state, once the rows are those that it was of."""
+        if self._digest != state["inputs"]:
+            raise RunFolderError(
+                f"the rows of party '{self.party}' changed since the checkpoint",
+                fix="put the table back as it was, or train anew",
+            )
+        for what, of, phase, times, values in state["revealed"]:
+            self._seen[what, of, phase] = times, values
+        weights: Mapping[str, Tensor] = state["weights"]
+        return weights
+
+    def _note(self, what: str, of: str, phase: str, values: int) -> None:
+        times, before = self._seen.get((what, of, phase), (0, 0))
+        self._seen[what, of, phase] = times + 1, before + values
+
+    @property
+    def _trains(self) -> bool:
+        return self._terms.mode == "train"
+
+    def _bin_columns(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Learn the bins of the party's columns, or take those of a training."""
+        if weights is not None:
+            self._own = Binning.of_state(weights, self._categories)
+        elif self._rows.inputs is not None:
+            train = self._cells(self._positions("train"))
+            self._own = fit_bins(train, self._categories, self._mode.max_bin)
+
+    @property
+    def _categories(self) -> tuple[int, ...]:
+        inputs = self._rows.inputs
+        assert inputs is not None, "asked of a party with columns"
+        return self._rows.categories or (0,) * inputs[:1].numel()
+
+    def _positions(self, phase: str) -> np.ndarray:
+        """Where the rows of a phase stand among the aligned rows."""
+        assert self._rows.split is not None, "every party has rows"
+        found: np.ndarray = getattr(self._rows.split, "test" if phase == "predict" else phase)
+        return found
+
+    def _cells(self, positions: np.ndarray) -> np.ndarray:
+        """Cells of some aligned rows, float32, axes (rows, columns)."""
+        assert self._rows.inputs is not None, "asked of a party with columns"
+        cells: np.ndarray = self._rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
+        return cells
+
+    def _bins(self, positions: np.ndarray) -> np.ndarray:
+        assert self._own is not None, "an attempt has begun"
+        return self._own.bins(self._cells(positions))
+
+    def _known_rows(self) -> np.ndarray:
+        """The rows whose bins the label party gets: training rows first, then validation rows."""
+        return np.concatenate([self._positions("train"), self._positions("validation")])
+
+
+class FeatureEnd(TreesEnd):
+    """The end of a feature party: its bins, and later its splits.
+
+    Args:
+        mode, party, terms, rows: see `TreesEnd`.
+        link: to the label party.
+    """
+
+    def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows, link: Link) -> None:
+        super().__init__(mode, party, terms, rows)
+        self._link = link
+        self._splits: list[Split] = []
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            weights = self._restored(state)
+        self._bin_columns(weights)
+        if weights is not None:
+            self.load_weights(weights)
+        if self._trains:
+            self._show_bins()
+
+    def train(self, exchange: Exchange) -> None:
+        raw = bytes(expect(self._link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload)
+        assert self._own is not None, "an attempt has begun"
+        try:
+            taken = [_split(one, self._own.layout) for one in json.loads(raw)]
+        except (ValueError, TypeError, IndexError, RecursionError):
+            raise ProtocolError(
+                "splits that no forest has on these columns",
+                where="the label party's message",
+                want="a column, bins of it and a direction for each split",
+            ) from None
+        self._splits += taken
+        self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
+
+    def outputs(self, exchange: Exchange) -> None:
+        if exchange.phase == "validation":
+            return  # whose bins the label party has
+        assert self._own is not None, "an attempt has begun"
+        bins = self._bins(self._positions(exchange.phase)[exchange.rows])
+        answers = np.packbits(goes_left(self._splits, bins, self._own.layout), axis=1)
+        self._answer(exchange.step, answers.tobytes())
+
+    def send_verdict(self, verdict: bytes, step: int) -> None:
+        raise AssertionError("the label party alone judges")
+
+    def receive_verdict(self) -> bytes:
+        frame = self._link.receive()
+        if frame.kind is not Kind.ACK:
+            raise ProtocolError(
+                f"a message out of turn from {_LABEL_PARTY}",
+                got=frame.kind.name,
+                want="what the validation of an epoch led to",
+            )
+        return bytes(frame.payload)
+
+    def end(self, report: Frame) -> list[Frame]:
+        self._link.send(report)
+        return [expect(self._link, Kind.DONE, 0, _LABEL_PARTY)]
+
+    def weights(self) -> dict[str, Tensor]:
+        own = {} if self._own is None else self._own.state_dict()
+        return own | splits_state(self._splits)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._splits = splits_of_state(weights)
+
+    def _show_bins(self) -> None:
+        """Send the number of the bin of each cell, after randomised response if there is any."""
+        assert self._own is not None, "an attempt has begun"
+        layout, bins = self._own.layout, self._bins(self._known_rows())
+        if self._mode.epsilon is not None:
+            secret = self._rows.secret
+            bins = randomised(bins, layout, self._mode.epsilon, secret)
+        about = {
+            "bins": layout.bins,
+            "categorical": layout.categorical,
+            "monotone": self._mode.signs(self._rows.columns, len(layout.bins)),
+        }
+        self._answer(0, json.dumps(about).encode())
+        raw = bins.tobytes("F")  # column by column
+        for start, end in _chunks(len(raw)):
+            self._answer(0, raw[start:end])
+
+    def _answer(self, step: int, payload: bytes) -> None:
+        """Send what the label party asks for."""
+        expect(self._link, Kind.PROTOCOL, step, _LABEL_PARTY)
+        self._link.send(Frame(Kind.PROTOCOL, step, payload))
+
+
+class LabelEnd(TreesEnd):
+    """The label party's end: it grows the forest and adds up answers.
+
+    Args:
+        mode, terms, rows: see `TreesEnd`.
+        streams, receive_any: see `SecureMode.middle_network`.
+    """
+
+    def __init__(
+        self,
+        mode: Trees,
+        terms: Terms,
+        rows: OwnRows,
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+    ) -> None:
+        super().__init__(mode, terms.label_party, terms, rows)
+        self._links = Switchboard(streams, receive_any, lambda one, two: False, 1).links
+        self._objective = mode.objective_of(rows.classes)
+        self._forest = Forest(np.zeros(self._objective.outputs))
+        self._booster: Booster | None = None
+        #: How many columns each party has, in the order of the columns, the own ones first.
+        self._counts: dict[str, int] = {}
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            weights = self._restored(state)
+        has_columns = self._rows.inputs is not None
+        self._bin_columns(None if weights is None or not has_columns else _within(_OWN, weights))
+        if weights is not None:
+            self.load_weights(weights)
+        if not self._trains:
+            return
+        parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
+        if self._own is not None:
+            parts[self.party] = self._bins(self._known_rows()), self._own.layout
+            signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
+        for name in self._links:
+            parts[name], own = self._received(name)
+            signs += own
+        self._counts = {name: len(layout.bins) for name, (_, layout) in parts.items()}
+        bins, layout = _joined(list(parts.values()))
+        train, weights_of_rows = self._positions("train"), self._rows.weights
+        assert self._rows.labels is not None, "a training has labels"
+        labels = self._rows.labels[torch.from_numpy(train)].numpy()
+        counted = np.ones(len(train))
+        if weights_of_rows is not None:
+            counted = weights_of_rows[torch.from_numpy(train)].double().numpy()
+        self._booster = Booster(
+            self._mode.boosting(signs, self._terms.seed), self._objective, Local(bins, layout),
+            labels if self._rows.classes else labels.astype(np.float64), counted, len(bins),
+        )  # fmt: skip
+        if state is not None:
+            self._booster.go_on(self._forest)
+        self._forest = self._booster.forest
+
+    def train(self, exchange: Exchange) -> Tensor:
+        booster = self._boosts
+        taken = splits_of(booster.add_round())
+        for name in self._links:
+            own = [_written(one) for _, one in self._owned(name, taken)]
+            self._links[name].send(Frame(Kind.PROTOCOL, exchange.step, json.dumps(own).encode()))
+        return self._outputs_of(booster.margins[exchange.rows])
+
+    def outputs(self, exchange: Exchange) -> Tensor:
+        if exchange.phase == "validation":
+            after = len(self._positions("train"))
+            return self._outputs_of(self._boosts.margins[after + exchange.rows])
+        splits, rows = self._forest.splits, len(exchange.rows)
+        answers = np.empty((rows, len(splits)), bool)
+        for name in self._counts:
+            owned = list(self._owned(name, splits))
+            places, own = [place for place, _ in owned], [one for _, one in owned]
+            if name == self.party:
+                bins = self._bins(self._positions(exchange.phase)[exchange.rows])
+                assert self._own is not None, "it has columns"
+                answers[:, places] = goes_left(own, bins, self._own.layout)
+            else:
+                answers[:, places] = self._asked(name, exchange.step, rows, len(own))
+        return self._outputs_of(self._forest.margins(answers))
+
+    def send_verdict(self, verdict: bytes, step: int) -> None:
+        for link in self._links.values():
+            link.send(Frame(Kind.ACK, step, verdict))
+
+    def receive_verdict(self) -> bytes:
+        raise AssertionError("the label party alone judges")
+
+    def end(self, report: Frame) -> list[Frame]:
+        last = [
+            expect(self._links[name], Kind.DONE, 0, f"party '{name}'")
+            for name in rules.peers(self._terms)
+        ]
+        for link in self._links.values():
+            link.send(report)
+        return last
+
+    def weights(self) -> dict[str, Tensor]:
+        own = {} if self._own is None else self._own.state_dict()
+        counts = torch.tensor([*self._counts.values()], dtype=torch.int64)
+        found = {f"{_OWN}{name}": value for name, value in own.items()}
+        return found | {"column_counts": counts} | self._forest.state_dict()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._forest = Forest.of_state(weights)
+        names = [*([self.party] if self.party in self._terms.parties else []), *self._links]
+        self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
+
+    @property
+    def _boosts(self) -> Booster:
+        assert self._booster is not None, "a training has begun"
+        return self._booster
+
+    def _outputs_of(self, margins: np.ndarray) -> Tensor:
+        return torch.from_numpy(self._objective.logits(margins))
+
+    def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
+        """Where the splits on a party's columns stand, and they by the owner's own numbers."""
+        names = list(self._counts)
+        first = sum(self._counts[one] for one in names[: names.index(name)])
+        for place, one in enumerate(splits):
+            if first <= one.column < first + self._counts[name]:
+                yield place, replace(one, column=one.column - first)
+
+    def _pull(self, name: str, step: int) -> memoryview:
+        """Ask a party for its next message of a step."""
+        self._links[name].send(Frame(Kind.PROTOCOL, step, b""))
+        return memoryview(expect(self._links[name], Kind.PROTOCOL, step, f"party '{name}'").payload)
+
+    def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
+        """A feature party's bins with their layout, and the signs that its columns change with."""
+        where, rows = f"the message of party '{name}'", len(self._known_rows())
+        try:
+            about = json.loads(bytes(self._pull(name, 0)))
+            counts, kinds, signs = about["bins"], about["categorical"], about["monotone"]
+            fits = 0 < len(counts) == len(kinds) == len(signs) <= _MAX_COLUMNS
+            fits = fits and all(type(one) is int and 1 <= one <= MAX_BINS for one in counts)
+            fits = fits and all(type(one) is int and abs(one) <= 1 for one in signs)
+            layout = Layout(tuple(counts), tuple(one is True for one in kinds))
+            fits = fits and len(counts) * layout.width <= _MAX_PLACES
+        except (ValueError, TypeError, KeyError, RecursionError):
+            fits = False
+        if not fits:
+            raise ProtocolError("a layout of no columns", where=where, want="bins of each column")
+        kind = np.dtype(np.uint8 if layout.width <= 256 else "<u2")
+        raw = bytearray()
+        for start, end in _chunks(rows * len(counts) * kind.itemsize):
+            part = self._pull(name, 0)
+            if len(part) != end - start:
+                raise ProtocolError("bins of another number", where=where, want="a bin a cell")
+            raw += part
+        bins = np.frombuffer(raw, kind).reshape(len(counts), rows).T
+        missing = layout.width - 1
+        if ((bins >= np.array(layout.bins)) & (bins != missing)).any():
+            raise ProtocolError("a cell in no bin of its column", where=where)
+        self._note("bins of cells", name, SETUP, bins.size)
+        return (bins, layout), signs
+
+    def _asked(self, name: str, step: int, rows: int, splits: int) -> np.ndarray:
+        """On which sides rows lie at a feature party's splits, bool, axes (rows, splits)."""
+        raw, width = self._pull(name, step), -(-splits // 8)
+        if len(raw) != rows * width:
+            raise ProtocolError(
+                "answers of another number",
+                where=f"the message of party '{name}'",
+                got=f"{len(raw)} bytes",
+                want=f"{rows * width} bytes, a bit a split",
+                fix="predict with the run that all parties have trained",
+            )
+        self._note("sides of splits", name, EVALUATE, rows * splits)
+        bits = np.frombuffer(raw, np.uint8).reshape(rows, width)
+        return np.unpackbits(bits, axis=1, count=splits).astype(bool)
+
+
+def _within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    size = len(prefix)
+    return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def _chunks(size: int) -> Iterator[tuple[int, int]]:
+    """Where each message of so many bytes begins and ends."""
+    return ((at, min(size, at + CHUNK_BYTES)) for at in range(0, size, CHUNK_BYTES))
+
+
+def _written(split: Split) -> list[Any]:
+    """A split as JSON: of an ordered column how many bins go left, else the categories."""
+    left = split.left.stop if isinstance(split.left, range) else list(split.left)
+    return [split.column, left, split.missing_left]
+
+
+def _split(written: Any, layout: Layout) -> Split:
+    """What `_written` wrote.
+
+    Raises:
+        ValueError, TypeError, IndexError: no split of these columns.
+    """
+    column, left, missing_left = written
+    if not (type(column) is int and column >= 0 and isinstance(missing_left, bool)):
+        raise ValueError
+    count = layout.bins[column]
+    if not layout.categorical[column]:
+        if not (type(left) is int and 0 <= left <= count):
+            raise ValueError
+        return Split(column, range(left), missing_left)
+    if not all(type(one) is int and 0 <= one < count for one in left):
+        raise ValueError
+    return Split(column, tuple(left), missing_left)
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, Layout]]) -> tuple[np.ndarray, Layout]:
+    """All columns side by side; a missing cell has the last place of the widest histogram."""
+    layout = Layout(
+        tuple(one for _, own in parts for one in own.bins),
+        tuple(one for _, own in parts for one in own.categorical),
+    )
+    missing = layout.width - 1
+    kind = np.uint8 if missing < 256 else np.uint16
+    moved = [np.where(bins == own.width - 1, missing, bins).astype(kind) for bins, own in parts]
+    return np.concatenate(moved, axis=1), layout

@@ -1,0 +1,236 @@
+"""`model = "trees"`: gradient boosting takes the place of bottoms, cuts and top.
+
+An epoch grows one round of trees on all training rows, so `train.epochs` is XGBoost's
+`n_estimators`, and `train.patience` with `train.keep = "best"` its early stopping. Every other
+parameter is an option here, by XGBoost's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from vfl.config import TrainSettings
+from vfl.core.errors import BadOptionError, ExposedCutError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.core.registry import require_choice, require_range
+from vfl.mpc.in_process import Star
+from vfl.mpc.secure.base import refuse_work_on_cuts
+from vfl.privacy import PrivacyStatement
+from vfl.session.secure_mode import (
+    Agreed,
+    Limits,
+    LocalStreams,
+    OwnRows,
+    SecureMode,
+    WholeNetwork,
+)
+from vfl.session.terms import Terms
+from vfl.trees.bins import MAX_BINS
+from vfl.trees.boosting import Boosting
+from vfl.trees.ends import CHUNK_BYTES, FeatureEnd, LabelEnd
+from vfl.trees.grow import Growth
+from vfl.trees.objectives import Binary, Classes, Objective, Poisson, Squared
+
+_LOCAL_S = 600.0
+_MOST_DEPTH, _MOST_LEAVES, _MOST = 64, 1 << 16, 1e9
+#: Settings of [train] that have no part in boosting.
+_IDLE = ("optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight")
+
+
+class Trees(SecureMode):
+    """Gradient-boosted trees over everybody's columns (Chen and Guestrin 2016).
+
+    Args:
+        protect: "order": the label party gets the bin of every cell (Tian et al. 2020).
+        epsilon: of the randomised response on each cell that a feature party sends; a row spends it
+            for each of that party's columns. Without one bins are sent as they are.
+        objective: what is minimised: "auto" is cross-entropy of classes and the squared error of
+            numbers; "poisson" takes counts.
+        learning_rate: factor of each leaf.
+        max_depth: levels of splits of a tree; 0 sets no bound.
+        max_leaves: most leaves of a tree; 0 sets no bound.
+        grow_policy: "depthwise" splits level by level, "lossguide" where the gain is largest.
+        max_bin: most bins of a column.
+        reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
+        gamma: least gain of a split.
+        min_child_weight: least sum of second derivatives of each side of a split.
+        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets none.
+        subsample: share of the rows that each tree grows on.
+        colsample_bytree: share of the columns that each tree may split on.
+        rising, falling: names of columns with which the outcome may only rise, or only fall.
+
+    >>> Trees(max_depth=3).boosting((), seed=1).growth.max_depth
+    3
+    """
+
+    shares_weights: ClassVar[bool] = True
+    whole_network: ClassVar[bool] = True
+    reads_cells: ClassVar[bool] = True
+    whole_epochs: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        protect: Literal["order"] = "order",
+        epsilon: float | None = None,
+        objective: Literal["auto", "poisson"] = "auto",
+        learning_rate: float = 0.3,
+        max_depth: int = 6,
+        max_leaves: int = 0,
+        grow_policy: Literal["depthwise", "lossguide"] = "depthwise",
+        max_bin: int = 255,
+        reg_lambda: float = 1.0,
+        reg_alpha: float = 0.0,
+        gamma: float = 0.0,
+        min_child_weight: float = 1.0,
+        max_delta_step: float | None = None,
+        subsample: float = 1.0,
+        colsample_bytree: float = 1.0,
+        rising: tuple[str, ...] = (),
+        falling: tuple[str, ...] = (),
+    ) -> None:
+        require_choice("protect", protect, ("order",))
+        require_choice("objective", objective, ("auto", "poisson"))
+        require_choice("grow_policy", grow_policy, ("depthwise", "lossguide"))
+        if epsilon is not None:
+            require_range("epsilon", epsilon, 1e-3, 100)
+        require_range("learning_rate", learning_rate, 1e-6, 10)
+        require_range("max_depth", max_depth, 0, _MOST_DEPTH)
+        require_range("max_leaves", max_leaves, 0, _MOST_LEAVES)
+        if not max_depth and not max_leaves:
+            raise BadOptionError(
+                "a tree without a bound grows to a leaf a row",
+                got="max_depth = 0, max_leaves = 0",
+                want="a bound on depth or on leaves",
+            )
+        require_range("max_bin", max_bin, 2, MAX_BINS)
+        for name, value in (
+            ("reg_lambda", reg_lambda),
+            ("reg_alpha", reg_alpha),
+            ("gamma", gamma),
+            ("min_child_weight", min_child_weight),
+            ("max_delta_step", max_delta_step or 0.0),
+        ):
+            require_range(name, value, 0, _MOST)
+        require_range("subsample", subsample, 1e-6, 1)
+        require_range("colsample_bytree", colsample_bytree, 1e-6, 1)
+        self.epsilon, self.max_bin, self._objective = epsilon, max_bin, objective
+        self._signs = {**dict.fromkeys(rising, 1), **dict.fromkeys(falling, -1)}
+        usual = 0.7 if objective == "poisson" else 0.0
+        self._delta = usual if max_delta_step is None else max_delta_step
+        self._growth: dict[str, Any] = {
+            "max_depth": max_depth,
+            "max_leaves": max_leaves,
+            "grow_policy": grow_policy,
+            "learning_rate": learning_rate,
+            "reg_lambda": reg_lambda,
+            "reg_alpha": reg_alpha,
+            "gamma": gamma,
+            "min_child_weight": min_child_weight,
+            "max_delta_step": self._delta,
+        }
+        self._shares = subsample, colsample_bytree
+
+    def refuse(self, agreed: Agreed) -> None:
+        refuse_work_on_cuts(agreed)
+        usual = TrainSettings()
+        for name in _IDLE:
+            if (got := getattr(agreed.train, name)) != (want := getattr(usual, name)):
+                raise ExposedCutError(
+                    "trees have no optimiser, and their parameters are options of the model",
+                    got=f"train.{name} = {got}",
+                    want=f"train.{name} = {want}, which is the default and does nothing here",
+                    fix="model = 'trees:learning_rate=0.1'" if name == "learning_rate" else None,
+                )
+
+    def promise(self, agreed: Agreed) -> str:
+        noise = ""
+        if self.epsilon is not None:
+            noise = f" after a randomised response of epsilon {self.epsilon:g} a cell"
+        return (
+            f"{agreed.label_party} learns the bin of every cell{noise}, and no name, edge or "
+            "category; a feature party learns which of its columns were split at which bins"
+        )
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        """What each cell's owner is promised; a row spends it for each column of a party."""
+        if self.epsilon is None:
+            return ()
+        return (
+            PrivacyStatement(
+                protects="inputs",
+                against="a label party that has the bin of a cell",
+                epsilon=self.epsilon,
+                unit="record",
+                per="training",
+                relation="replace",
+                accountant="closed form",
+                assumes=(
+                    "it is of one cell: a row spends it for each of the party's columns",
+                    "nobody asks for predictions, which show cells as they are",
+                ),
+                training_only=True,
+            ),
+        )
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        return {Kind.PROTOCOL: CHUNK_BYTES}, {Kind.PROTOCOL: CHUNK_BYTES, Kind.ACK: 1}
+
+    def own_keys(self, *about: Any) -> None:
+        """Nothing: a feature party and the label party have their stream."""
+
+    def simulated_keys(self, secrets: Mapping[str, Any], *about: Any) -> Mapping[str, Any]:
+        return dict.fromkeys(secrets)
+
+    def outer_network(
+        self, party: str, terms: Terms, keys: None, stream: Link, rows: OwnRows
+    ) -> WholeNetwork:
+        return FeatureEnd(self, party, terms, rows, stream)
+
+    def middle_network(
+        self,
+        terms: Terms,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+    ) -> WholeNetwork:
+        return LabelEnd(self, terms, rows, streams, receive_any)
+
+    def local_streams(self, terms: Terms) -> LocalStreams:
+        return Star([*terms.feature_parties, terms.label_party], terms.label_party, _LOCAL_S)
+
+    # What the ends ask for.
+
+    def boosting(self, signs: Sequence[int], seed: int) -> Boosting:
+        """How trees are boosted, over columns that the outcome changes with by these signs."""
+        monotone = tuple(signs) if any(signs) else ()
+        return Boosting(Growth(monotone=monotone, **self._growth), *self._shares, seed)
+
+    def objective_of(self, classes: int) -> Objective:
+        """What is minimised, of labels of so many classes; 0 for numbers.
+
+        Raises:
+            BadOptionError: classes are no counts.
+        """
+        if self._objective == "poisson":
+            if classes:
+                raise BadOptionError(
+                    "classes are no counts",
+                    got="objective=poisson",
+                    want="label.task = 'regression'",
+                )
+            return Poisson(max_delta_step=self._delta)
+        if not classes:
+            return Squared()
+        return Binary() if classes == 2 else Classes(classes)
+
+    def signs(self, names: Sequence[str], columns: int) -> list[int]:
+        """The sign of each of a party's columns, 0 for none."""
+        return [self._signs.get(name, 0) for name in names] if names else [0] * columns
