@@ -1,0 +1,132 @@
+"""Boosted trees trained, tested and asked by whole federated sessions, over real streams."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from played_session import PlayedSession, stand_in
+from sklearn.metrics import roc_auc_score
+from stand_in_flower import Flower
+
+from vfl.clients.whole_network import WholeNetworkParty
+from vfl.config import Experiment
+from vfl.core.errors import PeerFailedError
+from vfl.core.frame import Kind
+from vfl.core.storage import read_json
+from vfl.session.store.party_folder import PartyFolder
+from vfl.training.run import train
+
+ROWS, OTHERS = 600, ("bank", "shop")
+SPEC = "trees:max_depth=3,max_bin=16"
+CONTENT = {
+    "model": SPEC,
+    "data": {"validation": 0.2},
+    "parties": {name: {} for name in (*OTHERS, "lender")},
+    "label": {"party": "lender"},
+    "train": {"epochs": 6},
+    "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 60.0, "restart_timeout_s": 20.0},
+}
+ACCEPTS = '[consent]\nmodels = ["trees:*"]\n'
+
+
+class Session(PlayedSession):
+    """A bank, a shop with texts and missing cells, and a lender with labels and a column."""
+
+    def __init__(self, folder):
+        super().__init__(folder, Flower(OTHERS), CONTENT)
+        draw = np.random.default_rng(0)
+        table = pd.DataFrame({"id": [f"r{row:03}" for row in range(ROWS)]})
+        table["income"], table["age"] = draw.normal(size=(2, ROWS))
+        table["city"] = draw.choice(["ulm", "bonn", "jena"], ROWS)
+        table.loc[draw.random(ROWS) < 0.2, "city"] = None
+        effect = table.city.map({"ulm": 2, "bonn": -2, "jena": 0}).fillna(0)
+        table["paid"] = (2 * table.income + effect + draw.normal(size=ROWS) > 0).astype(int)
+        self.table = table
+        own = {"bank": ["income"], "shop": ["city"], "lender": ["age", "paid"]}
+        for name, columns in own.items():
+            (folder / name).mkdir()
+            table[["id", *columns]].to_csv(folder / name / "data.csv", index=False)
+            new = table[["id", *(one for one in columns if one != "paid")]]
+            new.to_csv(folder / name / "new.csv", index=False)
+            self.describe(name, ACCEPTS)
+        self.introduce(*OTHERS)
+
+    def describe(self, name, more=""):
+        label = 'label = "paid"\n' if name == "lender" else ""
+        data = f'[data]\nsource = "data.csv"\nid = "id"\npredict = "new.csv"\n{label}'
+        self.write(name, f'party = "{name}"\n{data}{more}')
+
+    def kept(self, name):
+        path = self.folder / name / "store" / "runs" / "run" / "parties" / name
+        return PartyFolder(path)
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    return Session(tmp_path)
+
+
+def test_a_training_an_evaluation_and_a_prediction(session):
+    seen = session.play()
+    assert not session.flower.failures
+    figures = read_json(session.run / "summary.json")
+    assert figures["test_auc"] > 0.85
+    assert {kind for _, _, kind, _, _ in seen} == {Kind.PROTOCOL, Kind.DONE}
+    began = [len(payload) for party, way, _, step, payload in seen
+             if (party, way, step) == ("bank", "up", 0)]  # fmt: skip
+    assert ROWS * 0.8 in began, "a byte a cell of the training and validation rows"
+    session.play(mode="evaluate")
+    after = read_json(session.run / "evaluations/0001.json")
+    assert after["test_auc"] == figures["test_auc"]
+    seen = session.play(mode="predict")
+    predicted = pd.read_csv(session.run / "predictions.csv")
+    assert roc_auc_score(session.table.paid, predicted.probability_1) > 0.9
+    answers = [payload for _, way, kind, _, payload in seen if (way, kind) == ("up", Kind.PROTOCOL)]
+    assert len(answers) == 2, "one from each feature party, however many trees there are"
+
+
+def test_one_process_grows_the_trees_of_a_federation(session):
+    session.play()
+    everybody = (*OTHERS, "lender")
+    sources = {name: {"source": str(session.folder / name / "party.toml")} for name in everybody}
+    content = CONTENT | {"parties": sources, "label": {"party": "lender", "column": "paid"}}
+    alone = train(Experiment.model_validate(content), session.folder, "alone")
+    together = read_json(session.run / "summary.json")
+    assert alone["weights_sha256"] == together["weights_sha256"]
+    assert alone["test_auc"] == together["test_auc"]
+
+
+def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch):
+    session.play()
+    whole = read_json(session.run / "summary.json")
+    left, play = [1], WholeNetworkParty.play
+
+    def dying(party, start, through, *more):
+        def until(schedule):
+            for exchange in through(schedule):
+                if exchange.step == 5 and party.name == "shop" and left:
+                    left.pop()
+                    raise SystemExit
+                yield exchange
+
+        return play(party, start, until, *more)
+
+    monkeypatch.setattr(WholeNetworkParty, "play", dying)
+    for name in (*OTHERS, "lender"):
+        (session.folder / name / "store").rename(session.folder / name / "before")
+        session.describe(name, ACCEPTS)
+    session.play(federation=CONTENT["federation"] | {"max_restarts": 1})
+    assert "restart 1 of 1" in (session.run / "notes.txt").read_text()
+    assert read_json(session.run / "summary.json")["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    "consent",
+    ["", '[consent]\nmodels = ["trees:*"]\nsecure = ["none"]\n',
+     '[consent]\nmodels = ["trees:*epsilon=1*"]\n'],
+)  # fmt: skip
+def test_a_party_sends_no_bins_that_it_has_not_agreed_to(session, consent):
+    session.describe("bank", consent)
+    with pytest.raises(PeerFailedError):
+        session.play()
+    assert "V403" in {error.code for error in session.flower.failures}
