@@ -4,16 +4,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from played_session import PlayedSession, stand_in
+from served import Serving, settings
 from sklearn.metrics import roc_auc_score
 from stand_in_flower import Flower
 
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
+from vfl.serving.front import settings_file
+from vfl.serving.local import serve
 from vfl.session.store.party_folder import PartyFolder
-from vfl.training.run import train
+from vfl.training.run import predict, train
 
 ROWS, OTHERS = 600, ("bank", "shop")
 SPEC = "trees:max_depth=3,max_bin=16"
@@ -25,7 +29,7 @@ CONTENT = {
     "train": {"epochs": 6},
     "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 60.0, "restart_timeout_s": 20.0},
 }
-ACCEPTS = '[consent]\nmodels = ["trees:*"]\n'
+ACCEPTS = '[consent]\nmodels = ["trees:*"]\nmodes = ["train", "evaluate", "predict", "serve"]\n'
 
 
 class Session(PlayedSession):
@@ -94,6 +98,43 @@ def test_one_process_grows_the_trees_of_a_federation(session):
     together = read_json(session.run / "summary.json")
     assert alone["weights_sha256"] == together["weights_sha256"]
     assert alone["test_auc"] == together["test_auc"]
+
+
+def probabilities(client, ids):
+    status, told = client.predict(*ids)
+    assert status == 200, told
+    return [one["probabilities"][1] for one in told["predictions"]]
+
+
+def test_one_exchange_answers_a_request(session):
+    session.play()
+    session.play(mode="predict")
+    predicted = pd.read_csv(session.run / "predictions.csv").set_index("id")["probability_1"]
+    settings_file(session.run, settings())
+    serving = Serving(session.run, lambda: session.play("serve"))
+    try:
+        serving.client.wait_ready()
+        ids = ["r003", "r007", "r011"]
+        found = probabilities(serving.client, ids)
+        assert np.allclose(found, predicted[ids], atol=1e-6)
+    finally:
+        serving.stop()
+    assert not session.flower.failures
+
+
+def test_one_process_serves_a_run(tmp_path):
+    content = {"model": SPEC, "data": {"source": "breast_cancer"}, "parties": {"a": {}, "b": {}}}
+    train(Experiment.model_validate(content), tmp_path, "run")
+    predicted = predict(RunFolder.open(tmp_path / "run"))
+    table = pd.read_csv(tmp_path / "run" / "predictions.csv").set_index("id")
+    serving = Serving(tmp_path / "run", lambda: serve(tmp_path / "run", settings()))
+    try:
+        serving.client.wait_ready()
+        ids = [str(one) for one in table.index[:3]]
+        assert np.allclose(probabilities(serving.client, ids), table.iloc[:3, -1], atol=1e-6)
+    finally:
+        serving.stop()
+    assert predicted is not None
 
 
 def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch):

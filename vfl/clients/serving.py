@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
-from vfl.clients.feature_party import FeatureParty
 from vfl.clients.middle_party import MiddleParty
 from vfl.core.errors import ProtocolError
 from vfl.core.frame import Frame, Kind, Link
@@ -85,6 +86,29 @@ class _Served:
         return f"{self.requests.summary()}; {self._drift.drifted()} of {counted} inputs drifted"
 
 
+class AnsweringEnd(Protocol):
+    """What stands at the end of a feature party's stream."""
+
+    link: Link
+
+
+class Answering(Protocol):
+    """A feature party with the weights of its training."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> Tensor | None: ...
+    @property
+    def end(self) -> AnsweringEnd: ...
+
+    def begin(self, exchange: Exchange) -> None:
+        """Send what some rows give."""
+
+    def answer(self, exchange: Exchange) -> None:
+        """Send what follows from what others said."""
+
+
 class ServedParty(_Served):
     """A feature party answers what it is asked for; see `vfl.session.serving`.
 
@@ -95,7 +119,7 @@ class ServedParty(_Served):
 
     def __init__(
         self,
-        feature: FeatureParty,
+        feature: Answering,
         requests: Requests,
         drift: Drift | None = None,
         askers: int = 1,
@@ -113,7 +137,8 @@ class ServedParty(_Served):
         exchange = _exchange(frame.step, rows)
         self._feature.begin(exchange)
         self._feature.answer(exchange)
-        self._drift.add(self._feature.inputs, rows=rows)
+        if self._feature.inputs is not None:
+            self._drift.add(self._feature.inputs, rows=rows)
         return True
 
 

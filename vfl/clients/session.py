@@ -452,6 +452,16 @@ class _PartySession:
             agreed=agreed,
         )
 
+        if self.terms.mode == "serve":
+            assert split is not None, "who has no rows does not answer"
+            whole.get_ready()
+            requests, drift = Requests(split.test, consent, meter), folder.drift()
+            try:
+                ServedParty(whole, requests, drift).run(self.say)
+            finally:
+                folder.save_served(drift)
+            return self._conclude(whole.weights_digest(), link)
+
         def keep() -> None:
             seen = [asdict(one) for one in whole.revealed()]
             path = folder.path / f"disclosed-{self.terms.mode}.json"

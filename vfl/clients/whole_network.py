@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from vfl.datasets import PartyData
 from vfl.privacy import PrivacyStatement
 from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure_mode
 from vfl.session.exchange import Own
-from vfl.session.secure_mode import Layers, OwnRows, Revealed, require_honest
+from vfl.session.secure_mode import AnsweringNetwork, Layers, OwnRows, Revealed, require_honest
 
 
 class WholeNetworkParty:
@@ -68,7 +68,7 @@ class WholeNetworkParty:
                 columns=data.columns,
                 categories=data.categories,
             )
-        self.name = party
+        self.name, self.inputs = party, rows.inputs
         self.terms = terms
         self.network = mode.outer_network(party, terms, keys, stream, rows)
         self.checkpoints = own.checkpoints
@@ -131,6 +131,24 @@ class WholeNetworkParty:
         keep()
         self.network.end(report.frame())
         return report
+
+    # While serving; see `vfl.clients.serving.Answering`.
+
+    @property
+    def end(self) -> AnsweringNetwork:
+        """What stands at the end of the stream."""
+        return cast(AnsweringNetwork, self.network)
+
+    def get_ready(self) -> None:
+        """Get ready to answer rows."""
+        self.network.begin(self._weights)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Answer some rows."""
+        self.end.answer_rows(exchange)
+
+    def answer(self, exchange: Exchange) -> None:
+        """Nothing follows."""
 
     def weights(self) -> dict[str, Tensor]:
         """This party's shares; they never leave it."""

@@ -374,6 +374,11 @@ class TableEncoder(Encoder):
         """How many inputs each column becomes, by name."""
         return {column.name: column.width for column in self.columns}
 
+    @property
+    def width(self) -> int:
+        """How many columns `transform` gives."""
+        return sum(self.widths.values())
+
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         """Inputs of any rows of the same columns, float32, axes (rows, columns).
 
@@ -381,7 +386,7 @@ class TableEncoder(Encoder):
             MissingColumnError: the table lacks a column.
             DataError: text where the training rows had numbers.
         """
-        out = np.zeros((len(frame), sum(self.widths.values())), dtype=np.float32)
+        out = np.zeros((len(frame), self.width), dtype=np.float32)
         counter, start = unfamiliar or Unfamiliar(), 0
         for column in self.columns:
             check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
@@ -413,7 +418,7 @@ class CellEncoder(TableEncoder):
         return dict.fromkeys(self.names, 1)
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        out = np.empty((len(frame), len(self.columns)), dtype=np.float32)
+        out = np.empty((len(frame), self.width), dtype=np.float32)
         counter = unfamiliar or Unfamiliar()
         for place, column in enumerate(self.columns):
             check_column(frame.columns, column.name, f"the encoder's '{column.name}'")

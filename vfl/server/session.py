@@ -365,6 +365,10 @@ class LabelSession:
                 whole = WholeNetworkLabel(
                     data, terms, named, links, receive, own, objective, agreed=agreed, **more
                 )
+                if self.front is not None:
+                    whole.begin()
+                    here = self._serve(self.front, whole, federation, links, (), meter)
+                    return self._end(whole, federation, here)
                 whole.play(
                     start,
                     lambda schedule: self._watched(meter.through(schedule), whole.split),
@@ -412,7 +416,7 @@ class LabelSession:
     def _serve(
         self,
         front: ServingFront,
-        label: LabelParty,
+        label: LabelParty | WholeNetworkLabel,
         federation: Federation,
         ends: Mapping[str, Link],
         absent: Sequence[str],
@@ -442,7 +446,10 @@ class LabelSession:
         return {n: end.link for n, end in label.ends.items() if n not in serving.absent}
 
     def _end(
-        self, label: LabelParty, federation: Federation, links: Mapping[str, Link]
+        self,
+        label: LabelParty | WholeNetworkLabel,
+        federation: Federation,
+        links: Mapping[str, Link],
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
         """Take the last word of everybody who is here, and say ours."""
         reports = [PartyReport.of(link.receive(), name) for name, link in links.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import PartyData, Split
 from vfl.privacy import PrivacyStatement
 from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure_mode
-from vfl.session.exchange import Own
+from vfl.session.exchange import SUM, CutAggregator, Own
 from vfl.session.label.party import (
     AnyLabelParty,
     Objective,
@@ -28,9 +28,11 @@ from vfl.session.secure_mode import (
     EVALUATE,
     SETUP,
     TRAIN,
+    AskingNetwork,
     Layers,
     OwnRows,
     Revealed,
+    ServedEnd,
     require_honest,
 )
 
@@ -77,6 +79,7 @@ class WholeNetworkLabel(AnyLabelParty):
         self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
         stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
+        self.aggregator = CutAggregator({}, self.ledger, stopping)  # nobody sends a cut
         self.reports: list[PartyReport] = []
         self._shares: dict[str, Tensor] | None = None
         if terms.mode != "train":
@@ -104,6 +107,33 @@ class WholeNetworkLabel(AnyLabelParty):
             PartyReport.of(frame, name)
             for frame, name in zip(frames, rules.peers(self.terms), strict=True)
         ]
+
+    # While serving; see `vfl.session.label.asking.Asking`.
+
+    @property
+    def ends(self) -> Mapping[str, ServedEnd]:
+        """The streams to the other parties."""
+        return self._asking.ends
+
+    @property
+    def _asking(self) -> AskingNetwork:
+        return cast(AskingNetwork, self.network)
+
+    def begin(self) -> None:
+        """Get ready to be asked for rows."""
+        self.network.begin(self._shares)
+
+    def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
+        """What is known of all parties' answers together: outputs, axes (rows, outputs)."""
+        return {SUM: self._asking.answered(exchange, inputs).float()}
+
+    def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
+        """The outputs that `query` gave."""
+        return cuts[SUM]
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What outputs say, in the labels' own units."""
+        return self._task.answers(outputs).cpu()
 
     @property
     def split(self) -> Split:

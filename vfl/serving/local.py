@@ -12,15 +12,13 @@ from vfl.core.errors import ConfigError, VFLError
 from vfl.core.storage import locked
 from vfl.serving.front import HttpFront, LeadSettings
 from vfl.session import PartyFolder, rules
-from vfl.session.label import LabelParty
-from vfl.session.label.asking import ServingParty
+from vfl.session.label.asking import Asking, ServingParty
 from vfl.session.serving import Requests, require_servable
 from vfl.session.store.session_ledger import Meter
-from vfl.training.local import LocalSession
-from vfl.training.run import load_again, trained
+from vfl.training.run import AnySession, load_again, trained
 
 
-def serving_of(session: LocalSession, label: LabelParty) -> ServingParty:
+def serving_of(session: AnySession, label: Asking) -> ServingParty:
     """A label party of a session in this process, its other parties ready to answer."""
     session.begin()
     test, held = label.data.split.test, label.data.held
@@ -92,11 +90,10 @@ def serve(
         front.close()
 
 
-def _session(folder: RunFolder, task: Sequence[str]) -> tuple[LocalSession, LabelParty]:
+def _session(folder: RunFolder, task: Sequence[str]) -> tuple[AnySession, Asking]:
     """The session of a run, and the label party that answers: of one task, or the first one."""
     with locked(folder.path):
         data = load_again(folder)
         session = trained(folder, data, "serve", serving=task)
     require_servable(session.terms)
-    assert isinstance(session, LocalSession), "networks that nobody holds were refused"
     return session, session.leads(task[0]) if task else session.label

@@ -193,6 +193,13 @@ class OwnRows:
         return hashlib.sha256(raw).hexdigest()
 
 
+@dataclass(slots=True)
+class ServedEnd:
+    """The label party's stream to another party, which whoever serves may look at first."""
+
+    link: Link
+
+
 class WholeNetwork(Protocol):
     """One party's end of a network that nobody holds, from the first layer to the last.
 
@@ -259,6 +266,30 @@ class WholeNetwork(Protocol):
         """What this party has sent, by receiver and phase: setup, offline, online."""
 
 
+class AnsweringNetwork(Protocol):
+    """What a whole network has beside at another party, where the mode `serves_rows`."""
+
+    link: Link
+
+    def answer_rows(self, exchange: Exchange) -> None:
+        """Answer rows that were asked for."""
+
+
+class AskingNetwork(Protocol):
+    """What a whole network has beside at the label party, where the mode `serves_rows`."""
+
+    @property
+    def ends(self) -> Mapping[str, ServedEnd]: ...
+
+    def answered(self, exchange: Exchange, inputs: Tensor | None) -> Tensor:
+        """Outputs of rows that all others were asked for; see `WholeNetwork.outputs`.
+
+        Args:
+            exchange: which rows.
+            inputs: the label party's own of them; those of its table if not given.
+        """
+
+
 class SharedLink(Link, Protocol):
     """A link between threads whose end can say why it stops."""
 
@@ -306,6 +337,7 @@ class SecureMode:
             weights of rows; else both are standardised, and all rows weigh the same. A party that
             takes part in one names it in `consent.models`.
         whole_epochs: whether an exchange of a training has all training rows.
+        serves_rows: whether a whole network also answers rows as they are asked for.
     """
 
     needs_keys: ClassVar[bool] = False
@@ -314,6 +346,7 @@ class SecureMode:
     whole_network: ClassVar[bool] = False
     reads_cells: ClassVar[bool] = False
     whole_epochs: ClassVar[bool] = False
+    serves_rows: ClassVar[bool] = False
 
     # Who takes part, what is promised and refused.
 

@@ -51,7 +51,7 @@ def require_servable(terms: Terms) -> None:
         ExposedCutError: the mode shares weights between parties.
     """
     mode = secure_mode.make(terms.secure)
-    if mode.shares_weights or mode.whole_network:
+    if (mode.shares_weights or mode.whole_network) and not mode.serves_rows:
         raise ExposedCutError(
             "a network whose layers are shared cannot be served row by row",
             got=f"secure = '{terms.secure}'",

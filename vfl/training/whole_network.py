@@ -9,16 +9,17 @@ from typing import Any, Unpack
 
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
-from vfl.core.frame import Frame, Observer
+from vfl.core.errors import ConfigError
+from vfl.core.frame import Frame, Link, Observer
 from vfl.datasets import PartyData
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Mode, Terms, rules
 from vfl.session.label import Objective
 from vfl.session.label.party import Records
-from vfl.session.secure_mode import Revealed
+from vfl.session.secure_mode import Revealed, SharedLink
 from vfl.session.trace import recorders_of
 from vfl.training.local import Options, PartiesSession
-from vfl.transport.link import Observed
+from vfl.transport.link import Observed, local_pair
 
 
 class WholeNetworkSession(PartiesSession):
@@ -56,6 +57,12 @@ class WholeNetworkSession(PartiesSession):
             token_hex(16),
         )
         self._streams = self._mode.local_streams(self.terms)
+        outer: Mapping[str, Link] = self._streams.outer
+        inner: Mapping[str, SharedLink] = self._streams.inner
+        if mode == "serve":  # whoever is asked answers at once, in one thread
+            pairs = {name: local_pair() for name in peers}
+            outer = {name: there for name, (_, there) in pairs.items()}
+            inner = {name: here for name, (here, _) in pairs.items()}
         keys = self._mode.simulated_keys(self._secrets, self.terms, session, 0)
         self._everybody: list[WholeNetworkParty] = [
             WholeNetworkParty(
@@ -63,7 +70,7 @@ class WholeNetworkSession(PartiesSession):
                 data.get(name),
                 self.terms,
                 keys[name],
-                self._streams.outer[name],
+                outer[name],
                 self._own[name],
                 bottom=bottoms.get(name),
                 weights=self._weights.get(name),
@@ -83,16 +90,31 @@ class WholeNetworkSession(PartiesSession):
             data[label],
             self.terms,
             (session, 0),
-            {
-                name: Observed(link, name, "label", watching)
-                for name, link in self._streams.inner.items()
-            },
+            {name: Observed(link, name, "label", watching) for name, link in inner.items()},
             receive_any,
             self._own[label],
             Objective.of(experiment.label, outputs, options.get("top")),
             weights=self._weights.get(label),
             records=Records(self.ledger, options.get("on_epoch", lambda record: None)),
         )
+
+    middle = None
+
+    def begin(self) -> None:
+        """Get everybody ready to be asked for rows, in a session that serves."""
+        for one in self.clients:
+            one.get_ready()
+        self.label.begin()
+
+    def leads(self, party: str) -> WholeNetworkLabel:
+        """The label party that learns a party's task.
+
+        Raises:
+            ConfigError: there is another label party.
+        """
+        if party != self.label.name:
+            raise ConfigError("this network has one label party", got=party, want=self.label.name)
+        return self.label
 
     @property
     def beside(self) -> Sequence[WholeNetworkParty]:

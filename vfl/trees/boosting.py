@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vfl.core.seeds import generator
-from vfl.trees.grow import Growth, Histograms, Split, Tree, grow
+from vfl.trees.grow import Growth, Histograms, Split, Tree, grow, values_of
 from vfl.trees.objectives import Objective
 
 
@@ -43,8 +43,12 @@ class Source(Histograms, Protocol):
         """Begin a tree; gradients of axes (rows, 2), and the rows that grow it, int64."""
         ...
 
-    def sides(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether all rows go left at splits, bool, axes (rows, splits)."""
+    def values(self, tree: Tree) -> np.ndarray:
+        """What a tree adds to the margin of each row, axes (all rows,).
+
+        Args:
+            tree: the one that has just grown, or one of before while none has begun.
+        """
         ...
 
 
@@ -155,27 +159,6 @@ def splits_of_state(state: Mapping[str, Tensor]) -> list[Split]:
     return found
 
 
-def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
-    """What a tree adds to the margin of each row, axes (rows,).
-
-    Args:
-        tree: grown.
-        goes_left: the answers of its inner nodes in order, bool, axes (rows, inner nodes).
-    """
-    inner = [node for node, split in enumerate(tree.splits) if split is not None]
-    place = np.zeros(len(tree.splits), np.int64)
-    place[inner] = np.arange(len(inner))
-    children = np.array(tree.children)
-    node = np.zeros(len(goes_left), np.int64)
-    rows = np.arange(len(goes_left))
-    while len(rows):
-        rows = rows[children[node[rows], 0] >= 0]
-        at = node[rows]
-        node[rows] = np.where(goes_left[rows, place[at]], children[at, 0], children[at, 1])
-    values: np.ndarray = np.array(tree.values)[node]
-    return values
-
-
 class Booster:
     """Grows a forest round by round.
 
@@ -208,10 +191,11 @@ class Booster:
 
     def go_on(self, forest: Forest) -> None:
         """Go on from a forest that has grown on the same rows."""
-        rounds, self.forest = forest.rounds, Forest(forest.start)
+        self.forest = forest
         self.margins = np.tile(forest.start, (len(self.margins), 1))
-        for trees in rounds:
-            self._add(trees)
+        for trees in forest.rounds:
+            for output, tree in enumerate(trees):
+                self.margins[:, output] += self._source.values(tree)
 
     def add_round(self) -> list[Tree]:
         """Grow one tree an output."""
@@ -223,14 +207,11 @@ class Booster:
             rows, columns = self._drawn(number, output)
             # XGBoost keeps gradients in float32, and sums of them in float64.
             self._source.start(gradients.astype(np.float32).astype(np.float64), rows)
-            trees.append(grow(self._settings.growth, self._source, columns))
-        self._add(trees)
-        return trees
-
-    def _add(self, trees: list[Tree]) -> None:
-        for output, tree in enumerate(trees):
-            self.margins[:, output] += values_of(tree, self._source.sides(splits_of([tree])))
+            tree = grow(self._settings.growth, self._source, columns)
+            self.margins[:, output] += self._source.values(tree)
+            trees.append(tree)
         self.forest.rounds.append(trees)
+        return trees
 
     def _drawn(self, number: int, output: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The rows and the columns of one tree."""

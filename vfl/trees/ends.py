@@ -31,7 +31,15 @@ from vfl.session import rules
 from vfl.session.exchange import expect
 from vfl.session.relay import Switchboard
 from vfl.session.schedule import Exchange
-from vfl.session.secure_mode import EVALUATE, SETUP, TRAIN, OwnRows, Revealed, WholeNetwork
+from vfl.session.secure_mode import (
+    EVALUATE,
+    SETUP,
+    TRAIN,
+    OwnRows,
+    Revealed,
+    ServedEnd,
+    WholeNetwork,
+)
 from vfl.session.terms import Terms
 from vfl.trees.bins import MAX_BINS, Binning, fit_bins, randomised
 from vfl.trees.boosting import Booster, Forest, splits_of, splits_of_state, splits_state
@@ -134,6 +142,12 @@ class TreesEnd(WholeNetwork):
         found: np.ndarray = getattr(self._rows.split, "test" if phase == "predict" else phase)
         return found
 
+    def _asked_for(self, exchange: Exchange) -> np.ndarray:
+        """Where the rows of a query stand among the aligned rows; one while serving says it."""
+        return (
+            self._positions(exchange.phase)[exchange.rows] if exchange.confirmed else exchange.rows
+        )
+
     def _cells(self, positions: np.ndarray) -> np.ndarray:
         """Cells of some aligned rows, float32, axes (rows, columns)."""
         assert self._rows.inputs is not None, "asked of a party with columns"
@@ -159,7 +173,7 @@ class FeatureEnd(TreesEnd):
 
     def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows, link: Link) -> None:
         super().__init__(mode, party, terms, rows)
-        self._link = link
+        self.link = link
         self._splits: list[Split] = []
 
     def begin(
@@ -174,7 +188,7 @@ class FeatureEnd(TreesEnd):
             self._show_bins()
 
     def train(self, exchange: Exchange) -> None:
-        raw = bytes(expect(self._link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload)
+        raw = bytes(expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload)
         assert self._own is not None, "an attempt has begun"
         try:
             taken = [_split(one, self._own.layout) for one in json.loads(raw)]
@@ -188,18 +202,22 @@ class FeatureEnd(TreesEnd):
         self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
 
     def outputs(self, exchange: Exchange) -> None:
-        if exchange.phase == "validation":
-            return  # whose bins the label party has
+        if exchange.phase != "validation":  # whose bins the label party has
+            expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
+            self.answer_rows(exchange)
+
+    def answer_rows(self, exchange: Exchange) -> None:
+        """Send on which side of each of the party's splits some rows lie."""
         assert self._own is not None, "an attempt has begun"
-        bins = self._bins(self._positions(exchange.phase)[exchange.rows])
+        bins = self._bins(self._asked_for(exchange))
         answers = np.packbits(goes_left(self._splits, bins, self._own.layout), axis=1)
-        self._answer(exchange.step, answers.tobytes())
+        self.link.send(Frame(Kind.PROTOCOL, exchange.step, answers.tobytes()))
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         raise AssertionError("the label party alone judges")
 
     def receive_verdict(self) -> bytes:
-        frame = self._link.receive()
+        frame = self.link.receive()
         if frame.kind is not Kind.ACK:
             raise ProtocolError(
                 f"a message out of turn from {_LABEL_PARTY}",
@@ -209,8 +227,8 @@ class FeatureEnd(TreesEnd):
         return bytes(frame.payload)
 
     def end(self, report: Frame) -> list[Frame]:
-        self._link.send(report)
-        return [expect(self._link, Kind.DONE, 0, _LABEL_PARTY)]
+        self.link.send(report)
+        return [expect(self.link, Kind.DONE, 0, _LABEL_PARTY)]
 
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
@@ -238,8 +256,8 @@ class FeatureEnd(TreesEnd):
 
     def _answer(self, step: int, payload: bytes) -> None:
         """Send what the label party asks for."""
-        expect(self._link, Kind.PROTOCOL, step, _LABEL_PARTY)
-        self._link.send(Frame(Kind.PROTOCOL, step, payload))
+        expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY)
+        self.link.send(Frame(Kind.PROTOCOL, step, payload))
 
 
 class LabelEnd(TreesEnd):
@@ -259,7 +277,10 @@ class LabelEnd(TreesEnd):
         receive_any: Callable[[], tuple[str, Frame]],
     ) -> None:
         super().__init__(mode, terms.label_party, terms, rows)
-        self._links = Switchboard(streams, receive_any, lambda one, two: False, 1).links
+        links = streams
+        if terms.mode != "serve":  # where whoever serves looks at each stream
+            links = Switchboard(streams, receive_any, lambda one, two: False, 2).links
+        self.ends = {name: ServedEnd(link) for name, link in links.items()}
         self._objective = mode.objective_of(rows.classes)
         self._forest = Forest(np.zeros(self._objective.outputs))
         self._booster: Booster | None = None
@@ -281,7 +302,7 @@ class LabelEnd(TreesEnd):
         if self._own is not None:
             parts[self.party] = self._bins(self._known_rows()), self._own.layout
             signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
-        for name in self._links:
+        for name in self.ends:
             parts[name], own = self._received(name)
             signs += own
         self._counts = {name: len(layout.bins) for name, (_, layout) in parts.items()}
@@ -303,42 +324,50 @@ class LabelEnd(TreesEnd):
     def train(self, exchange: Exchange) -> Tensor:
         booster = self._boosts
         taken = splits_of(booster.add_round())
-        for name in self._links:
+        for name in self.ends:
             own = [_written(one) for _, one in self._owned(name, taken)]
-            self._links[name].send(Frame(Kind.PROTOCOL, exchange.step, json.dumps(own).encode()))
+            frame = Frame(Kind.PROTOCOL, exchange.step, json.dumps(own).encode())
+            self.ends[name].link.send(frame)
         return self._outputs_of(booster.margins[exchange.rows])
 
     def outputs(self, exchange: Exchange) -> Tensor:
         if exchange.phase == "validation":
             after = len(self._positions("train"))
             return self._outputs_of(self._boosts.margins[after + exchange.rows])
-        splits, rows = self._forest.splits, len(exchange.rows)
-        answers = np.empty((rows, len(splits)), bool)
+        for end in self.ends.values():
+            end.link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
+        return self.answered(exchange, None)
+
+    def answered(self, exchange: Exchange, inputs: Tensor | None) -> Tensor:
+        splits = self._forest.splits
+        answers = np.empty((len(exchange.rows), len(splits)), bool)
         for name in self._counts:
             owned = list(self._owned(name, splits))
             places, own = [place for place, _ in owned], [one for _, one in owned]
             if name == self.party:
-                bins = self._bins(self._positions(exchange.phase)[exchange.rows])
                 assert self._own is not None, "it has columns"
-                answers[:, places] = goes_left(own, bins, self._own.layout)
+                cells = None if inputs is None else inputs.flatten(1).numpy()
+                if cells is None:
+                    cells = self._cells(self._asked_for(exchange))
+                answers[:, places] = goes_left(own, self._own.bins(cells), self._own.layout)
             else:
-                answers[:, places] = self._asked(name, exchange.step, rows, len(own))
+                answers[:, places] = self._sides(name, exchange, len(own))
         return self._outputs_of(self._forest.margins(answers))
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
-        for link in self._links.values():
-            link.send(Frame(Kind.ACK, step, verdict))
+        for end in self.ends.values():
+            end.link.send(Frame(Kind.ACK, step, verdict))
 
     def receive_verdict(self) -> bytes:
         raise AssertionError("the label party alone judges")
 
     def end(self, report: Frame) -> list[Frame]:
         last = [
-            expect(self._links[name], Kind.DONE, 0, f"party '{name}'")
+            expect(self.ends[name].link, Kind.DONE, 0, f"party '{name}'")
             for name in rules.peers(self._terms)
         ]
-        for link in self._links.values():
-            link.send(report)
+        for end in self.ends.values():
+            end.link.send(report)
         return last
 
     def weights(self) -> dict[str, Tensor]:
@@ -349,7 +378,7 @@ class LabelEnd(TreesEnd):
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._forest = Forest.of_state(weights)
-        names = [*([self.party] if self.party in self._terms.parties else []), *self._links]
+        names = [*([self.party] if self.party in self._terms.parties else []), *self.ends]
         self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
 
     @property
@@ -370,8 +399,12 @@ class LabelEnd(TreesEnd):
 
     def _pull(self, name: str, step: int) -> memoryview:
         """Ask a party for its next message of a step."""
-        self._links[name].send(Frame(Kind.PROTOCOL, step, b""))
-        return memoryview(expect(self._links[name], Kind.PROTOCOL, step, f"party '{name}'").payload)
+        self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
+        return self._next(name, step)
+
+    def _next(self, name: str, step: int) -> memoryview:
+        frame = expect(self.ends[name].link, Kind.PROTOCOL, step, f"party '{name}'")
+        return memoryview(frame.payload)
 
     def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
         """A feature party's bins with their layout, and the signs that its columns change with."""
@@ -402,9 +435,10 @@ class LabelEnd(TreesEnd):
         self._note("bins of cells", name, SETUP, bins.size)
         return (bins, layout), signs
 
-    def _asked(self, name: str, step: int, rows: int, splits: int) -> np.ndarray:
+    def _sides(self, name: str, exchange: Exchange, splits: int) -> np.ndarray:
         """On which sides rows lie at a feature party's splits, bool, axes (rows, splits)."""
-        raw, width = self._pull(name, step), -(-splits // 8)
+        raw = self._next(name, exchange.step)
+        rows, width = len(exchange.rows), -(-splits // 8)
         if len(raw) != rows * width:
             raise ProtocolError(
                 "answers of another number",

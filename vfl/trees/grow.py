@@ -142,6 +142,27 @@ class Tree:
         return len(self.splits) - 1
 
 
+def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
+    """What a tree adds to the margin of each row, axes (rows,).
+
+    Args:
+        tree: grown.
+        goes_left: the answers of its inner nodes in order, bool, axes (rows, inner nodes).
+    """
+    inner = [node for node, split in enumerate(tree.splits) if split is not None]
+    place = np.zeros(len(tree.splits), np.int64)
+    place[inner] = np.arange(len(inner))
+    children = np.array(tree.children)
+    node = np.zeros(len(goes_left), np.int64)
+    rows = np.arange(len(goes_left))
+    while len(rows):
+        rows = rows[children[node[rows], 0] >= 0]
+        at = node[rows]
+        node[rows] = np.where(goes_left[rows, place[at]], children[at, 0], children[at, 1])
+    values: np.ndarray = np.array(tree.values)[node]
+    return values
+
+
 @dataclass(frozen=True)
 class _Found:
     """The best split of a node: its gain and the sums of its two sides."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vfl.core.compiled import COMPILED, compiled
-from vfl.trees.grow import Layout, Split
+from vfl.trees.grow import Layout, Split, Tree, values_of
 
 
 class Local:
@@ -55,8 +55,14 @@ class Local:
         goes_left = sides(split, self.layout.width)[self._bins[rows, split.column]]
         self._rows[left], self._rows[right] = rows[goes_left], rows[~goes_left]
 
-    def sides(self, splits: Sequence[Split]) -> np.ndarray:
-        return goes_left(splits, self._bins, self.layout)
+    def values(self, tree: Tree) -> np.ndarray:
+        values, others = np.empty(len(self._bins)), np.ones(len(self._bins), bool)
+        for leaf, rows in self._rows.items():
+            values[rows], others[rows] = tree.values[leaf], False
+        splits = [split for split in tree.splits if split is not None]
+        left = goes_left(splits, self._bins[others], self.layout)
+        values[others] = values_of(tree, left)
+        return values
 
 
 def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.ndarray:

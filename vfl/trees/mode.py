@@ -68,6 +68,7 @@ class Trees(SecureMode):
     whole_network: ClassVar[bool] = True
     reads_cells: ClassVar[bool] = True
     whole_epochs: ClassVar[bool] = True
+    serves_rows: ClassVar[bool] = True
 
     def __init__(
         self,

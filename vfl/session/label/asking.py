@@ -22,10 +22,11 @@ from vfl.core.errors import (
     ProtocolError,
 )
 from vfl.core.frame import Frame, Kind, Link
-from vfl.session import Exchange
-from vfl.session.exchange import SUM
+from vfl.datasets import PartyData
+from vfl.session import Exchange, Terms
+from vfl.session.exchange import SUM, CutAggregator
 from vfl.session.label.missing import PartialCuts
-from vfl.session.label.party import LabelParty
+from vfl.session.label.party import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
 #: Most parties whose contributions are computed: every subset of them takes a pass of the top.
@@ -65,6 +66,36 @@ class Answer:
     missing: Sequence[tuple[str, ...]] | None = None
 
 
+class AskedEnd(Protocol):
+    """A label party's end of the round with another party."""
+
+    link: Link
+
+
+class Asking(Protocol):
+    """The label party of a network whose rows are asked for, with the weights of its training."""
+
+    @property
+    def data(self) -> PartyData: ...
+    @property
+    def terms(self) -> Terms: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def aggregator(self) -> CutAggregator: ...
+    @property
+    def ends(self) -> Mapping[str, AskedEnd]: ...
+
+    def query(self, exchange: Exchange, inputs: Tensor | None) -> Mapping[str, Tensor]:
+        """What everybody sent of some rows, by party, or what is known of all together."""
+
+    def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
+        """The network's outputs, axes (rows, outputs)."""
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What outputs say, in the labels' own units."""
+
+
 class Away(Protocol):
     """Parties that went away while others go on answering; see `Federation`."""
 
@@ -97,7 +128,7 @@ class ServingParty:
 
     def __init__(
         self,
-        label: LabelParty,
+        label: Asking,
         between: Callable[[], object] = lambda: None,
         away: Away | None = None,
         absent: Collection[str] = (),
