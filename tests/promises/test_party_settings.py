@@ -229,6 +229,7 @@ class TestPartySettings(SettingsWalk):
         ("consent.codecs", "['none']", "bank"),
         ("consent.defenses", "['none']", "bank"),
         ("consent.secure", "['sum']", "bank"),
+        ("consent.models", "['trees']", "bank"),
         ("consent.ranges", "{'train.batch_size'=[1, 2]}", "bank"),
         ("consent.ranges", "{'train.momentum'=[0.0, 0.1]}", "bank"),
         ("consent.min_parties", "3", "bank"),

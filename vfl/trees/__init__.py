@@ -1,12 +1,13 @@
 """Boosted trees over columns of several organisations.
 
+mode         `model = "trees"`: what is agreed on, refused and promised
+ends         both ends of a session: a feature party's bins and splits, the label party's forest
 estimators   VFLBoostingClassifier, VFLBoostingRegressor: scikit-learn, all parties in a process
-parties      both ends: a feature party's bins and splits, the label party's forest
-boosting     the loop over trees, early stopping, margins
+boosting     the loop over trees, and forests as tensors
 grow         one tree from histograms, as XGBoost's `hist` grows it
 histograms   sums of gradients where all bins lie in one place
 bins         a party's columns as bins; randomised response on them
-objectives   losses, their derivatives and what margins say
+objectives   derivatives of losses, and what margins say
 """
 
 from __future__ import annotations
