@@ -35,7 +35,6 @@ from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.exchange import Own
 from vfl.session.label import LabelParty, Objective
 from vfl.session.ranges import ranges_of
-from vfl.session.schedule import steps_per_epoch
 from vfl.session.secure_mode import Layers, promise, shares_weights, third_party
 from vfl.session.store.identity import keys_of
 from vfl.session.store.party_folder import own_data, table_format
@@ -323,10 +322,7 @@ def _traffic(
     experiment: Experiment, split: Split, shared: Mapping[str, Layers] | None = None
 ) -> dict[str, Any]:
     terms = Terms.of(experiment, "train", experiment.name)
-    steps, epochs = (
-        steps_per_epoch(len(split.train), experiment.train.batch_size),
-        terms.train.epochs,
-    )
+    steps, epochs = rules.steps_per_epoch(terms, len(split.train)), terms.train.epochs
     if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
         steps, epochs = plan.a_epoch, plan.epochs
     if secure_mode.make(

@@ -54,7 +54,7 @@ from vfl.session import rules, secure_mode
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ranges import out_of_range
-from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
+from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES
 from vfl.session.secure_mode import Layers
 from vfl.session.store.session_ledger import Spent
 from vfl.session.terms import Terms
@@ -708,7 +708,7 @@ def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -
     trains = 0
     if terms.mode == "train":
         asked.append(split.validation)
-        trains = steps_per_epoch(len(split.train), terms.train.batch_size)
+        trains = rules.steps_per_epoch(terms, len(split.train))
         if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
             trains = plan.a_epoch
     queries = sum(math.ceil(len(rows) / QUERY_ROWS) for rows in asked)

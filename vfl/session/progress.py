@@ -11,8 +11,9 @@ from typing import Any
 
 from vfl.core.frame import Frame
 from vfl.datasets import Split
+from vfl.session import rules
 from vfl.session.dp_plan import PrivacyPlan
-from vfl.session.schedule import QUERY_ROWS, Exchange, steps_per_epoch, watched
+from vfl.session.schedule import QUERY_ROWS, Exchange, watched
 from vfl.session.terms import Terms
 
 _EVERY_S = 1.0
@@ -73,7 +74,7 @@ def exchanges_of(terms: Terms, split: Split) -> int:
     if terms.mode != "train":
         return asked
     judged, epochs = math.ceil(len(split.validation) / QUERY_ROWS), terms.train.epochs
-    steps = epochs * steps_per_epoch(len(split.train), terms.train.batch_size)
+    steps = epochs * rules.steps_per_epoch(terms, len(split.train))
     if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
         steps, epochs = plan.steps, plan.epochs
     return steps + epochs * judged + asked

@@ -19,6 +19,7 @@ from vfl.defenses.base import Undefended
 from vfl.session import secure_mode
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.schedule import Exchange, asking, shuffled_in_blocks, starting, training
+from vfl.session.schedule import steps_per_epoch as steps_of
 from vfl.session.terms import Terms
 
 
@@ -78,6 +79,11 @@ def batch_size(terms: Terms, rows: int) -> int:
     if secure_mode.make(terms.secure).whole_epochs:
         return max(1, rows)
     return terms.train.batch_size
+
+
+def steps_per_epoch(terms: Terms, rows: int) -> int:
+    """How many training exchanges an epoch of so many training rows has."""
+    return steps_of(rows, batch_size(terms, rows))
 
 
 def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterator[np.ndarray]]:
