@@ -223,7 +223,7 @@ def test_bins_of_many_columns_come_in_order():
 
 
 @parametrize_with_checks(
-    [VFLBoostingClassifier(1, n_estimators=8), VFLBoostingRegressor(1, n_estimators=8)],
+    [VFLBoostingClassifier(1, n_estimators=4), VFLBoostingRegressor(1, n_estimators=8)],
     expected_failed_checks=lambda estimator: {
         "check_sample_weight_equivalence_on_dense_data": (
             "a row of weight 0 still has bins of its own, for a feature party knows no weights"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vfl.core.seeds import Secret
+from vfl.datasets.encode import bin_edges
 from vfl.trees.grow import Layout
 
 MAX_BINS = 1 << 15
@@ -76,7 +77,7 @@ def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Bi
     """Bins of a party's columns.
 
     A column of numbers with at most `max_bin` different values gets a bin for each; another gets
-    bins of about as many training rows.
+    bins of about as many training rows, where a value counts at most as often as a bin has rows.
 
     Args:
         cells: of the training rows, float32, axes (rows, columns); see `Binning.bins`.
@@ -92,11 +93,10 @@ def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Bi
 
 
 def _edges(column: np.ndarray, max_bin: int) -> np.ndarray:
-    values = np.sort(column[~np.isnan(column)])
+    values = column[~np.isnan(column)]
     different = np.unique(values)
     if len(different) > max_bin:
-        places = np.arange(1, max_bin) * len(values) // max_bin
-        different = np.unique(np.concatenate([different[:1], values[places]]))
+        different = np.array(bin_edges(values, max_bin - 1))
     found: np.ndarray = different[1:].astype(np.float32)
     return found
 
