@@ -3,9 +3,6 @@
 No file is edited but for the ports, which tests may not share. Then parties are killed meanwhile.
 """
 
-import os
-import signal
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -157,35 +154,3 @@ def test_a_party_that_is_killed_while_aligning_or_predicting_leaves_a_clear_stat
     last = federation.ask("predict", federation.folder)
     assert last.wait() == 0, last.said()
     assert (federation.run(training) / "predictions.csv").read_bytes() == answers
-
-
-def test_a_label_party_that_is_killed_while_aligning_begins_anew(organisations):
-    federation = organisations("bank-marketing", 4000, 0.9)
-    aligned = federation.ask("align", federation.folder)
-    aligned.wait_for("party bank is here")
-    federation.kill("flwr-serverapp", "label")
-    assert aligned.wait() != 0
-    assert aligned.last_words().startswith("error[V4"), aligned.said()
-    again = federation.ask("align", federation.folder)
-    assert again.wait() == 0, again.said()
-    training = federation.train("train.epochs=1")
-    assert training.wait() == 0, training.said()
-
-
-def test_a_party_that_stands_still_while_aligning_leaves_a_clear_state(organisations):
-    federation = organisations("bank-marketing", 4000, 0.9)
-    words = ("federation.step_timeout_s=5", "federation.rejoin_window_s=2")
-    asked = [part for word in words for part in ("-s", word)]
-    aligned = federation.ask("align", federation.folder, *asked)
-    aligned.wait_for("party bank is here")
-    stopped = federation.kill("flwr-clientapp", "bank", signal.SIGSTOP)
-    try:
-        assert aligned.wait() != 0
-    finally:
-        os.kill(stopped, signal.SIGCONT)
-    assert "'bank'" in aligned.last_words(), aligned.said()
-    assert aligned.last_words().startswith("error[V4"), aligned.said()
-    assert {version_at(federation, party) for party in (LENDER, *OTHERS)} == {0}
-    again = federation.ask("align", federation.folder)
-    assert again.wait() == 0, again.said()
-    assert {version_at(federation, party) for party in (LENDER, *OTHERS)} == {1}

@@ -16,7 +16,6 @@ from sklearn.datasets import load_digits
 
 from vfl.config import Experiment, PartyFile, read_party_file
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import PeerError
 from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
 from vfl.federation import deployment
@@ -132,34 +131,3 @@ def test_holders_train_what_one_process_trains(deployed, experiment, tmp_path):
     assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
     federated.run_session(label, "predict", experiment.name)
     assert len(pd.read_csv(path / "predictions.csv")) == 599
-
-
-@pytest.mark.parametrize(("name", "restarts"), [("east", 0), ("east", 1), ("notary", 1)])
-def test_a_party_killed_in_the_middle(deployed, name, restarts):
-    """It is named, or comes back and the training goes on from what was saved."""
-    folder, label, places = deployed
-    killed, notes = [], []
-    overrides = ["train.epochs=12", f"federation.max_restarts={restarts}",
-                 "federation.rejoin_window_s=2.0"]  # fmt: skip
-
-    def kill(record):
-        if not killed and record["epoch"] >= 3:
-            killed.append(record["epoch"])
-            process_table.kill(folder, "flwr-clientapp", name)
-
-    def trained():
-        return federated.run_session(
-            label, "train", f"killed-{name}-{restarts}", overrides=overrides, on_epoch=kill,
-            on_note=notes.append,
-        )  # fmt: skip
-
-    if restarts:
-        path = trained()
-        assert f"party '{name}' went away and did not come back; restart 1 of 1" in "\n".join(notes)
-        assert RunFolder.open(path).summary()["test_accuracy"] > 0.8
-        found = models(path, places)
-        assert all(torch.equal(other, found[0]) for other in found[1:])
-        return
-    with pytest.raises(PeerError, match=f"party '{name}' went away") as caught:
-        trained()
-    assert caught.value.code == "V405"

@@ -103,18 +103,6 @@ def test_the_bundle_reads_back_as_the_experiment(project):
     }
 
 
-def test_the_shim_is_only_a_shim(project):
-    _, label = project
-    lines = (label.app / "vfl_app.py").read_text().splitlines()
-    imports = [line for line in lines if "import" in line]
-    assert len(lines) <= 10
-    assert [line.split()[1] for line in imports] == [
-        "pathlib",
-        "vfl.clients.app",
-        "vfl.server.app",
-    ]
-
-
 def test_a_private_key_is_its_owners_alone(project):
     folder, label = project
     keys = [path for path in folder.rglob("*.key")]
@@ -157,29 +145,6 @@ def test_a_partys_own_file_reads_back(project):
         assert path.read_text().startswith(f"# What party '{name}' keeps to itself")
     assert read_party_file(label.party_file).data == party_file("lender").data
     assert "[consent]" not in label.party_file.read_text()
-
-
-def test_the_readme_has_a_command_for_each_party(project):
-    folder, _ = project
-    text = (folder / "README.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert text.startswith("# loans\n")
-    assert f"vfl {VERSION}" in text
-    for name in FEATURES:
-        (row,) = (line for line in rows if line.startswith(f"| {name} "))
-        assert f"`vfl up {name}/party.toml`" in row
-    assert any("`vfl up label`" in row and "lender" in row for row in rows)
-    assert any("`vfl train label`" in row for row in rows)
-
-
-def test_a_label_party_with_columns_of_its_own(tmp_path):
-    experiment = Experiment.model_validate(
-        {"parties": {"bank": {}, "lender": {}}, "label": {"party": "lender"}}
-    )
-    parties = {name: party_file(name) for name in ("bank", "lender")}
-    label = write_project(tmp_path / "two", experiment, parties, "127.0.0.1")
-    assert {entry.name for entry in (tmp_path / "two").iterdir()} == {"README.md", "label", "bank"}
-    assert [key.name for key in label.keys.iterdir()] == ["bank.pub"]
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):

@@ -1,6 +1,5 @@
 """A real deployment with one feature party and a third that deals: processes, TLS, keys."""
 
-import time
 from contextlib import ExitStack
 
 import dealt_project
@@ -12,7 +11,6 @@ from sklearn.datasets import load_digits
 
 from vfl.config import read_party_file
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import PeerError
 from vfl.federation import deployment
 from vfl.training import federated
 
@@ -55,36 +53,3 @@ def test_a_third_party_deals_what_one_process_computes(deployed, experiment, tmp
     assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
     federated.run_session(label, "predict", "dealt")
     assert len(pd.read_csv(path / "predictions.csv")) == len(load_digits().target)
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_a_dealer_killed_in_the_middle(deployed, restarts):
-    """It is named, and nothing hangs; where it may come back, training goes on with new keys."""
-    folder, label = deployed
-    killed, notes, epochs = [], [], []
-    overrides = ["train.epochs=40", f"federation.max_restarts={restarts}",
-                 "federation.rejoin_window_s=2.0"]  # fmt: skip
-
-    def kill(record):
-        epochs.append(record)
-        if not killed and record["epoch"] >= 3:
-            killed.append(time.monotonic())
-            process_table.kill(folder, "flwr-clientapp", "notary")
-
-    def trained():
-        name = f"killed-{restarts}"
-        return federated.run_session(
-            label, "train", name, overrides=overrides, on_epoch=kill, on_note=notes.append
-        )
-
-    if restarts:
-        summary = RunFolder.open(trained()).summary()
-        assert "party 'notary' went away and did not come back; restart 1 of 1" in "\n".join(notes)
-        assert summary["epochs"] == 40
-        assert summary["test_accuracy"] > 0.9
-    else:
-        with pytest.raises(PeerError, match="party 'notary' went away") as caught:
-            trained()
-        assert caught.value.code == "V405"
-        assert time.monotonic() - killed[0] < 60
-        assert len(epochs) < 40

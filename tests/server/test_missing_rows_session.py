@@ -339,11 +339,6 @@ def test_two_by_two_every_set_is_counted_before_anything_is_told():
     assert [len(payload) // 32 for sender, _, payload in told if sender == "shop"] == [6]
 
 
-def test_a_protocol_with_a_helper_is_refused():
-    with pytest.raises(VFLError, match="without a helper"):
-        run_roles(roles(owns(bank="ab", label="ab"), "server_aided"))
-
-
 @pytest.mark.parametrize("lie", ["twice", "beyond", "counts", "short"])
 def test_places_that_no_session_has_are_refused(lie):
     honest = roles(owns(bank="abcd", shop="cdef", label="abcdef"))
@@ -370,3 +365,8 @@ def test_places_that_no_session_has_are_refused(lie):
     honest["label"] = lying(honest["label"])
     with pytest.raises(ProtocolError, match=r"no session can have|another form"):
         run_roles(honest)
+
+
+def test_a_protocol_with_a_helper_is_refused():
+    with pytest.raises(VFLError, match="without a helper"):
+        run_roles(roles(owns(bank="ab", label="ab"), "server_aided"))

@@ -49,16 +49,6 @@ def test_other_rows_of_the_same_law_are_stable_and_shifted_ones_are_not():
     assert max(flags) < 0.1
 
 
-def test_a_flag_that_turns_common_is_seen():
-    bins = Bins.of(draw(0), ["number", "rare", "common"])
-    other = draw(3)
-    other[:, 1:] = 1 - other[:, 1:]
-    bins.add(other)
-    number, rare, common = bins.stability().tolist()
-    assert number < 0.1
-    assert min(rare, common) > DRIFTED
-
-
 def test_scores_and_a_file_that_gives_the_same_counters():
     rows = draw(0)
     split = Split(*np.split(np.arange(4000), [2000, 2500]))

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl.config import TrainSettings
-from vfl.datasets import Split
 from vfl.session import Terms, rules, schedule
 from vfl.session.schedule import (
     QUERY_ROWS,
@@ -122,11 +121,6 @@ def test_what_a_mode_goes_over(terms, data):
         assert np.array_equal(exchange.rows, split.test)
 
 
-def test_a_split_without_rows_has_no_exchanges():
-    nothing = np.arange(0)
-    assert list(asking("test", Split(nothing, nothing, nothing).test)) == []
-
-
 def in_blocks(rows, batch_size=1, block_rows=2, window_blocks=2):
     settings = TrainSettings(
         batch_size=batch_size, shuffle="blocks", block_rows=block_rows, window_blocks=window_blocks
@@ -173,18 +167,6 @@ def test_the_law_of_blocks_is_what_is_said(monkeypatch):
     of_one_block = sum(beside[row, row ^ 1] for row in range(8))
     assert Fraction(int(of_one_block), count) == Fraction(2 - 1, 2 * 2 - 1)  # (B - 1) / (W B - 1)
     assert len({beside[row, row ^ 1] for row in range(8)}) == 1
-
-
-def test_batches_of_unlike_blocks_vary_as_said():
-    """With all variance between blocks, beside a full shuffle, within three standard errors."""
-    block_rows, window, blocks, size, orders = 16, 8, 64, 32, 400
-    cells = np.repeat(np.random.default_rng(0).normal(size=blocks), block_rows)
-    make = in_blocks(np.arange(len(cells)), size, block_rows, window)
-    means = [cells[batch].mean() for seed in range(orders) for batch in make(seed)]
-    full = cells.var() / size * (1 - (size - 1) / (len(cells) - 1))
-    found = np.var(means) / full
-    said = 1 + (size - 1) * (1 / window - 1 / blocks)
-    assert abs(found / said - 1) < 3 * (2 / len(means)) ** 0.5 * 2
 
 
 def test_an_epoch_in_blocks_has_an_order_of_its_own_and_is_repeated():

@@ -32,12 +32,6 @@ def test_a_class_without_training_rows_is_none_of_those_balanced(absent):
     assert float(found.double().sum()) == pytest.approx(len(train))
 
 
-def test_only_training_rows_are_balanced():
-    train = torch.tensor([0, 1, 3])  # class 2 is not among them
-    found = training_weights(LABELS, train, None, "balanced")[train]
-    np.testing.assert_allclose(found, compute_sample_weight("balanced", LABELS[train]))
-
-
 def test_rows_and_classes_multiply():
     own = torch.arange(7).float()
     balanced = compute_sample_weight("balanced", LABELS)
@@ -93,16 +87,6 @@ def trained(data, row_weights=None, class_weight="none", **changes):
     lender = replace(data["lender"], row_weights=row_weights)
     experiment = Experiment.model_validate(settings | changes)
     return LocalSession(experiment, data | {"lender": lender}, outputs=2).run()
-
-
-def test_equal_weights_change_no_bit(data):
-    plain, equal = trained(data), trained(data, torch.full((300,), 0.7))
-    assert equal.weights_digest() == plain.weights_digest()
-    records = [
-        [{key: value for key, value in record.items() if key != "seconds"} for record in history]
-        for history in (equal.label.history, plain.label.history)
-    ]
-    assert records[0] == records[1]
 
 
 def test_balanced_classes_are_the_row_weights_they_stand_for(data):

@@ -12,7 +12,7 @@ from vfl.core.errors import ConsentError, DisagreementError, RunFolderError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.session import Exchange, Terms
-from vfl.session.store.session_ledger import Meter, SessionLedger, Spent, notes, total_epsilon
+from vfl.session.store.session_ledger import SessionLedger, Spent, notes, total_epsilon
 
 CONTENT = {"parties": {name: {"width": 4} for name in ("bank", "shop", "club")}, "merge": "sum"}
 WEIGHTS = "a" * 64
@@ -378,7 +378,3 @@ def test_two_sessions_at_once_keep_to_the_limit(tmp_path):
             late(begun)
     assert sent == [1]
     assert total_epsilon(ledger.entries()) == pytest.approx(5 * one)
-
-
-def test_a_meter_starts_at_nothing():
-    assert Meter().spent(coming=True) == Spent()

@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from vfl.core.errors import ConfigError
-from vfl.session.trace import check_room, expected_bytes
+from vfl.session.trace import expected_bytes
 
 Disk = namedtuple("Disk", "total used free")
 
@@ -62,9 +62,3 @@ def test_a_disk_without_room(training, monkeypatch, tmp_path):
     assert caught.value.where == str(tmp_path)
     assert not training.path("bank").exists()
     training.session(trace={}).run()  # without a trace the disk is not asked
-
-
-def test_room_is_measured_where_the_folder_will_be(tmp_path):
-    check_room(tmp_path / "not" / "yet" / "here", 1)
-    with pytest.raises(ConfigError):
-        check_room(tmp_path / "not" / "yet", 10**18)
