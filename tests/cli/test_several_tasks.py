@@ -28,31 +28,31 @@ epochs = 3
 
 
 @pytest.fixture
-def run(vfl):
+def run(well):
     frame = load_diabetes(as_frame=True, scaled=False).frame
     frame["high"] = (frame.target > frame.target.median()).map({True: "yes", False: "no"})
     frame.to_csv("table.csv", index=False)
     Path("m.toml").write_text(EXPERIMENT)
-    assert vfl("train", "m.toml").code == 0
+    well("train", "m.toml")
     (folder,) = Path("runs").iterdir()
     return folder
 
 
-def test_from_a_file_to_predictions_of_both(vfl, run):
+def test_from_a_file_to_predictions_of_both(vfl, well, run):
     assert "clinic and insurer see every cut" in vfl("check", "m.toml").out
     trained = RunFolder.open(run).summary()["tasks"]["insurer"]
     shown = vfl("evaluate", run).out
     assert f"insurer test rmse {trained['test_rmse']:.4f}" in shown
     assert "bank to insurer" in shown
-    assert vfl("predict", run).code == 0
+    well("predict", run)
     rows = [len((run / name).read_text().splitlines()) for name in PREDICTIONS]
     assert rows == [1 + 88] * 2
-    assert vfl("report", run).code == 0
+    well("report", run)
     page = (run / "report.html").read_text()
     assert "clinic and insurer each held labels and a top model of their own" in page
     assert "RMSE, insurer" in page
     for party in ("bank", "clinic", "insurer"):
-        assert vfl("export", run, "--party", party, "--to", "torch").code == 0
+        well("export", run, "--party", party, "--to", "torch")
 
 
 PREDICTIONS = ("predictions.csv", "predictions-insurer.csv")

@@ -20,19 +20,19 @@ epochs = 3
 """
 
 
-def test_from_a_file_to_predictions_and_a_report(vfl):
+def test_from_a_file_to_predictions_and_a_report(vfl, well):
     Path("u.toml").write_text(EXPERIMENT)
     assert "compute sees every cut and no label" in vfl("check", "u.toml").out
-    assert vfl("train", "u.toml").code == 0
+    well("train", "u.toml")
     (folder,) = Path("runs").iterdir()
     run = RunFolder.open(folder)
     assert run.summary()["test_accuracy"] > 0.8
-    assert vfl("evaluate", folder).code == 0
+    well("evaluate", folder)
     assert run.evaluation()["test_loss"] == run.summary()["test_loss"]
-    assert vfl("predict", folder).code == 0
+    well("predict", folder)
     answers = (folder / "predictions.csv").read_text().splitlines()
     assert len(answers) == 1 + round(0.2 * 569)
-    assert vfl("report", folder).code == 0
+    well("report", folder)
     page = (folder / "report.html").read_text()
     assert "compute sees every cut and no label" in page
     assert "clinic held the labels and the head, compute the model in the middle" in page

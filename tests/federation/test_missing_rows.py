@@ -69,23 +69,19 @@ def test_from_tables_with_gaps_to_answers_without_a_party(federation, tmp_path, 
     assert cut.last_words().startswith("error[V4"), cut.said()
     measured("an alignment that lost a party")
 
-    aligned = federation.ask("align", federation.folder)
-    assert aligned.wait() == 0, aligned.said()
+    aligned = federation.done("align", federation.folder)
     own = owners(tmp_path)
     rows = own["lender"] & (own["bank"] | own["shop"])
     assert f"session rows     {len(rows)}; bank lacks {len(rows - own['bank'])}" in aligned.said()
-    training = federation.train("train.epochs=5")
-    assert training.wait() == 0, training.said()
+    training = federation.trained("train.epochs=5")
     run = federation.run(training)
     summary = read_json(run / "summary.json")
     assert summary["test_complete_auc"] > 0.6  # of others there are few, other ones each time
     lacking = len(rows - (own["bank"] & own["shop"]))
     assert 0.1 * lacking < summary["test_missing_rows"] < 0.4 * lacking
-    evaluated = federation.ask("evaluate", run)
-    assert evaluated.wait() == 0, evaluated.said()
+    federation.done("evaluate", run)
     assert read_json(run / "evaluations/0001.json")["test_loss"] == summary["test_loss"]
-    told = federation.ask("predict", run)
-    assert told.wait() == 0, told.said()
+    federation.done("predict", run)
     expected = predicted(run)
     assert {int(row) for row in expected} == rows
     measured("aligned, trained, evaluated, predicted")

@@ -10,7 +10,7 @@ from settings_walked import SettingsWalk
 
 from vfl.config import CompareSettings, GridSettings, ValueSettings
 from vfl.core.seeds import use_one_thread
-from vfl.experiments import notebook
+from vfl.experiments import notebook, value
 
 EXPERIMENT = """\
 seed = 1
@@ -68,7 +68,9 @@ def result(tmp_path_factory):
         told = [untimed(found.content), files, page.count("<svg"), page.count("<img")]
         return re.sub("-[0-9a-f]{12}", "", json.dumps(told, sort_keys=True))
 
-    return of
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(value, "_TREES", 20)  # enough for a table of so few rows
+        yield of
 
 
 def untimed(content):

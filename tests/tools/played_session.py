@@ -1,12 +1,13 @@
 """Whole sessions over real streams, for which a stand-in plays Flower's part."""
 
+import copy
 import shutil
 import warnings
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
-from stand_in_flower import Envelope
+from stand_in_flower import Envelope, Flower
 
 from vfl.config import Experiment, read_party_file
 from vfl.core.errors import ProtocolError
@@ -85,6 +86,15 @@ class PlayedSession:
         path = self.folder / name / "party.toml"
         path.write_text(text)
         self.flower.files[name] = read_party_file(path)
+
+    def copied_to(self, folder):
+        """The same parties, and all that they keep, in another folder."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        other = copy.copy(self)
+        other.folder, other.flower = folder, Flower(self.flower.parties, tells=self.flower.tells)
+        for name in self.flower.files:
+            other.flower.files[name] = read_party_file(folder / name / "party.toml")
+        return other
 
     def forget_store(self, name):
         """A party deletes its store, but not the count of it: that is how one would lie."""
