@@ -76,7 +76,7 @@ def test_mistakes(vfl, saved, arguments, told):
 
 
 def test_a_trace_gives_what_the_training_counted(vfl, refused, loans, tmp_path):
-    codec = "topk:k=2,values=8"
+    codec = "topk:k=2,values=8,packer=range"  # which adapts to what it has packed
     settings = ("-s", f"codec={codec}", "-s", "trace.phases=train", "-s", "train.batch_size=35")
     run = tmp_path / json.loads(vfl("train", loans, "--json", *settings).out)["run"]
     with (run / "traffic.csv").open() as file:

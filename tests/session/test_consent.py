@@ -175,16 +175,6 @@ def test_a_passport_is_counted_with_the_bottom(terms, asked):
     assert asked(large, max_memory_bytes=passports + 4 * 4 * weights) is not None
 
 
-def test_attention_is_counted(terms, asked):
-    """Weights of 8 heads over 1,025 x 1,025 tokens, for each row of a query."""
-    vit = with_bottom(terms, "vit:patch=1,tokens=8,layers=1,heads=8")
-    query = vit.model_copy(update={"mode": "evaluate"})
-    error = asked(query, (3, 32, 32), max_memory_bytes=4 * 40 * 8 * 1025**2)
-    assert "bytes of memory for bottom vit" in error.got
-    assert asked(query, (3, 32, 32), max_memory_bytes=3 * 4 * 40 * 8 * 1025**2) is None
-    assert asked(vit, (3, 32, 32), max_memory_bytes=4 * 2 * 50 * 8 * 1025**2) is not None
-
-
 def test_matrices_over_the_rows_of_a_batch_are_counted(terms, data):
     rows = 7000
     split = replace(data["bank"].split, train=np.arange(rows))

@@ -9,7 +9,6 @@ from vfl.compression.none import Uncompressed
 from vfl.core.errors import WidthError
 from vfl.core.seeds import Secret
 from vfl.defenses import Defense
-from vfl.session.exchange import CutTerms, LabelEnd, Own
 
 RATE, ROWS = 0.1, 5
 
@@ -36,15 +35,6 @@ def test_a_query_moves_nothing_and_is_confirmed(start):
     torch.testing.assert_close(cut, game.feature.model["bottom"][0](game.inputs).detach())
     assert game.digest() == before
     assert not cut.requires_grad
-
-
-def test_a_frozen_bottom_stays_as_it_is(start):
-    bottom = nn.Linear(4, 3)
-    bottom.requires_grad_(False)
-    game = start(bottom=bottom)
-    before = game.digest()
-    game.turn()
-    assert game.digest() == before
 
 
 @pytest.mark.parametrize("out", [2, 4])
@@ -85,24 +75,6 @@ class TestRandomness:
         before = torch.random.get_rng_state()
         game.turn()
         assert torch.equal(torch.random.get_rng_state(), before)
-
-    def test_draws_on_gradients_of_two_parties_are_unrelated(self, start):
-        """One label party serves both with one secret, at the same step."""
-        seen = {}
-
-        class Draws(Defense):
-            def gradient(self, grad, labels, context):
-                seen[len(seen)] = context.secret.uniform((4,), "noise", context.step).tolist()
-                return grad
-
-        secret = Secret.of_simulation(0, "lender")
-        for party in ("bank", "shop", "bank"):
-            game = start()
-            game.label = LabelEnd(
-                CutTerms(party, 3, Uncompressed(), Draws()), Own(secret), game.label_link
-            )
-            game.turn()
-        assert seen[0] == seen[2] != seen[1]
 
 
 class Recorder(Defense):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl.config import TrainSettings
-from vfl.session import Terms, rules, schedule
+from vfl.session import rules, schedule
 from vfl.session.schedule import (
     QUERY_ROWS,
     asking,
@@ -99,17 +99,6 @@ def test_asking_goes_over_the_rows_in_order():
         (2, True, False),
     ]
     assert np.array_equal(np.concatenate([e.rows for e in exchanges]), rows)
-
-
-def test_both_sides_compute_the_same_schedule(terms, data):
-    """One side has only the terms that crossed as text, and its own party's split."""
-    here = list(rules.schedule(terms, data["lender"].split))
-    received = Terms.model_validate_json(terms.model_dump_json())
-    there = list(rules.schedule(received, data["shop"].split))
-    assert len(here) == len(there) > 6
-    for one, other in zip(here, there, strict=True):
-        assert (one.step, one.phase, one.epoch) == (other.step, other.phase, other.epoch)
-        assert np.array_equal(one.rows, other.rows)
 
 
 def test_what_a_mode_goes_over(terms, data):
