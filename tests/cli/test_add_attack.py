@@ -119,23 +119,6 @@ def test_a_pipeline_is_scored_on_every_victim_beside_its_baselines(copy, monkeyp
     assert not ran
 
 
-@pytest.mark.slow
-def test_the_command_in_processes_and_the_grids_own_command_afterwards(vfl, well, copy, tmp_path):
-    words = ("grid", "--add-attack", EXAMPLE, copy.path, "--jobs", "2", "--json")
-    done = well(*words)
-    rows = json.loads(done.out)["rows"]
-    assert {(row["subject"], row["author"]) for row in rows} == {
-        ("pipeline", "the examples of vfl")
-    }
-    del sys.modules["outside_pipeline"]
-    ATTACKS._members.pop("pipeline")
-    assert run_cells(copy, copy.cells()) == []
-    assert sum(bool(row.author) for row in LoadedGrid(copy).attacks) == len(rows)
-    assert "pipeline (the examples of vfl, 2026-11-25)" in vfl("report", copy.path).out + (
-        copy.path / "report.html"
-    ).read_text(encoding="utf-8")
-
-
 def test_an_attack_that_fails_takes_no_row_of_the_grid_and_tells_no_value(vfl, copy, mine):
     before = own_rows(copy)
     body = "raise ValueError(f'row 17 is {view.targets.cuts[0]}')"

@@ -90,15 +90,6 @@ def test_a_project_names_nobodys_table(refused, project, setting):
     assert "party.toml" in done.err
 
 
-def test_every_mistake_of_a_file(refused, tmp_path):
-    path = tmp_path / "wrong.toml"
-    path.write_text("sed = 1\n[parties.bank]\nwidth = 0\n[train]\nepochs = 'many'\n")
-    done = refused("check", path)
-    told = ["wrong.toml:1: no setting is called 'sed'; did you mean 'seed'?"]
-    told += ["wrong.toml:3: parties.bank.width = 0", "wrong.toml:5: train.epochs = many"]
-    assert all(mistake in done.err for mistake in told)
-
-
 def test_every_spec_that_cannot_be_used(refused, breast_cancer):
     specs = ["codec=topkk:k=3", "defense=layer_nrm", "label.top=mpl"]
     specs += ["parties.radiology.bottom=mlp:hiden=4", "parties.pathology.bottom=cnnn"]
@@ -113,19 +104,6 @@ def test_every_spec_that_cannot_be_used(refused, breast_cancer):
     ]:
         (line,) = (text for text in done.err.splitlines() if f".toml: {setting}: " in text)
         assert line.endswith(hint)
-
-
-def test_wrong_specs_are_told_with_the_other_mistakes_of_the_file(refused, tmp_path):
-    path = tmp_path / "wrong.toml"
-    path.write_text('codec = "topk:k=3"\n[parties.bank]\nwidth = 2\nbottom = 7\n[tran]\n')
-    done = refused("check", path, "-s", "label=3")
-    told = [
-        "wrong.toml:1: codec: top-k keeps 3 values of a cut that is 2 wide; k=1 keeps one",
-        "wrong.toml:4: parties.bank.bottom = 7",
-        "wrong.toml:5: no setting is called 'tran'; did you mean 'train'?",
-        "wrong.toml: label = 3",
-    ]
-    assert [mistake for mistake in told if mistake not in done.err] == []
 
 
 def test_the_same_table_at_two_parties_in_another_order(vfl, tmp_path, table):

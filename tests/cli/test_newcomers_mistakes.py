@@ -78,13 +78,6 @@ def test_a_clean_table_is_not_pointed_at(vfl, loans):
     assert "look at" not in vfl("check", loans).out
 
 
-def test_a_training_keeps_what_was_pointed_out(vfl, tmp_path, loans, rows):
-    DOUBTED["a feature that is the label"][0](rows).to_csv(tmp_path / "loans.csv", index=False)
-    done = vfl("train", loans, "-s", "train.epochs=1")
-    assert "look at: column 'income' of bank alone is nearly the label" in done.err
-    assert "column 'income' of bank alone is nearly the label" in done.out
-
-
 #: Files and settings that are refused: what is written, and the words of the message.
 REFUSED = {
     "an empty file": (b"", ["this file is empty", "write the table again"]),
@@ -153,12 +146,6 @@ def test_parties_that_are_a_list(vfl, loans):
     assert "parties = a list: want a table, [parties.NAME]" in done.err
     with pytest.raises(UserError, match=r"got   a list\n.*columns by party(.|\n)*parties=\{"):
         VFLClassifier(["bank", "shop"]).fit(np.zeros((4, 2)), [0, 1, 0, 1])
-
-
-def test_an_experiment_is_not_its_own_correction(vfl, loans):
-    done = vfl("check", loans, "-s", "data.source=loans.tml")
-    assert "loans.toml" not in done.err.replace("where loans.toml", "")
-    assert "did you mean 'loans.csv'?" in vfl("check", loans, "-s", "data.source=loan.csv").err
 
 
 @pytest.mark.parametrize("attack", ["logistic", "gradient_norm"])

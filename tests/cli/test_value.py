@@ -13,7 +13,7 @@ FILE = """\
 name = "joined"
 data = { source = "table.csv", validation = 0.1, test = 0.3 }
 label = { party = "lender", column = "label", top = "mlp:hidden=16" }
-train = { epochs = 5, batch_size = 32, learning_rate = 2e-2 }
+train = { epochs = 5, batch_size = 64, learning_rate = 3e-2 }
 
 [parties.bank]
 width = 8

@@ -76,14 +76,3 @@ def test_each_label_party_serves_its_own_task_at_its_own_address(federation):
     assert serving.wait() == 0, serving.said()
     with pytest.raises(OSError, match="refused"):
         second.predict(asked[0])
-
-
-def test_a_label_party_that_dies_is_named_and_the_training_goes_on_later(federation):
-    quick = ("train.epochs=60", "federation.max_restarts=0", "federation.rejoin_window_s=2.0")
-    training = federation.train(*quick)
-    training.wait_for("epoch   3")
-    federation.kill("flwr-clientapp", "insurer")
-    assert training.wait() == 3, training.said()
-    assert "party 'insurer' went away" in training.last_words(), training.said()
-    federation.trained(resume=training)
-    assert read_json(federation.run(training) / "summary.json")["epochs"] == 60

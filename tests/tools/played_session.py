@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 import pandas as pd
+import pytest
 from stand_in_flower import Envelope, Flower
 
 from vfl.config import Experiment, read_party_file
-from vfl.core.errors import ProtocolError
+from vfl.core.errors import PeerFailedError, ProtocolError
 from vfl.core.traffic import Ledger
 from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_terms
@@ -134,6 +135,13 @@ class PlayedSession:
             for thread in self.flower.threads:
                 thread.join(timeout=60)
         return Noting.seen
+
+    def refusal(self, code="V403", **how):
+        """The one error of this code at a feature party, of a session that ends with it."""
+        with pytest.raises(PeerFailedError, match=rf"{code}|does not consent"):
+            self.play(**how)
+        (refusal,) = [error for error in self.flower.failures if error.code == code]
+        return refusal
 
     def write_tables(self, parties):
         """Tables of 120 rows: two columns of each feature party, and the lender's labels."""
