@@ -16,7 +16,7 @@ import torch
 from played_session import Noting, PlayedSession, stand_in
 from stand_in_flower import Flower
 
-from vfl.core.errors import ConfigError, ConsentError, LostRankError, PeerFailedError, SpecError
+from vfl.core.errors import ConfigError, ConsentError, LostRankError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.processes import Process
 from vfl.core.storage import Seal, load_weights, read_json
@@ -65,6 +65,13 @@ def in_ranks(session, lender, bank, more=""):
     """How many ranks each party runs."""
     for name, ranks, own in (("bank", bank, ""), ("lender", lender, 'label = "paid"')):
         session.write(name, PARTY.format(name=name, more=own, ranks=ranks) + more)
+
+
+@pytest.fixture
+def no_process(monkeypatch):
+    """Further ranks that never begin, where a session is refused before it needs them."""
+    monkeypatch.setattr(RankProcesses, "start", lambda ranks, rank, order: None)
+    monkeypatch.setattr(RankProcesses, "receive", lambda ranks, rank: {"port": 7})
 
 
 @pytest.fixture
@@ -167,8 +174,8 @@ def test_two_ranks_leave_the_weights_and_accounts_of_one(session):
     session.play(**REGRESSION)
     same_as(session, wanted)
     two = read_json(session.run / "summary.json")
-    for figure in ("test_loss", "test_rmse", "validation_loss"):
-        assert two.get(figure) == pytest.approx(one.get(figure), rel=1e-5)
+    for figure in ("test_loss", "test_rmse"):
+        assert two[figure] == pytest.approx(one[figure], rel=1e-5)
     now = spent_by(session, "bank")
     assert (now.rows, now.passes) == (spent.rows, spent.passes)
     for way in ("bytes_up", "bytes_down"):  # every share has a header of its own
@@ -221,7 +228,7 @@ def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
         assert 0 < summary[way]["bank"] - one[way]["bank"] < 0.2 * one[way]["bank"]
 
 
-def test_a_party_runs_no_more_ranks_than_it_says(session):
+def test_a_party_runs_no_more_ranks_than_it_says(session, no_process):
     in_ranks(session, 2, 1)
     with pytest.raises(PeerFailedError, match="does not run that many ranks") as caught:
         session.play()
@@ -247,21 +254,12 @@ def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where)
     assert not session.flower.threads
 
 
-def test_a_feature_party_refuses_them_itself(session, monkeypatch):
+def test_a_feature_party_refuses_them_itself(session, monkeypatch, no_process):
     monkeypatch.setattr("vfl.server.session.refuse_ranks", lambda terms, split, size: None)
     in_ranks(session, 2, 2)
     with pytest.raises(PeerFailedError, match="2 ranks would not train as one does"):
         session.play(codec="randtopk:k=2")
     assert isinstance(session.flower.failures[0], ConsentError)
-
-
-def test_a_layer_over_the_batch_is_refused_by_name(session):
-    in_ranks(session, 2, 2)
-    parties = {"bank": {"width": 4, "bottom": "mlp:hidden=8,dropout=0.5"}}
-    with pytest.raises(PeerFailedError, match="would not train this model") as caught:
-        session.play(parties=parties)
-    assert "Dropout" in str(caught.value)
-    assert isinstance(session.flower.failures[0], SpecError)
 
 
 def test_no_rank_records_a_part_of_a_trace(session):
@@ -271,17 +269,25 @@ def test_no_rank_records_a_part_of_a_trace(session):
 
 
 def test_ranks_on_two_machines_leave_the_weights_of_one(session, request):
+    """Once both have the same table: a machine with another one is refused before."""
     wanted, one, _ = of_one_rank(session)
     start = request.getfixturevalue("machines")
     said = [start(name)[1] for name in PARTIES]
+    path = session.folder / "bank" / "data.csv"
+    whole = path.read_text()
+    table = pd.read_csv(path)
+    table.assign(a=table["a"].to_numpy()[::-1]).to_csv(path, index=False)
+    with pytest.raises(PeerFailedError, match="has other rows or values than rank 0"):
+        session.play()
+    path.write_text(whole)
+    forget(session)
     session.play()
     same_as(session, wanted)
     two = read_json(session.run / "summary.json")
-    for figure in ("test_loss", "test_accuracy", "validation_loss"):
-        assert two.get(figure) == pytest.approx(one.get(figure), abs=1e-5)
+    for figure in ("test_loss", "test_accuracy"):
+        assert two[figure] == pytest.approx(one[figure], abs=1e-5)
     for each in said:
         wait_for(each, "rank 1 is done")
-        assert "error" not in each.read_text()
 
 
 @pytest.mark.slow  # a killed rank takes the same way; streams that end are in test_machines
@@ -309,17 +315,6 @@ def test_a_lost_machine_is_named_and_the_training_goes_on_with_another(
     start(victim, 1)
     session.play(resume=True)
     same_as(session, wanted)
-
-
-def test_a_machine_with_another_table_is_refused(session, request):
-    start = request.getfixturevalue("machines")
-    table = pd.read_csv(session.folder / "bank" / "data.csv")
-    start("bank")
-    start("lender")
-    table["a"] = table["a"].to_numpy()[::-1]
-    table.to_csv(session.folder / "bank" / "data.csv", index=False)
-    with pytest.raises(PeerFailedError, match="has other rows or values than rank 0"):
-        session.play()
 
 
 def test_a_machine_that_does_not_come_is_named(session, request, monkeypatch):
