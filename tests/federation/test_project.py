@@ -11,8 +11,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509 import load_pem_x509_certificate
-from cryptography.x509.oid import ExtensionOID
 
 from vfl.config import Experiment, PartyFile, read_experiment, read_party_file
 from vfl.core.errors import RunFolderError, UserError
@@ -124,17 +122,6 @@ def public_half(path):
 def registered(path):
     key = load_ssh_public_key(path.read_bytes())
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def test_every_party_trusts_the_superlinks_certificate(project):
-    folder, label = project
-    authority = (label.certificates / "ca.pem").read_bytes()
-    assert all((folder / name / "ca.pem").read_bytes() == authority for name in FEATURES)
-    certificate = load_pem_x509_certificate((label.certificates / "server.pem").read_bytes())
-    certificate.verify_directly_issued_by(load_pem_x509_certificate(authority))
-    names = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME)
-    shown = {str(name.value) for name in names.value}
-    assert shown == {"lender.example", "stream.example", "localhost", "127.0.0.1"}
 
 
 def test_a_partys_own_file_reads_back(project):

@@ -305,18 +305,6 @@ def test_a_run_is_submitted_with_the_bundle_and_what_it_is_for(project, control)
     assert not request.HasField("override_federation_config")
 
 
-def test_a_run_has_a_state_and_a_log(project, control):
-    _, label = project
-    running = SimpleNamespace(status="running", sub_status="")
-    control.answer = SimpleNamespace(run_dict={7: SimpleNamespace(status=running)})
-    assert deployment.run_state(label, 7) == "running"
-    ended = SimpleNamespace(status="finished", sub_status="failed")
-    control.answer = SimpleNamespace(run_dict={7: SimpleNamespace(status=ended)})
-    assert deployment.run_state(label, 7) == "finished:failed"
-    control.answer = iter([SimpleNamespace(log_output="one\n"), None])
-    assert deployment.run_log(label, 7) == "one\n"
-
-
 def test_keys_are_registered_under_their_names(project, control):
     _, label = project
     assert deployment.register_nodes(label) == ["bank"]
@@ -378,3 +366,15 @@ def test_a_party_without_a_key_file_loses_its_registration(project, control):
     (label.keys / "bank.pub").unlink()
     assert deployment.register_nodes(label) == []
     assert control.calls()[1:] == ["UnregisterNode"]
+
+
+def test_a_run_has_a_state_and_a_log(project, control):
+    _, label = project
+    running = SimpleNamespace(status="running", sub_status="")
+    control.answer = SimpleNamespace(run_dict={7: SimpleNamespace(status=running)})
+    assert deployment.run_state(label, 7) == "running"
+    ended = SimpleNamespace(status="finished", sub_status="failed")
+    control.answer = SimpleNamespace(run_dict={7: SimpleNamespace(status=ended)})
+    assert deployment.run_state(label, 7) == "finished:failed"
+    control.answer = iter([SimpleNamespace(log_output="one\n"), None])
+    assert deployment.run_log(label, 7) == "one\n"

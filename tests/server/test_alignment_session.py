@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from cryptography.exceptions import InvalidTag
 from cut_tables import TABLES, cut, real_table
-from dealt_project import free_ports
+from ports import free_ports
 from stand_in_flower import Envelope, Flower
 
 from benchmarks.emulation import TcpProxy

@@ -36,13 +36,6 @@ def test_a_larger_batch_comes_first_then_depth():
     assert large.speedup > deep.speedup
 
 
-def test_small_tables_and_narrow_links_get_smaller_batches():
-    assert advise(WAN, 64, 1, 20_000)[0].batch_size == 256
-    assert [choice.batch_size for choice in advise(WAN, 64, 1, 5000)] == [64]
-    narrow = LinkCost(0.040, 0.00099, row_bytes=256, bytes_per_second=2e6)
-    assert advise(narrow, 64, 1, MANY)[0].batch_size == 256
-
-
 def test_nothing_to_gain_is_no_advice():
     near = LinkCost(0.010, 0.00099, row_bytes=256, bytes_per_second=10e6)
     assert advise(near, 64, 1, MANY) == []

@@ -81,12 +81,6 @@ def test_a_report_a_second_at_most_and_one_at_the_end():
     assert told[-1].share == 1.0
 
 
-def test_a_training_that_stopped_early_is_over():
-    exchanges = list(rules.schedule(terms(), split()))[:7]
-    last = watched(exchanges, seconds=2.0)[-1]
-    assert (last.done, last.total, last.is_over) == (7, 7, True)
-
-
 def test_a_resumed_training_begins_where_it_was():
     exchanges = list(rules.schedule(terms(), split(), 20))
     first, second = watched(exchanges, seconds=2.0)[:2]

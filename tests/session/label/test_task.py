@@ -98,11 +98,3 @@ def test_weights_decide_what_is_standard():
     assert (float(task.center), float(task.scale)) == (2, np.sqrt(3))
     task.fit(torch.tensor([1.0, 1.0, 900.0]), torch.tensor([3.0, 1.0, 0.0]))
     assert (float(task.center), float(task.scale)) == (1, 1)
-
-
-def test_what_it_learned_is_among_its_weights():
-    task, other = Regression(), Regression()
-    task.fit(torch.tensor([1.0, 5.0]))
-    other.load_state_dict(task.state_dict())
-    assert (float(other.center), float(other.scale)) == (3, 2)
-    assert Classification().state_dict() == {}

@@ -99,25 +99,6 @@ def test_balanced_classes_are_the_row_weights_they_stand_for(data):
     assert balanced.weights_digest() != trained(data).weights_digest()
 
 
-def test_the_training_loss_is_weighted_and_the_test_is_not(data):
-    """Steps too small to change a float32: every figure is about the same model."""
-    still = {"train": {"epochs": 1, "batch_size": 400, "optimizer": "sgd", "learning_rate": 1e-30}}
-    train = data["lender"].split.train
-    half = torch.zeros(300)
-    half[train[: len(train) // 3]] = 1  # a third of the rows, once alone, once three times as heavy
-    alone, rest, mixed, plain = (
-        trained(data, own, **still).label.history[-1]
-        for own in (half, 1 - half, 1 + 2 * half, None)
-    )
-    share = half[train].mean().item()
-    expected = (3 * share * alone["train_loss"] + (1 - share) * rest["train_loss"]) / (
-        1 + 2 * share
-    )
-    assert mixed["train_loss"] == pytest.approx(expected, rel=1e-5)
-    assert mixed["train_loss"] != pytest.approx(plain["train_loss"], rel=1e-5)
-    assert mixed["test_loss"] == plain["test_loss"]
-
-
 class Alternating(Defense):
     def labels(self, labels, secret):
         return torch.arange(len(labels)) % 2

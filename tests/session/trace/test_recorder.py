@@ -132,19 +132,6 @@ def test_an_early_stop_ends_the_trace_with_the_epoch_it_came_after(training):
     assert weights_digest(snapshots[-1].weights) == session.clients[0].weights_digest()
 
 
-def test_no_file_of_an_abandoned_attempt_stays(training, killed):
-    training.kill_at = 15
-    with pytest.raises(killed):
-        training.session().run()
-    leftover = training.path("bank") / ".payload-000009.npy.abcdef"
-    leftover.write_bytes(b"half a file")
-    training.kill_at = None
-    training.session().run()
-    entries = (training.path("bank") / "index.jsonl").read_text()
-    for path in training.path("bank").iterdir():
-        assert path.name in entries or path.name in ("index.jsonl", "trace.json")
-
-
 def test_a_resumed_run_keeps_its_settings(training, killed):
     training.kill_at = 12
     with pytest.raises(killed):

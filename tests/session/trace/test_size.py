@@ -36,15 +36,6 @@ def test_the_size_is_never_below_the_real_one_and_close_to_it(training, codec, m
         assert real <= expected(session, party, settings) <= most * real
 
 
-@pytest.mark.parametrize("chosen", [{"epochs": [2]}, {"phases": ["test"]}, {"phases": []}])
-def test_it_follows_the_settings(training, chosen):
-    trace = {"phases": ["train", "validation", "test"], "snapshots": 1} | chosen
-    session = training.session(codec="none", trace=trace).run()
-    settings = training.read("bank").settings
-    real = measured(training, "lender")
-    assert real <= expected(session, "lender", settings) <= 1.1 * real
-
-
 def test_it_is_told_before_the_training(training):
     told = []
     session = training.session()

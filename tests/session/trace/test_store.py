@@ -11,7 +11,7 @@ from sealed import reseal_json
 
 from vfl.core.errors import OversizedFrameError, RunFolderError
 from vfl.core.frame import Frame, Kind
-from vfl.session.trace import EVALUATION, TRAINING, Recorded, Trace
+from vfl.session.trace import Trace
 from vfl.session.trace.store import Store
 
 
@@ -186,28 +186,6 @@ def traced(**settings):
     for party, direction, frame in TRAFFIC:
         trace(party, direction, frame)
     return trace
-
-
-def test_frames_are_kept_in_order_as_they_travelled():
-    assert list(traced()) == [
-        Recorded("bank", "up", Kind.CUT, 0, b"first"),
-        Recorded("shop", "up", Kind.CUT, 0, b""),
-        Recorded("bank", "down", Kind.GRAD, 0, b"grad"),
-        Recorded("bank", "up", Kind.QUERY, 1, bytes(range(256))),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({"kinds": TRAINING}, [Kind.CUT, Kind.CUT, Kind.GRAD]),
-        ({"kinds": EVALUATION}, [Kind.QUERY]),
-        ({"parties": ["shop"]}, [Kind.CUT]),
-        ({"parties": []}, []),
-    ],
-)
-def test_only_what_was_asked_for_is_kept(settings, kept):
-    assert [frame.kind for frame in traced(**settings)] == kept
 
 
 def test_a_buffer_that_is_used_again_does_not_change_the_trace():
