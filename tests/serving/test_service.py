@@ -17,7 +17,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from played_session import run_session
 from prometheus_client.parser import text_string_to_metric_families
 from served import (
     CONTENT,
@@ -39,7 +38,6 @@ from vfl.core.errors import UserError, VFLError
 from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of, switch
 from vfl.serving.local import serve
-from vfl.session import Terms
 from vfl.session.store.party_folder import own_ledger
 from vfl.training import run
 from vfl.transport import session_certificate
@@ -405,10 +403,9 @@ def test_a_party_that_dies_is_named_until_it_is_back(trained, monkeypatch):
 
 def test_streams_switch_to_another_run_and_stay_where_that_fails(trained):
     trained.flower.tells = True
-    experiment, lender = trained.experiment(seed=3), trained.flower.files["lender"]
     for name in ("other", "broken"):
         for mode in ("train", "predict"):
-            run_session(trained.flower, experiment, lender, Terms.of(experiment, mode, name))
+            trained.play(mode, run=name, seed=3)
     shutil.rmtree(trained.folder / "shop" / "store" / "runs" / "broken")
     runs = trained.run.parent
     with start(trained) as client:
