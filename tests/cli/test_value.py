@@ -111,7 +111,7 @@ def test_a_regression_is_compared_by_its_error(well, file, tmp_path):
     table = pd.read_csv(tmp_path / "table.csv")
     table["label"] = table.b1 + table.l1
     table.to_csv(tmp_path / "table.csv", index=False)
-    options = ("-s", "label.task=regression", "--seeds", "0,1", "--defense", "layer_norm")
+    options = ("-s", "label.task=regression", "--seeds", "0,1,2", "--defense", "layer_norm")
     done = well("value", file, *options, "--json")
     content = json.loads(done.out)
     rmse = {one["training"]: one["rmse"]["mean"] for one in content["trainings"]}

@@ -391,7 +391,7 @@ def test_a_stream_cut_behind_or_before_the_middle_is_mended(middle, streams):
     assert asked == {(120, 1)}  # nothing counted twice
 
 
-@pytest.mark.parametrize("disk", ["shop", "compute"], indirect=True)
+@pytest.mark.parametrize("disk", ["compute"], indirect=True)
 def test_whose_disk_is_full_is_named_through_the_middle(disk, middle, monkeypatch):
     monkeypatch.setattr("vfl.session.serving._BLOCK_PASSES", 1)  # every pass is written
     owner = disk.folder.parent.name

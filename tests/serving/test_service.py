@@ -31,7 +31,6 @@ from served import (
     start,
 )
 
-from vfl.clients.serving import ServedParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import UserError, VFLError
@@ -372,33 +371,6 @@ def test_epsilon_ends_what_may_be_asked(session):
         assert client.predict("Zq8id002")[0] == 200  # a first pass of another row
     (entry,) = own_ledger(session.flower.files["bank"]).entries()
     assert entry.spent["serve"].passes == 2
-
-
-def test_a_party_that_dies_is_named_until_it_is_back(trained, monkeypatch):
-    expected, dying, real = predicted(trained.run), threading.Event(), ServedParty.answer
-
-    def answer(self):
-        if dying.is_set() and self._feature.name == "shop":
-            dying.clear()
-            raise SystemExit
-        return real(self)
-
-    monkeypatch.setattr(ServedParty, "answer", answer)
-    with start(trained) as client:
-        for _ in range(2):
-            dying.set()
-            client.predict("Zq8id000")  # the one it still answers, or not
-            seen = []
-            deadline = time.monotonic() + 120
-            while not (seen and seen[-1][0] == 200 and any(one[0] == 503 for one in seen)):
-                assert time.monotonic() < deadline, seen
-                seen.append(client.predict("Zq8id007"))
-            for status, told in seen:
-                if status == 200:
-                    assert same(told["predictions"][0], expected["Zq8id007"])
-                else:
-                    assert (status, told["party"]) == (503, "shop")
-        assert "vfl_sessions_lost_total 2.0\n" in client.ask("/metrics")[1]
 
 
 def test_streams_switch_to_another_run_and_stay_where_that_fails(trained):

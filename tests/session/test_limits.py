@@ -86,26 +86,13 @@ def passes(limits, frame):
         theirs.close()
 
 
-def shared(experiment, secure, dealer=False):
-    content = experiment.model_dump(exclude_none=True)
-    content |= {"merge": "sum", "secure": secure, "codec": "none"}
-    names = ("bank",) if dealer else ("bank", "shop")
-    content["parties"] = {name: {"width": 8, "bottom": "mlp:hidden=none"} for name in names}
-    return Terms.of(type(experiment).model_validate(content), "train", "trial-1")
-
-
-@pytest.mark.parametrize(("bits", "word"), [(8, 1), (16, 2), (32, 4)])
-def test_a_masked_sum_has_words_of_its_ring(experiment, data, bits, word):
-    terms = shared(experiment, f"sum:bits={bits}")
-    limits = frame_limits(terms, "bank", data["bank"].split)
-    assert limits.up[Kind.CUT] == 50 * 8 * word
-    assert limits.up[Kind.QUERY] == 40 * 8 * word
-    assert limits.up[Kind.PROTOCOL] == 104
-    assert limits.down[Kind.PROTOCOL] == 2 * 104
-
-
 def test_shared_layers_open_nothing_before_their_columns_are_told(experiment, data):
-    terms, split = shared(experiment, "beaver"), data["bank"].split
+    content = experiment.model_dump(exclude_none=True)
+    content |= {"merge": "sum", "secure": "beaver", "codec": "none"}
+    own = {"width": 8, "bottom": "mlp:hidden=none"}
+    content["parties"] = {"bank": own, "shop": own}
+    terms = Terms.of(type(experiment).model_validate(content), "train", "trial-1")
+    split = data["bank"].split
     early = frame_limits(terms, "bank", split)
     assert Kind.OPENING not in early.up
     assert Kind.CUT not in early.up
@@ -114,18 +101,6 @@ def test_shared_layers_open_nothing_before_their_columns_are_told(experiment, da
     bytes_ = limits.up[Kind.OPENING] + limits.up[Kind.CUT]
     bytes_ += limits.down[Kind.OPENING] + limits.down[Kind.GRAD]
     assert bytes_ + 4 * 16 == axes.wire_bytes(50, trains=True)
-
-
-def test_what_a_third_party_deals(experiment, data):
-    terms = shared(experiment, "beaver:dealer=notary", dealer=True)
-    layers = {"bank": LayerAxes(columns=65, width=8)}
-    ours = frame_limits(terms, "notary", data["lender"].split, layers)
-    assert ours.up[Kind.OPENING] == 8 * 50 * 8
-    assert ours.up[Kind.GRAD] == 8 * 65 * 8
-    assert ours.down[Kind.OPENING] == 4
-    owner = frame_limits(terms, "bank", data["bank"].split, layers)
-    assert owner.up[Kind.OPENING] == 8 * 50 * 65
-    assert owner.down[Kind.OPENING] == 8 * 65 * 8
 
 
 @pytest.fixture
