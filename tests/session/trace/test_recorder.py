@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from vfl.core.errors import RunFolderError
+from vfl.core.frame import Frame, Kind
 from vfl.core.storage import weights_digest
 from vfl.session import rules
-from vfl.session.trace import recorder
+from vfl.session.trace import Recorder, read, recorder
 
 LAST = 21  # three epochs of six batches and a validation query, and the test rows
 
@@ -155,3 +156,31 @@ def test_memory_stays_bounded(training, monkeypatch):
     training.session(codec="none").run()
     assert 1500 < max(held) <= 1500 + 4 * 8 * 60
     assert training.frames("lender") == training.heard
+
+
+def test_frames_that_are_on_their_way_at_a_checkpoint(training, data, tmp_path):
+    """A gradient that comes after the checkpoint comes again after going back to it."""
+    session = training.session()
+    settings, split = session._recorders["bank"][0]._settings, data["bank"].split
+
+    def record(start, upto, checkpoint=None):
+        """Each cut leaves before the gradient of the one before it has come."""
+        own = Recorder(tmp_path / "pipelined", "bank", settings, session.terms, split)
+        own.begin(start, dict)
+        for exchange in own.follow(rules.schedule(session.terms, split, start)):
+            if exchange.step == checkpoint:
+                own.save(checkpoint)
+            own("bank", "up", Frame(Kind.CUT, exchange.step, b"cut %d" % exchange.step))
+            before = exchange.step - 1
+            if before >= 0:
+                own("bank", "down", Frame(Kind.GRAD, before, b"gradient %d" % before))
+            if exchange.step == upto:
+                break
+        own.end()
+        return [one.payload.decode() for one in read(tmp_path / "pipelined").frames()]
+
+    whole = record(start=0, upto=5)
+    assert whole[-3:] == ["gradient 3", "cut 5", "gradient 4"]
+    (tmp_path / "pipelined").rename(tmp_path / "whole")
+    record(start=0, upto=4, checkpoint=3)
+    assert record(start=3, upto=5) == whole
