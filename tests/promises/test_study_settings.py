@@ -37,7 +37,7 @@ BASES = {
     "compare": ("compare.codecs=['none', 'topk:k=2']", "compare.seeds=[0]"),
     "grid": (
         "grid.defenses=['nopeek']",
-        "grid.attacks=['kmeans', 'logistic']",
+        "grid.attacks=['kmeans:starts=1', 'logistic']",
         "grid.baselines=['random']",
         "grid.leaks=[1]",
         "grid.draws=1",
@@ -46,7 +46,7 @@ BASES = {
     ),
     "value": ("value.seeds=[0]",),
 }
-INVERSION = ("grid.attacks=['inversion']", "grid.defenses=[]")
+INVERSION = ("grid.attacks=['inversion:steps=20']", "grid.defenses=[]")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ class TestStudySettings(SettingsWalk):
         ("grid.leaks_from", "validation"),
         ("grid.unlabelled", "validation"),
         ("grid.measure", "balanced_accuracy"),
-        ("grid.margin", "20.0", "grid.seeds=[0, 1, 2]"),
+        ("grid.margin", "20.0", "grid.seeds=[0, 1, 2]", "grid.attacks=['kmeans:starts=1']"),
         ("grid.known_columns", "5"),
         ("grid.known_columns", "5", *INVERSION),
         ("grid.attribute", "2"),
