@@ -195,5 +195,5 @@ def test_a_stream_that_is_cut_goes_on_where_it_was(session, monkeypatch):
 def test_what_a_party_does_not_consent_to_ends_the_session(session, limit):
     session.write("bank", f'{TABLE}label = "paid"\n[consent]\n{limit}\n')
     with pytest.raises((PeerFailedError, MissingPartyError)):
-        session.play(federation=FEDERATION | {"join_timeout_s": 0.5})
+        session.play(federation=FEDERATION | {"join_timeout_s": 60.0})
     assert "V403" in {error.code for error in session.flower.failures}

@@ -167,7 +167,7 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
 def test_what_a_party_does_not_consent_to_ends_the_session(session, limit):
     session.write("bank", f"{TABLE}\n[consent]\n{limit}\n")
     with pytest.raises((PeerFailedError, MissingPartyError)):  # on the stream, or before it joins
-        session.play(federation=FEDERATION | {"join_timeout_s": 0.5})
+        session.play(federation=FEDERATION | {"join_timeout_s": 60.0})
     assert "V403" in {error.code for error in session.flower.failures}
 
 
