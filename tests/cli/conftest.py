@@ -11,6 +11,30 @@ from vfl.cli import app
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.fixture
+def well(vfl):
+    """Runs a command that ends well."""
+
+    def run(*arguments):
+        done = vfl(*arguments)
+        assert done.code == 0, done.err
+        return done
+
+    return run
+
+
+@pytest.fixture
+def refused(vfl):
+    """Runs a command that refuses what a user has mistaken."""
+
+    def run(*arguments):
+        done = vfl(*arguments)
+        assert done.code == 2, done.err
+        return done
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def made_project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "project"

@@ -119,24 +119,6 @@ def test_a_pipeline_is_scored_on_every_victim_beside_its_baselines(copy, monkeyp
     assert not ran
 
 
-@pytest.mark.slow
-def test_the_command_in_processes_and_the_grids_own_command_afterwards(vfl, copy, tmp_path):
-    words = ("grid", "--add-attack", EXAMPLE, copy.path, "--jobs", "2", "--json")
-    done = vfl(*words)
-    assert done.code == 0, done.err
-    rows = json.loads(done.out)["rows"]
-    assert {(row["subject"], row["author"]) for row in rows} == {
-        ("pipeline", "the examples of vfl")
-    }
-    del sys.modules["outside_pipeline"]
-    ATTACKS._members.pop("pipeline")
-    assert run_cells(copy, copy.cells()) == []
-    assert sum(bool(row.author) for row in LoadedGrid(copy).attacks) == len(rows)
-    assert "pipeline (the examples of vfl, 2026-11-25)" in vfl("report", copy.path).out + (
-        copy.path / "report.html"
-    ).read_text(encoding="utf-8")
-
-
 def test_an_attack_that_fails_takes_no_row_of_the_grid_and_tells_no_value(vfl, copy, mine):
     before = own_rows(copy)
     body = "raise ValueError(f'row 17 is {view.targets.cuts[0]}')"
@@ -162,22 +144,6 @@ def test_an_attack_on_gradients_uses_what_was_recorded(tmp_path, mine, monkeypat
     assert own_rows(folder) == before
     traces = list(folder.path.glob("cells/*/parties/client/trace"))
     assert bool(traces) == bool(record)
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "says"),
-    [
-        (OWN.replace("__author__, __date__", "a, b"), "mine", "nobody knows whose attack"),
-        (OWN.replace("2026-11-25", "last week"), "mine", "nobody knows whose attack"),
-        (OWN.replace("A. Reader", "A.\\nReader"), "mine", "nobody knows whose attack"),
-        (OWN, "kmeans", "two members want to be the attack 'kmeans'"),
-        ("", "", "not in its file"),
-    ],
-)
-def test_files_that_are_refused(copy, mine, text, name, says):
-    with pytest.raises(UserError, match=says):
-        add_attack(copy.path, mine(name=name, text=text))
-    assert not (copy.path / "attackers.json").exists()
 
 
 def test_what_else_is_refused(vfl, copy, mine, tmp_path):
@@ -217,3 +183,19 @@ def test_an_attack_from_outside_is_stale_once_its_code_is_another(copy, mine):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"code": {}}))
     assert whys(copy) == {UNKNOWN}
     assert "Stale: of rows or code" in build_report(copy.path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        (OWN.replace("__author__, __date__", "a, b"), "mine", "nobody knows whose attack"),
+        (OWN.replace("2026-11-25", "last week"), "mine", "nobody knows whose attack"),
+        (OWN.replace("A. Reader", "A.\\nReader"), "mine", "nobody knows whose attack"),
+        (OWN, "kmeans", "two members want to be the attack 'kmeans'"),
+        ("", "", "not in its file"),
+    ],
+)
+def test_files_that_are_refused(copy, mine, text, name, says):
+    with pytest.raises(UserError, match=says):
+        add_attack(copy.path, mine(name=name, text=text))
+    assert not (copy.path / "attackers.json").exists()

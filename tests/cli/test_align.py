@@ -26,9 +26,8 @@ def experiment(tmp_path, data_root):
     return len(common)
 
 
-def test_preview_align_and_train(vfl, experiment):
-    done = vfl("align", "experiment.toml")
-    assert done.code == 2
+def test_preview_align_and_train(vfl, well, refused, experiment):
+    done = refused("align", "experiment.toml")
     assert "no ids are common" in done.err
     done = vfl("align", "experiment.toml", "--preview", "-s", "align.protocol=server_aided")
     last = done.out.splitlines()[-2].split()
@@ -38,19 +37,18 @@ def test_preview_align_and_train(vfl, experiment):
     assert f"common rows      {experiment}" in done.out
     command = next(line for line in done.out.splitlines() if line.startswith("then")).split()
     assert command[1:3] == ["vfl", "train"]
-    assert vfl(*command[2:], *rules).code == 0
+    well(*command[2:], *rules)
     done = vfl("align", "experiment.toml", *rules, "--json")
     facts = json.loads(done.out)
     assert (facts["common"], facts["reused"]) == (experiment, True)
 
 
-def test_a_protocol_that_is_none_is_refused(vfl, experiment):
-    done = vfl("align", "experiment.toml", "-s", "align.protocol=ecd")
-    assert done.code == 2
+def test_a_protocol_that_is_none_is_refused(refused, experiment):
+    done = refused("align", "experiment.toml", "-s", "align.protocol=ecd")
     assert "did you mean 'ecdh'?" in done.err
 
 
-def test_what_joining_buys_without_knowing_who_is_common(vfl, tmp_path, data_root):
+def test_what_joining_buys_without_knowing_who_is_common(vfl, refused, tmp_path, data_root):
     frame, label = real_table(data_root, "bank")
     cut(frame, label, tmp_path, overlap=0.9)
     two = EXPERIMENT.replace('[parties.bank]\nsource = "bank.csv"\n', "")
@@ -63,4 +61,4 @@ def test_what_joining_buys_without_knowing_who_is_common(vfl, tmp_path, data_roo
     assert 3000 < found["common"] < 4521
     assert found["explained"]["shop"] > 0.1 > abs(found["explained"]["label"])
     assert not (tmp_path / "alignment").exists()
-    assert vfl(*asked[:-1], "50").code == 2
+    refused(*asked[:-1], "50")

@@ -21,18 +21,16 @@ def test_the_demo_in_one_process(vfl):
     assert f"the project of the demo is {folder}" in done.err
 
 
-def test_a_folder_and_settings_of_ones_own(vfl):
+def test_a_folder_and_settings_of_ones_own(well, refused):
     settings = ["-s", "train.epochs=1", "-s", "codec=randtopk:k=4,values=8"]
-    done = vfl("demo", "here", "--in-process", *settings)
-    assert done.code == 0
+    done = well("demo", "here", "--in-process", *settings)
     assert "randtopk:k=4,values=8" in done.out
     assert {entry.name for entry in Path("here").iterdir()} >= {"label", "left", "right", "runs"}
-    again = vfl("demo", "here", "--in-process")
-    assert again.code == 2
+    again = refused("demo", "here", "--in-process")
     assert "not empty" in again.err
 
 
-def test_without_a_flag_the_demo_is_a_federation(vfl, monkeypatch):
+def test_without_a_flag_the_demo_is_a_federation(well, monkeypatch):
     """The command hands everything to `run_federated` and shows what it left behind."""
 
     def played(folder, label, say, on_epoch):
@@ -41,7 +39,6 @@ def test_without_a_flag_the_demo_is_a_federation(vfl, monkeypatch):
 
     monkeypatch.setattr(demo, "run_federated", played)
     monkeypatch.setattr(project, "run_among_parties", lambda: None)  # where nothing is played
-    done = vfl("demo", "here", "-s", "train.epochs=1")
-    assert done.code == 0
+    done = well("demo", "here", "-s", "train.epochs=1")
     assert "starting" in done.err.splitlines()
     assert "test accuracy" in done.out

@@ -28,11 +28,10 @@ def test_the_machine_alone(vfl):
     }
 
 
-def test_a_project_and_a_party(vfl, project):
+def test_a_project_and_a_party(vfl, refused, project):
     label = vfl("doctor", project)
     assert label.code == 0, label.out
-    bank = vfl("doctor", project / "bank" / "party.toml")
-    assert bank.code == 2
+    bank = refused("doctor", project / "bank" / "party.toml")
     assert bank.out.splitlines()[-1].startswith("1 of ")
     failed = [line for line in bank.out.splitlines() if line.startswith("FAIL")]
     assert [line.split()[1] for line in failed] == ["superlink"]
@@ -47,8 +46,7 @@ def test_for_machines(vfl, project):
     assert json.loads(vfl("doctor", project, "--json").out)["ok"] is True
 
 
-def test_what_is_no_project(vfl, tmp_path):
-    done = vfl("doctor", tmp_path)
-    assert done.code == 2
+def test_what_is_no_project(vfl, refused, tmp_path):
+    done = refused("doctor", tmp_path)
     assert "error[V007]" in done.err
     assert "error[V003]" in vfl("doctor", "absent.toml").err

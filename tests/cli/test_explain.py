@@ -1,6 +1,6 @@
 import json
 
-from vfl.core.errors import DisagreementError, codes, page_of, title_of
+from vfl.core.errors import codes, page_of, title_of
 
 
 def test_the_page_of_a_code(vfl):
@@ -8,12 +8,6 @@ def test_the_page_of_a_code(vfl):
     assert (done.code, done.out, done.err) == (0, page_of("V402"), "")
     told = json.loads(vfl("explain", "v402", "--json").out)
     assert told == {"code": "V402", "title": title_of("V402"), "page": page_of("V402")}
-
-
-def test_the_last_line_of_an_error_is_a_command_that_works(vfl):
-    *_, last = str(DisagreementError("they differ")).splitlines()
-    words = last.removeprefix("  more  vfl ").split()
-    assert vfl(*words).out == page_of(DisagreementError.code)
 
 
 def test_all_codes(vfl):

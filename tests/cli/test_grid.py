@@ -35,13 +35,12 @@ def file(tmp_path):
     return path
 
 
-def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
+def test_an_ordinary_experiment_with_options(vfl, well, file, tmp_path, monkeypatch):
     plan = vfl("grid", file, *OPTIONS, "--dry-run")
     assert plan.out.splitlines() == ["baselines seed=0", "none seed=0", "layer_norm seed=0"]
     assert not (tmp_path / "runs").exists()
 
-    done = vfl("grid", file, *OPTIONS, "--json")
-    assert done.code == 0
+    done = well("grid", file, *OPTIONS, "--json")
     assert "3 of 3, 100%  layer_norm seed=0" in done.err
     assert "left" in done.err
     rows = json.loads(done.out)["rows"]
@@ -51,15 +50,14 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
 
     command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
     monkeypatch.setattr(attack_runner, "run_attack", None)
-    again = vfl(*shlex.split(command)[1:])
-    assert again.code == 0
+    again = well(*shlex.split(command)[1:])
     assert "| layer_norm " in again.out
     assert "| none " in again.out
     page = (tmp_path / "runs/tiny/report.html").read_text()
     assert "Leaderboard" in page
     assert page.count("<script") == 1  # it sorts tables
     (tmp_path / "runs/tiny/report.html").unlink()
-    assert vfl("report", tmp_path / "runs/tiny").code == 0
+    well("report", tmp_path / "runs/tiny")
     assert (tmp_path / "runs/tiny/report.html").read_text() == page
 
 
@@ -74,34 +72,11 @@ def test_codecs_without_a_defense(vfl, file, defenses):
     )  # fmt: skip
 
 
-def test_the_quick_profile(vfl):
-    plan = vfl("grid", "quick", "--dry-run")
-    assert plan.code == 0
+def test_the_quick_profile(vfl, well, refused):
+    plan = well("grid", "quick", "--dry-run")
     assert plan.out.splitlines()[:3] == ["baselines seed=0", "none seed=0", "layer_norm seed=0"]
-    assert vfl("grid", "slow", "--dry-run").code == 2
+    refused("grid", "slow", "--dry-run")
     assert "grid.draws" in vfl("grid", "quick", "--draws", "0", "--dry-run").err
-
-
-@pytest.mark.slow
-def test_the_quick_profile_shows_what_layer_norm_does(vfl, tmp_path):
-    done = vfl("grid", "quick", "--out", tmp_path / "quick", "--json")
-    rows = json.loads(done.out)["rows"]
-    assert len(rows) == 4 * 2 * 3 * (
-        3 * 3 * 3 + 1
-    )  # measures, defenses, seeds, then draws, leaks and attacks
-
-    def mean(defense, attack, k, field="value"):
-        found = [
-            (row | row["baselines"])[field]
-            for row in rows
-            if (row["training"], row["subject"], row["k"]) == (defense, attack, k)
-            and row["measure"] in ("accuracy", "matched_accuracy")
-        ]
-        return sum(found) / len(found)
-
-    assert mean("none", "fine_tuning", 5) > mean("none", "fine_tuning", 5, "scratch") + 0.03
-    assert mean("layer_norm", "fine_tuning", 1) > mean("none", "fine_tuning", 1) + 0.05
-    assert mean("none", "kmeans", 0) > mean("none", "kmeans", 0, "guess") + 0.5
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +94,11 @@ def run(trained, tmp_path):
     return tmp_path / "runs" / "tiny"
 
 
-def test_one_run_is_attacked(vfl, run, monkeypatch):
+def test_one_run_is_attacked(vfl, well, run, monkeypatch):
     assert "no attack was scored" in (run / "report.html").read_text()
     words = ("attack", run, "--attack", "kmeans:starts=1", "--leaks", "1", "--draws", "1",
              "-s", "baselines=raw")  # fmt: skip
-    done = vfl(*words, "--attack", "fine_tuning:steps=9")
-    assert done.code == 0
+    done = well(*words, "--attack", "fine_tuning:steps=9")
     assert "| fine_tuning:steps=9 | 1 | 1     | accuracy" in done.out
     sentence = "A semi-honest feature party, alone, in the inference phase, holding the cuts"
     assert sentence in done.out
@@ -143,33 +117,30 @@ def test_one_run_is_attacked(vfl, run, monkeypatch):
     assert "fine_tuning:steps=9" in (run / "report.html").read_text()  # of the call before
 
 
-def test_what_cannot_be_attacked(vfl, run):
+def test_what_cannot_be_attacked(vfl, refused, run):
     assert (
         "no attack is called 'fine_tunning'" in vfl("attack", run, "--attack", "fine_tunning").err
     )
     assert "no feature party has that name" in vfl("attack", run, "--party", "label").err
-    wrong = vfl("attack", run, "--leaks", "one")
-    assert wrong.code == 2
+    wrong = refused("attack", run, "--leaks", "one")
     assert "a list of whole numbers" in wrong.err
     assert "no setting is called 'leak_from'" in vfl("attack", run, "-s", "leak_from=test").err
     (run / "summary.json").unlink()
     assert "this run has not ended" in vfl("attack", run).err
 
 
-def test_check_says_what_would_be_attacked(vfl, file):
+def test_check_says_what_would_be_attacked(well, refused, file):
     table = '[grid]\ndefenses = ["layer_norm"]\nattacks = ["thesis"]\nseeds = [0, 1]\n'
     table += "leaks = [1, 2, 5, 10, 20]\n"
     file.write_text(TINY + table)
-    done = vfl("check", file)
-    assert done.code == 0
+    done = well("check", file)
     assert "attacked                 none layer_norm" in done.out
     assert "victims                  4" in done.out
     assert "attacks each             26" in done.out  # five leaks, five draws, and k-means
 
     file.write_text(TINY + '[grid]\ndefenses = ["layer_nrom"]\nattacks = ["kmean"]\nleaks = [0]\n')
     for command in ("check", "grid"):
-        done = vfl(command, file)
-        assert done.code == 2
+        done = refused(command, file)
         assert "3 problems in tiny.toml" in done.err
         assert "tiny.toml:10: grid.defenses: layer_nrom: no defense is called" in done.err
         assert "tiny.toml:11: grid.attacks: kmean: no attack is called" in done.err
@@ -189,7 +160,6 @@ def test_parties_that_tamper_are_listed_and_counted(vfl, file):
     assert "victims                  2" in done.out
 
 
-def test_nothing_to_attack(vfl, file):
-    done = vfl("grid", file)
-    assert done.code == 2
+def test_nothing_to_attack(refused, file):
+    done = refused("grid", file)
     assert "a table [grid] with defenses and attacks" in done.err

@@ -1,4 +1,3 @@
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -29,24 +28,8 @@ def test_a_project_with_the_addresses_that_were_given(vfl):
     assert (lender.party, lender.data.label) == ("lender", "label")
 
 
-def test_everything_on_this_machine_without_more_words(vfl):
-    assert vfl("init", "trial", "--party", "bank").code == 0
-    experiment = read_experiment(Path("trial/label/app/experiment.toml"))
-    assert experiment.federation.superlink == "127.0.0.1:8000"
-    assert experiment.label.party == "label"
-    assert stat.S_IMODE(Path("trial/bank/node.key").stat().st_mode) == 0o600
-
-
-def test_the_current_folder_if_it_is_empty(vfl, tmp_path, monkeypatch):
-    (tmp_path / "loans").mkdir()
-    monkeypatch.chdir(tmp_path / "loans")
-    assert vfl("init", ".", "--party", "bank").code == 0
-    assert read_experiment(Path("label/app/experiment.toml")).name == "loans"
-
-
-def test_a_dealer_has_a_folder_and_no_data(vfl, tmp_path):
-    done = vfl("init", "loans", "--party", "bank", "--dealer", "notary", "--label-party", "lender")
-    assert done.code == 0, done.err
+def test_a_dealer_has_a_folder_and_no_data(well, tmp_path):
+    well("init", "loans", "--party", "bank", "--dealer", "notary", "--label-party", "lender")
     folder = tmp_path / "loans"
     own = {str(path.relative_to(folder / "notary")) for path in (folder / "notary").rglob("*.*")}
     assert own >= {"party.toml", "node.key", "identity.key", "ca.pem", "peers/bank.pub"}
@@ -58,24 +41,21 @@ def test_a_dealer_has_a_folder_and_no_data(vfl, tmp_path):
     shown = (folder / "label" / "app" / "experiment.toml").read_text()
     assert 'secure = "beaver:dealer=notary"' in shown
     assert "notary (deals, no data)" in (folder / "README.md").read_text()
-    told = vfl("check", folder / "notary" / "party.toml")
-    assert told.code == 0, told.err
+    told = well("check", folder / "notary" / "party.toml")
     assert "pinned: bank" in told.out
 
 
-def test_a_project_on_rows_of_each_party(vfl, tmp_path):
+def test_a_project_on_rows_of_each_party(vfl, well, tmp_path):
     asked = ("init", "loans", "--party", "shop", "--label-party", "bank", "--label", "paid")
     assert vfl(*asked, "--secure", "pea").code == 2, "who deals is not said"
-    assert vfl(*asked, "--secure", "pea", "--dealer", "notary").code == 0
+    well(*asked, "--secure", "pea", "--dealer", "notary")
     rows = "id,a,b,paid\n" + "".join(f"{row},{row % 7},{row % 3},{row % 2}\n" for row in range(60))
     for folder in ("label", "shop"):
         (tmp_path / "loans" / folder / "data.csv").write_text(rows)
-    told = vfl("check", "loans")
-    assert told.code == 0, told.err
+    told = well("check", "loans")
     assert "bank, shop learn the model at the end" in told.out
     assert "training rows of all parties" in told.out
-    own = vfl("check", "loans/shop/party.toml")
-    assert own.code == 0, own.err
+    own = well("check", "loans/shop/party.toml")
     assert "rows                     60" in own.out
     assert "shop (rows of its own)" in (tmp_path / "loans" / "README.md").read_text()
 
@@ -87,10 +67,9 @@ ROLES = {
 
 
 @pytest.mark.parametrize("option", ROLES)
-def test_a_third_party_takes_cuts_of_who_consents(vfl, tmp_path, option):
+def test_a_third_party_takes_cuts_of_who_consents(well, tmp_path, option):
     name, consents, told = ROLES[option]
-    done = vfl("init", "loans", "--party", "bank", "--party", "shop", option, name)
-    assert done.code == 0, done.err
+    well("init", "loans", "--party", "bank", "--party", "shop", option, name)
     folder = tmp_path / "loans"
     for party in ("bank", "shop", name):
         own = read_party_file(folder / party / "party.toml")
@@ -108,11 +87,10 @@ def test_a_third_party_takes_cuts_of_who_consents(vfl, tmp_path, option):
     refuse(of_project(experiment))
     assert (experiment.middle or experiment.tasks[0]).party == name
     if option == "--middle":
-        shown = vfl("check", folder / name / "party.toml")
-        assert shown.code == 0, shown.err
+        well("check", folder / name / "party.toml")
 
 
-def test_tables_of_two_label_parties_become_a_project(vfl, tmp_path):
+def test_tables_of_two_label_parties_become_a_project(well, refused, tmp_path):
     """Its trial aligns all four and trains both tasks in one process, with no edited file."""
     draw, rows = np.random.default_rng(0), 300
     ids = np.array([f"{10**21 + row}" for row in range(rows)])  # one number in float64
@@ -127,11 +105,9 @@ def test_tables_of_two_label_parties_become_a_project(vfl, tmp_path):
         own.to_csv(tmp_path / f"{name}.csv", index=False)
         given += ["--from", f"{name}={tmp_path / name}.csv"]
     named = ("--label-party", "clinic", "--label", "ill", "--task")
-    refused = vfl("init", "loans", *given, *named, "insurer")
-    assert refused.code == 2
-    assert "--task insurer=COLUMN" in refused.err
-    done = vfl("init", "loans", *given, *named, "insurer=cost")
-    assert done.code == 0, done.err
+    told = refused("init", "loans", *given, *named, "insurer")
+    assert "--task insurer=COLUMN" in told.err
+    well("init", "loans", *given, *named, "insurer=cost")
     folder = tmp_path / "loans"
     experiment = read_experiment(folder / "label/app/experiment.toml")
     refuse(of_project(experiment))
@@ -140,20 +116,18 @@ def test_tables_of_two_label_parties_become_a_project(vfl, tmp_path):
     assert experiment.data.id_rules == "decimal+zeros"
     insurer = read_party_file(folder / "insurer/party.toml")
     assert (insurer.data.label, insurer.data.columns) == ("cost", None)
-    aligned = vfl("align", folder / "trial.toml", "-s", "align.protocol=server_aided")
-    assert aligned.code == 0, aligned.err
-    trained = vfl("train", folder / "trial.toml", "-s", f"data.alignment={folder / 'alignment'}")
-    assert trained.code == 0, trained.err
+    well("align", folder / "trial.toml", "-s", "align.protocol=server_aided")
+    trained = well("train", folder / "trial.toml", "-s", f"data.alignment={folder / 'alignment'}")
     assert "insurer" in trained.out
 
 
-def test_gaps_are_consented_to_and_need_an_alignment(vfl, tmp_path):
-    assert vfl("init", "loans", "--party", "bank", "--gaps", "--serve").code == 0
+def test_gaps_are_consented_to_and_need_an_alignment(well, tmp_path):
+    well("init", "loans", "--party", "bank", "--gaps", "--serve")
     data = read_experiment(tmp_path / "loans/label/app/experiment.toml").data
     assert (data.missing_rows, data.alignment) == ("token", "alignment")
     consent = read_party_file(tmp_path / "loans/bank/party.toml").consent
     assert consent.missing_rows == ("intersection", "token")
     assert "serve" in consent.modes
-    assert vfl("init", "others", "--party", "bank").code == 0
+    well("init", "others", "--party", "bank")
     consent = read_party_file(tmp_path / "others/bank/party.toml").consent
     assert consent.missing_rows == ("intersection",)

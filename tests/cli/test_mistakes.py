@@ -26,13 +26,8 @@ def mistake(done):
     ("setting", "told"),
     [
         ("codec=topkk:k=3", "did you mean 'topk'?"),
-        ("codec=topk:kk=3", "did you mean 'k'?"),
         ("codec=topk:k=17", "k <= 16"),
-        ("codec=topk:k=two", "two"),
-        ("defense=layernorm", "did you mean 'layer_norm'?"),
-        ("parties.radiology.bottom=mlpp", "did you mean 'mlp'?"),
         ("train.epoch=3", "did you mean 'epochs'?"),
-        ("train.epochs=0", "train.epochs = 0"),
         ("epochs", "an override is key.path=value"),
         ("data.source=breastcancer", "did you mean 'breast_cancer'?"),
         ("data.source=absent.csv", "a table needs 'label.column'"),
@@ -51,12 +46,7 @@ def test_an_experiment_that_cannot_run(vfl, tmp_path, breast_cancer, setting, to
     ("setting", "told"),
     [
         ("parties.bank.columns=['incomes']", "did you mean 'income'?"),
-        ("parties.bank.columns=['paid']", "the label column 'paid' is also a feature of 'bank'"),
-        ("parties.bank.columns=['debt']", "column 'debt' belongs to two parties"),
-        ("parties.bank.columns=['customer']", "the id column 'customer' is also a feature"),
         ("data.source=absent.csv", "there is no such table"),
-        ("label.column=payed", "did you mean 'paid'?"),
-        ("data.id=customers", "did you mean 'customer'?"),
         ("label.task=regression", "paid"),
     ],
 )
@@ -92,11 +82,6 @@ def test_files_that_are_not_there(vfl, tmp_path, command):
     assert "this is not a project" in mistake(vfl(command, "empty"))
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "report"])
-def test_runs_that_are_not_there(vfl, command):
-    assert "there is no run" in mistake(vfl(command, "absent"))
-
-
 def test_a_folder_that_cannot_be_written(vfl, tmp_path, breast_cancer):
     (tmp_path / "taken").write_text("a file")
     told = mistake(vfl("train", breast_cancer, "--runs", "taken", "-s", "train.epochs=1"))
@@ -104,12 +89,6 @@ def test_a_folder_that_cannot_be_written(vfl, tmp_path, breast_cancer):
     assert "Not a directory" in told
     assert "not empty" in mistake(vfl("init", ".", "--party", "bank"))
     assert "name too long" in mistake(vfl("check", "long" * 100 + ".toml"))
-
-
-def test_party_names_that_cannot_be(vfl, tmp_path):
-    assert "parties.Bank" in mistake(vfl("init", "new", "--party", "Bank"))
-    assert "no feature party" in mistake(vfl("init", "new", "--party", "a", "--label-party", "a"))
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -199,12 +178,11 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_no_cell_and_no_id_of_a_failing_run_is_shown(vfl, tmp_path, loans, failure):
+def test_no_cell_and_no_id_of_a_failing_run_is_shown(refused, tmp_path, loans, failure):
     table = FAILURES[failure](rows(400 if failure == "too many words" else 60))
     table.to_csv(tmp_path / "loans.csv", index=False)
     for command in ("check", "train"):
-        done = vfl(command, loans, "-s", "train.epochs=1")
-        assert done.code == 2
+        done = refused(command, loans, "-s", "train.epochs=1")
         assert not leaks(done.out + done.err)
 
 

@@ -53,14 +53,6 @@ def test_what_people_see(capsys):
     ]
 
 
-def test_what_did_not_happen_is_not_shown(capsys):
-    output.show(SUMMARY | {"wire_ratio": None, "steps_per_second": None})
-    shown = capsys.readouterr().out
-    assert "dense" not in shown
-    assert "second" not in shown
-    assert "secure" not in shown
-
-
 def test_a_secure_mode_is_shown_with_whom_it_trusts(capsys):
     output.show(SUMMARY | {"secure": "sum", "trust": "lender learns the sum alone"})
     assert "secure           sum: lender learns the sum alone" in capsys.readouterr().out
@@ -73,8 +65,3 @@ def test_an_epoch_is_a_line_of_progress(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == "epoch   3  train loss 0.2500  validation accuracy 0.5000  1.00 kB  1.3 s\n"
-
-
-def test_the_best_epoch_is_shown_where_one_was_looked_for(capsys):
-    output.show(SUMMARY | {"epochs": 11, "best_epoch": 9})
-    assert "epochs           11, the best was 9\n" in capsys.readouterr().out

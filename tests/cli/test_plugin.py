@@ -45,8 +45,8 @@ def test_its_members_are_listed_wherever_the_option_stands(vfl, words):
     assert "mahalanobis:shrink=0.01" in vfl("list", *words, "attacks").out
 
 
-def test_a_process_that_such_a_command_started_has_them_too(vfl, monkeypatch):
-    assert vfl("list", "--plugin", EXAMPLE, "codecs").code == 0
+def test_a_process_that_such_a_command_started_has_them_too(vfl, well, monkeypatch):
+    well("list", "--plugin", EXAMPLE, "codecs")
     assert os.environ[PLUGINS] == str(EXAMPLE)  # what it starts is given its environment
     monkeypatch.setattr(ATTACKS, "_members", {"kmeans": ATTACKS._members["kmeans"]})
     sys.modules.pop("outside_attack")
@@ -54,20 +54,18 @@ def test_a_process_that_such_a_command_started_has_them_too(vfl, monkeypatch):
 
 
 @pytest.mark.slow
-def test_processes_of_a_grid_have_them_too(vfl, tmp_path):
+def test_processes_of_a_grid_have_them_too(well, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
-    done = vfl("grid", "tiny.toml", "--plugin", EXAMPLE, "--jobs", "2", "--json")
-    assert done.code == 0, done.err
+    done = well("grid", "tiny.toml", "--plugin", EXAMPLE, "--jobs", "2", "--json")
     assert {row["subject"] for row in json.loads(done.out)["rows"]} == {"mahalanobis"}
     command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
     assert command.endswith(f"--plugin {EXAMPLE}")
 
 
-def test_what_cannot_be_loaded(vfl, tmp_path):
+def test_what_cannot_be_loaded(vfl, refused, tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "json.py").write_text("")
-    broken = vfl("list", "attacks", "--plugin", "broken.py")
-    assert broken.code == 2
+    broken = refused("list", "attacks", "--plugin", "broken.py")
     assert "a plug-in does not run" in broken.err
     assert "broken.py:1" in broken.err
     assert "ModuleNotFoundError" in broken.err

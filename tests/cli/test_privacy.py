@@ -43,11 +43,11 @@ def test_shuffled_batches_gain_nothing_by_sampling(vfl):
      "--sampling-rate", ".1", "--steps", "2"),
      ("--sampling-rate", ".1", "--steps", "2", "--sampling", "shuffled")],
 )  # fmt: skip
-def test_the_command_wants_one_plan(vfl, words):
-    assert vfl("privacy", "epsilon", "--noise", "1", *words).code == 2
+def test_the_command_wants_one_plan(refused, words):
+    refused("privacy", "epsilon", "--noise", "1", *words)
 
 
-def test_an_audit_of_a_run_is_kept_beside_it_and_shown(vfl, tmp_path):
+def test_an_audit_of_a_run_is_kept_beside_it_and_shown(vfl, refused, tmp_path):
     lines = ["[parties.left]", "[parties.right]", "[data]", "rows = 400", "[train]", "epochs = 1",
              "[dp]", "noise = 2.0"]  # fmt: skip
     (tmp_path / "private.toml").write_text("\n".join(lines))
@@ -57,5 +57,5 @@ def test_an_audit_of_a_run_is_kept_beside_it_and_shown(vfl, tmp_path):
     assert told["proved"]["canaries"] == 20
     assert told["claimed"]["epsilon"] == pytest.approx(trained["privacy"][0]["epsilon"], rel=0.1)
     assert told["text"] in build_report(tmp_path / trained["run"]).read_text()
-    assert vfl(*asked, "-s", "seed=1").code == 2
+    refused(*asked, "-s", "seed=1")
     assert "not refuted" in vfl("privacy", "audit", "private.toml", "--canaries", 20).out

@@ -42,14 +42,6 @@ def test_a_terminal_has_one_line_that_is_taken_away(monkeypatch, line):
     assert last == "epoch 1\n"
 
 
-def test_a_line_is_no_wider_than_the_terminal(monkeypatch, line):
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "20")
-    line.show(NOW)
-    assert len(screen.getvalue().removeprefix("\r\x1b[K")) == 19
-
-
 def test_elsewhere_a_line_comes_now_and_then(monkeypatch, capsys, line):
     now = [0.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
@@ -62,12 +54,11 @@ def test_elsewhere_a_line_comes_now_and_then(monkeypatch, capsys, line):
     assert set(lines) == {output.progress_text(NOW)}
 
 
-def test_progress_is_on_standard_error_alone_and_in_the_folder(vfl, monkeypatch, loans):
+def test_progress_is_on_standard_error_alone_and_in_the_folder(well, monkeypatch, loans):
     monkeypatch.setattr(output, "_PLAIN_FIRST_S", 0.0)
     monkeypatch.setattr(output, "_PLAIN_EVERY_S", 0.0)
     monkeypatch.setattr("vfl.session.progress._EVERY_S", 0.0)
-    done = vfl("train", loans, "--json")
-    assert done.code == 0, done.err
+    done = well("train", loans, "--json")
     figures = json.loads(done.out)
     told = [line for line in done.err.splitlines() if line.startswith("train, epoch")]
     assert len(told) > 3

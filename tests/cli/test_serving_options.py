@@ -29,9 +29,8 @@ def run(tmp_path, monkeypatch):
     return RunFolder.create(path, EXPERIMENT, "federated", "vfl train PROJECT").path
 
 
-def test_what_no_option_says_is_as_the_own_file_has_it(vfl, run):
-    done = vfl("serve", run, "--port", "0")
-    assert done.code == 0, done.err
+def test_what_no_option_says_is_as_the_own_file_has_it(well, run):
+    well("serve", run, "--port", "0")
     (file,) = run.glob("serv*.json")
     told = json.loads(file.read_text())
     assert (told["port"], told["max_ids"], told["max_body_bytes"]) == (0, 5, 4096)

@@ -5,14 +5,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from vfl.config import Experiment, PartyFile
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError
-from vfl.core.storage import locked, worker_of, write_json
+from vfl.core.storage import locked, write_json
 from vfl.core.traffic import Ledger
 from vfl.federation import deployment
 from vfl.federation.project import write_project
@@ -118,27 +117,10 @@ def test_a_run_that_is_served_until_its_process_is_gone(run, status):
     assert status(run.path)[0]["state"] == "ended"
 
 
-def test_a_real_training_has_ended(vfl, status, loans):
-    trained = json.loads(vfl("train", loans, "--json").out)
-    lines, told, code = status(Path(trained["run"]))
-    assert (lines["state"], code) == ("ended", 0)
-    assert told["epochs"] == 3
-    assert sum(told["bytes"].values()) == trained["bytes_up"] + trained["bytes_down"]
-
-
-def test_looking_takes_no_lock(run):
-    assert worker_of(run.path) is None
-    with locked(run.path):
-        assert worker_of(run.path) == os.getpid()
-    with locked(run.path):
-        pass
-
-
-def test_a_folder_without_a_run_is_said_to_be_none(vfl, tmp_path):
-    done = vfl("status", tmp_path)
-    assert done.code == 2
+def test_a_folder_without_a_run_is_said_to_be_none(refused, tmp_path):
+    done = refused("status", tmp_path)
     assert "this is not a project's label folder" in done.err
-    assert vfl("status", tmp_path / "no").code == 2
+    refused("status", tmp_path / "no")
 
 
 @pytest.fixture
@@ -185,15 +167,15 @@ compare = { codecs = ["none", "topk:k=2"], seeds = [0] }
 
 
 @pytest.fixture
-def compared(vfl, tmp_path):
+def compared(well, tmp_path):
     """A comparison of which one of two cells is trained."""
     (tmp_path / "tiny.toml").write_text(GRID)
     asked = ("compare", tmp_path / "tiny.toml", "--out", tmp_path / "runs/tiny")
-    assert vfl(*asked, "--only", "topk:k=2").code == 0
+    well(*asked, "--only", "topk:k=2")
     return tmp_path / "runs/tiny", asked
 
 
-def test_a_grid_that_was_interrupted_and_goes_on(compared, status, vfl):
+def test_a_grid_that_was_interrupted_and_goes_on(compared, status, well):
     path, asked = compared
     lines, told, code = status(path)
     assert (lines["state"], lines["cells"], code) == ("interrupted", "1 of 2 done", 5)
@@ -201,18 +183,17 @@ def test_a_grid_that_was_interrupted_and_goes_on(compared, status, vfl):
     with (path / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert status(path)[2] == 4
-    assert vfl(*asked).code == 0
+    well(*asked)
     lines, told, code = status(path)
     assert (lines["state"], told["done"], told["kind"], code) == ("ended", 2, "comparison", 0)
 
 
-def test_runs_of_a_folder_are_listed_with_a_page(compared, run, vfl):
+def test_runs_of_a_folder_are_listed_with_a_page(compared, run, vfl, well, refused):
     path, _ = compared
     run.path.rename(path.parent / "one")
     (path.parent / "torn").mkdir()
     (path.parent / "torn/run.json").write_text("{")
-    done = vfl("runs", path.parent)
-    assert done.code == 0
+    done = well("runs", path.parent)
     assert "tiny\n    comparison, interrupted, 1 of 2" in done.out
     assert "one\n    training, interrupted" in done.out
     assert "torn\n    training, damaged" in done.out
@@ -221,4 +202,4 @@ def test_runs_of_a_folder_are_listed_with_a_page(compared, run, vfl):
     assert "one</a>" not in page  # it has no page
     told = json.loads(vfl("runs", path.parent, "--json").out)
     assert [one["name"] for one in told["runs"]][-1] == "torn"
-    assert vfl("runs", path.parent / "nowhere").code == 2
+    refused("runs", path.parent / "nowhere")

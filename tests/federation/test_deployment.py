@@ -3,18 +3,28 @@
 import contextlib
 import hashlib
 import json
+import os
 import re
 import socket
 import sqlite3
+import ssl
+import subprocess
 import warnings
+from base64 import b64encode
+from pathlib import Path
 
+import httpx
 import pandas as pd
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+)
 
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import AuthenticationError, LostPeerError, PeerError, VFLError
 from vfl.core.storage import read_json, read_lines
-from vfl.federation import deployment
+from vfl.federation import deployment, programs
+from vfl.federation.guard import SECRET_HEADER
 from vfl.session import SessionMessage
 from vfl.training import federated
 from vfl.training.demo import run_in_process
@@ -22,7 +32,21 @@ from vfl.transport import Hello, TcpLink, Timeouts
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
+    from fastapi.routing import iter_route_contexts
     from flwr.cli.build import build_fab_from_disk
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+    from flwr.superlink.main import create_app as superlink_app
+    from flwr.supernode.main import create_app as supernode_app
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "security.md"
+REFUSED = {403, 413}
+NOBODY = 65534
 
 
 def train(label, name, *overrides):
@@ -51,80 +75,43 @@ def test_the_federation_computes_what_one_process_computes(deployed, trained):
     assert summary["bytes_down"] == same["bytes_down"]
 
 
-@pytest.mark.net
-def test_random_top_k_draws_the_same_from_the_parties_secrets(deployed):
-    folder, label = deployed
-    codec = "codec=randtopk:k=8,alpha=0.2,values=8"
-    _, summary, _ = train(label, "randtopk", codec)
-    alone = read_json(run_in_process(folder, label, lambda record: None, [codec]) / "summary.json")
-    assert summary["weights_sha256"] == alone["weights_sha256"]
-    assert summary["wire_ratio"] < 0.2
-
-
-@pytest.mark.net
-def test_a_secure_sum_computes_what_one_process_computes(deployed):
-    """Every session agrees on keys of its own; sums, weights and bytes are the same."""
-    folder, label = deployed
-    settings = ["merge=sum", "secure=sum"]
-    path, summary, _ = train(label, "secure", *settings)
-    alone = read_json(run_in_process(folder, label, lambda record: None, settings) / "summary.json")
-    assert summary["weights_sha256"] == alone["weights_sha256"]
-    assert summary["bytes_up"] == alone["bytes_up"]
-    federated.run_session(label, "evaluate", "secure")
-    again = RunFolder.open(path).evaluation()
-    assert again["test_loss"] == summary["test_loss"]
-    federated.run_session(label, "predict", "secure")
-    assert len(pd.read_csv(path / "predictions.csv")) > 1000
-
-
-PRIVATE = {
-    "poisson": ["dp.noise=1", "dp.epsilon=8"],
-    "pipelined": ["dp.epsilon=8", "train.in_flight=2",
-                  "codec=randtopk:k=8,alpha=0.2,values=8,scale=row"],
-    "quantile": ["dp.epsilon=8", "dp.clip_by=layer", "dp.quantile=0.5"],
-    "sum": ["dp.epsilon=8", "merge=sum", "secure=sum"],
+#: Settings of a training, and whether its weights are those of one process bit for bit.
+KINDS = {
+    "randtopk": (["codec=randtopk:k=8,alpha=0.2,values=8"], True),
+    "sum": (["merge=sum", "secure=sum"], True),
+    "beaver": (["merge=sum", "secure=beaver", "train.optimizer=sgd", "train.momentum=0",
+                "train.weight_decay=0", "train.learning_rate=0.3",
+                "parties.left.bottom=mlp:hidden=none", "parties.right.bottom=mlp:hidden=none"],
+               False),  # truncation depends on shares, which are drawn anew
+    "poisson": (["dp.noise=1", "dp.epsilon=8"], True),
+    "pipelined": (["dp.epsilon=8", "train.in_flight=2",
+                   "codec=randtopk:k=8,alpha=0.2,values=8,scale=row"], True),
+    "quantile": (["dp.epsilon=8", "dp.clip_by=layer", "dp.quantile=0.5"], True),
+    "private sum": (["dp.epsilon=8", "merge=sum", "secure=sum"], True),
 }  # fmt: skip
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("kind", PRIVATE)
-def test_private_training_computes_and_states_what_one_process_does(deployed, kind):
-    """Each party noises its half by a secret of its own; batches of about two rows, and empty."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_training_computes_and_states_what_one_process_does(deployed, kind):
+    """Keys, masks and shares are new in every session; private batches have about two rows."""
     folder, label = deployed
-    name = f"private-{kind}"  # rows are drawn by a key of the run's name
-    settings = [f"name={name}", *PRIVATE[kind], "train.batch_size=2", "train.epochs=1"]
+    settings, equal = KINDS[kind]
+    name = f"kind-{kind.replace(' ', '-')}"  # private rows are drawn by a key of the run's name
+    settings = [f"name={name}", *settings]
+    if "dp.epsilon=8" in settings:
+        settings += ["train.batch_size=2", "train.epochs=1"]
     path, summary, epochs = train(label, name, *settings)
     alone = run_in_process(folder, label, lambda record: None, settings)
-    same = read_json(alone / "summary.json")
-    (stated,) = summary["privacy"]
-    assert stated == same["privacy"][0]
-    assert stated["unit"] == "record"
-    assert 0 < stated["epsilon"] <= 8
-    assert summary["weights_sha256"] == same["weights_sha256"]
-    assert [one["epsilon"] for one in epochs] == [
-        record["epsilon"] for record in read_lines(alone / "metrics.jsonl")
-    ]
+    same, records = read_json(alone / "summary.json"), list(read_lines(alone / "metrics.jsonl"))
+    for fact in ("test_loss", "bytes_up", "bytes_down", *(["weights_sha256"] if equal else [])):
+        assert summary[fact] == same[fact]
+    for figure in ("train_loss", "epsilon"):
+        assert [one.get(figure) for one in epochs] == [one.get(figure) for one in records]
+    assert summary.get("privacy") == same.get("privacy")
     federated.run_session(label, "evaluate", name)
     assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
-
-
-@pytest.mark.net
-def test_shared_first_layers_compute_what_one_process_computes(deployed):
-    """Shares are drawn anew in every session; what the label party gets of them is the same."""
-    folder, label = deployed
-    settings = ["merge=sum", "secure=beaver", "train.optimizer=sgd", "train.momentum=0",
-                "train.weight_decay=0", "train.learning_rate=0.3"]  # fmt: skip
-    settings += [f"parties.{name}.bottom=mlp:hidden=none" for name in ("left", "right")]
-    path, summary, epochs = train(label, "beaver", *settings)
-    alone = run_in_process(folder, label, lambda record: None, settings)
-    same = read_json(alone / "summary.json")
-    losses = [record["train_loss"] for record in read_lines(alone / "metrics.jsonl")]
-    assert [record["train_loss"] for record in epochs] == losses
-    for fact in ("test_loss", "test_accuracy", "bytes_up", "bytes_down"):
-        assert summary[fact] == same[fact]
-    federated.run_session(label, "evaluate", "beaver")
-    assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
-    federated.run_session(label, "predict", "beaver")
+    federated.run_session(label, "predict", name)
     assert len(pd.read_csv(path / "predictions.csv")) > 1000
 
 
@@ -144,16 +131,6 @@ def test_predictions_come_from_the_kept_weights(deployed, trained):
     truth = pd.read_parquet(folder / "label" / "digits.parquet").set_index("id")["digit"]
     assert len(table) == len(truth)
     assert (table.set_index("id")["prediction"] == truth.sort_index()).mean() > 0.9
-
-
-@pytest.mark.net
-def test_an_evaluation_uses_the_kept_weights(deployed, trained):
-    _, label = deployed
-    path, summary, _ = trained
-    federated.run_session(label, "evaluate", "none")
-    again = RunFolder.open(path).evaluation()
-    assert again["test_accuracy"] == summary["test_accuracy"]
-    assert again["weights_sha256"] == summary["weights_sha256"]
 
 
 @pytest.mark.net
@@ -331,11 +308,236 @@ def test_what_is_printed_holds_no_secret(deployed, trained):
     for side in ("left", "right", "label"):
         assert (folder / side / "store" / "secret-for-trials").read_bytes().hex() not in text
     assert "image-0" not in text
-    assert (
-        json.loads(
-            (
-                folder / "left" / "store" / "runs" / "none" / "parties" / "left" / "party.json"
-            ).read_text()
-        )["party"]
-        == "left"
+
+
+# --- every route of the running SuperLink and SuperNode
+
+
+class Running:
+    """A SuperLink with two registered parties, and the SuperNode of one of them.
+
+    The other's key is the attacker's, who may end that party's own node.
+    """
+
+    def __init__(self, folder, label, superlink):
+        self.folder, self.label, self.superlink = folder, label, superlink
+        self.ids = {
+            name: int(entry["node"])
+            for name, entry in read_json(label.state / "nodes.json").items()
+        }
+        key = load_ssh_private_key((folder / "left" / "node.key").read_bytes(), None)
+        self.key, self.public = key, public_key_to_bytes(key.public_key())
+        self.apis = {
+            "network": (f"https://{label.experiment().federation.superlink}", label.certificates),
+            "SuperLink": self._local(label.state),
+            "SuperNode": self._local(folder / "right" / "store" / "flower"),
+        }
+        # Each request has a connection of its own, as those of different callers do.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        self.clients = {
+            name: httpx.Client(
+                verify=ssl.create_default_context(cafile=certificates / "ca.pem"),
+                timeout=120,
+                limits=alone,
+                base_url=url,
+            )
+            for name, (url, certificates) in self.apis.items()
+        }
+
+    @staticmethod
+    def _local(state):
+        api = programs.local_api(state)
+        return f"https://{api.address}", api.folder
+
+    def secret(self, service):
+        state = self.label.state if service == "SuperLink" else self.apis[service][1].parent
+        return {SECRET_HEADER: programs.local_api(state).secret}
+
+    def signed(self):
+        """Headers of a SuperNode's request, by the key of party left."""
+        time = now().isoformat()
+        signature = sign_message(self.key, time.encode())
+        return {
+            "flwr-public-key": b64encode(self.public).decode(),
+            "flwr-timestamp": time,
+            "flwr-signature": b64encode(signature).decode(),
+        }
+
+    def post(self, api, path, headers, content=b"", method="POST"):
+        everything = {"content-type": "application/protobuf"} | headers
+        return self.clients[api].request(method, path, headers=everything, content=content)
+
+
+@pytest.fixture(scope="module")
+def running(services):
+    made = Running(*services)
+    yield made
+    for client in made.clients.values():
+        client.close()
+
+
+def routes_of(application):
+    """Method and path of everything an application answers."""
+    found = set()
+    for context in iter_route_contexts(application.routes):
+        for method in context.methods or {"GET"}:
+            found.add((method, context.path))
+    return sorted(found)
+
+
+def rows_of_the_table():
+    """(service, path) to what the document says of the three who ask."""
+    rows = {}
+    for line in DOCUMENT.read_text().splitlines():
+        match = re.match(r"\| (SuperLink|SuperNode) `(/\S*)` ([^|]+)\| (.*) \|$", line)
+        if match:
+            service, prefix, names, answers = match.groups()
+            for name in names.split(", "):
+                rows[service, prefix + name.strip()] = answers.split(" | ")
+    return rows
+
+
+ROWS = rows_of_the_table()
+OFFERED = [("SuperLink", *route) for route in routes_of(superlink_app())]
+OFFERED += [("SuperNode", *route) for route in routes_of(supernode_app())]
+
+
+def test_the_table_has_a_row_for_every_route_and_no_other():
+    assert len(OFFERED) > 80
+    assert {(service, path) for service, _, path in OFFERED} == set(ROWS)
+    assert {answer for answers in ROWS.values() for answer in answers} == {
+        "refused",
+        "answered",
+        "answered for its own node, refused for another's",
+    }
+
+
+def request_of(path, node_id, public_key):
+    """A request that is right in form, from a node."""
+    kind = PROTOBUF_REQUEST_TYPES.get(("POST", path))
+    if kind is None:
+        return b"{}"
+    fields = kind.DESCRIPTOR.fields_by_name
+    request = kind()
+    if "node" in fields:
+        request.node.CopyFrom(Node(node_id=node_id))
+    elif "node_id" in fields:
+        request.node_id = node_id
+    if "public_key" in fields:
+        request.public_key = public_key
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize(("service", "method", "path"), OFFERED)
+def test_a_stranger_is_refused_everywhere(running, service, method, path):
+    assert ROWS[service, path][0] == "refused"
+    apis = [service, *(["network"] if service == "SuperLink" else [])]
+    for api in apis:
+        content = request_of(path, 1, b"")
+        for headers in (
+            {},
+            {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "host": "127.0.0.1"},
+            {"authorization": "Bearer guess", SECRET_HEADER: "guess"},
+        ):
+            answer = running.post(api, path, headers, content, method)
+            assert answer.status_code in REFUSED
+            assert answer.content == b""
+
+
+@pytest.mark.parametrize(("service", "method", "path"), OFFERED)
+def test_a_party_speaks_for_its_own_node_only(running, service, method, path):
+    said = ROWS[service, path][1]
+    api = "network" if service == "SuperLink" else service
+    own = request_of(path, running.ids["left"], running.public)
+    other = request_of(path, running.ids["right"], b"another key")
+    foreign = running.post(api, path, running.signed(), other, method)
+    mine = running.post(api, path, running.signed(), own, method)
+    if said == "refused":
+        assert {mine.status_code, foreign.status_code} <= REFUSED
+    else:
+        assert foreign.status_code == 401  # by Flower, which compares node and key
+        assert mine.status_code != 401
+        assert not (mine.status_code in REFUSED and mine.content == b"")  # Flower's have words
+
+
+@pytest.mark.parametrize(("service", "method", "path"), OFFERED)
+def test_the_owners_programs_get_what_they_use(running, service, method, path):
+    answer = running.post(service, path, running.secret(service), b"\xff", method)
+    refused = ROWS[service, path][2] == "refused"
+    # Bytes that are no message: Flower's own error shows that they reached it, and do nothing.
+    assert (answer.status_code in REFUSED) is refused
+    if refused:
+        return
+    assert answer.status_code in (400, 401, 415, 422, 500)
+
+
+def test_a_reply_in_another_partys_name_is_refused(running):
+    metadata = Metadata(src_node_id=running.ids["right"], dst_node_id=1, run_id=1)
+    request = PushMessagesRequest(
+        node=Node(node_id=running.ids["left"]), messages_list=[Message(metadata=metadata)]
     )
+    path = "/v1/fleet/push-messages"
+    forged = running.post("network", path, running.signed(), request.SerializeToString())
+    assert (forged.status_code, forged.content) == (403, b"")
+
+
+def memory_of(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+
+
+def test_a_large_body_is_not_kept(running):
+    """64 MiB from a stranger and from a party; the process stays as small as it was."""
+    pid = running.superlink._process.pid
+    before = memory_of(pid)
+
+    def pieces():
+        for _ in range(64):
+            yield bytes(1024 * 1024)
+
+    for path in ("/v1/fleet/pull-messages", "/v1/control/start-run", "/nowhere"):
+        public_alone = dict(list(running.signed().items())[:1])
+        for headers in ({}, public_alone, running.signed()):
+            try:
+                answer = running.post("network", path, headers, pieces())
+            except (httpx.WriteError, httpx.ReadError):
+                continue  # the guard had closed before all of it was sent
+            assert answer.status_code in REFUSED
+    assert memory_of(pid) - before < 32 * 1024 * 1024
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_another_user_of_the_machine_reads_nothing_that_opens_a_port(running):
+    folders = [running.label.state, running.folder / "right" / "store" / "flower"]
+    for state in folders:
+        files = [path for path in state.rglob("*") if path.is_file()]
+        assert {"secret", "superexec", "server.key"} <= {path.name for path in files}
+        for path in files:
+            done = subprocess.run(["cat", path], user=NOBODY, group=NOBODY, capture_output=True)
+            assert (done.returncode, done.stdout) == (1, b""), path
+
+
+def test_no_key_is_registered_without_a_name(running):
+    headers = running.secret("SuperLink")
+    for request in (RegisterNodeRequest(), RegisterNodeRequest(public_key=running.public)):
+        body = request.SerializeToString()
+        answer = running.post("SuperLink", "/v1/control/register-node", headers, body)
+        assert answer.status_code == 403
+
+
+def test_another_start_has_other_secrets(running, tmp_path):
+    first = programs.LocalApi.begin(tmp_path / "local")
+    before = first.secret, first.superexec_secret.read_bytes(), first.ca.read_bytes()
+    again = programs.LocalApi.begin(tmp_path / "local")
+    after = again.secret, again.superexec_secret.read_bytes(), again.ca.read_bytes()
+    assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists children")
+def test_what_runs_the_work_is_in_a_session_of_its_own(running):
+    """Beside a caller's busy processes, Ray's workers would wait for minutes otherwise."""
+    pid = running.superlink._process.pid
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text().split()]
+    assert children
+    assert [os.getsid(int(child)) for child in children] == [int(child) for child in children]

@@ -107,11 +107,6 @@ def test_a_new_project_is_well_but_for_a_superlink(project):
     assert bank["clock"].found.startswith("not measured")
 
 
-def test_a_label_partys_own_file_is_its_project(project):
-    here = [check.name for check in examine(project.party_file)]
-    assert here == [check.name for check in examine(project.path)]
-
-
 @pytest.mark.parametrize(
     ("clock_s", "state", "word"),
     [(0, "OK", " s "), (100, "WARN", "behind"), (-100, "WARN", "ahead"), (900, "FAIL", "900 s")],
@@ -146,24 +141,6 @@ def test_ports_that_others_use(project, port):
         label = found(examine(project.path))
     assert label["superlink port"].state == "FAIL"
     assert label["stream port"].state == "WARN"
-
-
-def test_a_server_without_tls_is_told(project, port):
-    class Plain(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *arguments):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", port), Plain)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        bank = found(examine(party_of(project)))
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    assert bank["superlink"].state == "FAIL"
-    assert "not with TLS" in bank["superlink"].found
 
 
 def certificate_at(folder, hosts=("127.0.0.1",), days=90):
@@ -231,11 +208,6 @@ def test_a_table_that_is_not_there(project):
     assert found(examine(party_of(project)))["data"].state == "FAIL"
 
 
-def test_a_store_that_cannot_be_one(project):
-    (party_of(project).parent / "store").write_text("a file")
-    assert found(examine(party_of(project)))["store"].state == "FAIL"
-
-
 def test_versions_that_are_not_the_wanted_ones(monkeypatch):
     wanted = ["numpy>=9999", "absent-package>=1", "beartype>=9999; extra == 'dev'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
@@ -254,29 +226,16 @@ def test_a_version_above_the_tested_ones_is_a_warning(monkeypatch, bounds, state
     assert found(doctor.versions())["numpy"].state == state
 
 
-def test_the_versions_here_are_the_wanted_ones():
-    assert set(states(doctor.versions()).values()) == {"OK"}
-
-
 @pytest.mark.parametrize(("free", "state"), [(10**7, "FAIL"), (10**8, "WARN"), (10**10, "OK")])
 def test_room_on_the_disk(tmp_path, monkeypatch, free, state):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     assert doctor.room(tmp_path / "not" / "made").state == state
 
 
-def test_more_threads_than_cores(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
-    assert doctor.cores().state == "WARN"
-
-
 @pytest.mark.parametrize("address", ["lender", "lender:", ":8000", "lender:80000", "lender:x"])
 def test_addresses_that_are_none(address):
     with pytest.raises(UserError):
         doctor.split_address(address)
-
-
-def test_an_address_in_brackets():
-    assert doctor.split_address("[::1]:8000") == ("::1", 8000)
 
 
 def test_a_file_with_mistakes_is_told_as_ever(project):

@@ -3,9 +3,6 @@
 No file is edited but for the ports, which tests may not share. Then parties are killed meanwhile.
 """
 
-import os
-import signal
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -101,12 +98,9 @@ def test_tables_are_aligned_trained_on_and_predicted(organisations, tmp_path, na
     rows, overlap, wanted = TABLES[name]
     federation = organisations(name, rows, overlap)
     measured()
-    aligned = federation.ask("align", federation.folder)
-    assert aligned.wait() == 0, aligned.said()
-    training = federation.train("train.epochs=15")
-    assert training.wait() == 0, training.said()
-    predicted = federation.ask("predict", federation.folder)
-    assert predicted.wait() == 0, predicted.said()
+    federation.done("align", federation.folder)
+    training = federation.trained("train.epochs=15")
+    federation.done("predict", federation.folder)
     measured(f"{name}: aligned, trained, predicted")
     run = federation.run(training)
     summary = read_json(run / "summary.json")
@@ -139,13 +133,10 @@ def test_a_party_that_is_killed_while_aligning_or_predicting_leaves_a_clear_stat
     assert aligned.last_words().startswith("error[V4"), aligned.said()
     assert [version_at(federation, LENDER), version_at(federation, "bank")] == [0, 0]
 
-    again = federation.ask("align", federation.folder)
-    assert again.wait() == 0, again.said()
+    federation.done("align", federation.folder)
     assert {version_at(federation, party) for party in (LENDER, "bank")} == {1}
-    training = federation.train("train.epochs=2")
-    assert training.wait() == 0, training.said()
-    first = federation.ask("predict", federation.folder)
-    assert first.wait() == 0, first.said()
+    training = federation.trained("train.epochs=2")
+    federation.done("predict", federation.folder)
     answers = (federation.run(training) / "predictions.csv").read_bytes()
 
     cut = federation.ask("predict", federation.folder)
@@ -154,38 +145,5 @@ def test_a_party_that_is_killed_while_aligning_or_predicting_leaves_a_clear_stat
     # It is told who went away, or the session has begun again without the user.
     if cut.wait() != 0:
         assert cut.last_words().startswith("error[V4"), cut.said()
-    last = federation.ask("predict", federation.folder)
-    assert last.wait() == 0, last.said()
+    federation.done("predict", federation.folder)
     assert (federation.run(training) / "predictions.csv").read_bytes() == answers
-
-
-def test_a_label_party_that_is_killed_while_aligning_begins_anew(organisations):
-    federation = organisations("bank-marketing", 4000, 0.9)
-    aligned = federation.ask("align", federation.folder)
-    aligned.wait_for("party bank is here")
-    federation.kill("flwr-serverapp", "label")
-    assert aligned.wait() != 0
-    assert aligned.last_words().startswith("error[V4"), aligned.said()
-    again = federation.ask("align", federation.folder)
-    assert again.wait() == 0, again.said()
-    training = federation.train("train.epochs=1")
-    assert training.wait() == 0, training.said()
-
-
-def test_a_party_that_stands_still_while_aligning_leaves_a_clear_state(organisations):
-    federation = organisations("bank-marketing", 4000, 0.9)
-    words = ("federation.step_timeout_s=5", "federation.rejoin_window_s=2")
-    asked = [part for word in words for part in ("-s", word)]
-    aligned = federation.ask("align", federation.folder, *asked)
-    aligned.wait_for("party bank is here")
-    stopped = federation.kill("flwr-clientapp", "bank", signal.SIGSTOP)
-    try:
-        assert aligned.wait() != 0
-    finally:
-        os.kill(stopped, signal.SIGCONT)
-    assert "'bank'" in aligned.last_words(), aligned.said()
-    assert aligned.last_words().startswith("error[V4"), aligned.said()
-    assert {version_at(federation, party) for party in (LENDER, *OTHERS)} == {0}
-    again = federation.ask("align", federation.folder)
-    assert again.wait() == 0, again.said()
-    assert {version_at(federation, party) for party in (LENDER, *OTHERS)} == {1}

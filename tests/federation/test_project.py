@@ -11,8 +11,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509 import load_pem_x509_certificate
-from cryptography.x509.oid import ExtensionOID
 
 from vfl.config import Experiment, PartyFile, read_experiment, read_party_file
 from vfl.core.errors import RunFolderError, UserError
@@ -103,18 +101,6 @@ def test_the_bundle_reads_back_as_the_experiment(project):
     }
 
 
-def test_the_shim_is_only_a_shim(project):
-    _, label = project
-    lines = (label.app / "vfl_app.py").read_text().splitlines()
-    imports = [line for line in lines if "import" in line]
-    assert len(lines) <= 10
-    assert [line.split()[1] for line in imports] == [
-        "pathlib",
-        "vfl.clients.app",
-        "vfl.server.app",
-    ]
-
-
 def test_a_private_key_is_its_owners_alone(project):
     folder, label = project
     keys = [path for path in folder.rglob("*.key")]
@@ -138,17 +124,6 @@ def registered(path):
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_every_party_trusts_the_superlinks_certificate(project):
-    folder, label = project
-    authority = (label.certificates / "ca.pem").read_bytes()
-    assert all((folder / name / "ca.pem").read_bytes() == authority for name in FEATURES)
-    certificate = load_pem_x509_certificate((label.certificates / "server.pem").read_bytes())
-    certificate.verify_directly_issued_by(load_pem_x509_certificate(authority))
-    names = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME)
-    shown = {str(name.value) for name in names.value}
-    assert shown == {"lender.example", "stream.example", "localhost", "127.0.0.1"}
-
-
 def test_a_partys_own_file_reads_back(project):
     folder, label = project
     for name in FEATURES:
@@ -157,29 +132,6 @@ def test_a_partys_own_file_reads_back(project):
         assert path.read_text().startswith(f"# What party '{name}' keeps to itself")
     assert read_party_file(label.party_file).data == party_file("lender").data
     assert "[consent]" not in label.party_file.read_text()
-
-
-def test_the_readme_has_a_command_for_each_party(project):
-    folder, _ = project
-    text = (folder / "README.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert text.startswith("# loans\n")
-    assert f"vfl {VERSION}" in text
-    for name in FEATURES:
-        (row,) = (line for line in rows if line.startswith(f"| {name} "))
-        assert f"`vfl up {name}/party.toml`" in row
-    assert any("`vfl up label`" in row and "lender" in row for row in rows)
-    assert any("`vfl train label`" in row for row in rows)
-
-
-def test_a_label_party_with_columns_of_its_own(tmp_path):
-    experiment = Experiment.model_validate(
-        {"parties": {"bank": {}, "lender": {}}, "label": {"party": "lender"}}
-    )
-    parties = {name: party_file(name) for name in ("bank", "lender")}
-    label = write_project(tmp_path / "two", experiment, parties, "127.0.0.1")
-    assert {entry.name for entry in (tmp_path / "two").iterdir()} == {"README.md", "label", "bank"}
-    assert [key.name for key in label.keys.iterdir()] == ["bank.pub"]
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):

@@ -27,11 +27,9 @@ def federation(tmp_path_factory):
 
 
 def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, tmp_path):
-    checked = federation.ask("check", federation.folder)
-    assert checked.wait() == 0, checked.said()
+    checked = federation.done("check", federation.folder)
     assert "clinic and insurer see every cut" in checked.said()
-    training = federation.train(EPOCHS)
-    assert training.wait() == 0, training.said()
+    training = federation.trained(EPOCHS)
     run = federation.run(training)
     joined = alone(federation, tmp_path, EPOCHS)
     assert results(run) == results(joined)
@@ -41,8 +39,7 @@ def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, t
     assert learned["test_accuracy"] == figures["test_accuracy"] > 0.7
     assert "tasks" not in read_json(run / "summary.json")
     for what in ("evaluate", "predict"):
-        asked = federation.ask(what, run)
-        assert asked.wait() == 0, asked.said()
+        asked = federation.done(what, run)
     assert read_json(part / "evaluations/0001.json")["test_loss"] == learned["test_loss"]
     told = pd.read_csv(part / "predictions.csv")
     assert set(told["prediction"]) == {"large", "small"}
@@ -54,8 +51,7 @@ def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, t
 
 
 def test_each_label_party_serves_its_own_task_at_its_own_address(federation):
-    training = federation.train(EPOCHS)
-    assert training.wait() == 0, training.said()
+    training = federation.trained(EPOCHS)
     run = federation.run(training)
     assert federation.ask("predict", run).wait() == 0
     own_file = federation.folder / "insurer" / "party.toml"
@@ -80,15 +76,3 @@ def test_each_label_party_serves_its_own_task_at_its_own_address(federation):
     assert serving.wait() == 0, serving.said()
     with pytest.raises(OSError, match="refused"):
         second.predict(asked[0])
-
-
-def test_a_label_party_that_dies_is_named_and_the_training_goes_on_later(federation):
-    quick = ("train.epochs=60", "federation.max_restarts=0", "federation.rejoin_window_s=2.0")
-    training = federation.train(*quick)
-    training.wait_for("epoch   3")
-    federation.kill("flwr-clientapp", "insurer")
-    assert training.wait() == 3, training.said()
-    assert "party 'insurer' went away" in training.last_words(), training.said()
-    again = federation.train(resume=training)
-    assert again.wait() == 0, again.said()
-    assert read_json(federation.run(training) / "summary.json")["epochs"] == 60

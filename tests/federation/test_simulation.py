@@ -5,11 +5,9 @@ Ray gives its start 30 seconds, whatever else the machine does: not for the defa
 
 from importlib.util import find_spec
 
-import dealt_project
 import pytest
 
-from vfl.config.run_folder import RunFolder
-from vfl.core.storage import read_json, read_lines
+from vfl.core.storage import read_json
 from vfl.federation import deployment
 from vfl.training import demo, federated
 
@@ -37,26 +35,11 @@ def simulated(folder, label):
         superlink.stop()
 
 
-@pytest.mark.parametrize(
-    "codec", [pytest.param("none", marks=pytest.mark.slow), "randtopk:k=8,alpha=0.2"]
-)
-def test_a_simulation_gives_the_weights_of_one_process(tmp_path, codec):
+def test_a_simulation_gives_the_weights_of_one_process(tmp_path):
     folder = tmp_path / "project"
-    label = demo.write_demo(folder, [*SETTINGS, f"codec={codec}"])
+    label = demo.write_demo(folder, [*SETTINGS, "codec=randtopk:k=8,alpha=0.2"])
     path = simulated(folder, label)
     alone = demo.run_in_process(folder, label, lambda record: None)
     found, same = (read_json(run / "summary.json") for run in (path, alone))
     assert found["weights_sha256"] == same["weights_sha256"]
     assert found["test_loss"] == same["test_loss"]
-
-
-@pytest.mark.slow
-def test_a_third_party_deals_in_a_simulation(tmp_path):
-    folder, experiment = tmp_path / "project", dealt_project.settings()
-    label = dealt_project.write(folder, experiment)
-    path = simulated(folder, label)
-    summary = RunFolder.open(path).summary()
-    same, losses = dealt_project.alone(folder, experiment, tmp_path)
-    assert [one["train_loss"] for one in read_lines(path / "metrics.jsonl")] == losses
-    for fact in ("test_loss", "bytes_up", "bytes_down", "secure", "revealed"):
-        assert summary[fact] == same[fact]

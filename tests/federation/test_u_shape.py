@@ -24,11 +24,9 @@ def federation(tmp_path_factory):
 
 
 def test_it_trains_evaluates_predicts_and_serves_as_one_process_does(federation, tmp_path):
-    checked = federation.ask("check", federation.folder)
-    assert checked.wait() == 0, checked.said()
+    checked = federation.done("check", federation.folder)
     assert "compute sees every cut and no label" in checked.said()
-    training = federation.train("train.epochs=3")
-    assert training.wait() == 0, training.said()
+    training = federation.trained("train.epochs=3")
     done = federation.run(training)
     losses, weights, *_ = results(done)
     joined = results(alone(federation, tmp_path, "train.epochs=3"))
@@ -36,8 +34,7 @@ def test_it_trains_evaluates_predicts_and_serves_as_one_process_does(federation,
     summary = read_json(done / "summary.json")
     assert summary["test_accuracy"] > 0.85
     for what in ("evaluate", "predict"):
-        asked = federation.ask(what, done)
-        assert asked.wait() == 0, asked.said()
+        asked = federation.done(what, done)
     assert read_json(done / "evaluations/0001.json")["test_loss"] == summary["test_loss"]
     ids = pd.read_csv(done / "predictions.csv")["id"]
     assert len(ids) == 569
@@ -59,6 +56,5 @@ def test_a_middle_that_dies_is_named_and_the_training_goes_on_later(federation):
     federation.kill("flwr-clientapp", "compute")
     assert training.wait() == 3, training.said()
     assert "party 'compute' went away" in training.last_words(), training.said()
-    again = federation.train(resume=training)
-    assert again.wait() == 0, again.said()
+    federation.trained(resume=training)
     assert read_json(federation.run(training) / "summary.json")["epochs"] == 60

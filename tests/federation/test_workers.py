@@ -110,17 +110,6 @@ def test_a_program_is_a_fork_of_the_worker(standing, tmp_path, capfd):
     assert len([line for line in capfd.readouterr().out.splitlines() if "session" in line]) == 2
 
 
-def test_a_program_that_is_to_be_silent_is(standing, tmp_path, capfd):
-    standing.popen(["session", str(tmp_path / "one")], stdout=subprocess.DEVNULL)
-    eventually((tmp_path / "one").exists)
-    assert "session" not in capfd.readouterr().out
-
-
-def test_another_program_is_started_as_always(standing, tmp_path):
-    standing.popen(["touch", str(tmp_path / "made")])
-    eventually((tmp_path / "made").exists)
-
-
 def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tmp_path):
     environment = {**os.environ, "TOLD": "by the caller"}
     said = []
@@ -222,14 +211,6 @@ def test_a_worker_that_is_killed_is_started_again(standing, folder, capfd):
     eventually(lambda: standing.supervise() or standing.pid != old)
     assert "the standing worker ended (exit -9); starting it again" in capfd.readouterr().out
     assert workers.hand_over(folder, ["end", "2"]) == 2
-
-
-def test_while_there_is_no_worker_programs_start_the_long_way(standing, tmp_path, monkeypatch):
-    os.kill(standing.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, standing.pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr(standing, "_program", "touch")
-    standing.popen(["touch", str(tmp_path / "made")])
-    eventually((tmp_path / "made").exists)
 
 
 def test_a_worker_with_two_threads_does_not_stand(folder, monkeypatch, tmp_path, capfd):

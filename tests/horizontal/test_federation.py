@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pandas as pd
 import pytest
-from dealt_project import free_ports
+from ports import free_ports
 from sklearn.datasets import load_digits
 
 from vfl.config import Experiment, PartyFile, read_party_file

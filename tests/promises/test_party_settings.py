@@ -46,7 +46,7 @@ ELSEWHERE = {
     "consent.min_ids": "an alignment: tests/datasets/test_alignment_protocols.py",
     "consent.max_alignments": "alignments of a day: tests/promises/test_dictionary.py",
     "consent.max_id_ratio": "alignments of a day: tests/promises/test_dictionary.py",
-    "node.rank_host": "ranks at the label party: tests/server/test_ranked_training.py",
+    "node.rank_host": "ranks at the label party: tests/server/test_stream_training.py",
     "serve": "a service of its own: tests/promises/test_listeners.py and tests/serving",
 }
 

@@ -1,6 +1,7 @@
 """A party's store is put back from a copy, and what it has forgotten is asked for once more."""
 
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from stand_in_flower import Flower
 from vfl.core.errors import VFLError
 from vfl.core.frame import Kind
 from vfl.llm import parties as llm
-from vfl.session.store.party_folder import own_ledger, own_terms
+from vfl.session.store.party_folder import own_ledger
 
 ROWS = 120
 NOISE = "clipped_noise:norm=1.0,sigma=4"
@@ -54,19 +55,8 @@ class Session(PlayedSession):
 
     def train(self, name):
         """Cuts of bank that the lender received in a training of this name."""
-        from vfl.server.session import run_session
-
-        Noting.seen, Noting.enough = [], None
-        experiment, lender = self.experiment(), self.flower.files["lender"]
-        try:
-            run_session(
-                self.flower, experiment, lender, own_terms(experiment, "train", name, lender)
-            )
-        except VFLError:
-            pass
-        finally:
-            for thread in self.flower.threads:
-                thread.join(timeout=60)
+        with suppress(VFLError):
+            self.play(run=name)
         return cuts_of_bank()
 
     def broken_off(self, step, *, resume):

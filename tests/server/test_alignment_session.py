@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from cryptography.exceptions import InvalidTag
 from cut_tables import TABLES, cut, real_table
-from dealt_project import free_ports
+from ports import free_ports
 from stand_in_flower import Envelope, Flower
 
 from benchmarks.emulation import TcpProxy
@@ -175,13 +175,6 @@ def test_rows_to_predict_have_positions_of_their_own(make):
     predicted = set(map(int, pd.read_csv(run / "predictions.csv", dtype=str)["id"]))
     assert predicted
     assert predicted < common
-
-
-def test_messages_in_many_pieces(make, monkeypatch):
-    monkeypatch.setattr("vfl.session.alignment.PIECE_LIMIT_BYTES", 1000)
-    federation, common = make()
-    federation.run("align")
-    assert set(federation.order("shop")) == common
 
 
 def test_nothing_planted_crosses_or_is_written_elsewhere(make, tmp_path, monkeypatch, capfd):
@@ -365,18 +358,6 @@ def test_a_party_that_stands_still_for_long_ends_the_alignment(make, held):
     assert nothing_is_left(federation)
     federation.run("align")
     assert set(federation.order("shop")) == common
-
-
-@pytest.mark.slow
-def test_who_computes_for_long_says_so(make, monkeypatch):
-    """Points of a large set take minutes; a party that says nothing for 30 s is taken for lost."""
-    multiply = ristretto.multiply
-    monkeypatch.setattr("vfl.session.alignment.PATIENCE_S", 0.1)
-    monkeypatch.setattr(ristretto, "multiply", lambda *given: time.sleep(2) or multiply(*given))
-    federation, common = make(parties=("bank",))
-    federation.patience = 1.0
-    federation.run("align")
-    assert set(federation.order("bank")) == common
 
 
 @pytest.fixture

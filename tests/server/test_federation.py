@@ -165,16 +165,11 @@ def test_any_other_failure_ends_the_session(data, answer, told):
         join(Flower(lambda grid, message: answer), data)
 
 
-def test_patience_ends(data):
-    with pytest.raises(MissingPartyError, match="no stream from bank"):
-        join(Flower(lambda grid, told: None), data, patience_s=0.3)
-
-
 def node(number, name):
     return SimpleNamespace(node_id=number, name=name)
 
 
-@pytest.mark.parametrize("name", ["node-x", "node-7", "", "Bank", "bank ", "shop"])
+@pytest.mark.parametrize("name", ["node-7", "", "Bank", "shop"])
 def test_a_node_is_the_party_it_is_registered_as(data, attach, name):
     """Whatever it is called, or says of itself: nobody asks it, so it gets no token."""
     flower = Flower(lambda grid, told: attach(told), [node(1, name)])
@@ -199,7 +194,7 @@ def test_two_nodes_of_one_name_are_refused(data):
     assert flower.told == []
 
 
-@pytest.mark.parametrize("said", ["shop", "label", "node-7", "bank\n", "\x1b[2J", "b" * 40])
+@pytest.mark.parametrize("said", ["shop", "label", "bank\n", "\x1b[2J", "b" * 40])
 def test_a_party_that_introduces_itself_under_another_name_is_refused(data, attach, said):
     def at_node(grid, told):
         with pytest.raises((DisagreementError, PeerFailedError)):
@@ -218,17 +213,11 @@ def test_positions_name_the_parties_in_a_simulation_alone(data, attach):
 
 MALFORMED = {
     "no session": {},
-    "no record": {"session": None},
-    "no failure": {"session": {"report": ""}},
     "no text": {"session": {"failure": 3}},
-    "empty": {"session": {"failure": ""}},
     "no JSON": {"session": {"failure": "{"}},
-    "no object": {"session": {"failure": "[]"}},
     "deep": {"session": {"failure": "[" * 60_000}},
-    "long number": {"session": {"failure": "9" * 60_000}},
     "10 MB": {"session": {"failure": json.dumps({"code": "V403", "what": "x" * 10_000_000})}},
     "no code": {"session": {"failure": '{"what": "no"}'}},
-    "no what": {"session": {"failure": '{"code": "V403"}'}},
     "odd code": {"session": {"failure": '{"code": "V403\\n", "what": "no"}'}},
     "odd types": {"session": {"failure": '{"code": "V403", "what": "no", "got": 1}'}},
 }

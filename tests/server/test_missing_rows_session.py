@@ -275,26 +275,6 @@ def wait_for(client, row, missing):
 
 
 @pytest.mark.slow
-def test_it_begins_without_a_party_that_does_not_come(session, serving, monkeypatch):
-    real, nodes = session.flower.get_nodes, session.flower.get_nodes()
-    session.play("align")
-    monkeypatch.setitem(CONTENT["federation"], "join_timeout_s", 0.5)
-    monkeypatch.setattr(
-        session.flower,
-        "get_nodes",
-        lambda: nodes[1:] if (session.run / "serve.token").exists() else real(),
-    )
-    client, expected = serving()
-    client.wait_ready()
-    status, told = client.predict(*list(expected)[:20])
-    assert status == 200
-    for answer, row in zip(told["predictions"], list(expected), strict=False):
-        assert answer["missing"] == sorted({"bank", *lacking(session, row)})
-    notes = (session.run / "notes.txt").read_text()
-    assert "party bank is not here; serving begins without it" in notes
-
-
-@pytest.mark.slow
 def test_who_refuses_rows_is_not_replaced(session, serving):
     write_party(session, "shop", consent=CONSENT + "max_queries = 1\n")
     client, expected = serving()
@@ -339,11 +319,6 @@ def test_two_by_two_every_set_is_counted_before_anything_is_told():
     assert [len(payload) // 32 for sender, _, payload in told if sender == "shop"] == [6]
 
 
-def test_a_protocol_with_a_helper_is_refused():
-    with pytest.raises(VFLError, match="without a helper"):
-        run_roles(roles(owns(bank="ab", label="ab"), "server_aided"))
-
-
 @pytest.mark.parametrize("lie", ["twice", "beyond", "counts", "short"])
 def test_places_that_no_session_has_are_refused(lie):
     honest = roles(owns(bank="abcd", shop="cdef", label="abcdef"))
@@ -370,3 +345,8 @@ def test_places_that_no_session_has_are_refused(lie):
     honest["label"] = lying(honest["label"])
     with pytest.raises(ProtocolError, match=r"no session can have|another form"):
         run_roles(honest)
+
+
+def test_a_protocol_with_a_helper_is_refused():
+    with pytest.raises(VFLError, match="without a helper"):
+        run_roles(roles(owns(bank="ab", label="ab"), "server_aided"))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from stand_in_flower import Flower
 
 from vfl.clients.whole_network import WholeNetworkParty
-from vfl.core.errors import MissingPartyError, PeerError, PeerFailedError
+from vfl.core.errors import MissingPartyError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
 from vfl.mpc.secure import pea
@@ -187,14 +187,6 @@ def test_a_stream_that_is_cut_goes_on_where_it_was(session, monkeypatch):
 
 
 @pytest.mark.parametrize("session", ["rows"], indirect=True)
-def test_a_lost_party_ends_a_training_that_may_not_go_on(session, monkeypatch):
-    lose(monkeypatch, "bank", 3)
-    with pytest.raises(PeerError, match="'bank' went away"):
-        session.play()
-    assert not (session.run / "summary.json").exists()
-
-
-@pytest.mark.parametrize("session", ["rows"], indirect=True)
 @pytest.mark.parametrize(
     "limit",
     ["max_parameters = 4", "max_dp_epsilon = 1.0", "max_bytes = 100000",
@@ -203,5 +195,5 @@ def test_a_lost_party_ends_a_training_that_may_not_go_on(session, monkeypatch):
 def test_what_a_party_does_not_consent_to_ends_the_session(session, limit):
     session.write("bank", f'{TABLE}label = "paid"\n[consent]\n{limit}\n')
     with pytest.raises((PeerFailedError, MissingPartyError)):
-        session.play(federation=FEDERATION | {"join_timeout_s": 0.5})
+        session.play(federation=FEDERATION | {"join_timeout_s": 60.0})
     assert "V403" in {error.code for error in session.flower.failures}

@@ -16,7 +16,7 @@ import torch
 from played_session import Noting, PlayedSession, stand_in
 from stand_in_flower import Flower
 
-from vfl.core.errors import ConfigError, ConsentError, LostRankError, PeerFailedError, SpecError
+from vfl.core.errors import ConfigError, ConsentError, LostRankError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.processes import Process
 from vfl.core.storage import Seal, load_weights, read_json
@@ -65,6 +65,13 @@ def in_ranks(session, lender, bank, more=""):
     """How many ranks each party runs."""
     for name, ranks, own in (("bank", bank, ""), ("lender", lender, 'label = "paid"')):
         session.write(name, PARTY.format(name=name, more=own, ranks=ranks) + more)
+
+
+@pytest.fixture
+def no_process(monkeypatch):
+    """Further ranks that never begin, where a session is refused before it needs them."""
+    monkeypatch.setattr(RankProcesses, "start", lambda ranks, rank, order: None)
+    monkeypatch.setattr(RankProcesses, "receive", lambda ranks, rank: {"port": 7})
 
 
 @pytest.fixture
@@ -128,9 +135,9 @@ def weights(session, name):
     return load_weights(folder / "weights.safetensors", Seal("weights", name, "run"))
 
 
-def of_one_rank(session):
+def of_one_rank(session, **changes):
     """What one rank at each party leaves; the stores are empty again."""
-    session.play()
+    session.play(**changes)
     found = {name: weights(session, name) for name in PARTIES}
     summary, spent = read_json(session.run / "summary.json"), spent_by(session, "bank")
     forget(session)
@@ -150,14 +157,25 @@ def same_as(session, wanted):
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
 
 
+#: Numbers to learn, the label party's own columns, and a norm over the rows of all ranks.
+REGRESSION = {
+    "parties": {name: {"width": 4, "bottom": "mlp:hidden=8,batch_norm=true"} for name in PARTIES},
+    "label": {"party": "lender", "top": "linear", "task": "regression"},
+}
+
+
 def test_two_ranks_leave_the_weights_and_accounts_of_one(session):
-    wanted, one, spent = of_one_rank(session)
+    path, draw = session.folder / "lender" / "data.csv", np.random.default_rng(1)
+    table = pd.read_csv(path)
+    table["c"], table["paid"] = draw.normal(size=ROWS), 100 + 20 * draw.normal(size=ROWS)
+    table.to_csv(path, index=False)
+    wanted, one, spent = of_one_rank(session, **REGRESSION)
     in_ranks(session, 2, 2)
-    session.play()
+    session.play(**REGRESSION)
     same_as(session, wanted)
     two = read_json(session.run / "summary.json")
-    for figure in ("test_loss", "test_accuracy", "validation_loss"):
-        assert two.get(figure) == pytest.approx(one.get(figure), abs=1e-5)
+    for figure in ("test_loss", "test_rmse"):
+        assert two[figure] == pytest.approx(one[figure], rel=1e-5)
     now = spent_by(session, "bank")
     assert (now.rows, now.passes) == (spent.rows, spent.passes)
     for way in ("bytes_up", "bytes_down"):  # every share has a header of its own
@@ -175,6 +193,7 @@ VICTIMS = ["bank", pytest.param("lender", marks=pytest.mark.slow)]
 def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
     session, victim, monkeypatch
 ):
+    """With one rank at each party where bank lost one, with two where lender did."""
     wanted, one, _ = of_one_rank(session)
     in_ranks(session, 2, 2)
     killed, start, count = [], RankProcesses.start, Noting.__call__
@@ -200,6 +219,8 @@ def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
     assert told in str(failure)
     monkeypatch.undo()
     stand_in(monkeypatch)
+    if victim == "bank":
+        in_ranks(session, 1, 1)
     session.play(resume=True)
     same_as(session, wanted)
     summary = read_json(session.run / "summary.json")
@@ -207,34 +228,7 @@ def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
         assert 0 < summary[way]["bank"] - one[way]["bank"] < 0.2 * one[way]["bank"]
 
 
-def test_a_label_party_with_columns_learns_numbers_in_two_ranks(session):
-    path = session.folder / "lender" / "data.csv"
-    table = pd.read_csv(path)
-    draw = np.random.default_rng(1)
-    table["c"], table["paid"] = draw.normal(size=ROWS), 100 + 20 * draw.normal(size=ROWS)
-    table.to_csv(path, index=False)
-    parties = {name: {"width": 4, "bottom": "mlp:hidden=8,batch_norm=true"} for name in PARTIES}
-    label = {"party": "lender", "top": "linear", "task": "regression"}
-    session.play(parties=parties, label=label)
-    wanted, one = {n: weights(session, n) for n in PARTIES}, read_json(session.run / "summary.json")
-    forget(session)
-    in_ranks(session, 2, 2)
-    session.play(parties=parties, label=label)
-    same_as(session, wanted)
-    assert read_json(session.run / "summary.json")["test_rmse"] == pytest.approx(one["test_rmse"])
-
-
-def test_a_run_of_two_ranks_goes_on_with_one(session):
-    wanted, _, _ = of_one_rank(session)
-    in_ranks(session, 2, 2)
-    with pytest.raises(Exception, match="seen enough"):
-        session.play(enough=(Kind.CUT, 12))
-    in_ranks(session, 1, 1)
-    session.play(resume=True)
-    same_as(session, wanted)
-
-
-def test_a_party_runs_no_more_ranks_than_it_says(session):
+def test_a_party_runs_no_more_ranks_than_it_says(session, no_process):
     in_ranks(session, 2, 1)
     with pytest.raises(PeerFailedError, match="does not run that many ranks") as caught:
         session.play()
@@ -246,10 +240,8 @@ def test_a_party_runs_no_more_ranks_than_it_says(session):
     ("changes", "where"),
     [
         ({"codec": "randtopk:k=2"}, "codec"),
-        ({"codec": "quantise:values=4"}, "codec"),
         ({"defense": "gradient_noise"}, "defense"),
         ({"train": {"in_flight": 2, "batch_size": 31}}, "train.in_flight"),
-        ({"train": {"compile": True}}, "train.compile"),
         ({"train": {"batch_size": 1}}, "train.batch_size"),
         ({"dp": {"noise": 1.0, "delta": 1e-5}}, "dp"),
     ],
@@ -262,21 +254,12 @@ def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where)
     assert not session.flower.threads
 
 
-def test_a_feature_party_refuses_them_itself(session, monkeypatch):
+def test_a_feature_party_refuses_them_itself(session, monkeypatch, no_process):
     monkeypatch.setattr("vfl.server.session.refuse_ranks", lambda terms, split, size: None)
     in_ranks(session, 2, 2)
     with pytest.raises(PeerFailedError, match="2 ranks would not train as one does"):
         session.play(codec="randtopk:k=2")
     assert isinstance(session.flower.failures[0], ConsentError)
-
-
-def test_a_layer_over_the_batch_is_refused_by_name(session):
-    in_ranks(session, 2, 2)
-    parties = {"bank": {"width": 4, "bottom": "mlp:hidden=8,dropout=0.5"}}
-    with pytest.raises(PeerFailedError, match="would not train this model") as caught:
-        session.play(parties=parties)
-    assert "Dropout" in str(caught.value)
-    assert isinstance(session.flower.failures[0], SpecError)
 
 
 def test_no_rank_records_a_part_of_a_trace(session):
@@ -286,17 +269,25 @@ def test_no_rank_records_a_part_of_a_trace(session):
 
 
 def test_ranks_on_two_machines_leave_the_weights_of_one(session, request):
+    """Once both have the same table: a machine with another one is refused before."""
     wanted, one, _ = of_one_rank(session)
     start = request.getfixturevalue("machines")
     said = [start(name)[1] for name in PARTIES]
+    path = session.folder / "bank" / "data.csv"
+    whole = path.read_text()
+    table = pd.read_csv(path)
+    table.assign(a=table["a"].to_numpy()[::-1]).to_csv(path, index=False)
+    with pytest.raises(PeerFailedError, match="has other rows or values than rank 0"):
+        session.play()
+    path.write_text(whole)
+    forget(session)
     session.play()
     same_as(session, wanted)
     two = read_json(session.run / "summary.json")
-    for figure in ("test_loss", "test_accuracy", "validation_loss"):
-        assert two.get(figure) == pytest.approx(one.get(figure), abs=1e-5)
+    for figure in ("test_loss", "test_accuracy"):
+        assert two[figure] == pytest.approx(one[figure], abs=1e-5)
     for each in said:
         wait_for(each, "rank 1 is done")
-        assert "error" not in each.read_text()
 
 
 @pytest.mark.slow  # a killed rank takes the same way; streams that end are in test_machines
@@ -324,17 +315,6 @@ def test_a_lost_machine_is_named_and_the_training_goes_on_with_another(
     start(victim, 1)
     session.play(resume=True)
     same_as(session, wanted)
-
-
-def test_a_machine_with_another_table_is_refused(session, request):
-    start = request.getfixturevalue("machines")
-    table = pd.read_csv(session.folder / "bank" / "data.csv")
-    start("bank")
-    start("lender")
-    table["a"] = table["a"].to_numpy()[::-1]
-    table.to_csv(session.folder / "bank" / "data.csv", index=False)
-    with pytest.raises(PeerFailedError, match="has other rows or values than rank 0"):
-        session.play()
 
 
 def test_a_machine_that_does_not_come_is_named(session, request, monkeypatch):

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from vfl.cli import app
 from vfl.config import read_party_file
-from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     DisagreementError,
     MisalignedError,
@@ -25,9 +24,7 @@ from vfl.core.errors import (
     VFLError,
 )
 from vfl.core.frame import Kind
-from vfl.experiments.pages import build_report
-from vfl.session.store.party_folder import own_ledger, own_secret
-from vfl.session.terms import Terms
+from vfl.session.store.party_folder import own_ledger
 
 PARTIES = ("bank", "shop", "club")
 EXPERIMENT = {
@@ -219,32 +216,6 @@ def test_a_finished_run_keeps_its_weights(session):
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_an_evaluation_belongs_to_its_training(session):
-    session.play(defense=NOISY.format(1))
-    lender = own_ledger(session.flower.files["lender"])
-    (lender.folder / "run.json").unlink()
-    with pytest.raises(VFLError):
-        session.play("evaluate", defense=NOISY.format(0))
-    # Our own label party refuses already; a dishonest one is refused by the parties.
-    terms = Terms.of(session.experiment(defense=NOISY.format(0)), "evaluate", "run")
-    with pytest.raises(DisagreementError, match="stands for another session"):
-        own_ledger(session.flower.files["bank"]).begin(terms)
-
-
-def test_names_of_their_own_share_no_draw(session):
-    """Honest names, two scales: with one key for both, twice the first less the second is a cut."""
-    party = session.flower.files["bank"]
-    one, two = (
-        own_secret(party, own_ledger(party).begin(terms))
-        for terms in (
-            Terms.of(session.experiment(defense=NOISY.format(sigma)), "train", f"run-{sigma}")
-            for sigma in (1, 2)
-        )
-    )
-    assert one != two
-    assert one.number("init") != two.number("init")
-
-
 def test_a_party_names_its_company_under_a_secure_sum(session):
     session.write("bank", "[consent]\nmin_parties = 3\nparties = ['club']")
     asked = {"secure": "sum", "parties": TWO}
@@ -340,11 +311,3 @@ def test_a_party_goes_on_once_it_says_that_its_store_was_put_back(session):
     path = str(session.folder / "bank" / "party.toml")
     assert CliRunner().invoke(app, ["sessions", path, "--restored"]).exit_code == 0
     session.play("predict")
-
-
-def test_a_run_can_be_repeated_by_the_command_that_its_page_prints(session):
-    """The command names the label party's own folder, so that it works from anywhere."""
-    session.play()
-    command = RunFolder.open(session.run).about()["command"]
-    assert command == f"vfl train {session.folder / 'lender'}"
-    assert command in build_report(session.run).read_text()

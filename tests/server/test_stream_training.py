@@ -1,8 +1,11 @@
-"""A whole training over loopback streams: the weights of one process, cut streams included."""
+"""Whole trainings over loopback streams: the weights of one process, with cuts and in ranks."""
 
 import threading
 
+import numpy as np
 import pytest
+import torch
+from torch import distributed
 
 from vfl.clients import FeatureParty
 from vfl.config import Experiment
@@ -15,6 +18,7 @@ from vfl.mpc.secure.keys import Agreement
 from vfl.session import Introduction, Terms, rules, secure_mode
 from vfl.session.exchange import Own
 from vfl.session.label import LabelParty, Objective, Records
+from vfl.session.ranks.group import Ranks
 from vfl.session.store.identity import Identity
 from vfl.training.local import LocalSession
 from vfl.transport import (
@@ -29,9 +33,12 @@ from vfl.transport import (
 
 SESSION = "0" * 32
 PARTIES = ("left", "right")
+LAST = 12  # 2 epochs of 5 batches, a validation query each, and the test rows
+SGD = {"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1}
 
 
-def experiment(codec, defense="none", secure="none", bottom="mlp:hidden=16", **train):
+def experiment(codec="none", defense="none", secure="none", label=None, bottom="mlp:hidden=16",
+               **train):  # fmt: skip
     return Experiment.model_validate(
         {
             "codec": codec,
@@ -39,6 +46,7 @@ def experiment(codec, defense="none", secure="none", bottom="mlp:hidden=16", **t
             "secure": secure,
             "merge": "concat" if secure == "none" else "sum",
             "parties": {name: {"width": 8, "bottom": bottom} for name in PARTIES},
+            "label": label or {},
             "train": {"epochs": 2, "batch_size": 50, **train},
         }
     )
@@ -46,174 +54,220 @@ def experiment(codec, defense="none", secure="none", bottom="mlp:hidden=16", **t
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, 0, "label", limit=500)
-
-
-def play(party, schedule, identities, terms):
-    """A feature party's whole session."""
-    if terms.masks_cuts:
-        pins = {name: identity.public for name, identity in identities.items()}
-        binding, mode = binding_of(terms, SESSION, 0), secure_mode.make(terms.secure)
-        keys = Agreement(party.name, identities[party.name], pins, binding)
-        mode.offer(party.end, keys)
-        mode.accept(party.end, keys, terms)
-    party.run(schedule)
+    return load_bundled("digits", PARTIES, 0, "label", limit=300)
 
 
 class Cutting:
     """A feature party's link whose stream is cut at chosen moments."""
 
     def __init__(self, link, moments):
-        self._link, self._moments, self._sent = link, moments, 0
+        self._link, self._moments = link, moments
 
     def send(self, frame):
-        self._sent += 1
         if ("before", frame.step) in self._moments:
-            self._cut()
+            self._link._stream.end()
         self._link.send(frame)
         if ("after", frame.step) in self._moments:
-            self._cut()
+            self._link._stream.end()
 
     def receive(self):
         return self._link.receive()
 
-    def _cut(self):
-        self._link._stream.end()
+
+def agree_on_keys(party, identities, terms):
+    pins = {name: identity.public for name, identity in identities.items()}
+    binding, mode = binding_of(terms, SESSION, 0), secure_mode.make(terms.secure)
+    keys = Agreement(party.name, identities[party.name], pins, binding)
+    mode.offer(party.end, keys)
+    mode.accept(party.end, keys, terms)
 
 
-def over_streams(data, settings, moments=(), tls=True):
-    """Weights digest, losses and ledger of a training whose parties are threads with sockets."""
+def streamed(data, settings, size=1, moments=(), tls=True):
+    """Label parties by rank, and feature parties by name and rank; each was a thread.
+
+    The stream of the party on the right is cut at these moments.
+    """
     terms = Terms.of(settings, "train", "run")
-    ledger = Ledger()
+    window = rules.window_frames(terms)
     certificate = session_certificate(["127.0.0.1"]) if tls else None
-    credentials = {name: Credential(f"node-{name}", "t" * 40 + name) for name in PARTIES}
-    hub = TcpHub(
-        "127.0.0.1",
-        0,
-        Admission(SESSION, credentials),
-        certificate,
-        window=rules.window_frames(terms),
-    )
-    ca = certificate.ca_pem if certificate else None
-    parties, threads, ends = {}, [], []
+    stores = {name: distributed.HashStore() for name in (*PARTIES, "label")}
     identities = {name: Identity.fresh() for name in PARTIES}
+    labels, features, errors = [None] * size, {}, []
+    credentials = [
+        {name: Credential(f"node-{name}", f"{name}-{rank}-" + "t" * 40) for name in PARTIES}
+        for rank in range(size)
+    ]
+    hubs = [
+        TcpHub("127.0.0.1", 0, Admission(SESSION, known), certificate, window=window)
+        for known in credentials
+    ]
+
+    def own(party, rank):
+        # Draws of their own at every rank: what all must share is spread from rank 0.
+        group = (party, rank, size, stores[party], 60.0)
+        ranks = Ranks() if size == 1 else Ranks.join_group(*group)
+        return Own(Secret.of_simulation(rank, party), ranks=ranks)
+
+    def feature(name, rank):
+        about = Introduction.of(data[name], terms, SESSION).model_dump()
+        known = credentials[rank][name]
+        hello = Hello(SESSION, known.node, known.token, about)
+        ca = certificate and certificate.ca_pem
+        link = TcpLink.connect("127.0.0.1", hubs[rank].port, hello, ca, window=window)
+        cutting = Cutting(link, moments if name == "right" else ())
+        try:
+            party = FeatureParty(data[name], terms, cutting, own(name, rank))
+            features[name, rank] = party
+            party.resume(0, ())
+            if terms.masks_cuts:
+                agree_on_keys(party, identities, terms)
+            party.run(party.stopping.follow(rules.schedule(terms, data[name].split)))
+        finally:
+            link.close()
+
+    def label(rank):
+        hubs[rank].wait_all(PARTIES, 60.0)
+        ledger = Ledger()
+        links = {n: Observed(hubs[rank].link(n), n, "label", [ledger]) for n in PARTIES}
+        objective = Objective.of(settings.label, data["label"].outputs)
+        one = labels[rank] = LabelParty(
+            data["label"], terms, links, own("label", rank), objective, records=Records(ledger)
+        )
+        one.resume(0)
+        one.aggregator.begin()
+        one.run(one.stopping.follow(rules.schedule(terms, data["label"].split)))
+
+    def guarded(play, *arguments):
+        try:
+            play(*arguments)
+        except Exception as error:
+            errors.append(error)
+            for hub in hubs:
+                hub.close()
+
+    plays = [(feature, name, rank) for name in PARTIES for rank in range(size)]
+    plays += [(label, rank) for rank in range(size)]
+    threads = [threading.Thread(target=guarded, args=play) for play in plays]
     try:
-        for name in PARTIES:
-            about = Introduction.of(data[name], terms, SESSION).model_dump()
-            hello = Hello(SESSION, credentials[name].node, credentials[name].token, about)
-            window = rules.window_frames(terms)
-            link = TcpLink.connect("127.0.0.1", hub.port, hello, ca, window=window)
-            ends.append(link)
-            own = Cutting(link, moments if name == "right" else ())
-            secret = Secret.of_simulation(0, name)
-            parties[name] = FeatureParty(data[name], terms, own, Own(secret))
-            parties[name].start()
-            schedule = rules.schedule(terms, data[name].split)
-            whole = (parties[name], schedule, identities, terms)
-            threads.append(threading.Thread(target=play, args=whole))
-        hub.wait_all(PARTIES, 60.0)
-        links = {name: Observed(hub.link(name), name, "label", [ledger]) for name in PARTIES}
-        secret = Secret.of_simulation(0, "label")
-        label = LabelParty(
-            data["label"], terms, links, Own(secret), Objective.of(settings.label, 10),
-            records=Records(ledger),
-        )  # fmt: skip
         for thread in threads:
             thread.start()
-        label.aggregator.begin()
-        label.run(rules.schedule(terms, data["label"].split))
         for thread in threads:
             thread.join(timeout=60)
     finally:
-        hub.close()
-        for link in ends:
-            link.close()
-    digests = [(name, party.weights_digest()) for name, party in parties.items()]
-    losses = [record["train_loss"] for record in label.history]
-    return joint_digest([*digests, ("label", label.weights_digest())]), losses, ledger
+        for hub in hubs:
+            hub.close()
+    if errors:
+        raise errors[0]
+    return labels, features
 
 
 def alone(data, settings):
-    session = LocalSession(settings, data, outputs=10).run()
-    losses = [record["train_loss"] for record in session.label.history]
-    return session.weights_digest(), losses, session.ledger
+    return LocalSession(settings, data, outputs=10).run()
 
 
-@pytest.mark.parametrize("codec", ["none", "randtopk:k=3,alpha=0.2,values=8"])
-@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
-def test_a_stream_gives_the_weights_of_one_process(data, codec, tls):
-    settings = experiment(codec)
-    digest, losses, ledger = over_streams(data, settings, tls=tls)
-    same, same_losses, same_ledger = alone(data, settings)
-    assert digest == same
-    assert losses == same_losses
-    assert ledger.bytes_by_party("up") == same_ledger.bytes_by_party("up")
-    assert ledger.bytes_by_party("down") == same_ledger.bytes_by_party("down")
+def same_as_alone(data, settings, *, equal=True, **how):
+    """A training over streams ends with the losses, bytes and, where it can, weights of one."""
+    labels, features = streamed(data, settings, **how)
+    one = alone(data, settings)
+    digests = [(name, features[name, 0].weights_digest()) for name in PARTIES]
+    digest = joint_digest([*digests, ("label", labels[0].weights_digest())])
+    assert not equal or digest == one.weights_digest()
+    losses = [[each["train_loss"] for each in of.history] for of in (labels[0], one.label)]
+    assert losses[0] == losses[1]
+    for way in ("up", "down"):
+        assert labels[0].ledger.bytes_by_party(way) == one.ledger.bytes_by_party(way)
+
+
+RANDOM = "randtopk:k=3,alpha=0.2,values=8"
+OFTEN = [(place, step) for step in range(1, 70, 5) for place in ("before", "after")]
 
 
 @pytest.mark.parametrize(
-    "defense", ["potential:alpha=2+dcor", "label_free:kind=autoencoder", "pretrained:epochs=1"]
+    ("settings", "how"),
+    [
+        ({}, {"tls": False}),
+        ({"defense": "potential:alpha=2+dcor", "epochs": 1}, {"tls": False}),
+        ({"defense": "label_free:kind=autoencoder", "epochs": 1}, {"tls": False}),
+        ({"codec": RANDOM}, {"moments": [("after", 3), ("after", 4)]}),
+        ({"codec": RANDOM}, {"moments": [("before", 5), ("after", LAST)]}),
+        ({"codec": RANDOM, "batch_size": 10, "in_flight": 17}, {"moments": OFTEN}),
+        # Keys and masks differ from run to run, and sums do not; what is resent is the same.
+        ({"secure": "sum:bits=8,fraction=2", "in_flight": 2}, {"moments": OFTEN}),
+        ({"secure": "beaver", "bottom": "mlp:hidden=none"} | SGD,
+         {"moments": OFTEN, "equal": False}),
+    ],
+    ids=["plain", "loss", "model", "twice in a row", "the last one", "in flight", "sum", "beaver"],
+)  # fmt: skip
+def test_a_stream_gives_the_weights_of_one_process(data, settings, how):
+    settings = experiment(**settings)
+    if settings.codec == RANDOM and settings.train.in_flight == 1:
+        schedule = rules.schedule(Terms.of(settings, "train", "run"), data["label"].split)
+        assert list(schedule)[-1].step == LAST
+    same_as_alone(data, settings, **how)
+
+
+def same(found, wanted, most=1e-5):
+    assert found.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        (2, {}),
+        (3, {"momentum": 0.9}),
+        (2, {"optimizer": "adam", "learning_rate": 0.001}),
+        (2, {"patience": 1, "keep": "best"}),
+        (2, {"codec": "topk:k=3"}),
+        (2, {"label": {"class_weight": "balanced"}}),
+        (2, {"bottom": "mlp:hidden=16,batch_norm=true"}),
+    ],
+    ids=[
+        "sgd",
+        "three ranks",
+        "adam",
+        "early stopping",
+        "topk",
+        "weights of classes",
+        "batch norm",
+    ],
 )
-def test_defenses_with_losses_and_models_are_the_same_over_a_stream(data, defense):
-    settings = experiment("none", defense, epochs=1)
-    digest, losses, _ = over_streams(data, settings, tls=False)
-    assert (digest, losses) == alone(data, settings)[:2]
+def test_several_ranks_train_as_one_does(data, size, changes):
+    settings = experiment(**({"batch_size": 49} | SGD | changes))
+    one = alone(data, settings)
+    labels, features = streamed(data, settings, size)
+    for rank in range(size):
+        same(labels[rank].weights(), one.label.weights())
+        for party in one.clients:
+            same(features[party.name, rank].weights(), party.weights())
+    for name in (*PARTIES, "label"):
+        digests = {
+            (labels[rank] if name == "label" else features[name, rank]).weights_digest()
+            for rank in range(size)
+        }
+        assert len(digests) == 1
 
 
-@pytest.mark.parametrize("secure", ["sum", "sum:bits=8,fraction=2"])
-def test_a_secure_sum_gives_the_weights_of_one_process_over_a_stream(data, secure):
-    """Keys differ from run to run; the sums do not. Cuts of the stream resend the same words."""
-    settings = experiment("none", secure=secure, in_flight=2)
-    moments = [(place, step) for step in range(1, 17, 5) for place in ("before", "after")]
-    digest, losses, ledger = over_streams(data, settings, moments)
-    same, same_losses, same_ledger = alone(data, settings)
-    assert digest == same
-    assert losses == same_losses
-    for way in ("up", "down"):
-        assert ledger.bytes_by_party(way) == same_ledger.bytes_by_party(way)
+def test_figures_are_of_whole_batches_and_of_all_streams(data):
+    settings = experiment(batch_size=49, **SGD)
+    one = alone(data, settings)
+    labels, _ = streamed(data, settings, 2)
+    for mine, wanted in zip(labels[0].history, one.label.history, strict=True):
+        for name, value in wanted.items():
+            if name == "seconds":
+                continue
+            if name in ("bytes_up", "bytes_down"):  # every share has a header of its own
+                assert 0 < mine[name] - value < 0.05 * value
+            else:
+                assert mine[name] == pytest.approx(value, abs=1e-5), name
+    assert torch.allclose(torch.cat(labels[0].tested), torch.cat(one.label.tested), atol=1e-4)
+    assert labels[0].progress.train_rows == one.label.progress.train_rows
 
 
-def test_shared_first_layers_train_alike_over_a_stream(data):
-    """Shares differ from run to run; what the label party computes from them does not."""
-    train = {"optimizer": "sgd", "momentum": 0, "learning_rate": 0.2}
-    settings = experiment("none", secure="beaver", bottom="mlp:hidden=none", **train)
-    moments = [(place, step) for step in range(1, 17, 5) for place in ("before", "after")]
-    _, losses, ledger = over_streams(data, settings, moments)
-    _, same_losses, same_ledger = alone(data, settings)
-    assert losses == same_losses
-    for way in ("up", "down"):
-        assert ledger.bytes_by_party(way) == same_ledger.bytes_by_party(way)
-
-
-LAST = 16  # 2 epochs of 7 batches, a validation query each, and the test rows
-CUTS = {
-    "after a cut was sent": [("after", 2)],
-    "twice in a row": [("after", 3), ("after", 4)],
-    "before the next is sent": [("before", 5)],
-    "at the last exchange": [("after", LAST)],
-}
-
-
-@pytest.mark.parametrize("place", CUTS)
-def test_a_stream_cut_changes_nothing(data, place):
-    settings = experiment("randtopk:k=3,alpha=0.2,values=8")
-    digest, losses, _ = over_streams(data, settings, CUTS[place])
-    same, same_losses, _ = alone(data, settings)
-    assert digest == same
-    assert losses == same_losses
-
-
-def test_the_last_exchange_is_the_one_that_was_cut(data):
-    settings = experiment("none")
-    schedule = list(rules.schedule(Terms.of(settings, "train", "run"), data["label"].split))
-    assert schedule[-1].step == LAST
-
-
-@pytest.mark.parametrize("in_flight", [2, 17])
-def test_cuts_of_the_stream_change_nothing_with_several_in_flight(data, in_flight):
-    settings = experiment("randtopk:k=3,alpha=0.2,values=8", batch_size=10, in_flight=in_flight)
-    moments = [(place, step) for step in range(1, 70, 7) for place in ("before", "after")]
-    digest, losses, _ = over_streams(data, settings, moments)
-    same, same_losses, _ = alone(data, settings)
-    assert digest == same
-    assert losses == same_losses
+def test_every_row_is_at_one_rank(data):
+    terms = Terms.of(experiment(), "train", "run")
+    for whole in rules.schedule(terms, data["label"].split):
+        shares = [Ranks("a", rank, 3).share(whole).rows for rank in range(3)]
+        assert np.array_equal(np.concatenate(shares), whole.rows)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1

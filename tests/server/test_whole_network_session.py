@@ -130,7 +130,7 @@ def lose(monkeypatch, name):
 ONE_MORE = FEDERATION | {"max_restarts": 1, "restart_timeout_s": 20.0}
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("session", "place"), [("lender", 0), ("notary", 1)], indirect=["session"])
 def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
     """At its next attempt everybody goes back to the last checkpoint that was committed.
 
@@ -155,6 +155,7 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
     assert json.loads(lines[-1])["epoch"] == 3
 
 
+@pytest.mark.parametrize("session", ["lender"], indirect=True)
 @pytest.mark.parametrize(
     "limit",
     [
@@ -166,10 +167,11 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
 def test_what_a_party_does_not_consent_to_ends_the_session(session, limit):
     session.write("bank", f"{TABLE}\n[consent]\n{limit}\n")
     with pytest.raises((PeerFailedError, MissingPartyError)):  # on the stream, or before it joins
-        session.play(federation=FEDERATION | {"join_timeout_s": 0.5})
+        session.play(federation=FEDERATION | {"join_timeout_s": 60.0})
     assert "V403" in {error.code for error in session.flower.failures}
 
 
+@pytest.mark.parametrize("session", ["notary"], indirect=True)
 def test_what_an_attempt_before_sent_counts_too(session, monkeypatch):
     """Two attempts, each with its setup, send more than one: no limit that one meets is enough."""
     (party, *_) = session.others

@@ -19,24 +19,49 @@ from vfl.training import run
 from vfl.transport import TcpLink
 
 
-@pytest.fixture
-def session(tmp_path, monkeypatch):
-    """Three folders, a trained run, and what `vfl predict` says of new rows."""
-    stand_in(monkeypatch)
-    draw, played = np.random.default_rng(0), PlayedSession(tmp_path, Flower(PARTIES), CONTENT)
+@pytest.fixture(scope="session")
+def begun(tmp_path_factory):
+    """Three folders in which nothing was played."""
+    folder, draw = tmp_path_factory.mktemp("begun"), np.random.default_rng(0)
+    played = PlayedSession(folder, Flower(PARTIES), CONTENT)
     ids = [f"Zq8id{row:03}" for row in range(ROWS)]
     for name in (*PARTIES, "lender"):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
         columns = {"a": draw.normal(size=ROWS), "b": draw.normal(size=ROWS)}
         if name == "lender":
             columns = {"paid": [f"class{row % 2}" for row in range(ROWS)]}
-        pd.DataFrame({"id": ids, **columns}).to_csv(tmp_path / name / "data.csv", index=False)
+        pd.DataFrame({"id": ids, **columns}).to_csv(folder / name / "data.csv", index=False)
         more = 'label = "paid"\n' if name == "lender" else ""
         text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}[consent]\n'
         text += "" if name == "lender" else 'modes = ["train", "predict", "serve"]\n'
         played.write(name, text)
     played.introduce(*PARTIES)
     return played
+
+
+@pytest.fixture(scope="session")
+def predicted_once(begun, tmp_path_factory):
+    """The same after a training and a prediction, which every test of it copies."""
+    with pytest.MonkeyPatch.context() as patched:
+        stand_in(patched)
+        played = begun.copied_to(tmp_path_factory.mktemp("predicted"))
+        played.play("train")
+        played.play("predict")
+    return played
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch, begun):
+    """Three folders of a session that begins."""
+    stand_in(monkeypatch)
+    return begun.copied_to(tmp_path)
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch, predicted_once):
+    """Three folders with a trained run, and what `vfl predict` says of its rows."""
+    stand_in(monkeypatch)
+    return predicted_once.copied_to(tmp_path)
 
 
 @pytest.fixture(scope="session")

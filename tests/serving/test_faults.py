@@ -1,6 +1,5 @@
 """What callers meet, and what is counted, when streams are cut, parties stop and disks are full."""
 
-import socket
 import threading
 import time
 
@@ -28,47 +27,9 @@ def answer_of(client, each):
         time.sleep(0.05)
 
 
-def test_a_cut_stream_is_mended_and_every_answer_is_right(session, streams):
-    session.play("train")
-    session.play("predict")
-    expected = predicted(session.run)
-    streams.clear()
-    serving = start(session, 30.0, federation=PATIENT)
-    client, seen = serving.client, []
-
-    def ask(first):
-        for each in IDS[first::4]:
-            seen.append((each, *client.predict(each)))
-
-    try:
-        client.wait_ready()
-        askers = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
-        for thread in askers:
-            thread.start()
-        for count in range(6):
-            link = streams[count % 2]
-            while len(seen) < 12 * (count + 1) or link._stream is None:
-                assert any(thread.is_alive() for thread in askers)
-                time.sleep(0.01)
-            # As the line would: TLS, whose own shutdown would go on in plaintext, hears nothing.
-            socket.socket.shutdown(link._stream._socket, socket.SHUT_RDWR)
-        for thread in askers:
-            thread.join()
-        assert "vfl_sessions_lost_total" not in client.ask("/metrics")[1]
-    finally:
-        serving.stop()
-    assert sorted(each for each, *_ in seen) == IDS
-    for each, status, told in seen:
-        assert status == 200
-        assert same(told["predictions"][0], expected[each])
-    assert {passes_of(session, name) for name in PARTIES} == {(90, 1)}  # nothing counted twice
-
-
 @pytest.mark.parametrize("ends", [False, True], ids=["a moment", "until the session is lost"])
-def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(session, monkeypatch, ends):
-    session.play("train")
-    session.play("predict")
-    expected, goes_on, real = predicted(session.run), threading.Event(), ServedParty.answer
+def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(trained, monkeypatch, ends):
+    expected, goes_on, real = predicted(trained.run), threading.Event(), ServedParty.answer
     goes_on.set()
 
     def answer(self):
@@ -78,7 +39,7 @@ def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(session, 
 
     monkeypatch.setattr(ServedParty, "answer", answer)
     waits = PATIENT | ({"step_timeout_s": 1.5, "rejoin_window_s": 1.0} if ends else {})
-    serving = start(session, 0.5, federation=waits)
+    serving = start(trained, 0.5, federation=waits)
     client = serving.client
     try:
         client.wait_ready()
@@ -103,37 +64,31 @@ def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(session, 
 
 
 @pytest.mark.parametrize("disk", ["shop"], indirect=True)
-def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(session, disk, monkeypatch):
+def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(disk, trained, monkeypatch):
     monkeypatch.setattr("vfl.session.serving._BLOCK_PASSES", 1)  # every pass is written
-    session.flower.tells = True
-    session.play("train")
-    session.play("predict")
-    expected = predicted(session.run)
-    serving = start(session, 30.0)
-    client, answered = serving.client, 1
-    try:
-        client.wait_ready()
+    trained.flower.tells = True
+    expected = predicted(trained.run)
+    answered = 1
+    with start(trained, 30.0) as client:
         answer_of(client, IDS[0])
         disk.fill()
         seen = [client.predict(IDS[0]) for _ in range(3)]
         assert {(status, told["party"]) for status, told in seen} == {(503, "shop")}
-        assert passes_of(session, "shop")[1] >= answered
+        assert passes_of(trained, "shop")[1] >= answered
         disk.free()
         client.wait_ready()
         for each in (IDS[0], IDS[7]):
             assert same(answer_of(client, each), expected[each])
             answered += each == IDS[0]
-        assert passes_of(session, "shop")[1] >= answered
-    finally:
-        serving.stop()
-    codes = [error.code for error in session.flower.failures]
+        assert passes_of(trained, "shop")[1] >= answered
+    codes = [error.code for error in trained.flower.failures]
     assert StorageError.code in codes
-    notes = (session.run / "notes.txt").read_text().splitlines()
+    notes = (trained.run / "notes.txt").read_text().splitlines()
     assert sum("serving goes on" in line for line in notes) <= 2  # not one an attempt
 
 
 @pytest.mark.parametrize("disk", ["lender"], indirect=True)
-def test_a_label_party_whose_disk_is_full_goes_on_answering(session, disk, monkeypatch):
+def test_a_label_party_whose_disk_is_full_goes_on_answering(disk, trained, monkeypatch):
     """Nor does a party that goes away meanwhile, and comes back, end the service."""
     dying, real = threading.Event(), ServedParty.answer
 
@@ -144,14 +99,12 @@ def test_a_label_party_whose_disk_is_full_goes_on_answering(session, disk, monke
         return real(self)
 
     monkeypatch.setattr(ServedParty, "answer", answer)
-    session.play("train")
-    session.play("predict")
-    expected = predicted(session.run)
-    serving = start(session, 10.0)
+    expected = predicted(trained.run)
+    serving = start(trained, 10.0)
     client = serving.client
     try:
         client.wait_ready()
-        said = session.run / "notes.txt"
+        said = trained.run / "notes.txt"
         said.write_text(said.read_text().ljust(4095) + "\n")  # whose page has no room either
         disk.fill()
         with pytest.raises(OSError, match="No space"):
@@ -168,24 +121,22 @@ def test_a_label_party_whose_disk_is_full_goes_on_answering(session, disk, monke
     finally:
         disk.free()
         serving.stop()
-    (entry,) = own_ledger(session.flower.files["lender"]).entries()
+    (entry,) = own_ledger(trained.flower.files["lender"]).entries()
     assert entry.spent["serve"].rows in (5, 6)  # the one that was asked when it died may be there
 
 
 @pytest.mark.parametrize("disk", ["shop", "lender"], indirect=True)
-def test_a_disk_that_is_full_ends_a_prediction_which_is_made_again(session, disk):
+def test_a_disk_that_is_full_ends_a_prediction_which_is_made_again(disk, trained):
     owner = disk.folder.parent.name
-    session.flower.tells = True
-    session.play("train")
-    session.play("predict")
-    expected = predicted(session.run)
-    (session.run / "predictions.csv").unlink()
+    trained.flower.tells = True
+    expected = predicted(trained.run)
+    (trained.run / "predictions.csv").unlink()
     disk.fill()
     with pytest.raises(StorageError if owner == "lender" else PeerFailedError) as failure:
-        session.play("predict")
+        trained.play("predict")
     assert "V008" in str(failure.value)
     assert "No space left" in str(failure.value)
-    assert not (session.run / "predictions.csv").exists()
+    assert not (trained.run / "predictions.csv").exists()
     disk.free()
-    session.play("predict")
-    assert predicted(session.run) == expected
+    trained.play("predict")
+    assert predicted(trained.run) == expected

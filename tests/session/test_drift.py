@@ -37,28 +37,6 @@ def test_every_row_falls_into_one_bin_and_deciles_hold_a_tenth():
     assert bins.stability().abs().max() < 1e-6
 
 
-def test_other_rows_of_the_same_law_are_stable_and_shifted_ones_are_not():
-    names = ["number", "rare", "common"]
-    same, shifted = Bins.of(draw(0), names), Bins.of(draw(0), names)
-    for start in range(0, 3000, 7):
-        same.add(draw(1)[start : start + 7])
-    shifted.add(draw(2, shift=1.0))
-    assert same.stability().max() < 0.1
-    number, *flags = shifted.stability().tolist()
-    assert number > DRIFTED
-    assert max(flags) < 0.1
-
-
-def test_a_flag_that_turns_common_is_seen():
-    bins = Bins.of(draw(0), ["number", "rare", "common"])
-    other = draw(3)
-    other[:, 1:] = 1 - other[:, 1:]
-    bins.add(other)
-    number, rare, common = bins.stability().tolist()
-    assert number < 0.1
-    assert min(rare, common) > DRIFTED
-
-
 def test_scores_and_a_file_that_gives_the_same_counters():
     rows = draw(0)
     split = Split(*np.split(np.arange(4000), [2000, 2500]))

@@ -7,10 +7,8 @@ from torch import nn
 from vfl.compression import INFERENCE, Decoded
 from vfl.compression.none import Uncompressed
 from vfl.core.errors import WidthError
-from vfl.core.frame import Kind
 from vfl.core.seeds import Secret
 from vfl.defenses import Defense
-from vfl.session.exchange import CutTerms, LabelEnd, Own
 
 RATE, ROWS = 0.1, 5
 
@@ -27,14 +25,6 @@ def test_a_round_is_one_step_of_the_whole_network(start):
     torch.testing.assert_close(new_bias.detach(), bias - RATE * expected.sum(0))
 
 
-def test_frames_of_a_round(start):
-    game = start()
-    game.feature.send_cut(game.inputs, 7)
-    frame = game.label_link.receive()
-    assert (frame.kind, frame.step, frame.branch, frame.wire_bytes) == (Kind.CUT, 7, 0, 16 + 60)
-    assert torch.frombuffer(frame.payload, dtype=torch.float32).shape == (15,)
-
-
 def test_a_query_moves_nothing_and_is_confirmed(start):
     game = start(bottom=nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.9)))
     before = game.digest()
@@ -47,32 +37,12 @@ def test_a_query_moves_nothing_and_is_confirmed(start):
     assert not cut.requires_grad
 
 
-def test_a_party_without_weights_sends_and_listens(start):
-    game = start(bottom=nn.Sequential(nn.Flatten(), nn.AvgPool1d(2, 1)))
-    assert game.turn().shape == (5, 3)
-    assert game.feature.model.state_dict() == {}
-
-
-def test_a_frozen_bottom_stays_as_it_is(start):
-    bottom = nn.Linear(4, 3)
-    bottom.requires_grad_(False)
-    game = start(bottom=bottom)
-    before = game.digest()
-    game.turn()
-    assert game.digest() == before
-
-
 @pytest.mark.parametrize("out", [2, 4])
 def test_a_bottom_of_another_width(start, out):
     game = start(bottom=nn.Linear(4, out))
     with pytest.raises(WidthError, match="'bank'") as caught:
         game.feature.send_cut(game.inputs, 0)
     assert (caught.value.got, caught.value.want) == (f"(5, {out})", "(5, 3)")
-
-
-def test_a_codec_that_does_not_fit_the_width(start):
-    with pytest.raises(WidthError, match="3 wide"):
-        start(codec="topk:k=4")
 
 
 class TestRandomness:
@@ -105,24 +75,6 @@ class TestRandomness:
         before = torch.random.get_rng_state()
         game.turn()
         assert torch.equal(torch.random.get_rng_state(), before)
-
-    def test_draws_on_gradients_of_two_parties_are_unrelated(self, start):
-        """One label party serves both with one secret, at the same step."""
-        seen = {}
-
-        class Draws(Defense):
-            def gradient(self, grad, labels, context):
-                seen[len(seen)] = context.secret.uniform((4,), "noise", context.step).tolist()
-                return grad
-
-        secret = Secret.of_simulation(0, "lender")
-        for party in ("bank", "shop", "bank"):
-            game = start()
-            game.label = LabelEnd(
-                CutTerms(party, 3, Uncompressed(), Draws()), Own(secret), game.label_link
-            )
-            game.turn()
-        assert seen[0] == seen[2] != seen[1]
 
 
 class Recorder(Defense):

@@ -1,8 +1,7 @@
 """Damaged frames against everything that reads frames: refused with a code, or read as agreed.
 
 A damaged frame is refused with an error of vfl's own, or it decodes to a finite tensor of the
-agreed shape. Whatever else happens, a warning included, is a failure. A case follows from its seed
-and number alone: `fuzz(1, seed, number)` repeats it.
+agreed shape. Whatever else happens, a warning included, is a failure.
 """
 
 import resource
@@ -17,7 +16,6 @@ from frame_targets import SPECS, all_targets
 from mutate import mutated_frames
 
 from vfl.compression import CODECS
-from vfl.compression.none import Uncompressed
 from vfl.core.errors import VFLError
 from vfl.core.frame import from_bytes
 from vfl.core.registry import parse
@@ -43,14 +41,14 @@ def outcome(target, raw):
     return "accepted", ""
 
 
-def fuzz(cases, seed=0, start=0, targets=None):
+def fuzz(cases):
     """How often each outcome came, and (case, target, why) of the failures."""
-    targets = targets or all_targets()
+    targets = all_targets()
     outcomes, failures = Counter(), []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         frames = [target.raw for target in targets]
-        for case, index, raw in mutated_frames(frames, seed, start, cases):
+        for case, index, raw in mutated_frames(frames, 0, 0, cases):
             code, why = outcome(targets[index], raw)
             outcomes[code] += 1
             if why:
@@ -65,13 +63,6 @@ def test_every_codec_is_fuzzed():
 def test_an_undamaged_frame_is_accepted():
     for target in all_targets():
         assert outcome(target, bytearray(target.raw)) == ("accepted", ""), target.name
-
-
-def test_targets_cover_shapes_directions_and_greetings():
-    kinds = Counter(from_bytes(target.raw).kind.name for target in all_targets())
-    assert set(kinds) == {"CUT", "QUERY", "GRAD", "HELLO", "WELCOME", "ERROR"}
-    assert kinds["HELLO"] + kinds["WELCOME"] + kinds["ERROR"] >= kinds.total() / 10
-    assert {target.shape[0] for target in all_targets() if target.shape} >= {0, 1, 5}
 
 
 @pytest.mark.parametrize("cases", CASES)
@@ -102,29 +93,3 @@ def test_no_case_allocates_what_its_bytes_ask_for():
     tracemalloc.stop()
     # No limit here exceeds 544 bytes but those of greetings; the rest is Python's own.
     assert max(peaks.values()) < 16 * 1024
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        (lambda codec, payload, rows, width: 1 / 0, "ZeroDivisionError"),
-        (lambda codec, payload, rows, width: torch.zeros(rows + 1, width), "another shape"),
-        (lambda codec, payload, rows, width: torch.zeros(rows, width).double(), "float32"),
-        (lambda codec, payload, rows, width: warnings.warn("odd", stacklevel=1), "UserWarning"),
-    ],
-    ids=["exception", "shape", "type", "warning"],
-)
-def test_a_broken_decoder_is_found_and_the_case_repeats(monkeypatch, answer, told):
-    real = all_targets()  # made while the decoder still works
-    monkeypatch.setattr(
-        Uncompressed,
-        "decode_grad",
-        lambda self, payload, saved, rows, width, context: answer(self, payload, rows, width),
-    )
-    _, failures = fuzz(3000, seed=3, start=100, targets=real)
-    assert failures
-    for _, target, why in failures:
-        assert target.startswith("GRAD none")
-        assert told in why
-    case = failures[0][0]
-    assert fuzz(1, seed=3, start=case, targets=real)[1] == failures[:1]

@@ -1,5 +1,4 @@
 import json
-import time
 
 import pytest
 
@@ -41,24 +40,15 @@ def test_the_token_is_not_shown(message):
     [
         ({"token": TOKEN[:31]}, "fields token"),
         ({"token": TOKEN * 4}, "fields token"),
-        ({"token": [TOKEN]}, "fields token"),
         ({"port": 0, "host": "h" * 256}, "fields host, port"),
         ({"session": "xyz"}, "fields session"),
-        ({"idle_timeout_s": float("inf")}, "fields idle_timeout_s"),
         ({"terms": {"mode": "train"}}, "fields terms"),
-        ({"more": 1}, "fields more"),
         ({"idle_timeout_s": 1e308}, "fields idle_timeout_s"),
         ({"rejoin_window_s": 86_401, "attempt": 1001}, "fields attempt, rejoin_window_s"),
-        ({"ca_pem": ""}, "fields ca_pem"),
         ({"ca_pem": "-----BEGIN CERTIFICATE-----\x1b[2J"}, "fields ca_pem"),
-        ({"host": ""}, "fields host"),
         ({"host": "a b"}, "fields host"),
-        ({"host": "x\ny"}, "fields host"),
         ({"host": "999.1.1.1"}, "fields host"),
-        ({"host": "-x.example"}, "fields host"),
-        ({"node": "7\n"}, "fields node"),
         ({"token": "t" * 42 + "\u202e"}, "fields token"),
-        ({"start": 2**32}, "fields start"),
         ({"start": -1, "attempt": 10**400}, "fields attempt, start"),
         ({"ca_pem": None, "node": "n" * 65, "rejoin_window_s": 0}, "fields ca_pem, node, rejoin"),
     ],
@@ -82,29 +72,15 @@ def test_hosts_are_names_or_addresses(message, host):
     ("path", "value"),
     [
         ("seed", 10**400),
-        ("seed", -1),
         ("seed", 2**31),
-        ("validation", -5),
         ("validation", 0.8),
-        ("test", 1e308),
         ("codec", "x" * 513),
         ("defense", "none\x1b[2J"),
-        ("secure", ""),
-        ("parties", {}),
         ("parties", {f"p{i}": {"width": 1, "bottom": "mlp"} for i in range(65)}),
         ("parties", {"lender": {"width": 1, "bottom": "mlp"}}),
-        ("merge", "x" * 513),
         ("run", "../x"),
-        ("version", "9" * 33),
         ("train.learning_rate", 1e308),
-        ("train.learning_rate", 10**400),
-        ("train.weight_decay", 1e9),
-        ("train.patience", 10**9),
-        ("train.checkpoint_every", 10**400),
         ("train.epochs", 10**6),
-        ("train.batch_size", 10**7),
-        ("train.in_flight", 65),
-        ("parties.bank.width", 65537),
         ("parties.bank.bottom", "mlp:hidden=" + "9-" * 300 + "9"),
     ],
 )
@@ -126,15 +102,6 @@ def test_a_long_message_is_refused_before_it_is_parsed(message, monkeypatch):
     with pytest.raises(ProtocolError, match="too long") as caught:
         SessionMessage.parse(text)
     assert caught.value.want == "at most 65536 bytes"
-
-
-@pytest.mark.parametrize("digits", [400, 5_000, 60_000])
-def test_numbers_of_many_digits_take_no_time(message, digits):
-    text = message.model_dump_json().replace('"port":9443', f'"port":{"9" * digits}')
-    begun = time.process_time()
-    with pytest.raises(ProtocolError):
-        SessionMessage.parse(text)
-    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize("text", ["", "{", "\ud800", "[]", "3", "null", f'"{TOKEN}"'])

@@ -43,11 +43,3 @@ def test_no_module_of_mpc_is_imported_where_nothing_is_hidden(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "[]"
-
-
-def test_what_is_looked_for_is_found_where_a_sum_is_asked_for():
-    program = "from vfl.session import secure_mode; secure_mode.make('sum')" + FOUND
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "vfl.mpc.secure.sum" in ended.stdout

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from vfl.config import Experiment
 from vfl.datasets import Split
 from vfl.session import rules
 from vfl.session.progress import AlignmentProgress, SessionProgress, WaitingFor, exchanges_of
-from vfl.session.terms import PartyTerms, Terms
+from vfl.session.terms import Terms
 
 TRAIN, VALIDATION, TEST = 90, 1100, 2500
 DP = {"delta": 1e-3, "clip": 1.0}
@@ -18,26 +19,14 @@ def split():
 
 
 def terms(mode="train", dp=None):
-    return Terms(
-        mode=mode,
-        run="one",
-        seed=0,
-        codec="none",
-        defense="none",
-        merge="concat",
-        secure="none",
-        label_party="lender",
-        parties={"bank": PartyTerms(width=2, bottom="linear")},
-        validation=0.2,
-        test=0.2,
-        alignment=None,
-        dp=dp,
-        middle=None,
-        tasks={},
-        serving=(),
-        missing_rows="intersection",
-        train={"epochs": 3, "batch_size": 8},
-    )
+    content = {
+        "data": {"validation": 0.2, "test": 0.2},
+        "parties": {"bank": {"width": 2}},
+        "label": {"party": "lender"},
+        "train": {"epochs": 3, "batch_size": 8},
+    }
+    agreed = Terms.of(Experiment.model_validate(content), mode, "one")
+    return Terms.model_validate(agreed.model_dump() | {"dp": dp})
 
 
 class Clock:
@@ -90,12 +79,6 @@ def test_a_report_a_second_at_most_and_one_at_the_end():
     assert [report.is_over for report in told] == [False] * (len(told) - 1) + [True]
     assert told[0].left_s is None
     assert told[-1].share == 1.0
-
-
-def test_a_training_that_stopped_early_is_over():
-    exchanges = list(rules.schedule(terms(), split()))[:7]
-    last = watched(exchanges, seconds=2.0)[-1]
-    assert (last.done, last.total, last.is_over) == (7, 7, True)
 
 
 def test_a_resumed_training_begins_where_it_was():

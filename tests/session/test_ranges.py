@@ -304,10 +304,3 @@ def test_codecs_stay_finite_at_the_ends_of_their_options():
             continue
         for training in (True, False):
             contract.test_a_cut_and_its_gradient_travel(spec, training)
-
-
-def test_options_are_read_alike_from_a_spec_and_from_python():
-    assert DEFENSES.numbers("mid:alpha=2") == {"bottleneck.alpha": 2.0}
-    assert CODECS.numbers("topk:k=3") == {"topk.k": 3}
-    with pytest.raises(BadOptionError):
-        CODECS.numbers("topk:k=many")

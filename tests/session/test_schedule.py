@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl.config import TrainSettings
-from vfl.datasets import Split
-from vfl.session import Terms, rules, schedule
+from vfl.session import rules, schedule
 from vfl.session.schedule import (
     QUERY_ROWS,
     asking,
@@ -102,17 +101,6 @@ def test_asking_goes_over_the_rows_in_order():
     assert np.array_equal(np.concatenate([e.rows for e in exchanges]), rows)
 
 
-def test_both_sides_compute_the_same_schedule(terms, data):
-    """One side has only the terms that crossed as text, and its own party's split."""
-    here = list(rules.schedule(terms, data["lender"].split))
-    received = Terms.model_validate_json(terms.model_dump_json())
-    there = list(rules.schedule(received, data["shop"].split))
-    assert len(here) == len(there) > 6
-    for one, other in zip(here, there, strict=True):
-        assert (one.step, one.phase, one.epoch) == (other.step, other.phase, other.epoch)
-        assert np.array_equal(one.rows, other.rows)
-
-
 def test_what_a_mode_goes_over(terms, data):
     split = data["lender"].split
     for mode, phase in [("evaluate", "test"), ("predict", "predict")]:
@@ -120,11 +108,6 @@ def test_what_a_mode_goes_over(terms, data):
         (exchange,) = rules.schedule(asked, split)
         assert (exchange.phase, exchange.epoch) == (phase, 0)
         assert np.array_equal(exchange.rows, split.test)
-
-
-def test_a_split_without_rows_has_no_exchanges():
-    nothing = np.arange(0)
-    assert list(asking("test", Split(nothing, nothing, nothing).test)) == []
 
 
 def in_blocks(rows, batch_size=1, block_rows=2, window_blocks=2):
@@ -173,18 +156,6 @@ def test_the_law_of_blocks_is_what_is_said(monkeypatch):
     of_one_block = sum(beside[row, row ^ 1] for row in range(8))
     assert Fraction(int(of_one_block), count) == Fraction(2 - 1, 2 * 2 - 1)  # (B - 1) / (W B - 1)
     assert len({beside[row, row ^ 1] for row in range(8)}) == 1
-
-
-def test_batches_of_unlike_blocks_vary_as_said():
-    """With all variance between blocks, beside a full shuffle, within three standard errors."""
-    block_rows, window, blocks, size, orders = 16, 8, 64, 32, 400
-    cells = np.repeat(np.random.default_rng(0).normal(size=blocks), block_rows)
-    make = in_blocks(np.arange(len(cells)), size, block_rows, window)
-    means = [cells[batch].mean() for seed in range(orders) for batch in make(seed)]
-    full = cells.var() / size * (1 - (size - 1) / (len(cells) - 1))
-    found = np.var(means) / full
-    said = 1 + (size - 1) * (1 / window - 1 / blocks)
-    assert abs(found / said - 1) < 3 * (2 / len(means)) ** 0.5 * 2
 
 
 def test_an_epoch_in_blocks_has_an_order_of_its_own_and_is_repeated():

@@ -4,7 +4,7 @@ import sys
 import warnings
 
 import pytest
-from dealt_project import free_ports
+from ports import free_ports
 
 from vfl.federation.project import LabelFolder
 

@@ -1,15 +1,17 @@
 """Whole sessions over real streams, for which a stand-in plays Flower's part."""
 
+import copy
 import shutil
 import warnings
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
-from stand_in_flower import Envelope
+import pytest
+from stand_in_flower import Envelope, Flower
 
 from vfl.config import Experiment, read_party_file
-from vfl.core.errors import ProtocolError
+from vfl.core.errors import PeerFailedError, ProtocolError
 from vfl.core.traffic import Ledger
 from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_terms
@@ -86,6 +88,15 @@ class PlayedSession:
         path.write_text(text)
         self.flower.files[name] = read_party_file(path)
 
+    def copied_to(self, folder):
+        """The same parties, and all that they keep, in another folder."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        other = copy.copy(self)
+        other.folder, other.flower = folder, Flower(self.flower.parties, tells=self.flower.tells)
+        for name in self.flower.files:
+            other.flower.files[name] = read_party_file(folder / name / "party.toml")
+        return other
+
     def forget_store(self, name):
         """A party deletes its store, but not the count of it: that is how one would lie."""
         store = self.folder / name / "store"
@@ -108,7 +119,7 @@ class PlayedSession:
         """What is played, with some settings changed."""
         return Experiment.model_validate(self._content | changes)
 
-    def play(self, mode="train", *, resume=False, enough=None, **changes):
+    def play(self, mode="train", *, run="run", resume=False, enough=None, **changes):
         """What the label party's links saw of a session."""
         Noting.seen, Noting.enough = [], enough
         experiment = self.experiment(**changes)
@@ -117,13 +128,20 @@ class PlayedSession:
             self.alignments += 1
             terms = AlignTerms.asked(experiment, f"aligned-{self.alignments}")
         else:
-            terms = own_terms(experiment, mode, "run", lender)
+            terms = own_terms(experiment, mode, run, lender)
         try:
             run_session(self.flower, experiment, lender, terms, resume=resume)
         finally:
             for thread in self.flower.threads:
                 thread.join(timeout=60)
         return Noting.seen
+
+    def refusal(self, code="V403", **how):
+        """The one error of this code at a feature party, of a session that ends with it."""
+        with pytest.raises(PeerFailedError, match=rf"{code}|does not consent"):
+            self.play(**how)
+        (refusal,) = [error for error in self.flower.failures if error.code == code]
+        return refusal
 
     def write_tables(self, parties):
         """Tables of 120 rows: two columns of each feature party, and the lender's labels."""

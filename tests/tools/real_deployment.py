@@ -115,6 +115,18 @@ class Deployment:
         self.trainings += 1
         return self.command(f"train-{self.trainings}", "train", self.folder, *options)
 
+    def trained(self, *settings, resume=None):
+        """A training that has ended well."""
+        training = self.train(*settings, resume=resume)
+        assert training.wait() == 0, training.said()
+        return training
+
+    def done(self, what, *arguments):
+        """Another command of the label party that has ended well."""
+        command = self.ask(what, *arguments)
+        assert command.wait() == 0, command.said()
+        return command
+
     def ask(self, what, *arguments):
         """Another command of the label party."""
         self.asked += 1

@@ -81,6 +81,14 @@ class Serving:
         shown = (token or folder / "serve.token").read_text().split()[0]
         self.client = Client(address, shown, context)
 
+    def __enter__(self):
+        """Its client, once rows can be asked for."""
+        self.client.wait_ready()
+        return self.client
+
+    def __exit__(self, *error):
+        self.stop()
+
     def _run(self):
         try:
             self._play()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import log_loss, mean_squared_error, r2_score
+from sklearn.metrics import mean_squared_error, r2_score
 
 from vfl.core.seeds import generator
 from vfl.session.label.party import Classification, Meter, Regression
@@ -29,21 +29,6 @@ def numbers():
     task = Regression()
     task.fit(labels)
     return task, torch.randn(17, 1, generator=draw), labels
-
-
-def test_training_is_measured_by_loss_and_accuracy(classes):
-    logits, labels = classes
-    figures = metered(Meter(Classification(), "train"), *classes).figures()
-    assert figures == {
-        "train_loss": pytest.approx(log_loss(labels, logits.softmax(1).numpy())),
-        "train_accuracy": pytest.approx(np.mean(logits.numpy().argmax(1) == labels.numpy())),
-    }
-
-
-def test_an_evaluation_is_measured_by_everything(classes):
-    figures = metered(Meter(Classification(), "test"), *classes).figures()
-    assert list(figures) == ["test_loss", "test_accuracy", "test_auc", "test_log_loss", "test_f1"]
-    assert figures["test_loss"] == pytest.approx(figures["test_log_loss"])
 
 
 def test_batches_do_not_matter(classes, numbers):
@@ -73,15 +58,6 @@ def test_a_regression_is_told_in_the_labels_own_units(numbers):
     )
     trained = metered(Meter(task, "train"), outputs, labels).figures()
     assert trained == pytest.approx({"train_loss": squared, "train_rmse": np.sqrt(squared)})
-
-
-def test_the_mean_is_over_rows_not_batches():
-    meter = Meter(Classification(), "train")
-    right, wrong = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
-    meter.add(right.repeat(3, 1), torch.ones(3, dtype=torch.int64), loss=1.0)
-    meter.add(wrong, torch.ones(1, dtype=torch.int64), loss=5.0)
-    assert meter.rows == 4
-    assert meter.figures() == {"train_loss": 2.0, "train_accuracy": 0.75}
 
 
 def test_a_weighted_loss_is_the_weighted_mean_of_the_epoch(classes):

@@ -109,28 +109,3 @@ def test_an_evaluation_has_a_card_of_its_own():
     (line,) = card(asked)["revealed"]
     assert (line["observer"], line["phase"]) == (LABEL, "evaluate")
     assert (line["times"], line["values"]) == counted(trace, "bank", 4)["evaluate"]
-
-
-def test_verdicts_on_epochs_are_told():
-    train = {"keep": "best", "epochs": 3}
-    told = card(ran("sum", ("bank", "shop"), train=train)[0])
-    what = "whether an epoch is the best or the last"
-    assert by_phase(told, "bank", what, LABEL) == {"evaluate": (3, 3)}
-
-
-def test_a_resumed_run_tells_of_the_whole(tmp_path):
-    data = load_bundled("digits", ("bank", "shop"), 0, LABEL, limit=300)
-
-    def session(**more):
-        asked = experiment("sum", ("bank", "shop"), WIDTH)
-        return LocalSession(asked, data, outputs=10, **more)
-
-    def kill(party, direction, frame):
-        if frame.step == 12 and frame.kind is Kind.GRAD:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        session(checkpoints=tmp_path, observers=[kill]).run()
-    assert (
-        card(session(checkpoints=tmp_path).run())["revealed"] == card(session().run())["revealed"]
-    )

@@ -32,12 +32,6 @@ def test_a_class_without_training_rows_is_none_of_those_balanced(absent):
     assert float(found.double().sum()) == pytest.approx(len(train))
 
 
-def test_only_training_rows_are_balanced():
-    train = torch.tensor([0, 1, 3])  # class 2 is not among them
-    found = training_weights(LABELS, train, None, "balanced")[train]
-    np.testing.assert_allclose(found, compute_sample_weight("balanced", LABELS[train]))
-
-
 def test_rows_and_classes_multiply():
     own = torch.arange(7).float()
     balanced = compute_sample_weight("balanced", LABELS)
@@ -95,16 +89,6 @@ def trained(data, row_weights=None, class_weight="none", **changes):
     return LocalSession(experiment, data | {"lender": lender}, outputs=2).run()
 
 
-def test_equal_weights_change_no_bit(data):
-    plain, equal = trained(data), trained(data, torch.full((300,), 0.7))
-    assert equal.weights_digest() == plain.weights_digest()
-    records = [
-        [{key: value for key, value in record.items() if key != "seconds"} for record in history]
-        for history in (equal.label.history, plain.label.history)
-    ]
-    assert records[0] == records[1]
-
-
 def test_balanced_classes_are_the_row_weights_they_stand_for(data):
     lender = data["lender"]
     own = torch.ones(300)
@@ -113,25 +97,6 @@ def test_balanced_classes_are_the_row_weights_they_stand_for(data):
     balanced = trained(data, class_weight="balanced")
     assert balanced.weights_digest() == trained(data, own).weights_digest()
     assert balanced.weights_digest() != trained(data).weights_digest()
-
-
-def test_the_training_loss_is_weighted_and_the_test_is_not(data):
-    """Steps too small to change a float32: every figure is about the same model."""
-    still = {"train": {"epochs": 1, "batch_size": 400, "optimizer": "sgd", "learning_rate": 1e-30}}
-    train = data["lender"].split.train
-    half = torch.zeros(300)
-    half[train[: len(train) // 3]] = 1  # a third of the rows, once alone, once three times as heavy
-    alone, rest, mixed, plain = (
-        trained(data, own, **still).label.history[-1]
-        for own in (half, 1 - half, 1 + 2 * half, None)
-    )
-    share = half[train].mean().item()
-    expected = (3 * share * alone["train_loss"] + (1 - share) * rest["train_loss"]) / (
-        1 + 2 * share
-    )
-    assert mixed["train_loss"] == pytest.approx(expected, rel=1e-5)
-    assert mixed["train_loss"] != pytest.approx(plain["train_loss"], rel=1e-5)
-    assert mixed["test_loss"] == plain["test_loss"]
 
 
 class Alternating(Defense):

@@ -53,11 +53,6 @@ def test_only_what_was_asked_for(training, settings, kept):
         assert {(one.phase, one.epoch) for one in training.read(party).frames()} == kept
 
 
-def test_nothing_unless_asked_for(training):
-    training.session(trace={}).run()
-    assert not training.path("bank").exists()
-
-
 def test_a_trace_changes_nothing(training):
     traced = training.session().run().weights_digest()
     assert traced == training.session(trace={}).run().weights_digest()
@@ -136,28 +131,6 @@ def test_an_early_stop_ends_the_trace_with_the_epoch_it_came_after(training):
     assert [one.epoch for one in snapshots] == list(range(end + 1))
     assert end < 9
     assert weights_digest(snapshots[-1].weights) == session.clients[0].weights_digest()
-
-
-def test_a_killed_run_keeps_what_it_had(training, killed):
-    training.kill_at = 12
-    with pytest.raises(killed):
-        training.session().run()
-    had = training.frames("lender")
-    assert had == training.heard[: len(had)]
-    assert {frame[3] for frame in had} == set(range(12))  # a checkpoint was saved before 12
-
-
-def test_no_file_of_an_abandoned_attempt_stays(training, killed):
-    training.kill_at = 15
-    with pytest.raises(killed):
-        training.session().run()
-    leftover = training.path("bank") / ".payload-000009.npy.abcdef"
-    leftover.write_bytes(b"half a file")
-    training.kill_at = None
-    training.session().run()
-    entries = (training.path("bank") / "index.jsonl").read_text()
-    for path in training.path("bank").iterdir():
-        assert path.name in entries or path.name in ("index.jsonl", "trace.json")
 
 
 def test_a_resumed_run_keeps_its_settings(training, killed):

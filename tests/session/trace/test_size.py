@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from vfl.core.errors import ConfigError
-from vfl.session.trace import check_room, expected_bytes
+from vfl.session.trace import expected_bytes
 
 Disk = namedtuple("Disk", "total used free")
 
@@ -36,15 +36,6 @@ def test_the_size_is_never_below_the_real_one_and_close_to_it(training, codec, m
         assert real <= expected(session, party, settings) <= most * real
 
 
-@pytest.mark.parametrize("chosen", [{"epochs": [2]}, {"phases": ["test"]}, {"phases": []}])
-def test_it_follows_the_settings(training, chosen):
-    trace = {"phases": ["train", "validation", "test"], "snapshots": 1} | chosen
-    session = training.session(codec="none", trace=trace).run()
-    settings = training.read("bank").settings
-    real = measured(training, "lender")
-    assert real <= expected(session, "lender", settings) <= 1.1 * real
-
-
 def test_it_is_told_before_the_training(training):
     told = []
     session = training.session()
@@ -62,9 +53,3 @@ def test_a_disk_without_room(training, monkeypatch, tmp_path):
     assert caught.value.where == str(tmp_path)
     assert not training.path("bank").exists()
     training.session(trace={}).run()  # without a trace the disk is not asked
-
-
-def test_room_is_measured_where_the_folder_will_be(tmp_path):
-    check_room(tmp_path / "not" / "yet" / "here", 1)
-    with pytest.raises(ConfigError):
-        check_room(tmp_path / "not" / "yet", 10**18)
