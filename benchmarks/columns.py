@@ -733,9 +733,7 @@ def bench_columns(
     return [row for row in found if row.task in tasks]
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_columns, table)
+main = harness.command(bench_columns, table)
 
 
 if __name__ == "__main__":
