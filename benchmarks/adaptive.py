@@ -129,9 +129,7 @@ def table(rows: Sequence[Compared]) -> str:
     return f"{CELLS(rows)}\n\nahead on {ahead} of {len(rows)}, above its budget on {above}"
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(compare_all, table)
+main = harness.command(compare_all, table)
 
 
 if __name__ == "__main__":

@@ -177,9 +177,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_block_shuffle, TABLE)
+main = harness.command(bench_block_shuffle, TABLE)
 
 
 if __name__ == "__main__":

@@ -200,9 +200,7 @@ def shown(rows: Sequence[CardRow | ProductRow]) -> str:
     return (PRODUCTS if isinstance(rows[0], ProductRow) else CARDS)(rows)
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_card, shown)
+main = harness.command(bench_card, shown)
 
 
 if __name__ == "__main__":

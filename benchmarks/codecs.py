@@ -299,9 +299,7 @@ def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
     return Cost(encoded - began, time.thread_time() - encoded, len(raw))
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_codecs, TABLE)
+main = harness.command(bench_codecs, TABLE)
 
 
 if __name__ == "__main__":

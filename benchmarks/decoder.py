@@ -482,9 +482,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_decoder, TABLE)
+main = harness.command(bench_decoder, TABLE)
 
 
 if __name__ == "__main__":

@@ -468,9 +468,7 @@ def bench_frontier(
     return found
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_frontier, summary_of)
+main = harness.command(bench_frontier, summary_of)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,26 @@ def run(bench: Callable[..., Sequence[Row]], shown: Shown) -> Sequence[Row]:
     return rows
 
 
+def command(
+    bench: Callable[..., Sequence[Row]],
+    shown: Shown,
+    holds: Callable[[Row], bool] = lambda row: True,
+) -> Callable[[], None]:
+    """The `main` of a benchmark's program; see `run`.
+
+    Args:
+        bench: measures.
+        shown: rows for people.
+        holds: whether a row is as it should be; the exit code is 1 unless all are.
+    """
+
+    def main() -> None:
+        if not all(map(holds, run(bench, shown))):
+            sys.exit(1)
+
+    return main
+
+
 def table(*columns: Column, markdown: bool = False) -> Shown:
     """How rows of these columns are shown; what is None is a dash, of Markdown nothing.
 

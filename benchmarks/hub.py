@@ -148,9 +148,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_hub, TABLE)
+main = harness.command(bench_hub, TABLE)
 
 
 if __name__ == "__main__":

@@ -262,9 +262,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_lengths, TABLE)
+main = harness.command(bench_lengths, TABLE)
 
 
 if __name__ == "__main__":

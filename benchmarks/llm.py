@@ -591,9 +591,7 @@ def _next_tokens(
     return bench_next_tokens(plain, cut_prompts(words, plain, folder, count, length))
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_llm, shown)
+main = harness.command(bench_llm, shown)
 
 
 if __name__ == "__main__":

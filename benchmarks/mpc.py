@@ -518,9 +518,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_mpc, TABLE)
+main = harness.command(bench_mpc, TABLE)
 
 
 if __name__ == "__main__":

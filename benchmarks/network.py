@@ -287,9 +287,7 @@ def work(parent: Parent) -> None:
             parent.put(player.play(asked.rounds, pool))
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_lines, TABLE)
+main = harness.command(bench_lines, TABLE)
 
 
 if __name__ == "__main__":

@@ -112,9 +112,7 @@ def measure(runs: Sequence[Path], out: Path | None = None) -> list[OutsideRow]:
     return rows
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(measure, table)
+main = harness.command(measure, table)
 
 
 if __name__ == "__main__":

@@ -472,9 +472,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_pea, TABLE)
+main = harness.command(bench_pea, TABLE)
 
 
 if __name__ == "__main__":

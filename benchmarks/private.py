@@ -103,9 +103,7 @@ def _turn(data: Any, bottom: str, dp: dict[str, Any] | None, epochs: int) -> tup
     return 1000 * (time.process_time() - started) / steps, steps
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_private, TABLE)
+main = harness.command(bench_private, TABLE)
 
 
 if __name__ == "__main__":

@@ -175,9 +175,7 @@ def _peer(spec: str) -> tuple[str, str]:
     return name, python
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_psi, TABLE)
+main = harness.command(bench_psi, TABLE)
 
 
 if __name__ == "__main__":

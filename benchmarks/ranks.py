@@ -254,9 +254,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_ranks, TABLE)
+main = harness.command(bench_ranks, TABLE)
 
 
 if __name__ == "__main__":

@@ -108,9 +108,7 @@ TABLE = step_table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_secure, TABLE)
+main = harness.command(bench_secure, TABLE)
 
 
 if __name__ == "__main__":

@@ -263,9 +263,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_secure_dpsgd, TABLE)
+main = harness.command(bench_secure_dpsgd, TABLE)
 
 
 if __name__ == "__main__":

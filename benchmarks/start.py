@@ -174,9 +174,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_start, TABLE)
+main = harness.command(bench_start, TABLE)
 
 
 if __name__ == "__main__":

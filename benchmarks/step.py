@@ -264,9 +264,7 @@ TABLE = step_table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_step, TABLE)
+main = harness.command(bench_step, TABLE)
 
 
 if __name__ == "__main__":

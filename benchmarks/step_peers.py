@@ -417,9 +417,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_peers, TABLE)
+main = harness.command(bench_peers, TABLE)
 
 
 if __name__ == "__main__":

@@ -250,9 +250,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_tensors, TABLE)
+main = harness.command(bench_tensors, TABLE)
 
 
 if __name__ == "__main__":

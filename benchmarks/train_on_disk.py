@@ -175,9 +175,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_train_on_disk, TABLE)
+main = harness.command(bench_train_on_disk, TABLE)
 
 
 if __name__ == "__main__":

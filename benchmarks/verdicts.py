@@ -102,9 +102,7 @@ TABLE = harness.table(
 )
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_verdicts, TABLE)
+main = harness.command(bench_verdicts, TABLE)
 
 
 if __name__ == "__main__":

@@ -343,9 +343,7 @@ def work(parent: Parent) -> None:
         parent.put(join(setup))
 
 
-def main() -> None:
-    """The command line."""
-    harness.run(bench_wan, TABLE)
+main = harness.command(bench_wan, TABLE)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What a label party reads of columns: how they are coded, read, stored and put in a table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +133,9 @@ def test_rows_are_stored_and_read_back_and_a_line_is_a_protection(tmp_path):
     assert not read_rows(tmp_path / "none.csv", ColumnRow)
 
 
+BANK = [column for some in TASKS["bank_marketing"].wanted.values() for column in some]
+
+
 def column_rows(protection, utility, reads):
     """Of one seed for each pair of what own columns and cuts tell of two columns."""
     return [
@@ -143,6 +148,18 @@ def column_rows(protection, utility, reads):
 def test_what_is_read_counts_from_what_own_columns_tell():
     assert opened(column_rows("none", 0.8, [(0.5, 1.0), (0.6, 0.6)])) == [1.0, 0.0]
     assert opened(column_rows("none", 0.8, [(0.5, 0.4)])) == pytest.approx([-0.2])
+
+
+def test_the_page_is_made_of_stored_rows_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("VFL_DATA", raising=False)
+    page, found = tmp_path / "page.md", column_rows("sign:grad=8", 0.8, [(0.5, 1.0)])
+    found = [replace(row, column=one) for row in found[:1] for one in BANK]
+    write_rows(page.with_suffix(".csv"), ColumnRow, found)
+    columns.bench_columns(tasks=["bank_marketing"], page=page, redraw=True)
+    text = page.read_text()
+    assert "| `sign:grad=8` " in text
+    assert "(page_bank_marketing.svg)" in text
+    assert (tmp_path / "page_bank_marketing.svg").read_text() == picture_of(found)
 
 
 def test_all_protections_stand_on_one_picture():

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(
     file.stem
     for file in (ROOT / "benchmarks").glob("*.py")
-    if "harness.run(" in file.read_text() and file.stem != "harness"
+    if re.search(r"harness\.(run|command)\(", file.read_text())
 )
 
 

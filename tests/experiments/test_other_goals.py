@@ -12,7 +12,7 @@ from PIL import Image
 
 from vfl.config import Experiment, GridSettings
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import UserError
+from vfl.core.errors import ConfigError, UserError
 from vfl.experiments import GridFolder, attack_runner
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.leaderboard import OF_LABELS
@@ -152,6 +152,19 @@ def test_a_top_that_others_feed_too_is_refused(tmp_path):
     assert refused.value.want == "columns of left"
     with pytest.raises(UserError, match="what generative needs"):
         grid_cells(columns(grid={"attacks": "generative"}))
+
+
+def test_all_attacks_that_nobody_could_run_are_told_at_once():
+    two = {"left": {"width": 4}, "right": {"width": 4}}
+    grid = {"attacks": ["pseudo_client", "gradient_norm"], "trained_by": "owner", "attribute": 0}
+    with pytest.raises(ConfigError) as refused:
+        grid_cells(columns(parties=two, grid=grid))
+    for why in (
+        "pseudo_client needs a top that nobody else feeds",
+        "gradient_norm needs the training",
+        "settings would change nothing here (got grid.attribute",
+    ):
+        assert why in str(refused.value)
 
 
 def test_a_label_party_with_columns_generates_the_others(tmp_path):

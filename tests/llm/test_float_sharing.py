@@ -52,6 +52,21 @@ def test_a_function_of_table_6_1():
     assert (frames, sum(row.wire_bytes for row in online)) == (3, 12 * 300 + 3 * HEADER_BYTES)
 
 
+@pytest.mark.filterwarnings(FLOATS)
+def test_a_question_that_was_never_multiplied_is_shown():
+    values = torch.linspace(-4, 4, 12, dtype=torch.float64).reshape(3, 4)
+
+    def program(party):
+        own = party.question(values.shape, values if party.role else None, 14, 40, "values")
+        return party.show_all(own, "answer")
+
+    with LocalRoles(Form("thesis", sharing="insecure_float"), {}) as parties:
+        material = parties.run(lambda party: party.prepare(program))
+        found = parties.run(lambda party: party.answer(program, material[party.role]), (0, 1))
+    assert found[0] is None
+    assert torch.allclose(found[1], values, atol=1e-6)
+
+
 def test_masks_are_normal_and_alike_at_both_ends():
     one, other = (normal(PadStream(bytes(range(32))), 20_001, "D", 3) for _ in range(2))
     assert (one == other).all()

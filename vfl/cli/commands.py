@@ -84,7 +84,6 @@ for _panel, _commands in _PANELS.items():
         else:
             app.command(_name, rich_help_panel=_panel)(_command)
 app.command("grid-worker", hidden=True)(study.worker)
-app.command("party-worker", hidden=True)(federation.worker)
 app.command("party-rank", hidden=True)(federation.rank)
 for _former in (federation.superlink, federation.supernode):
     app.command(_former.__name__, hidden=True)(_former)
@@ -156,6 +155,14 @@ def main() -> None:
             sys.exit(mistake.exit_code)
         print(redacted_traceback(bug), file=sys.stderr)
         sys.exit(1)
+
+
+@app.command("party-worker", hidden=True)
+def _worker(
+    life: Annotated[int, typer.Argument(metavar="FD", help="A pipe that closes with the service.")],
+) -> None:
+    """Stand ready for a party's sessions; its services start it."""
+    federation.worker(life, main)
 
 
 def _end(number: int, frame: object) -> None:

@@ -289,11 +289,13 @@ _PRELOADS: Mapping[str, Sequence[Callable[[], None]]] = {
 }
 
 
-def worker(
-    life: Annotated[int, typer.Argument(metavar="FD", help="A pipe that closes with the service.")],
-) -> None:
-    """Stand ready for a party's sessions; its services start it."""
-    from vfl.cli import main
+def worker(life: int, command: Callable[[], None]) -> None:
+    """Stand ready for a party's sessions.
+
+    Args:
+        life: descriptor of a pipe that closes with the service.
+        command: runs a command line of vfl.
+    """
     from vfl.federation import programs, workers
 
     of_flower = {
@@ -307,7 +309,7 @@ def worker(
         os.setsid()
     preloads: list[Callable[[], object]] = [partial(workers.preload, each) for each in names]
     preloads += [own for each in names for own in _PRELOADS[each]]
-    workers.serve({each: of_flower[each] for each in names} | {"vfl": main}, preloads, life)
+    workers.serve({each: of_flower[each] for each in names} | {"vfl": command}, preloads, life)
 
 
 def rank() -> None:

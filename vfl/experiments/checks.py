@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 
 import torch
 
@@ -13,7 +14,8 @@ from vfl.attacks import Attack, Goal, Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import Part, codes_of, draw_leak, labels_of, require_column
 from vfl.config import Experiment, GridSettings
-from vfl.config.validate import idle_in_grid, of_idle, refuse
+from vfl.config.toml import Mistake, mistakes_of, raise_mistakes
+from vfl.config.validate import idle_in_grid, of_idle
 from vfl.core.errors import ExposedCutError, TooFewRowsError, UserError
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData
@@ -36,32 +38,17 @@ from vfl.session.secure_mode import nobodys_bottom, shares_weights
 from vfl.session.trace import trace_of_masked_cuts
 from vfl.training.run import session_of
 
-#: A setting, and what is wrong with it.
-Mistake = tuple[tuple[str, ...], UserError]
-
 
 def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
     """Refuse what could not be run, before anything is trained.
 
     Raises:
-        ConfigError: no feature party has that name.
+        ConfigError: no feature party has that name, or several of the following.
         SpecError: an attack or an adversary cannot be built.
         UserError: no attacker of this grid has what an attack needs.
         ExposedCutError: it reads what is recorded, of a training that sums cuts under masks.
     """
-    attacker_of(experiment, settings)
-    planned = scenarios_of(settings, experiment.label.party in experiment.parties)
-    for spec, (attack, scenario) in planned.items():
-        _check_scenario(scenario, spec, attack, experiment, settings)
-    active = [spec for spec in settings.trainings if spec != HONEST]
-    for spec in active:
-        make_adversary(spec)
-    if active and settings.trained_by == "owner":
-        raise UserError(
-            f"{active[0]} tampers with the training, and where the owner trained alone nobody can",
-            where="grid.adversaries",
-            fix="trained_by = 'split'",
-        )
+    raise_mistakes(mistakes_of(_settings_mistakes(experiment, settings)))
 
 
 def check_grid(experiment: Experiment, settings: GridSettings) -> None:
@@ -70,7 +57,7 @@ def check_grid(experiment: Experiment, settings: GridSettings) -> None:
     Raises:
         ConfigError, SpecError, UserError, ExposedCutError: see `check_attacks`.
     """
-    check_attacks(experiment, settings)
+    found = list(_settings_mistakes(experiment, settings))
     read = set[str]()
     active = [make_adversary(spec) for spec in settings.trainings if spec != HONEST]
     scenarios = [scenario for _, scenario in scenarios_of(settings).values()]
@@ -79,16 +66,46 @@ def check_grid(experiment: Experiment, settings: GridSettings) -> None:
         if scenario.attacker == "label party":
             read |= {"attribute"} if scenario.attribute else {"reconstructions"}
             read.add("known_columns")
-    refuse(of_idle(idle_in_grid(settings, read)))
+    raise_mistakes(mistakes_of([*found, *of_idle(idle_in_grid(settings, read))]))
 
 
-def _check_scenario(
-    scenario: Scenario, spec: str, attack: Attack, experiment: Experiment, settings: GridSettings
-) -> None:
-    """Refuse an attack that no attacker of this grid could run."""
+def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterator[UserError]:
+    """What could not be run of a grid: of each attack the first mistake.
+
+    Raises:
+        ConfigError, SpecError, UserError, ExposedCutError: it stops every attack.
+    """
     party = attacker_of(experiment, settings)
+    planned = scenarios_of(settings, experiment.label.party in experiment.parties)
+    for spec, (attack, scenario) in planned.items():
+        mistakes = _scenario_mistakes(scenario, spec, attack, experiment, settings, party)
+        yield from islice(mistakes, 1)
+    active = [spec for spec in settings.trainings if spec != HONEST]
+    for spec in active:
+        make_adversary(spec)
+    if active and settings.trained_by == "owner":
+        yield UserError(
+            f"{active[0]} tampers with the training, and where the owner trained alone nobody can",
+            where="grid.adversaries",
+            fix="trained_by = 'split'",
+        )
+
+
+def _scenario_mistakes(
+    scenario: Scenario,
+    spec: str,
+    attack: Attack,
+    experiment: Experiment,
+    settings: GridSettings,
+    party: str,
+) -> Iterator[UserError]:
+    """Why no attacker of this grid could run an attack.
+
+    Raises:
+        ExposedCutError: nobody could run any, for no party has a bottom.
+    """
     if scenario == SECURE_SUM and experiment.secure == "none":
-        raise UserError(
+        yield UserError(
             f"{spec} takes cuts off a sum, and the label party sees every cut",
             where="grid.attacks",
             fix="secure = 'sum', or the attack by itself",
@@ -99,7 +116,7 @@ def _check_scenario(
             why = (
                 "bottoms of every epoch: a trace keeps them, and under a secure sum none is written"
             )
-        raise ExposedCutError(
+        yield ExposedCutError(
             f"{spec} reads {why}",
             where="grid.attacks",
             want="secure = 'none', or an attack that reads nothing recorded",
@@ -107,13 +124,13 @@ def _check_scenario(
     if shares_weights(experiment):
         raise nobodys_bottom(party)
     if scenario == COLLUSION and len(experiment.feature_parties) == 1:
-        raise UserError(
+        yield UserError(
             f"{spec} needs feature parties that collude, and there is one alone",
             where="grid.attacks",
             fix="a second feature party",
         )
     if scenario.records in ("training", "snapshots") and settings.trained_by == "owner":
-        raise UserError(
+        yield UserError(
             f"{spec} needs the training, and where the owner trained alone nobody saw it",
             where="grid.attacks",
             fix="trained_by = 'split'",
@@ -122,7 +139,7 @@ def _check_scenario(
         own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
         found, wanted = set(experiment.parties), {party} | own
         if found != wanted:  # an attack through the top stands for all who feed it
-            raise UserError(
+            yield UserError(
                 f"{spec} needs a top that nobody else feeds",
                 where="grid.attacks",
                 got=f"columns of {', '.join(sorted(found))}",

@@ -102,6 +102,12 @@ class FloatRole(Role):
         spread = SCALE / math.sqrt(shape[0]) if purpose[0] == "U" else SCALE
         return torch.from_numpy(spread * drawn).reshape(tuple(shape))
 
+    def question(
+        self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
+    ) -> Shared:
+        """`Role.question` on floats: the other end's zeros are some as well."""
+        return super().question(shape, values, bits, ring, where).map(Tensor.double)
+
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
         """The values themselves."""
         require_integer_bits(values.double(), integer_bits, bits, where)

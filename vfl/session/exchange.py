@@ -667,6 +667,14 @@ class FeatureEnd(_End):
         self._optimizer.step()
 
 
+def secret_of_end(secret: Secret, party: str) -> Secret:
+    """What the label party draws from for one party's cuts and gradients.
+
+    Each has draws of its own: equal noise on the gradients of two would cancel out.
+    """
+    return Secret(secret.key("half", party))
+
+
 class LabelEnd(_End):
     """Receives the cuts of one feature party and returns their gradients.
 
@@ -681,8 +689,7 @@ class LabelEnd(_End):
     def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
         super().__init__(terms, own, link)
         self.adapter: nn.Module | None = terms.codec.server_module(terms.width)
-        # Each party's gradients get draws of their own: equal noise on two would cancel out.
-        self._secret = Secret(own.secret.key("half", terms.party))
+        self._secret = secret_of_end(own.secret, terms.party)
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         # Gradients the party may not have taken yet: their steps are final at neither end.
         self._sent: deque[Frame] = deque()

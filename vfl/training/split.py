@@ -17,7 +17,7 @@ from vfl.core.frame import Frame, Kind, Observer
 from vfl.core.seeds import Secret, scoped
 from vfl.core.traffic import Ledger
 from vfl.defenses.base import LabelKind, Undefended
-from vfl.session.exchange import Draws, check_finite, check_shape
+from vfl.session.exchange import Draws, check_finite, check_shape, secret_of_end
 from vfl.training.specs import checked
 
 _LABEL = "label"
@@ -175,8 +175,7 @@ class SplitModule(nn.Module):
         if self.training:
             addition.add(codec.local_loss(cut, here))
             addition.add(self._defense.local_loss(cut, rows, here))
-        # Each party's gradients get draws of their own, as in `vfl.session.LabelEnd`.
-        there = self._context(context, Secret(self._label_secret.key("half", name)))
+        there = self._context(context, secret_of_end(self._label_secret, name))
         crossing = _Crossing(
             name, codec, self._defense, self._acting, labels, self._observers, here, there, addition
         )
