@@ -291,14 +291,6 @@ def test_a_command_shows_no_text_of_a_warning_or_a_bug(monkeypatch, capsys):
     assert "UserWarning" in screen.err
 
 
-def test_no_file_of_ours_prints_a_traceback_by_itself():
-    """Whoever needs one calls `redacted_traceback`, which leaves the text out."""
-    package = Path(client.__file__).parents[1]
-    printing = ("print_exc", "format_exc", "print_exception", "format_exception", "exc_info=")
-    files = [path for path in package.rglob("*.py") if any(x in path.read_text() for x in printing)]
-    assert files == [package / "core" / "errors.py"]
-
-
 def test_unfamiliar_cells_are_counted_at_their_own_party_alone(parties, played):
     assert "summary.json" in played()
     rows = (parties / "bank" / "data.csv").read_text()
@@ -313,3 +305,11 @@ def test_unfamiliar_cells_are_counted_at_their_own_party_alone(parties, played):
     assert json.loads((theirs / "lender" / "predicted.json").read_text())["unfamiliar"] == {}
     assert not (theirs / "bank" / "predicted.json").exists()
     assert "new_missing" not in told["log"] + told["r"]
+
+
+def test_no_file_of_ours_prints_a_traceback_by_itself():
+    """Whoever needs one calls `redacted_traceback`, which leaves the text out."""
+    package = Path(client.__file__).parents[1]
+    printing = ("print_exc", "format_exc", "print_exception", "format_exception", "exc_info=")
+    files = [path for path in package.rglob("*.py") if any(x in path.read_text() for x in printing)]
+    assert files == [package / "core" / "errors.py"]
