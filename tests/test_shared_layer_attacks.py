@@ -99,28 +99,31 @@ def trained(request, tables):
     return Trained(request.param, tables[OWNERS[request.param]])
 
 
+#: What of a transcript is likeliest to stand for a bottom; the slow attacks try all of it.
+LIKELIEST = ("last share", "mean opened", "sum of products")
+
+
 @pytest.mark.parametrize(
-    "attacks",
+    ("spec", "gain"),
     [
-        ("logistic",),
-        pytest.param(("model_completion:steps=50",), marks=pytest.mark.slow),
-        pytest.param(("fine_tuning:steps=100",), marks=pytest.mark.slow),
+        ("logistic", MARGIN),
+        pytest.param("model_completion:steps=50", -1, marks=pytest.mark.slow),
+        pytest.param("fine_tuning:steps=100", MARGIN, marks=pytest.mark.slow),
     ],
 )
-def test_a_holders_whole_transcript_is_worth_no_more_than_nothing(trained, attacks):
+def test_a_holders_whole_transcript_is_worth_no_more_than_nothing(trained, spec, gain):
     """Labels from the holder's own shares, openings and gradients, against those from scratch."""
     candidates = trained.diary.bottoms()
+    if spec == "logistic":
+        candidates = {name: candidates[name] for name in LIKELIEST}
     untrained = trained.untrained(len(candidates))
     scratch = trained.score(weights_of(untrained[0]), "scratch")
-    gains = {}
-    for spec in attacks:
-        worth = {name: trained.score(weights_of(one), spec) for name, one in candidates.items()}
-        without = max(trained.score(weights_of(one), spec) for one in untrained)
-        stolen, best = trained.score(trained.plain, spec), max(worth.values())
-        gains[spec] = stolen - max(scratch, without)
-        print(f"{spec}: {stolen:.3f} plain, {best:.3f}, {without:.3f} untrained, {scratch:.3f}")
-        assert best <= max(scratch, without) + MARGIN, (spec, worth, without)
-    assert max(gains.values()) > MARGIN, ("a plain bottom is worth something", gains, scratch)
+    worth = {name: trained.score(weights_of(one), spec) for name, one in candidates.items()}
+    without = max(trained.score(weights_of(one), spec) for one in untrained)
+    stolen, best = trained.score(trained.plain, spec), max(worth.values())
+    print(f"{spec}: {stolen:.3f} plain, {best:.3f}, {without:.3f} untrained, {scratch:.3f}")
+    assert best <= max(scratch, without) + MARGIN, (spec, worth, without)
+    assert stolen - max(scratch, without) > gain, "a plain bottom is worth something"
 
 
 def test_gradients_tell_a_holder_nothing_of_labels(trained):

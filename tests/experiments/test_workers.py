@@ -26,8 +26,6 @@ def until(happened):
     return found
 
 
-
-
 def test_a_worker_that_is_killed_fails_one_cell(written, tiny, tmp_path):
     folder, (cell, other, *_) = written(tmp_path / "grid", tiny(seeds=[0]))
     worker = ProcessWorker(folder, "cpu")

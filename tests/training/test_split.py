@@ -5,13 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from vfl import SplitModule, compression
+from vfl import SplitModule
 from vfl.config import Experiment
 from vfl.core.errors import ConfigError, DataError, NonFiniteError, SpecError, WidthError
 from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
 from vfl.session import Terms, rules
-from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
 
@@ -104,18 +103,6 @@ def test_evaluation_is_not_random_and_leaves_the_step():
     model.train()
     assert not torch.equal(model(batch()), model(batch()))
     assert model.step == 2
-
-
-def test_a_trace_holds_the_bytes_that_crossed():
-    bottoms, top, widths = parts()
-    trace = Trace()
-    model = SplitModule(bottoms, top, widths, codec="topk:k=2", observers=[trace])
-    model(batch()).sum().backward()
-    cuts = [frame for frame in trace if frame.direction == "up"]
-    assert [frame.party for frame in cuts] == ["bank", "shop"]
-    codec = compression.make("topk:k=2")
-    sent = bottoms["bank"](batch()["bank"]).detach()
-    assert cuts[0].payload == bytes(codec.encode(sent).payload)
 
 
 class Heavy(Defense):
