@@ -28,8 +28,6 @@ from vfl.testing import AttackContract, GradientAttackContract, InputAttackContr
 
 SPECS = [
     "adaptive:candidates=6",
-    "adaptive:at=cut+before+inputs,candidates=6",
-    "fine_tuning",
     "fine_tuning:at=before",
     "logistic",
     "logistic:scaler=none,at=inputs",
@@ -53,7 +51,6 @@ SPECS = [
     "teacher_student:student=top,rounds=1",
     "teacher_student:teacher=scratch,scaler=none,at=before",
     "unfreeze:steps=50",
-    "model_completion:steps=60",
     "model_completion:steps=60,bottom_learning_rate=0.001",
     "kmeans",
     "gaussian_mixture",

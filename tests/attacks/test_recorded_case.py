@@ -94,16 +94,14 @@ def test_an_epoch_may_leave_a_row_without_a_cut():
 
 def test_an_inversion_beats_the_mean_picture(alone):
     mse, psnr, ssim = attempt_all(
-        received_from_the_bank(alone), make("inversion:steps=400"), generator(0)
+        received_from_the_bank(alone), make("inversion:steps=150"), generator(0)
     )
     assert mse.value < 0.8 * mse.guess
     assert psnr.value > psnr.guess
     assert ssim.value > ssim.guess
 
 
-@pytest.mark.parametrize(
-    ("merge", "codec"), [("concat", "none"), ("sum", "size:k=6"), ("concat", "topk:k=3")]
-)
+@pytest.mark.parametrize(("merge", "codec"), [("concat", "none"), ("sum", "size:k=6")])
 def test_the_parts_answer_as_the_session_did(merge, codec):
     """The label party has columns of its own."""
     victim = trained("bank", "shop", owner="shop", merge=merge, codec=codec)
@@ -128,7 +126,7 @@ def test_the_parts_answer_as_the_session_did(merge, codec):
 
 @pytest.mark.parametrize(
     ("parties", "merge"),
-    [(("bank", "shop"), "concat"), (("shop", "bank"), "concat"), (("shop", "bank"), "max")],
+    [(("bank", "shop"), "concat"), (("shop", "bank"), "max")],
 )
 def test_a_label_party_with_columns_knows_how_cuts_meet(parties, merge):
     """Both are as wide, so that halves the wrong way round would fit the top."""

@@ -125,7 +125,7 @@ def around_bottoms():
 @pytest.mark.parametrize(
     "asked",
     [{"defense": spec} for spec in ["none", *around_bottoms()]]
-    + [{"codec": spec} for spec in ("size:k=3", "sign:width=4")]
+    + [{"codec": "sign:width=4"}]
     + [{"defense": "passport", "codec": "size:k=3"}],
     ids=str,
 )

@@ -56,12 +56,6 @@ def test_training_rows_come_first(tmp_path, zipped):
     np.testing.assert_array_equal(pictures[:, 0], want)
 
 
-def test_the_environment_names_the_folder(tmp_path, monkeypatch):
-    write_set(tmp_path, "MNIST", 3, 2, zipped=True)
-    monkeypatch.setenv("VFL_DATA", str(tmp_path))
-    assert len(read_mnist("MNIST", DIGITS).read()[1]) == 5
-
-
 def test_mnist_asks_the_network_only_when_told(tmp_path, monkeypatch):
     from torchvision import datasets
 
@@ -160,22 +154,6 @@ def test_each_channel_is_standardised_by_its_own_constants(tmp_path):
     assert data["top"].labels.tolist() == labels.tolist()
 
 
-def test_flat_pictures_keep_each_pixel_with_its_channels_constants(tmp_path):
-    want, _ = write_binary(tmp_path, "cifar10")
-    mean, spread = (np.array(each)[:, None, None] for each in constants("cifar10"))
-    scaled = (want / 255 - mean) / spread
-    for count in (4, 48):  # strips, and more parties than columns of pixels
-        parties = [f"p{number}" for number in range(count)]
-        data = load_bundled("cifar10", parties, 0, "p0", root=tmp_path, flatten=True)
-        parts = [data[party].inputs.numpy() for party in parties]
-        if count == 4:
-            for part, strip in zip(parts, np.split(scaled, 4, axis=-1), strict=True):
-                np.testing.assert_allclose(part, strip.reshape(14, -1), rtol=1e-4, atol=1e-5)
-        else:
-            flat = scaled.transpose(0, 3, 1, 2).reshape(14, -1)
-            np.testing.assert_allclose(np.hstack(parts), flat, rtol=1e-4, atol=1e-5)
-
-
 def test_jpegs_stand_in_where_the_binary_files_are_missing(tmp_path):
     names = {"names": ["cat", "dog"]}
     folder = tmp_path / "CIFAR10-jpeg"
@@ -268,28 +246,6 @@ def test_both_layouts_give_the_same_rows(tmp_path, write):
     assert found.classes == tuple(WNIDS)
 
 
-def test_strips_for_parties(tmp_path):
-    write_archives(tmp_path)
-    data = load_bundled("tiny_imagenet", ["a", "b"], 0, "b", root=tmp_path, limit=9, validation=0.2)
-    assert data["a"].inputs.shape == data["b"].inputs.shape == (9, 3, 64, 32)
-    mean, spread = (np.array(each) for each in constants("tiny_imagenet"))
-    np.testing.assert_allclose(
-        data["b"].inputs[1, :, 0, 0].numpy(), (30 / 255 - mean) / spread, rtol=1e-5
-    )
-    assert data["b"].classes == tuple(WNIDS)
-
-
-def test_only_the_rows_that_are_wanted_are_decoded(tmp_path, monkeypatch):
-    write_archives(tmp_path)
-    decoded = []
-    monkeypatch.setattr(
-        "vfl.datasets.sources.pictures.decode_jpeg",
-        lambda *given: decoded.append(1) or decode_jpeg(*given),
-    )
-    assert read_bundled("tiny_imagenet", tmp_path, limit=3).rows == 3
-    assert len(decoded) == 3
-
-
 def test_parts_of_different_classes_are_refused(tmp_path):
     write_archives(tmp_path, wnids=["n02", "n01", "n04"])
     with pytest.raises(DataError, match="other classes"):
@@ -326,16 +282,6 @@ def test_the_constants_standardise_real_tiny_imagenet(data_root, limit, toleranc
 
 def read(path):
     return read_jpeg_archive(path, "names", side=8)[0].take(np.arange(2))
-
-
-def test_colours_keep_their_axes(tmp_path):
-    colour = np.zeros((16, 16, 3))
-    colour[:, :8] = (200, 0, 0)
-    picture = decode_jpeg(jpeg_of(colour), 16, tmp_path)
-    assert picture.shape == (3, 16, 16)
-    assert picture[0, 4, 2] > 150
-    assert picture[1:, 4, 2].max() < 60
-    assert picture[:, 4, 13].max() < 60
 
 
 def png(side):
