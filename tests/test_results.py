@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -100,62 +100,6 @@ def test_attacks_on_labels(heading):
             else:
                 means = [100 * float(found[defense, attack, k]["mean"]) for k in SPREAD]
                 assert_shows(cell, means)
-
-
-WIDE = ("fine_tuning", *LOGISTIC, "fine_tuning:at=before")
-VIT = ("fine_tuning", "logistic", "nearest_mean:scaler=cosine", "fine_tuning:at=before")
-
-
-@pytest.mark.parametrize(
-    ("heading", "name", "columns", "spread", "unstored"),
-    [
-        ("## Width of the cut", "labels_mnist_128.csv", ("", *WIDE), SPREAD, ()),
-        ("## A vision transformer", "labels_vit.csv", ("", "kmeans", *VIT), SPREAD[:3],
-         ("the same on pixels", "from scratch (one victim)")),
-    ],
-)  # fmt: skip
-def test_attacks_on_labels_beside_scratch(heading, name, columns, spread, unstored):
-    """Every attack at every k; in the last row, what the leaked rows are worth alone."""
-    stored = rows_of(name)
-    found = {(row["defense"], row["attack"], row["k"]): row for row in stored}
-    for training, *cells in table_of(heading, "training"):
-        defense = training.strip("`")
-        if defense in unstored:
-            continue
-        for cell, column in zip(cells, columns, strict=True):
-            if not column:
-                accuracies = {r["test_accuracy"] for r in stored if r["defense"] == defense}
-                assert_shows(cell, [100 * float(one) for one in accuracies])
-            elif defense == "from scratch":
-                rows = [found["none", column, k] for k in spread]
-                assert_shows(
-                    cell, [100 * float(r["baseline_scratch"]) for r in rows] if cell else []
-                )
-            else:
-                ks = ("0",) if column == "kmeans" else spread
-                means = [float(found[defense, column, k]["mean"]) for k in ks]
-                assert_shows(cell, [100 * mean for mean in means])
-
-
-def test_hidden_labels():
-    """The best of 22 attacks, which is chosen anew at every k."""
-    for training, *cells in table_of(
-        "## A cut that tells no more than one without labels", "training"
-    ):
-        if "`" not in training:
-            continue
-        for name, (accuracy, best) in zip(
-            ("hidden_labels_mnist.csv", "hidden_labels_fashion.csv"),
-            (cells[:2], cells[2:]),
-            strict=True,
-        ):
-            of = [row for row in rows_of(name) if row["defense"] == training.strip("`")]
-            assert_shows(accuracy, [100 * float(of[0]["test_accuracy"])])
-            assert_shows(best, [_best(of, k) for k in ("1", "5", "10")])
-
-
-def _best(rows: Sequence[Row], k: str) -> float:
-    return max(100 * float(row["mean"]) for row in rows if row["k"] in (k, "0"))
 
 
 def test_the_leaderboard():
@@ -299,35 +243,6 @@ def test_the_three_budgets():
             assert_shows(cell, interval(list(values)))
 
 
-PEA = {"MNIST": "mnist", "CIFAR-10": "cifar10", "reviews": "reviews"}
-
-
-def test_pea():
-    stored = {(r["table"], r["task"], r["what"], r["epsilon"]): r for r in rows_of("pea.csv")}
-
-    def assert_is(cell, *key):
-        row = stored[key]
-        assert_shows(cell, [100 * float(row["accuracy"]), 100 * float(row["deviation"])])
-
-    for split, begin, *cells in table_of("## Beginnings", "rows of the holders"):
-        for task, cell in zip(PEA.values(), cells, strict=True):
-            what = f"{begin}, rows {split}"
-            assert_is(cell.partition("(")[0], "beginnings", task, what, "0.5")
-    for begin, steps, *cells in table_of("## Beginnings", "begin at"):
-        for task, cell in zip(PEA.values(), cells, strict=True):
-            assert_is(cell, "beginnings", task, f"{steps} steps from {begin}", "1.0")
-    for task, whose, *cells in table_of("## Whose noise", "task"):
-        for epsilon, cell in zip(("0.5", "1.0", "2.0", "4.0", "8.0", ""), cells, strict=True):
-            what = "each holder, models averaged 12 times" if whose == "each holder" else whose
-            if cell:
-                assert_is(cell, "noise", PEA[task], what, epsilon)
-    networks = {"mnist": "LeNet", "cifar10": "VGG-16", "reviews": "words averaged"}
-    for model, *cells in table_of("## Features and networks", "model"):
-        for task, cell in zip(PEA.values(), cells, strict=True):
-            what = f"{networks[task]} on raw" if model == "network on raw" else model
-            assert_is(cell, "models", task, what, "1.0")
-
-
 @pytest.mark.parametrize("task", ["bank_marketing", "credit_default", "fashion_mnist"])
 def test_columns_of_another_party(task):
     """The better of cuts alone and of cuts with own columns, and how far seeds lie apart."""
@@ -355,36 +270,6 @@ def test_columns_of_another_party(task):
         ]
         rest = [(value - own) / (1 - own) for value, own in pairs]
         assert_shows(left, [100 * mean(rest)] if some else [0])
-
-
-def test_private_tables():
-    stored, names = rows_of("private_tables.jsonl"), {"Adult": "adult"}
-    names |= {"credit default": "credit_default", "bank marketing": "bank_marketing"}
-    table = ""
-
-    def of(way: str, epsilon: float | None, key: Callable[[Mapping[str, object]], float]):
-        return {
-            row["seed"]: key(row)
-            for row in stored
-            if (row["table"], row["way"], row["epsilon"]) == (table, way, epsilon)
-        }
-
-    for name, epsilon, *cells in table_of("## Three tables", "table"):
-        table = names.get(name, table)
-        budget = None if epsilon == "none" else float(epsilon)
-        auc = lambda row: 100 * row["auc"]  # noqa: E731
-        free, split = of("split", None, auc), of("split", budget, auc)
-        assert_shows(cells[0], interval(list(split.values())))
-        if budget is not None:
-            alone = of("logistic", budget, auc)
-            assert_shows(cells[1], interval([split[seed] - free[seed] for seed in free]))
-            assert_shows(cells[2], interval(list(alone.values())))
-            assert_shows(cells[3], interval([alone[seed] - free[seed] for seed in free]))
-        for cell, key, scale in zip(
-            cells[4:], ("calibration", "worst_auc", "gap"), (1, 100, 100), strict=True
-        ):
-            values = of("split", budget, lambda row, key=key: row[key])
-            assert_shows(cell, [scale * mean(values.values())])
 
 
 # --- codecs ---------------------------------------------------------------------------------------

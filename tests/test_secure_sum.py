@@ -124,25 +124,6 @@ def test_what_a_party_sends_is_uniform_whatever_its_cut(seen):
     assert ((plain - plain.mean()) ** 2 / plain.mean()).sum() > 10_000, "the test can fail"
 
 
-def test_the_transcript_fits_every_pair_of_cuts_with_the_same_sum(seen):
-    """So the label party cannot tell the true cuts from any others: one pad explains each."""
-    frames, cuts, _ = seen
-    left, right = frames["left"][3], frames["right"][3]
-    encoded = {name: RING.encode(cuts[name][3], name, 3) for name in PARTIES}
-    shift = np.random.default_rng(0).integers(0, 2**32, len(left), dtype=np.uint32)
-    for moved in (np.zeros_like(shift), shift):
-        pad = left - (encoded["left"] + moved)
-        assert np.array_equal(right - (encoded["right"] - moved), -pad)
-
-
-def test_with_one_partys_cut_the_others_is_the_remainder_exactly(seen):
-    """The collusion the documentation names: two parties protect each other from the third only."""
-    frames, cuts, _ = seen
-    known = RING.encode(cuts["right"][3], "right", 3)
-    found = frames["left"][3] + frames["right"][3] - known
-    assert np.array_equal(found, RING.encode(cuts["left"][3], "left", 3))
-
-
 def test_evaluations_and_predictions_are_masked_too(data):
     trace = Trace()
     trained = session(data, observers=[trace]).run()

@@ -120,20 +120,6 @@ def test_bottoms_learn_from_the_weighted_sum_and_each_top_from_its_own_labels(ta
             assert torch.allclose(ours, theirs, atol=1e-5), name
 
 
-def test_a_weight_of_nearly_nothing_leaves_the_training_of_the_label_party_that_leads(table):
-    settings = experiment_of(table)
-    (task,) = settings.tasks
-    faint = settings.model_copy(update={"tasks": (task.model_copy(update={"weight": 1e-30}),)})
-    data = load_data(settings)
-    both = LocalSession(faint, data, outputs=2).run()
-    alone = settings.model_copy(update={"tasks": None})
-    plain = LocalSession(alone, {n: data[n] for n in EVERYBODY[:3]}, outputs=2).run()
-    for name in EVERYBODY[:3]:
-        for key, value in plain.weights()[name].items():
-            assert torch.equal(both.weights()[name][key], value)
-    assert both.others["insurer"].history[-1]["test_r2"] != 0
-
-
 @pytest.mark.parametrize(
     ("codec", "in_flight"),
     [

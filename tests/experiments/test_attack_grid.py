@@ -150,18 +150,11 @@ def test_a_grid_that_grows_does_only_what_is_new(whole, tmp_path, monkeypatch):
     assert {row.k for row in LoadedGrid(folder).attacks} == {0, 3}
 
 
-def test_other_rows_are_attacked_anew(whole, tmp_path):
+@pytest.mark.parametrize(
+    "other", [with_overrides(tiny(), ["data.rows=399"]), tiny(leaks_from="validation")]
+)
+def test_scores_of_other_rows_or_another_setting_are_not_shown(whole, tmp_path, other):
     folder = copied(whole, tmp_path / "other")
-    other = with_overrides(tiny(seeds=[0]), ["data.rows=399"])
-    written(folder.path, other)
-    assert LoadedGrid(folder).attacks == []
-    assert run_cells(folder, folder.cells()) == []
-    assert len(in_measure(LoadedGrid(folder).attacks, "accuracy")) == 10
-
-
-def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
-    folder = copied(whole, tmp_path / "setting")
-    other = tiny(leaks_from="validation")
     written(folder.path, other)
     assert LoadedGrid(folder).attacks == []
 
