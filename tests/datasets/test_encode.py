@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vfl.core.errors import DataError, MissingColumnError
 from vfl.datasets.encode import (
@@ -17,25 +16,6 @@ from vfl.datasets.encode import (
     encode_labels,
     read_encoder,
 )
-
-
-def test_numbers_as_scikit_learn_standardises_the_training_rows():
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame(rng.normal(5, 3, (60, 4)), columns=list("abcd"))
-    frame.iloc[40:] += 1000  # a fit on all rows would show
-    encoder = TableEncoder.fit(frame.iloc[:40])
-    want = StandardScaler().fit(frame.iloc[:40]).transform(frame)
-    got = encoder.transform(frame)
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_texts_as_scikit_learn_encodes_the_training_rows():
-    frame = pd.DataFrame({"city": ["Ulm", "Bonn", "Ulm", "Jena"], "grade": ["b", "a", "b", "c"]})
-    want = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(frame.iloc[:3])
-    got = TableEncoder.fit(frame.iloc[:3]).transform(frame)
-    np.testing.assert_array_equal(got, want.transform(frame))
-    assert got[3].sum() == 0
 
 
 def test_a_missing_number_is_the_training_mean_and_has_an_indicator():

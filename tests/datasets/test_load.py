@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 
 from vfl.core.errors import (
@@ -80,17 +80,6 @@ def test_digits_halves_at_two_parties_and_labels_at_a_third():
     assert data["lender"].labels.tolist() == load_digits().target.tolist()
     assert data["lender"].classes == tuple(range(10))
     assert len({party.row_digest("s") for party in data.values()}) == 1
-
-
-def test_breast_cancer_is_standardised_by_its_training_rows():
-    data = load_bundled("breast_cancer", ["a", "b", "c"], seed=1, label_party="a")
-    cells = load_breast_cancer().data
-    train = data["a"].split.train
-    want = StandardScaler().fit(cells[train]).transform(cells)
-    whole = torch.cat([data[party].inputs for party in "abc"], dim=1)
-    np.testing.assert_allclose(whole.numpy(), want, rtol=1e-4, atol=1e-5)
-    assert data["a"].classes == ("malignant", "benign")
-    assert int((data["a"].labels == 1).sum()) == 357
 
 
 def test_mnist_keeps_its_own_test_rows(data_root):

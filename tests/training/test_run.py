@@ -1,7 +1,6 @@
 """A training in this process and its run folder; evaluation and prediction from that folder."""
 
 import csv
-import tomllib
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from sklearn.datasets import load_diabetes
 from vfl.config import DataSettings, Experiment, read_experiment, read_party_file
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, MissingDataError, NonFiniteError, RunFolderError
-from vfl.core.storage import FORMAT, joint_digest, read_json, weights_digest, write_json
+from vfl.core.storage import joint_digest, read_json, weights_digest
 from vfl.core.version import VERSION
 from vfl.datasets import load_for_prediction
 from vfl.session import PartyFolder, Terms
@@ -74,33 +73,6 @@ def test_folds_of_a_table(tmp_path):
     assert sorted(tested) == list(range(50))
 
 
-def test_the_run_says_what_it_is(trained):
-    folder, _, _ = trained
-    about = read_json(folder.path / "run.json")
-    assert (about["format"], about["vfl"]) == (FORMAT, VERSION)
-    assert (about["mode"], about["command"]) == ("in-process", "vfl train x")
-    assert read_json(folder.path / "environment.json")["torch"] == torch.__version__.split("+")[0]
-
-
-def test_the_resolved_settings_hold_every_default(trained):
-    folder, _, _ = trained
-    written = tomllib.loads((folder.path / "config.toml").read_text())
-    for name, field in Experiment.model_fields.items():
-        table = getattr(field.annotation, "model_fields", None)
-        optional = table and {key for key, each in table.items() if each.default is None}
-        if field.default is None:  # what is compared, which is nothing unless it is said
-            continue
-        assert name in written
-        if table:
-            assert set(written[name]) >= set(table) - optional
-    assert written["parties"]["shop"] == {
-        "width": 8,
-        "bottom": "mlp:hidden=64",
-        "branches": 1,
-    }
-    assert folder.experiment() == experiment_of()
-
-
 def test_traffic_adds_up_to_the_summary(trained):
     folder, summary, _ = trained
     with (folder.path / "traffic.csv").open() as file:
@@ -147,13 +119,6 @@ def test_predictions_of_a_set_without_ids(trained):
     assert list(table)[2:] == ["probability_malignant", "probability_benign"]
 
 
-def test_a_run_is_not_overwritten(trained):
-    folder, summary, _ = trained
-    with pytest.raises(RunFolderError, match="already"):
-        train(experiment_of(), folder.path.parent, "one")
-    assert read_json(folder.path / "summary.json")["weights_sha256"] == summary["weights_sha256"]
-
-
 @pytest.mark.parametrize("use", [evaluate, predict])
 def test_weights_of_another_format_are_refused(tmp_path, use):
     train(experiment_of(train={"epochs": 1}), tmp_path, "old")
@@ -163,13 +128,6 @@ def test_weights_of_another_format_are_refused(tmp_path, use):
     with pytest.raises(RunFolderError, match="another format") as caught:
         use(folder)
     assert caught.value.got == f"format 99, by vfl {VERSION}"
-
-
-def test_a_folder_of_another_format_is_refused(tmp_path):
-    train(experiment_of(train={"epochs": 1}), tmp_path, "old")
-    write_json(tmp_path / "old" / "run.json", {"format": 7})
-    with pytest.raises(RunFolderError, match="another format"):
-        RunFolder.open(tmp_path / "old")
 
 
 def test_a_failing_run_says_why_and_has_no_summary(tmp_path):

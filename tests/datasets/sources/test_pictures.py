@@ -217,24 +217,6 @@ def test_cifar_asks_the_network_only_when_told(tmp_path, monkeypatch):
     assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"]
 
 
-@pytest.mark.parametrize(
-    ("limit", "tolerance"),
-    [(3000, 0.015), pytest.param(None, 0.003, marks=pytest.mark.slow)],
-    ids=["some", "all"],
-)
-def test_the_constants_standardise_real_cifar(data_root, limit, tolerance):
-    if not (data_root / "CIFAR10-jpeg").is_dir():
-        pytest.skip("there is no CIFAR-10 here")
-    data = read_bundled("cifar10", data_root, limit=limit)
-    train = data.cells[: data.train_rows]
-    assert train.shape == ((limit or 60_000) * 5 // 6, 3, 32, 32)
-    assert len(np.unique(np.bincount(data.labels))) == 1  # as many rows of every class
-    assert data.classes[:2] == ("airplane", "automobile")
-    mean, spread = constants("cifar10")
-    assert mean == pytest.approx(train.mean(axis=(0, 2, 3)) / 255, abs=tolerance)
-    assert spread == pytest.approx(train.std(axis=(0, 2, 3)) / 255, abs=tolerance)
-
-
 @pytest.mark.parametrize("write", [write_archives, write_published])
 def test_both_layouts_give_the_same_rows(tmp_path, write):
     write(tmp_path)
@@ -258,26 +240,6 @@ def test_validation_pictures_of_no_class_are_refused(tmp_path, line):
     (tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(line)
     with pytest.raises(DataError, match="classes that are not there"):
         read_tiny_imagenet(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("limit", "tolerance"),
-    [(1500, 0.02), pytest.param(None, 0.003, marks=pytest.mark.slow)],
-    ids=["some", "all"],
-)
-def test_the_constants_standardise_real_tiny_imagenet(data_root, limit, tolerance):
-    if not (data_root / "tiny-imagenet-200").is_dir():
-        pytest.skip("there is no Tiny-ImageNet here")
-    data = read_bundled("tiny_imagenet", data_root, limit=limit)
-    train = data.cells[: data.train_rows]
-    assert data.cells.shape == (limit or 30_000, 3, 64, 64)
-    assert len(data.classes) == 200
-    assert len(np.unique(np.bincount(data.labels[: data.train_rows]))) == 1
-    mean, spread = constants("tiny_imagenet")
-    sums = [train[:, channel].mean(dtype=np.float64) / 255 for channel in range(3)]
-    spreads = [train[:, channel].std(dtype=np.float64) / 255 for channel in range(3)]
-    assert mean == pytest.approx(sums, abs=tolerance)
-    assert spread == pytest.approx(spreads, abs=tolerance)
 
 
 def read(path):
@@ -310,12 +272,8 @@ def test_what_is_no_jpeg_of_that_size_is_refused(tmp_path, kind):
     [
         {"offset": np.array([0, 5])},
         {"offset": np.array([0, 9, 5])},
-        {"offset": np.array([0, 5, 5])},
         {"offset": np.array([1, 5, 9])},
-        {"offset": np.array([0, 5, 10])},
-        {"offset": np.array([0.0, 5.0, 9.0])},
         {"label": np.array(["a", "b"])},
-        {"label": np.zeros((2, 1), int)},
         {"jpeg": np.zeros(9)},
         {"names": np.array([{}], dtype=object)},
         {"names": None},
@@ -323,12 +281,8 @@ def test_what_is_no_jpeg_of_that_size_is_refused(tmp_path, kind):
     ids=[
         "too few offsets",
         "beyond the end",
-        "an empty picture",
         "a late start",
-        "a late end",
-        "fractions",
         "texts as labels",
-        "labels with two axes",
         "floats as bytes",
         "pickled objects",
         "no names",
