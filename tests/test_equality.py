@@ -79,7 +79,7 @@ def experiment_of(
 
 
 def digits_of(parties, flatten=True):
-    return load_bundled("digits", parties, SEED, "lender", flatten=flatten, limit=260)
+    return load_bundled("digits", parties, SEED, "lender", flatten=flatten, limit=400)
 
 
 class Monolith(nn.Module):
