@@ -190,11 +190,9 @@ def test_a_step_moves_bottoms_top_and_vectors_by_the_gradients_of_one_network(fo
 
 
 HARD = {
-    "plain": (),
     "codec": ("codec=randtopk:k=3,alpha=0.2,values=8",),
     "in flight": ("train.in_flight=3", "train.batch_size=4", "train.checkpoint_every=7"),
     "early": ("train.patience=1", "train.keep=best", "train.epochs=6", "train.learning_rate=0.05"),
-    "sum": ("merge=sum", "defense=gradient_noise:norm=1,sigma=0.1"),
 }
 
 

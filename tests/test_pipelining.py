@@ -123,19 +123,6 @@ def test_every_gradient_belongs_to_the_weights_that_made_its_cut(data, trained, 
             )
 
 
-def test_batch_statistics_and_dropout_go_along(data):
-    whole = session(data, 5, bottom="mlp:hidden=16,dropout=0.3,batch_norm=yes").run()
-    steps = whole.label.progress.train_steps
-    moved = [
-        int(value)
-        for client in whole.clients
-        for name, value in client.weights().items()
-        if name.endswith("num_batches_tracked")
-    ]
-    assert moved == [steps, steps]
-    assert whole.label.history[-1]["train_loss"] < whole.label.history[0]["train_loss"]
-
-
 @pytest.mark.parametrize("in_flight", DEPTHS)
 def test_cuts_leave_exactly_when_the_contract_says(data, in_flight):
     """Cut t leaves once gradient t - m was applied, and an epoch ends with none in flight."""

@@ -116,9 +116,7 @@ def test_rows_are_drawn_alike_for_all_and_from_no_public_seed(data):
 
 CODECS = (
     "none",
-    "topk:k=2",
     "topk:k=2,values=8,scale=row",
-    "randtopk:k=2,alpha=0.1",
     "quantise:values=2,packer=range,scale=row",
     "relu:scale=row,grad=4",
 )
@@ -291,14 +289,6 @@ def test_empty_batches_go_through_a_secure_sum(data):
         for secure in ("none", "sum")
     ]  # fmt: skip
     assert weights_apart(*(one.weights() for one in quiet)) < 1e-3
-
-
-def test_a_label_party_with_columns_of_its_own(data):
-    parties = {"left": {"width": 8}, "label": {"width": 8}}
-    own = load_bundled("digits", ["left", "label"], 0, "label", limit=ROWS)
-    dp = {"noise": 1.0}
-    private = session(own, experiment(dp, parties=parties, train={"batch_size": 2})).run()
-    assert private.label.privacy()[0].epsilon > 0
 
 
 def test_a_label_party_without_weights_takes_no_share_of_the_noise(data, monkeypatch):

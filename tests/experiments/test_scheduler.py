@@ -142,11 +142,3 @@ def test_what_was_tried_under_another_seed_counts_for_itself(tiny):
     assert remaining.left_s([cell("none", 2, tiny), cell("baselines", 1, tiny)]) == 105.0
 
 
-def test_what_was_left_of_begun_cells_tells_nothing_of_the_others(tiny):
-    old, other = cell("none", 0, tiny), cell("dcor:alpha=1", 0, tiny)
-    remaining = RemainingTime(jobs=1, begun={old.name, other.name})
-    remaining.add(old, 1.0)
-    assert remaining.left_s([other, cell("none", 1, tiny)]) == 2.0  # nothing better is known
-    remaining.add(cell("none", 1, tiny), 200.0)
-    assert remaining.left_s([other]) == 1.0
-    assert remaining.left_s([cell("none", 2, tiny), cell("dcor:alpha=1", 1, tiny)]) == 400.0

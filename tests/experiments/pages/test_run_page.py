@@ -220,14 +220,7 @@ def test_the_same_folder_gives_the_same_bytes_and_no_other_file(run_folder):
     assert list(folder.glob(".*")) == []
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunFolderError, match=r"run\.json"):
-        build_report(tmp_path)
-    with pytest.raises(RunFolderError):
-        build_report(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("version", [7, None, "1", 0])
+@pytest.mark.parametrize("version", [7, None])
 def test_another_format_is_refused(run_folder, make_head, version):
     with pytest.raises(RunFolderError, match="another format"):
         build_report(run_folder(head=make_head(format=version)))
