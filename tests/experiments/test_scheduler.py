@@ -140,5 +140,3 @@ def test_what_was_tried_under_another_seed_counts_for_itself(tiny):
     remaining.add(cell("none", 0, tiny), 4.0)
     remaining.add(cell("none", 1, tiny), 6.0)
     assert remaining.left_s([cell("none", 2, tiny), cell("baselines", 1, tiny)]) == 105.0
-
-
