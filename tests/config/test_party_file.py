@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from vfl.config import read_party_file
+from vfl.config import Consent, read_party_file
 
 PARTY = """\
 party = "bank"
@@ -42,6 +42,18 @@ def test_rows_to_predict(folder):
     assert read_party_file(path).predict_path == folder / "rows.csv"
     path.write_text(PARTY + 'predict = "new.csv"\n')
     assert read_party_file(path).predict_path == folder / "new.csv"
+
+
+def test_a_party_that_says_nothing_about_consent(folder):
+    consent = read_party_file(folder / "party.toml").consent
+    assert consent == Consent()
+    assert consent.codecs == consent.defenses == ("*",)
+    assert consent.modes == ("train", "evaluate", "predict", "align")
+    assert (consent.min_common, consent.min_ids, consent.max_alignments) == (100, 100, 10)
+    assert (consent.max_id_ratio, consent.ranges) == (20, {})
+    assert (consent.max_width, consent.max_epochs) == (256, 100)
+    assert consent.max_bytes == 10**10
+    assert consent.versions == ()
 
 
 def test_consent_of_its_own(folder):
