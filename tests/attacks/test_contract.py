@@ -58,7 +58,7 @@ SPECS = [
     "gaussian_mixture:columns=4",
     "spectral",
     "spectral:most=100,at=inputs",
-    "scratch:unlabelled=true,rounds=1",
+    "scratch:steps=300,unlabelled=true,rounds=1",
 ]
 
 

@@ -183,7 +183,7 @@ def test_a_label_party_reads_more_with_all_but_one(summed):
     case = of_sums(summed, ["shop"])
     scores = [
         attempt(case, make(spec), generator(0))
-        for spec in ("inversion:steps=120", "subtraction:of=inversion:steps=120")
+        for spec in ("inversion:steps=400", "subtraction:of=inversion:steps=400")
     ]
     alone, colluding = (one.value / one.guess for one in scores)
     assert colluding < alone - 0.1
