@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from killing import Killed, Killer
 
 from vfl.config import Experiment, read_experiment
 from vfl.config.run_folder import RunFolder
@@ -245,43 +246,26 @@ def test_runs_are_trained_evaluated_and_predicted(tmp_path, name):
         assert found[0].get(key) == pytest.approx(found[1].get(key), rel=1e-4)
 
 
-def test_a_run_that_was_stopped_goes_on_bit_by_bit(tmp_path, digits):
-    """On one device; checkpoints hold tensors of the processor."""
+def stopped_on_the_card(settings, data, folder):
+    """A training that ended after two epochs; checkpoints hold tensors of the processor."""
+    steps = 2 * -(-len(data["label"].split.train) // 30)
+    stop = Killer(steps + 1)
+    with pytest.raises(Killed):
+        LocalSession(
+            settings, data, outputs=10, device=CARD, checkpoints=folder, observers=[stop]
+        ).run()
+
+
+@pytest.mark.parametrize("device", [CARD, "cpu"])
+def test_a_run_that_was_stopped_on_a_card_goes_on(tmp_path, digits, device):
+    """Bit by bit on the same device; on the processor within rounding."""
     settings = experiment_of(train={"epochs": 4, "batch_size": 30, "checkpoint_every": 5})
-    whole = LocalSession(settings, digits, outputs=10, device=CARD).run()
-
-    class Stopped(Exception):
-        pass
-
-    def stop(record):
-        if record.get("epoch") == 2:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        LocalSession(
-            settings, digits, outputs=10, device=CARD, checkpoints=tmp_path, on_epoch=stop
-        ).run()
-    resumed = LocalSession(settings, digits, outputs=10, device=CARD, checkpoints=tmp_path).run()
-    for party, weights in whole.weights().items():
-        for key, value in weights.items():
-            assert torch.equal(value, resumed.weights()[party][key]), (party, key)
-
-
-def test_a_checkpoint_of_a_card_goes_on_on_the_processor(tmp_path, digits):
-    settings = experiment_of(train={"epochs": 3, "batch_size": 30, "checkpoint_every": 5})
-
-    class Stopped(Exception):
-        pass
-
-    def stop(record):
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        LocalSession(
-            settings, digits, outputs=10, device=CARD, checkpoints=tmp_path, on_epoch=stop
-        ).run()
-    resumed = LocalSession(settings, digits, outputs=10, checkpoints=tmp_path).run()
-    whole = LocalSession(settings, digits, outputs=10).run()
-    assert resumed.label.history[-1]["train_loss"] == pytest.approx(
-        whole.label.history[-1]["train_loss"], rel=1e-2
+    stopped_on_the_card(settings, digits, tmp_path)
+    whole, resumed = (
+        LocalSession(settings, digits, outputs=10, device=device, checkpoints=folder).run()
+        for folder in (None, tmp_path)
     )
+    if device == CARD:
+        assert resumed.weights_digest() == whole.weights_digest()
+    losses = [one.label.history[-1]["train_loss"] for one in (resumed, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)

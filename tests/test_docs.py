@@ -54,30 +54,27 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-def test_the_sample_of_the_page_on_lines(tmp_path, capsys):
-    (sample,) = blocks(RESULTS / "wan.md", "python")
-    (tmp_path / "sample.py").write_text(sample)
-    runpy.run_path(str(tmp_path / "sample.py"))
-    assert capsys.readouterr().out == "91.2 ms, 2 hops, 256000 bytes\n"
+@pytest.fixture
+def played(tmp_path, capsys):
+    """Runs the one sample of a page; what it prints."""
+
+    def run(page):
+        (sample,) = blocks(page, "python")
+        assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
+        (tmp_path / "sample.py").write_text(sample)
+        runpy.run_path(str(tmp_path / "sample.py"))
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_the_sample_of_the_readme(tmp_path, capsys):
-    (sample,) = blocks(ROOT / "README.md", "python")
-    assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
-    (tmp_path / "sample.py").write_text(sample)
-    runpy.run_path(str(tmp_path / "sample.py"))
-    accuracy, ratio = capsys.readouterr().out.splitlines()
+def test_the_samples_of_the_pages(played):
+    assert played(RESULTS / "wan.md") == "91.2 ms, 2 hops, 256000 bytes\n"
+    accuracy, ratio = played(ROOT / "README.md").splitlines()
     assert float(accuracy.removeprefix("accuracy ")) > 0.9
     assert float(ratio.split()[0]) > 2
     assert ratio.endswith("times fewer bytes than float32")
-
-
-def test_the_regression_of_the_how_to_page(tmp_path, capsys):
-    (sample,) = blocks(ROOT / "docs" / "howto.md", "python")
-    assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
-    (tmp_path / "sample.py").write_text(sample)
-    runpy.run_path(str(tmp_path / "sample.py"))
-    shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    shown = dict(line.split() for line in played(ROOT / "docs" / "howto.md").splitlines())
     assert 40 < float(shown["mae"]) < float(shown["rmse"]) < 70  # y has a deviation of 77
     assert 0.2 < float(shown["r2"]) < 0.8
 
@@ -136,22 +133,11 @@ def test_benchmarks_that_are_named_exist_with_their_options(page, capsys, monkey
         assert [word for word in options if word.startswith("--") and word not in known] == []
 
 
-def test_the_readme_names_every_step_of_a_federation():
-    named = {words[0] for words in commands_of(ROOT / "README.md")}
-    steps = {"demo", "init", "check", "up", "train", "evaluate", "predict"}
-    assert steps <= named
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_settings_that_are_shown_are_settings(page):
     for body in blocks(page, "toml"):
         content = tomllib.loads(body)
         check(content, PartyFile if "party" in content else Experiment, where=page.name)
-
-
-def test_a_partys_file_is_shown():
-    parties = [tomllib.loads(body) for page in PAGES for body in blocks(page, "toml")]
-    assert any({"party", "data", "consent", "node"} <= set(content) for content in parties)
 
 
 def rows_of_features():
@@ -173,17 +159,3 @@ def test_a_feature_names_its_file_and_its_test(row):
     assert any(not path.startswith("tests/") for path in named) or paths.startswith("same")
     assert any(path.startswith("tests/") for path in named) or paths.endswith(("same", "same test"))
     assert CODE.findall(method)
-
-
-def test_sizes_in_the_readme_add_up():
-    """The demo's figures: 25 epochs of two cuts, 32 wide, over digits' 1797 rows."""
-    shown = re.search(r"left +([\d.]+) MB up, ([\d.]+) MB down", text_of(ROOT / "README.md"))
-    frame, epochs, width = 16, 25, 32
-    train, validation, test = 1258, 180, 359
-    batches = -(-train // 64)
-    down = epochs * (4 * width * train + batches * frame + frame) + frame
-    up = down + epochs * 4 * width * validation + 4 * width * test
-    assert [float(figure) for figure in shown.groups()] == [
-        round(up / 1e6, 2),
-        round(down / 1e6, 2),
-    ]

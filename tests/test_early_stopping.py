@@ -56,16 +56,18 @@ def patient(values, patience):
     return len(values)
 
 
-@pytest.mark.parametrize("patience", [1, 2, 4])
+@pytest.mark.parametrize("patience", [1, 4])
 def test_it_stops_once_patience_is_at_an_end(data, whole, patience):
     """Without it the losses of the same seed say where that must be."""
-    stopped = session(data, patience=patience).run()
+    stopped = session(data, patience=patience, keep="best").run()
     end = patient(losses(whole), patience)
     assert 1 < end < FAST["epochs"]
     assert losses(stopped) == losses(whole)[:end]
     assert [record["epoch"] for record in stopped.label.history] == list(range(1, end + 1))
     assert "test_accuracy" in stopped.label.history[-1]
-    assert stopped.label.history[-1]["best_epoch"] == int(np.argmin(losses(whole)[:end])) + 1
+    best = int(np.argmin(losses(whole)[:end])) + 1
+    assert stopped.label.history[-1]["best_epoch"] == best
+    assert stopped.weights_digest() == session(data, epochs=best).run().weights_digest()
 
 
 def test_the_best_weights_are_those_of_a_training_that_ends_there(data, whole):
@@ -77,19 +79,13 @@ def test_the_best_weights_are_those_of_a_training_that_ends_there(data, whole):
     assert kept.label.history[-1]["test_loss"] == short.label.history[-1]["test_loss"]
 
 
-def test_stopping_early_keeps_the_best_too(data, whole):
-    stopped = session(data, patience=2, keep="best").run()
-    best = stopped.label.history[-1]["best_epoch"]
-    assert stopped.weights_digest() == session(data, epochs=best).run().weights_digest()
-
-
 def test_one_byte_an_epoch_is_what_it_costs(data, whole):
     judged = session(data, keep="best").run()
     more = judged.ledger.total_bytes("down") - whole.ledger.total_bytes("down")
     assert more == FAST["epochs"] * len(PARTIES)
 
 
-@pytest.mark.parametrize(("in_flight", "share"), [(1, 0.4), (1, 1.0), (5, 0.7)])
+@pytest.mark.parametrize(("in_flight", "share"), [(1, 0.4), (5, 0.7)])
 def test_an_interrupted_run_stops_and_ends_alike(data, tmp_path, share, in_flight):
     settings = {"patience": 2, "keep": "best", "in_flight": in_flight}
     undisturbed = session(data, **settings).run()

@@ -29,13 +29,6 @@ def test_every_listed_name_exists(module):
     assert missing == []
 
 
-def test_rooms_list_their_names():
-    listed = {module.__name__ for module in MODULES}
-    rooms = ["clients", "compression", "config", "datasets", "defenses", "models"]
-    rooms += ["server", "session", "testing", "transport"]
-    assert {"vfl", *(f"vfl.{room}" for room in rooms)} <= listed
-
-
 def test_the_stable_names():
     assert issubclass(vfl.SplitModule, nn.Module)
     assert {"fit", "predict", "score"} <= set(dir(vfl.VFLClassifier))

@@ -54,12 +54,6 @@ def test_a_house_is_counted_by_room(tmp_path):
     assert told["rooms"]["all"] == {**size, "import_share": round(5 / 51, 4)}
 
 
-def test_the_table_ends_with_the_whole(tmp_path):
-    *_, whole, entries = measured(tmp_path).splitlines()
-    assert whole.split()[:3] == ["all", "5", "51"]
-    assert entries == "entries at the top level: 5"
-
-
 def test_products_are_counted_apart_and_a_repeated_block_wherever_it_stands(tmp_path):
     files = {
         "core/one.py": TWICE.format("f", 7),

@@ -165,13 +165,12 @@ def test_a_session_that_goes_well_shows_nothing(parties, played):
     [
         ("raise ValueError(f'odd rows {rows}')", "ValueError"),
         ("raise ValueError('from') from KeyError(str(rows))", "ValueError"),
-        ("rows.tolist()[0].index(repr(rows.tolist()))", "ValueError"),
         ("raise OSError(28, str(rows), str(rows))", "OSError"),
         ("raise type('Told', (Exception,), {})(rows)", "Told"),
         ("warnings.warn(f'odd rows {rows}')", "UserWarning"),
         ("one = threading.Thread(target=int, args=(str(rows),)); one.start(); one.join()", "Value"),
     ],
-    ids=["text", "cause", "library", "file name", "own class", "warning", "thread"],
+    ids=["text", "cause", "file name", "own class", "warning", "thread"],
 )
 def test_a_bottom_that_fails_on_its_rows(parties, played, monkeypatch, line, shown):
     monkeypatch.syspath_prepend(parties / "bank")
@@ -192,9 +191,7 @@ TABLES = {
     "a text among numbers": ("bank", lambda text: text.replace(",918273", ",Zq8cell", 1)),
     "a line too long": ("bank", lambda text: text.replace(",1.0", ",Zq8cell,918273,1.0,3", 1)),
     "a repeated id": ("bank", lambda text: text.replace("Zq8id001", "Zq8id000")),
-    "another id": ("bank", lambda text: text.replace("Zq8id001", "Zq8idx")),
     "an infinite cell": ("bank", lambda text: text.replace(",1.0", ",inf", 1)),
-    "one class": ("lender", lambda text: text.replace("Zq8class1", "Zq8class0")),
     "a missing label": ("lender", lambda text: text.replace("Zq8class1", "", 1)),
     "a broken header": ("lender", lambda text: text.replace("id,paid", "Zq8id,Zq8class", 1)),
 }
@@ -291,14 +288,6 @@ def test_a_command_shows_no_text_of_a_warning_or_a_bug(monkeypatch, capsys):
     assert "UserWarning" in screen.err
 
 
-def test_no_file_of_ours_prints_a_traceback_by_itself():
-    """Whoever needs one calls `redacted_traceback`, which leaves the text out."""
-    package = Path(client.__file__).parents[1]
-    printing = ("print_exc", "format_exc", "print_exception", "format_exception", "exc_info=")
-    files = [path for path in package.rglob("*.py") if any(x in path.read_text() for x in printing)]
-    assert files == [package / "core" / "errors.py"]
-
-
 def test_unfamiliar_cells_are_counted_at_their_own_party_alone(parties, played):
     assert "summary.json" in played()
     rows = (parties / "bank" / "data.csv").read_text()
@@ -313,3 +302,11 @@ def test_unfamiliar_cells_are_counted_at_their_own_party_alone(parties, played):
     assert json.loads((theirs / "lender" / "predicted.json").read_text())["unfamiliar"] == {}
     assert not (theirs / "bank" / "predicted.json").exists()
     assert "new_missing" not in told["log"] + told["r"]
+
+
+def test_no_file_of_ours_prints_a_traceback_by_itself():
+    """Whoever needs one calls `redacted_traceback`, which leaves the text out."""
+    package = Path(client.__file__).parents[1]
+    printing = ("print_exc", "format_exc", "print_exception", "format_exception", "exc_info=")
+    files = [path for path in package.rglob("*.py") if any(x in path.read_text() for x in printing)]
+    assert files == [package / "core" / "errors.py"]

@@ -1,7 +1,6 @@
 """DP-SGD in a whole split training: budgets, empty batches, resumes, and what is refused."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -117,9 +116,7 @@ def test_rows_are_drawn_alike_for_all_and_from_no_public_seed(data):
 
 CODECS = (
     "none",
-    "topk:k=2",
     "topk:k=2,values=8,scale=row",
-    "randtopk:k=2,alpha=0.1",
     "quantise:values=2,packer=range,scale=row",
     "relu:scale=row,grad=4",
 )
@@ -154,7 +151,7 @@ def test_a_check_tells_steps_noise_and_epsilon_before_anything_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "more"), [(1, {}), (3, {}), (3, {"quantile": 0.5, "clip_by": "layer"})]
+    ("in_flight", "more"), [(1, {}), (3, {"quantile": 0.5, "clip_by": "layer"})]
 )
 def test_a_killed_training_goes_on_to_the_same_models_and_the_same_budget(
     data, tmp_path, in_flight, more
@@ -243,17 +240,11 @@ def test_settings_that_do_not_go_together(changes, why):
         experiment(**({"dp": {"noise": 1.0}} | changes))
 
 
-@pytest.mark.parametrize("defense", ["label_dp:epsilon=2", "layer_norm+label_dp:flip=0.2"])
+@pytest.mark.parametrize("defense", ["layer_norm+label_dp:flip=0.2"])
 def test_defenses_that_leave_rows_apart_are_allowed(data, defense):
     private = session(data, experiment({"epsilon": 8.0}, defense=defense)).run()
     label, record = private.label.privacy()
     assert (label.unit, record.unit) == ("label", "record")
-
-
-def test_a_noisy_cut_beside_shuffled_batches(data):
-    dp = {"noise": 4.0, "sampling": "shuffled"}
-    private = session(data, experiment(dp, defense="clipped_noise:sigma=4")).run()
-    assert [one.per for one in private.label.privacy()] == ["exchange", "training"]
 
 
 def test_a_clip_norm_of_one_party(data):
@@ -300,14 +291,6 @@ def test_empty_batches_go_through_a_secure_sum(data):
     assert weights_apart(*(one.weights() for one in quiet)) < 1e-3
 
 
-def test_a_label_party_with_columns_of_its_own(data):
-    parties = {"left": {"width": 8}, "label": {"width": 8}}
-    own = load_bundled("digits", ["left", "label"], 0, "label", limit=ROWS)
-    dp = {"noise": 1.0}
-    private = session(own, experiment(dp, parties=parties, train={"batch_size": 2})).run()
-    assert private.label.privacy()[0].epsilon > 0
-
-
 def test_a_label_party_without_weights_takes_no_share_of_the_noise(data, monkeypatch):
     def plan(**changes):
         settings = experiment({"noise": 1.0}, merge="sum", **changes)
@@ -331,29 +314,6 @@ def test_a_label_party_without_weights_takes_no_share_of_the_noise(data, monkeyp
     monkeypatch.setattr(Terms, "of", uncounted)
     with pytest.raises(PrivacyError, match="count no weights of the label party"):
         session(data, experiment({"noise": 1.0}))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bottom", ["mlp:hidden=128-64", "cnn:channels=16-32"])
-def test_a_clipped_split_step_takes_at_most_four_plain_ones(bottom):
-    """CPU of one epoch of two parties and a label party, the least of three of each."""
-    halves = load_bundled("digits", ["left", "right"], 0, "label")
-    parties = {name: {"width": 32, "bottom": bottom} for name in ("left", "right")}
-
-    def seconds(dp):
-        taken = []
-        for _ in range(3):
-            settings = experiment(dp, parties=parties, train={"epochs": 2, "batch_size": 256})
-            made = session(halves, settings)
-            started = time.process_time()
-            made.run()
-            taken.append(time.process_time() - started)
-        return min(taken)
-
-    plain = seconds(None)
-    ratio = seconds({"noise": 1.0, "sampling": "shuffled"}) / plain
-    print(f"{bottom}: {ratio:.2f} of a plain step's CPU ({plain:.2f} s)")
-    assert ratio <= 4
 
 
 class Session(PlayedSession):

@@ -87,8 +87,14 @@ def test_every_other_module_still_imports(house):
 
 
 @pytest.mark.slow
-def test_the_demo_and_the_quick_tests_run_without_it(house):
+def test_the_demo_runs_without_it(house):
     folder, _ = house
     assert "test" in run(folder, "-m", "vfl", "demo", "--in-process")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("house", ["all"], indirect=True)
+def test_the_quick_tests_run_without_them(house):
+    folder, _ = house
     tests = [str(TESTS / one) for one in QUICK]
     run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -100,148 +100,6 @@ def test_attacks_on_labels(heading):
             else:
                 means = [100 * float(found[defense, attack, k]["mean"]) for k in SPREAD]
                 assert_shows(cell, means)
-
-
-WIDE = ("fine_tuning", *LOGISTIC, "fine_tuning:at=before")
-VIT = ("fine_tuning", "logistic", "nearest_mean:scaler=cosine", "fine_tuning:at=before")
-
-
-@pytest.mark.parametrize(
-    ("heading", "name", "columns", "spread", "unstored"),
-    [
-        ("## Width of the cut", "labels_mnist_128.csv", ("", *WIDE), SPREAD, ()),
-        ("## A vision transformer", "labels_vit.csv", ("", "kmeans", *VIT), SPREAD[:3],
-         ("the same on pixels", "from scratch (one victim)")),
-    ],
-)  # fmt: skip
-def test_attacks_on_labels_beside_scratch(heading, name, columns, spread, unstored):
-    """Every attack at every k; in the last row, what the leaked rows are worth alone."""
-    stored = rows_of(name)
-    found = {(row["defense"], row["attack"], row["k"]): row for row in stored}
-    for training, *cells in table_of(heading, "training"):
-        defense = training.strip("`")
-        if defense in unstored:
-            continue
-        for cell, column in zip(cells, columns, strict=True):
-            if not column:
-                accuracies = {r["test_accuracy"] for r in stored if r["defense"] == defense}
-                assert_shows(cell, [100 * float(one) for one in accuracies])
-            elif defense == "from scratch":
-                rows = [found["none", column, k] for k in spread]
-                assert_shows(
-                    cell, [100 * float(r["baseline_scratch"]) for r in rows] if cell else []
-                )
-            else:
-                ks = ("0",) if column == "kmeans" else spread
-                means = [float(found[defense, column, k]["mean"]) for k in ks]
-                assert_shows(cell, [100 * mean for mean in means])
-
-
-def test_hidden_labels_of_five_draws():
-    """The best of 22 attacks on both trainings, with its interval."""
-    stored = rows_of("hidden_labels_fashion_5_draws.csv")
-    for k, undefended, defended, *_ in table_of(
-        "## A cut that tells no more than one without labels", "k"
-    ):
-        for cell, training in ((undefended, "none"), (defended, "anchored")):
-            of = [r for r in stored if r["defense"].startswith(training) and r["k"] in (k, "0")]
-            best = max(of, key=lambda row: float(row["mean"]))
-            assert_shows(cell, [100 * float(best["mean"]), 100 * float(best["half_width"])])
-
-
-READ_BY = {
-    "text_inversion": "text_inversion:steps=400",
-    "token_search:candidates=50": "token_search:candidates=50,steps=400",
-    "token_search": "token_search",
-    "token_network": "token_network:hidden=128,steps=300",
-}
-
-
-def test_words_read_by_depth():
-    stored = [row for row in rows_of("inversion.csv") if row["sweep"] == "depth"]
-    for named, *cells, guess in table_of("## What the cut gives away", "blocks below the cut"):
-        attack, _, texts = named.rpartition(", ")
-        wanted = texts, READ_BY[attack.strip("`")]
-        of = [row for row in stored if (row["texts"], row["attack"]) == wanted]
-        found = {row["front"]: 100 * float(row["accuracy"]) for row in of}
-        assert found
-        for front, cell in zip("123456", cells, strict=True):
-            assert_shows(cell, [found[front]] if front in found else [])
-        assert_shows(guess, {100 * float(row["guess"]) for row in of})
-
-
-def cut_read(front, attack, sweep):
-    """What an attack reads of 16 words behind some blocks, by codec or by the noise's deviation."""
-    about = "codec" if sweep == "codec" else "defense"
-    found = {}
-    for row in rows_of("inversion.csv"):
-        here = row["sweep"] == sweep or (row["sweep"], row["texts"]) == ("depth", "reviews")
-        own = re.sub(r"[:,]prior=[\d.]+", "+prior", row["attack"])
-        if here and (row["front"], own) == (front, READ_BY.get(attack, attack)):
-            found[row[about].rpartition("sigma=")[2]] = row
-    return found
-
-
-def assert_shows_percent(cell, rows, name, column="accuracy"):
-    assert_shows(cell, [100 * float(rows[name][column])] if name in rows and cell else [])
-
-
-def test_words_read_under_noise():
-    attacks = ("text_inversion", "token_search", "token_search+prior", "token_network")
-    for sigma, *cells in table_of("## What the cut gives away", "deviation"):
-        name = "none" if sigma == "0" else sigma
-        plain = cut_read("2", "text_inversion", "noise")
-        for cell, attack in zip(cells, attacks, strict=False):
-            rows = cut_read("2", attack, "noise")
-            assert (name in rows) == bool(cell)
-            assert_shows_percent(cell, rows, name)
-        assert_shows_percent(cells[4], plain, name, "next_word")
-        assert_shows(cells[5], [float(plain[name]["perplexity"])])
-
-
-def test_words_read_behind_codecs():
-    of = [("2", "text_inversion"), ("2", "token_search")]
-    of += [("4", "text_inversion"), ("4", "token_search:candidates=50")]
-    for codec, *cells in table_of("## What the cut gives away", "codec"):
-        for cell, (front, attack) in zip(cells, of, strict=False):
-            rows = cut_read(front, attack, "codec")
-            assert codec.strip("`") in rows
-            assert_shows_percent(cell, rows, codec.strip("`"))
-        plain = cut_read("2", "token_search", "codec")[codec.strip("`")]
-        assert_shows(cells[4], [100 * float(plain["next_word"])])
-        assert_shows(cells[5], [float(plain["perplexity"])])
-
-
-def test_losses_of_labels_in_cuts():
-    """A page of its own takes some of the rows of the thesis' grid."""
-    found = {(r["defense"], r["attack"], r["k"]): r for r in rows_of("labels_mnist.csv")}
-    attacks = [("fine_tuning", "10"), *((one, "10") for one in LOGISTIC), ("kmeans", "0")]
-    for training, accuracy, *cells in table_of("## Losses of labels in cuts", "training"):
-        rows = [found[training.strip("`"), *one] for one in attacks]
-        assert_shows(accuracy, [100 * float(rows[0]["test_accuracy"])])
-        for cell, row in zip(cells, rows, strict=True):
-            assert_shows(cell, [100 * float(row["mean"])])
-
-
-def test_hidden_labels():
-    """The best of 22 attacks, which is chosen anew at every k."""
-    for training, *cells in table_of(
-        "## A cut that tells no more than one without labels", "training"
-    ):
-        if "`" not in training:
-            continue
-        for name, (accuracy, best) in zip(
-            ("hidden_labels_mnist.csv", "hidden_labels_fashion.csv"),
-            (cells[:2], cells[2:]),
-            strict=True,
-        ):
-            of = [row for row in rows_of(name) if row["defense"] == training.strip("`")]
-            assert_shows(accuracy, [100 * float(of[0]["test_accuracy"])])
-            assert_shows(best, [_best(of, k) for k in ("1", "5", "10")])
-
-
-def _best(rows: Sequence[Row], k: str) -> float:
-    return max(100 * float(row["mean"]) for row in rows if row["k"] in (k, "0"))
 
 
 def test_the_leaderboard():
@@ -385,76 +243,6 @@ def test_the_three_budgets():
             assert_shows(cell, interval(list(values)))
 
 
-PEA = {"MNIST": "mnist", "CIFAR-10": "cifar10", "reviews": "reviews"}
-
-
-def test_pea():
-    stored = {(r["table"], r["task"], r["what"], r["epsilon"]): r for r in rows_of("pea.csv")}
-
-    def assert_is(cell, *key):
-        row = stored[key]
-        assert_shows(cell, [100 * float(row["accuracy"]), 100 * float(row["deviation"])])
-
-    for split, begin, *cells in table_of("## Beginnings", "rows of the holders"):
-        for task, cell in zip(PEA.values(), cells, strict=True):
-            what = f"{begin}, rows {split}"
-            assert_is(cell.partition("(")[0], "beginnings", task, what, "0.5")
-    for begin, steps, *cells in table_of("## Beginnings", "begin at"):
-        for task, cell in zip(PEA.values(), cells, strict=True):
-            assert_is(cell, "beginnings", task, f"{steps} steps from {begin}", "1.0")
-    for task, whose, *cells in table_of("## Whose noise", "task"):
-        for epsilon, cell in zip(("0.5", "1.0", "2.0", "4.0", "8.0", ""), cells, strict=True):
-            what = "each holder, models averaged 12 times" if whose == "each holder" else whose
-            if cell:
-                assert_is(cell, "noise", PEA[task], what, epsilon)
-    networks = {"mnist": "LeNet", "cifar10": "VGG-16", "reviews": "words averaged"}
-    for model, *cells in table_of("## Features and networks", "model"):
-        for task, cell in zip(PEA.values(), cells, strict=True):
-            what = f"{networks[task]} on raw" if model == "network on raw" else model
-            assert_is(cell, "models", task, what, "1.0")
-
-
-STUDIES = {
-    "projection": ("projection", str), "directions": ("width", int),
-    "hidden units": ("hidden", int),
-    "lot": ("lot", int), "learning rate": ("first_rate", float),
-    "clip norm of a layer": ("clip", float), "noise": ("noise", float),
-}  # fmt: skip
-
-
-def test_one_setting_at_a_time():
-    stored, name = rows_of("private_mnist_studies.jsonl"), ""
-    for study, value, epochs, accuracy in table_of("### One setting at a time", "setting")[1:]:
-        name = study or name
-        key, kind = STUDIES[name]
-        if value.startswith("median"):
-            of = [row for row in stored if row["median"]]
-        else:
-            asked = kind(value.split()[0].replace(",", ""))
-            of = [row for row in stored if row[key] == asked and not row["median"]]
-        last = max(of, key=lambda row: row["epoch"])
-        moments = max((row for row in of if row["epsilon_moments"] <= 2), key=lambda r: r["epoch"])
-        assert shown(epochs)[0] == str(last["epoch"])
-        assert shown(epochs)[-1] == str(moments["epoch"])
-        assert_shows(accuracy, [100 * last["test"], 100 * moments["test"]])
-
-
-def test_cifar():
-    stored = rows_of("private_cifar.jsonl")
-    rows = table_of("### CIFAR-10 behind public convolutions", "noise")
-    settings = {(row["noise"], row["first_rate"], row["layers"]) for row in stored}
-    assert len(rows) == len(settings)
-    for noise, rate, layers, epochs, epsilon, accuracy in rows:
-        asked = float(noise), float(rate), int(layers)
-        assert asked in settings
-        of = [r for r in stored if (r["noise"], r["first_rate"], r["layers"]) == asked]
-        last = max(of, key=lambda row: row["epoch"])
-        assert last["choose"]
-        assert last["epoch"] == int(epochs)
-        assert_shows(epsilon, [last["epsilon_rdp"]])
-        assert_shows(accuracy, [100 * last["test"]])
-
-
 @pytest.mark.parametrize("task", ["bank_marketing", "credit_default", "fashion_mnist"])
 def test_columns_of_another_party(task):
     """The better of cuts alone and of cuts with own columns, and how far seeds lie apart."""
@@ -552,17 +340,6 @@ def test_private_tables():
 # --- codecs ---------------------------------------------------------------------------------------
 
 
-def test_the_controller_of_l1():
-    stored = rows_of("l1_controller.jsonl")
-    for target, *cells in table_of("## Codecs in training", "target"):
-        for task, cell in zip(("digit_pairs", "fm20", "cifar"), cells, strict=True):
-            of = [r for r in stored if (r["task"], r["codec"]) == (task, f"l1:target={target}")]
-            kept = [row["above_zero"] for row in of]
-            assert_shows(
-                cell.replace(" - ", " "), [min(kept), max(kept), mean(r["accuracy"] for r in of)]
-            )
-
-
 @pytest.mark.parametrize(
     ("heading", "name", "measure", "intervals"),
     [
@@ -590,23 +367,6 @@ def test_codecs_at_levels(heading, name, measure, intervals):
                 assert_shows(text, interval(values) if intervals else [mean(values)])
                 checked += 1
     assert checked > 8
-
-
-def test_words_read_behind_defenses_that_train():
-    """Means over seeds; `token_search` is not for defenses that put layers around the blocks."""
-    stored = rows_of("inversion_defenses.csv")
-    table = table_of("## Defenses that train", "defense or codec")
-    assert {cells[0].strip("`") for cells in table} == {row["victim"] for row in stored}
-    attacks = ("text_inversion", "token_network", "token_search")
-    for victim, seeds, *cells in table:
-        of = [row for row in stored if row["victim"] == victim.strip("`")]
-        assert_shows(seeds, [len({row["seed"] for row in of})])
-        for cell, attack in zip(cells, attacks, strict=False):
-            read = [100 * float(r["words_read"]) for r in of if r["attack"].startswith(attack)]
-            assert_shows(cell, [mean(read)] if read else [])
-        for cell, measure in zip(cells[3:], ("accuracy", "auc"), strict=True):
-            by_seed = {row["seed"]: float(row[f"validation_{measure}"]) for row in of}
-            assert_shows(cell, [mean(by_seed.values())])
 
 
 def test_what_a_page_would_print_wrongly_is_seen():

@@ -9,7 +9,7 @@ from killing import Killed, Killer
 
 from vfl.config import Experiment
 from vfl.core.errors import CheckpointError, RunFolderError
-from vfl.core.storage import Seal, read_json, read_lines, write_sealed
+from vfl.core.storage import Seal, read_lines, write_sealed
 from vfl.datasets import load_bundled
 from vfl.session import Checkpoints
 from vfl.training.local import LocalSession
@@ -55,7 +55,7 @@ def undisturbed(data):
     return session(data).run()
 
 
-@pytest.mark.parametrize("kills", [[3], [7, 12, 13, 21], [14, 15, 16, 17], [26]])
+@pytest.mark.parametrize("kills", [[3], [7, 12, 13, 21, 22]])
 def test_resuming_changes_nothing(data, undisturbed, tmp_path, kills):
     for step in kills:
         with pytest.raises(Killed):
@@ -219,11 +219,3 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_used(data, undisturbed, t
     assert told == ["checkpoint 10 is damaged; the training goes on from 5"]
     assert min(seen) == 5
     assert resumed.weights_digest() == undisturbed.weights_digest()
-
-
-def test_the_commit_is_one_small_file(tmp_path):
-    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64)
-    assert kept.committed() == 0
-    kept.commit(20)
-    assert kept.committed() == 20
-    assert read_json(tmp_path / "committed.json")["committed"] == 20

@@ -1,11 +1,24 @@
-"""A training whose first layers are shared, in one process: what it computes, what it refuses."""
+"""Trainings whose first layers are shared, in one process: what they compute and refuse.
+
+The label party deals, and holds no share; or a third party deals, and the label party holds shares.
+"""
 
 import pytest
 import torch
-from shared_layers import TRAIN, encode_weights
+from shared_layers import (
+    DEALER,
+    LABEL,
+    SECURE,
+    exact,
+    experiment,
+    fresh,
+    joined,
+    joined_words,
+    other_share,
+    session,
+    start_from,
+)
 
-from vfl import models
-from vfl.config import Experiment
 from vfl.core.errors import (
     AuthenticationError,
     ExposedCutError,
@@ -15,293 +28,224 @@ from vfl.core.errors import (
     RunFolderError,
     TruncatedFrameError,
 )
-from vfl.core.frame import Frame, Kind
-from vfl.core.seeds import Secret, generator, scoped
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind
+from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
-from vfl.mpc.secure.beaver import owner_of, partner_of
-from vfl.mpc.secure.shared_layer import INPUT_BITS, WEIGHT_BITS, first_weights
+from vfl.mpc.secure.beaver import DealerEnd
+from vfl.mpc.secure.shared_layer import WEIGHT_BITS, first_weights
 from vfl.session import Adversary, rules
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
-PARTIES = ("left", "right")
-WIDTH = 12
+PARTIES = {"beaver": ("bank", "shop"), SECURE: ("bank",)}
+both = pytest.mark.parametrize("secure", PARTIES, ids=["label party deals", "third party deals"])
 
 
-def experiment(secure="beaver", train=None, parties=PARTIES, **changes):
-    content = {
-        "merge": "sum",
-        "secure": secure,
-        "parties": {name: {"width": WIDTH, "bottom": "mlp:hidden=none"} for name in parties},
-        "label": {"top": "mlp:hidden=32"},
-        "train": TRAIN | (train or {}),
-    }
-    return Experiment.model_validate(content | changes)
+def rows_of(*parties):
+    return load_bundled("digits", parties, 0, LABEL, flatten=LABEL in parties, limit=300)
 
 
 @pytest.fixture(scope="module")
-def data():
-    return load_bundled("digits", PARTIES, 0, "label", limit=300)
-
-
-def session(data, secure="beaver", **more):
-    kept = {key: more.pop(key) for key in ("observers", "mode", "weights", "bottoms", "checkpoints",
-                                           "adversaries") if key in more}  # fmt: skip
-    return LocalSession(experiment(secure, **more), data, outputs=10, **kept)
-
-
-def fresh(data):
-    """A bottom for every party with columns."""
-    made = {}
-    for number, name in enumerate(name for name in data if data[name].inputs is not None):
-        with scoped(number):
-            shape = tuple(data[name].inputs.shape[1:])
-            made[name] = models.make_bottom("mlp:hidden=none").build(shape, WIDTH)
-    return made
-
-
-def shares_of(bottoms):
-    """Uniform shares of these bottoms, by party, as its weights."""
-    draw, order = generator(0, "shares"), tuple(bottoms)
-    whole = {name: encode_weights(bottom[-1]) for name, bottom in bottoms.items()}
-    own = {
-        name: torch.randint(-(2**63), 2**63 - 1, words.shape, generator=draw)
-        for name, words in whole.items()
-    }
-    other = {partner_of(name, order): whole[name] - own[name] for name in order}
-    return {name: {"own": own[name], "other": other[name]} for name in order}
-
-
-def joined(weights, name):
-    """A party's layer, from both its shares: what nobody has; float64, (columns + 1, width)."""
-    order = tuple(part for part in weights if "own" in weights[part])
-    other = weights[partner_of(name, order)]["other"]
-    return (weights[name]["own"] + other).double() * 2.0**-WEIGHT_BITS
+def tables():
+    """Rows by secure mode."""
+    return {secure: rows_of(*parties) for secure, parties in PARTIES.items()}
 
 
 @pytest.mark.parametrize(
-    ("top", "rate", "batch", "bound"),
+    ("secure", "parties", "rate", "batch"),
     [
-        pytest.param("mlp:hidden=32", 0.3, 32, 1e-5, marks=pytest.mark.slow),
-        ("mlp:hidden=32,activation=tanh", 0.05, 64, 1e-5),
-        # One ReLU falls on the other side of zero.
-        pytest.param("mlp:hidden=32", 0.05, 64, 1e-3, marks=pytest.mark.slow),
+        ("beaver", ("bank", "shop"), 0.1, 64),
+        ("beaver", ("bank", "shop", LABEL), 0.3, 32),
+        (SECURE, ("bank",), 0.1, 64),
+        (SECURE, ("bank", "shop", "clinic"), 0.3, 32),
+        (SECURE, ("bank", LABEL), 0.3, 32),
     ],
 )
-def test_a_training_computes_what_the_plain_one_does(top, rate, batch, bound):
-    """The whole of digits: the same accuracy, and weights within the bound the page states.
+def test_a_training_computes_what_the_plain_one_does(secure, parties, rate, batch):
+    """Weights within the bound the page states.
 
     A step's error is that of inputs rounded to 2^-14 and gradients to 2^-27, and what follows from
-    both; it adds up over the steps, 400 of them at most. Only where a ReLU of the top gets a number
-    that is zero but for that error may a whole row's gradient differ.
+    both; it adds up over the steps. (A ReLU of the top that gets a number which is zero but for
+    that error would part a whole row's gradient, so there is none.)
     """
-    data = load_bundled("digits", PARTIES, 0, "label")
+    data = load_bundled("digits", parties, 0, LABEL, flatten=LABEL in parties, limit=900)
+    more = {
+        "train": {"epochs": 4, "learning_rate": rate, "batch_size": batch},
+        "label": {"party": LABEL, "top": "mlp:hidden=32,activation=tanh"},
+    }
     bottoms = fresh(data)
-    train = {"epochs": 10, "learning_rate": rate, "batch_size": batch}
-    shared, plain = (
-        session(data, secure, train=train, label={"top": top}, **start).run()
-        for secure, start in (
-            ("beaver", {"weights": shares_of(bottoms)}),
-            ("none", {"bottoms": bottoms}),
-        )
-    )
+    own = {LABEL: fresh(data)[LABEL]} if LABEL in parties else {}
+    shared = start_from(session(data, secure, bottoms=own, **more), bottoms).run()
+    plain = session(data, "none", bottoms=bottoms, **more).run()
     ours, theirs = (one.label.history[-1] for one in (shared, plain))
-    weights, apart = shared.weights(), 0.0
-    for client in plain.clients:
-        layer = client.end.model["bottom"][-1]
-        exact = encode_weights(layer).double() * 2.0**-WEIGHT_BITS
-        apart = max(apart, float((joined(weights, client.name) - exact).abs().max()))
+    weights = shared.weights()
+    apart = max(
+        float((joined(weights, one.name) - exact(one)).abs().max()) for one in plain.clients
+    )
     accuracies = ours["test_accuracy"], theirs["test_accuracy"]
-    print(f"{top}, rate {rate}: accuracies {accuracies}, weights {apart:.1e} apart")
-    assert apart < bound
-    assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=bound)
-    assert accuracies[0] == pytest.approx(accuracies[1], abs=1e-3)
-    assert accuracies[0] > 0.5
+    print(f"{secure}, {parties}: accuracies {accuracies}, weights {apart:.1e} apart")
+    assert apart < 1e-5
+    assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-5)
+    assert accuracies[0] == accuracies[1] > 0.2
 
 
-def test_the_first_outputs_are_those_of_the_plain_sum_within_the_rounding(data):
-    bottoms = fresh(data)
-    sums = []
-    starts = {"none": {"bottoms": bottoms}, "beaver": {"weights": shares_of(bottoms)}}
-    for secure, start in starts.items():
-        one = session(data, secure, **start)
-        found = one.label.aggregator.cuts
-        taken = []
-
-        def noting(exchange, found=found, taken=taken):
-            cuts = found(exchange)
-            taken.append(sum(cut.detach() for cut in cuts.values()))
-            return cuts
-
-        one.label.aggregator.cuts = noting
-        one.run()
-        sums.append(taken[0].double())
-    most = max(bottom[-1].weight.abs().sum(1).max().item() for bottom in bottoms.values())
-    assert (sums[0] - sums[1]).abs().max() <= 2 * most * 2.0 ** -(INPUT_BITS + 1) + 1e-5
+def test_it_trains_the_very_same_weights_whoever_deals(tables):
+    """All arithmetic is exact in the ring, so who holds which share makes no difference at all."""
+    bottoms = fresh(tables["beaver"])
+    one, other = (start_from(session(tables["beaver"], who), bottoms).run() for who in PARTIES)
+    assert one.label.history[-1]["train_loss"] == other.label.history[-1]["train_loss"]
+    left, right = one.weights(), other.weights()
+    for name in bottoms:
+        assert torch.equal(joined_words(left, name), joined_words(right, name))
+    assert all(torch.equal(right[LABEL][key], value) for key, value in left[LABEL].items())
 
 
-@pytest.mark.parametrize("count", [3, 5])
-def test_more_parties_and_a_label_party_with_columns(data, count):
-    names = [*"abcdefg"[: count - 1], "lender"]
-    rows = load_bundled("digits", names, 0, "lender", flatten=True, limit=300)
-    changes = {"parties": names, "label": {"party": "lender", "top": "mlp:hidden=32"}}
-    bottoms = {name: one for name, one in fresh(rows).items()}
-    shares = shares_of({name: one for name, one in bottoms.items() if name != "lender"})
-    plain = session(rows, "none", bottoms=bottoms, **changes).run()
-    shared = session(
-        rows, bottoms={"lender": fresh(rows)["lender"]}, weights=shares, **changes
-    ).run()
-    ours, theirs = (one.label.history[-1]["train_loss"] for one in (shared, plain))
-    assert ours == pytest.approx(theirs, abs=1e-4)
-
-
-def test_no_party_has_weights_and_every_share_is_as_good_as_random(data):
-    weights = session(data).run().weights()
-    for name in PARTIES:
-        for part in ("own", "other"):
-            share = weights[name][part].double() * 2.0**-WEIGHT_BITS
-            assert share.abs().max() > 2**20, "the weights themselves are below 2"
+@both
+def test_no_party_has_weights_and_every_share_is_as_good_as_random(tables, secure):
+    weights = session(tables[secure], secure).run().weights()
+    assert set(weights) == {*PARTIES[secure], LABEL}, "a dealer keeps nothing"
+    for name in PARTIES[secure]:
+        holder, key = other_share(weights, name)
+        for share in (weights[name]["own"], weights[holder][key]):
+            numbers = share.double() * 2.0**-WEIGHT_BITS
+            assert numbers.abs().max() > 2**20, "the weights themselves are below 2"
         assert joined(weights, name).abs().max() < 4
 
 
-def test_both_halves_of_the_first_weights_come_from_their_holders_secrets(data):
+@both
+def test_both_halves_of_the_first_weights_come_from_their_holders_secrets(tables, secure):
     """None of them from torch's generators, whatever the bottom that a session was given."""
-    one = session(data, bottoms=fresh(data))
+    one = session(tables[secure], secure, bottoms=fresh(tables[secure]))
     one.begin()
-    columns = data["left"].inputs[0].numel() + 1
-    for name, weights in one.weights().items():
-        if name in PARTIES:
-            secret = Secret.of_simulation(one.terms.seed, name)
-            for part, purpose in (("own", name), ("other", "of another")):
-                exact = first_weights(columns, WIDTH, secret, purpose)
-                assert torch.equal(weights[part], exact)
+    weights, columns = one.weights(), tables[secure]["bank"].inputs[0].numel() + 1
+    holder, key = other_share(weights, "bank")
+    other = "bank" if secure == SECURE else "of another"
+    for party, share, purpose in (("bank", "own", "bank"), (holder, key, other)):
+        secret = Secret.of_simulation(one.terms.seed, party)
+        assert torch.equal(weights[party][share], first_weights(columns, 12, secret, purpose))
 
 
-def test_neighbours_form_a_ring():
-    order = ("a", "b", "c")
-    assert [partner_of(name, order) for name in order] == ["b", "c", "a"]
-    assert all(owner_of(partner_of(name, order), order) == name for name in order)
-
-
-def test_evaluation_and_prediction_run_forward_on_the_kept_shares(data):
-    trained = session(data).run()
-    weights = trained.weights()
-    bottoms = fresh(data)
+@both
+def test_evaluation_and_prediction_run_forward_on_the_kept_shares(tables, secure):
+    data = tables[secure]
+    trained = session(data, secure).run()
+    weights, bottoms = trained.weights(), fresh(data)
     for name, bottom in bottoms.items():
         layer = joined(weights, name)
         with torch.no_grad():
             bottom[-1].weight.copy_(layer[:-1].t())
             bottom[-1].bias.copy_(layer[-1])
-    asked = session(data, mode="predict", weights=weights).run()
-    plain = session(
-        data, "none", mode="predict", bottoms=bottoms, weights={"label": weights["label"]}
-    )
-    torch.testing.assert_close(asked.outputs(), plain.run().outputs(), rtol=0, atol=1e-3)
-    again = session(data, mode="evaluate", weights=weights).run()
+    asked = session(data, secure, mode="predict", weights=weights).run()
+    top = {key: value for key, value in weights[LABEL].items() if "/" not in key}
+    plain = session(data, "none", mode="predict", bottoms=bottoms, weights={LABEL: top}).run()
+    torch.testing.assert_close(asked.outputs(), plain.outputs(), rtol=0, atol=1e-3)
+    again = session(data, secure, mode="evaluate", weights=weights).run()
     told = again.label.history[-1]["test_loss"]
     assert told == pytest.approx(trained.label.history[-1]["test_loss"], abs=1e-6)
 
 
-def test_going_back_to_a_checkpoint_takes_new_keys_and_changes_nothing(data, tmp_path):
-    weights = shares_of(fresh(data))
-    whole = session(data, weights=weights).run()
+@both
+def test_going_back_to_a_checkpoint_takes_new_keys_and_changes_nothing(tables, tmp_path, secure):
+    data, bottoms = tables[secure], fresh(tables[secure])
+    whole = start_from(session(data, secure), bottoms).run()
 
-    def until(step, trace):
+    def until(step):
+        trace = Trace(Kind)
+
         def kill(party, direction, frame):
-            if frame.step == step and frame.kind is Kind.GRAD:
+            if (party, frame.step, frame.kind) == ("bank", step, Kind.GRAD):
                 raise KeyboardInterrupt
 
+        one = session(data, secure, checkpoints=tmp_path, observers=[trace, kill])
         with pytest.raises(KeyboardInterrupt):
-            session(data, weights=weights, checkpoints=tmp_path, observers=[trace, kill]).run()
+            start_from(one, bottoms).run()
+        return {(frame.party, frame.direction, frame.kind, frame.step): bytes(frame.payload)
+                for frame in trace
+                if frame.kind is not Kind.PROTOCOL and len(frame.payload) > 4}  # fmt: skip
 
-    first, second = Trace(Kind), Trace(Kind)
-    until(8, first)
-    until(9, second)
-    before, after = (
-        {(frame.direction, frame.kind, frame.step): bytes(frame.payload) for frame in trace
-         if frame.party == "left" and frame.kind is not Kind.PROTOCOL and frame.payload}
-        for trace in (first, second)
-    )  # fmt: skip
+    before, after = until(8), until(9)
     again = before.keys() & after.keys()
-    assert len(again) > 4
+    assert {party for party, *_ in again} >= {"bank", DEALER if secure == SECURE else "shop"}
     assert all(before[key] != after[key] for key in again)
-    resumed = session(data, weights=weights, checkpoints=tmp_path).run()
-    assert resumed.label.weights_digest() == whole.label.weights_digest()
-    for name in PARTIES:
-        assert torch.equal(joined(resumed.weights(), name), joined(whole.weights(), name))
+    resumed = session(data, secure, checkpoints=tmp_path).run()
+    left, right = resumed.weights(), whole.weights()
+    for name in PARTIES[secure]:
+        assert torch.equal(joined_words(left, name), joined_words(right, name))
+    for key, value in right[LABEL].items():
+        assert torch.equal(left[LABEL][key], value) is not key.endswith("share"), key
 
 
-def test_the_best_epochs_weights_are_kept_at_every_party(data):
-    weights = shares_of(fresh(data))
-    train = {"epochs": 8, "learning_rate": 0.6, "keep": "best"}
-    kept = session(data, train=train, weights=weights).run()
+@both
+def test_the_best_epochs_weights_are_kept_at_every_party(tables, secure):
+    bottoms, train = fresh(tables[secure]), {"epochs": 8, "learning_rate": 0.6, "keep": "best"}
+    kept = start_from(session(tables[secure], secure, train=train), bottoms).run()
     best = kept.label.stopping.best_epoch
     assert best > 0
-    until = session(data, train=train | {"epochs": best, "keep": "last"}, weights=weights).run()
+    until = session(tables[secure], secure, train=train | {"epochs": best, "keep": "last"})
+    start_from(until, bottoms).run()
     assert kept.label.history[-1]["test_loss"] == until.label.history[-1]["test_loss"]
 
 
-def test_defenses_of_labels_and_gradients_go_along(data):
-    for defense in ("gradient_noise:norm=1,sigma=0.1", "label_dp:epsilon=3"):
-        losses = session(data, defense=defense).run().label.history
-        assert losses[-1]["train_loss"] < 2.5
-
-
-NEAR = "bottom = 'mlp:hidden=none'"
+@pytest.mark.parametrize("defense", ["gradient_noise:norm=1,sigma=0.1", "label_dp:epsilon=3"])
+def test_defenses_of_labels_and_gradients_go_along(tables, defense):
+    losses = session(tables[SECURE], defense=defense).run().label.history
+    assert losses[-1]["train_loss"] < 2.5
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("secure", "changes", "word"),
     [
-        ({"merge": "concat"}, "merge = 'sum'"),
-        ({"parties": ("left",)}, "2 feature parties"),
-        ({"codec": "topk:k=2"}, "codec = 'none'"),
-        ({"codec": "quantise:values=8"}, "codec = 'none'"),
-        ({"defense": "potential:alpha=1"}, "gradients"),
-        ({"defense": "layer_norm"}, "at the label party"),
-        ({"defense": "clipped_noise:norm=1,sigma=1"}, "at the label party"),
-        ({"defense": "split_guard"}, "at the label party"),
-        ({"defense": "mixup"}, "at the label party"),
-        ({"train": {"optimizer": "adam"}}, "sgd"),
-        ({"train": {"momentum": 0.9}}, "train.momentum = 0"),
-        ({"train": {"weight_decay": 0.1}}, "train.weight_decay = 0"),
-        ({"train": {"in_flight": 2}}, "train.in_flight = 1"),
-        ({"secure": "beaver:dealer=right"}, "the label party"),
-        ({"secure": "beaver:dealer=Notary"}, "the name of a third party"),
+        ("beaver", {"merge": "concat"}, "merge = 'sum'"),
+        ("beaver", {"codec": "topk:k=2"}, "codec = 'none'"),
+        ("beaver", {"defense": "potential:alpha=1"}, "gradients"),
+        ("beaver", {"defense": "layer_norm"}, "at the label party"),
+        ("beaver", {"defense": "clipped_noise:norm=1,sigma=1"}, "at the label party"),
+        ("beaver", {"defense": "split_guard"}, "at the label party"),
+        ("beaver", {"defense": "mixup"}, "at the label party"),
+        ("beaver", {"train": {"optimizer": "adam"}}, "sgd"),
+        ("beaver", {"train": {"momentum": 0.9}}, "train.momentum = 0"),
+        ("beaver", {"train": {"weight_decay": 0.1}}, "train.weight_decay = 0"),
+        ("beaver", {"train": {"in_flight": 2}}, "train.in_flight = 1"),
+        ("beaver:dealer=shop", {}, "the label party"),
+        ("beaver:dealer=Notary", {}, "the name of a third party"),
+        (SECURE, {"merge": "concat"}, "merge = 'sum'"),
+        (SECURE, {"codec": "quantise:values=8"}, "codec = 'none'"),
+        (SECURE, {"train": {"in_flight": 2}}, "train.in_flight = 1"),
+        ("beaver:dealer=label.party", {}, "the name of a third party"),
     ],
 )
-def test_what_would_expose_weights_or_cuts_is_refused_when_a_side_is_built(data, changes, word):
-    secure = changes.pop("secure", "beaver") if "secure" in changes else "beaver"
+def test_what_would_expose_weights_or_cuts_is_refused(tables, secure, changes, word):
     with pytest.raises(ExposedCutError) as caught:
-        session(data, secure, **changes)
+        session(tables["beaver"], secure, **changes)
     assert word in str(caught.value)
 
 
-def test_the_label_party_may_be_named_as_the_dealer(data):
-    assert session(data, "beaver:dealer=label", train={"epochs": 1}).run().label.history
+def test_the_label_party_may_be_named_as_the_dealer(tables):
+    assert session(tables["beaver"], f"beaver:dealer={LABEL}", train={"epochs": 1}).run()
 
 
-def test_one_feature_party_is_told_what_would_do():
+def test_one_feature_party_is_told_what_would_do(tables):
     with pytest.raises(ExposedCutError) as caught:
-        session(load_bundled("digits", ["left"], 0, "label", limit=300), parties=["left"])
+        session(tables[SECURE], "beaver")
     assert "nobody to share" in caught.value.what
     assert "third party" in caught.value.fix
 
 
 @pytest.mark.parametrize("bottom", ["mlp:hidden=8", "mlp:hidden=none,last=relu", "cnn"])
-def test_a_bottom_that_is_not_linear_is_refused(data, bottom):
-    parties = {name: {"width": WIDTH, "bottom": bottom} for name in PARTIES}
-    content = experiment().model_dump() | {"parties": parties}
-    with pytest.raises(ExposedCutError, match="party 'left'") as caught:
-        LocalSession(Experiment.model_validate(content), data, outputs=10)
-    assert caught.value.want.startswith(NEAR)
+def test_a_bottom_that_is_not_linear_is_refused(tables, bottom):
+    parties = {name: {"width": 12, "bottom": bottom} for name in ("bank", "shop")}
+    asked = experiment("beaver", parties).model_dump() | {"parties": parties}
+    with pytest.raises(ExposedCutError, match="party 'bank'") as caught:
+        LocalSession(type(experiment()).model_validate(asked), tables["beaver"], outputs=10)
+    assert caught.value.want.startswith("bottom = 'mlp:hidden=none'")
 
 
-def test_a_trace_an_adversary_and_a_look_at_a_cut_are_refused(data, tmp_path):
+def test_a_trace_an_adversary_and_a_look_at_a_cut_are_refused(tables, tmp_path):
+    data = tables[SECURE]
     with pytest.raises(ExposedCutError, match="trace"):
         session(data, trace={"phases": ["train"]}, checkpoints=tmp_path)
     with pytest.raises(ExposedCutError, match="tamper"):
-        session(data, adversaries={"left": Adversary()})
+        session(data, adversaries={"bank": Adversary()})
     with pytest.raises(ExposedCutError, match="nobody a cut"):
         session(data).clients[0].cut(torch.arange(3))
 
@@ -310,44 +254,90 @@ def first_exchange(session):
     return next(iter(rules.schedule(session.terms, session.label.data.split)))
 
 
-def test_without_keys_nothing_is_sent(data):
-    one = session(data)
+def ask(session, step, rows=3):
+    """The label party asks the dealer for a training exchange of so many rows."""
+    asked = Frame(Kind.OPENING, step, rows.to_bytes(4, "little"))
+    session.label.aggregator.helpers[0].send(asked)
+
+
+@both
+def test_without_keys_nothing_is_sent_and_nothing_dealt(tables, secure):
+    one = session(tables[secure], secure)
     with pytest.raises(ProtocolError, match="no keys"):
         one.clients[0].begin(first_exchange(one))
+    if secure == SECURE:
+        one.label.ends["bank"].link.send(Frame(Kind.OPENING, 0, (3).to_bytes(4, "little")))
+        ask(one, 0)
+        with pytest.raises(ProtocolError, match="out of turn"):
+            one.helper.serve()
 
 
-def test_an_exchange_is_opened_once_in_an_attempt(data):
-    one = session(data)
+@both
+def test_an_exchange_is_opened_and_dealt_once_in_an_attempt(tables, secure):
+    one = session(tables[secure], secure)
     one.begin()
     exchange = first_exchange(one)
     one.clients[0].begin(exchange)
     with pytest.raises(ReusedPadError):
         one.clients[0].begin(exchange)
+    if secure == SECURE:
+        ask(one, 7)
+        assert one.helper.serve()
+        for step in (7, 6):
+            ask(one, step)
+            with pytest.raises(ReusedPadError):
+                one.helper.serve()
 
 
-def flip(place):
-    def change(payload):
-        payload[place] ^= 1
-        return bytes(payload)
+@pytest.mark.parametrize("rows", [0, LIMIT_BYTES // (8 * 65) + 1, 2**32 - 1])
+def test_a_dealer_draws_no_masks_for_rows_that_fit_no_frame(tables, rows):
+    one = session(tables[SECURE])
+    one.begin()
+    ask(one, 0, rows)
+    with pytest.raises(ProtocolError, match="fits no frame"):
+        one.helper.serve()
 
-    return change
+
+def test_a_dealer_is_told_columns_once_an_attempt_and_only_such_as_can_be(tables):
+    one = session(tables[SECURE])
+
+    def columns_come(payload):
+        one.label.aggregator.helpers[0].send(Frame(Kind.PROTOCOL, 1, payload))
+        one.helper.begin({"bank": bytes(32)})
+
+    one.begin()
+    with pytest.raises(ProtocolError, match="twice"):
+        columns_come((65).to_bytes(4, "little"))
+    for columns in (0, 2**15 + 1, 2**32 - 1):
+        one.helper.introduce()
+        with pytest.raises(ProtocolError, match="so many columns"):
+            columns_come(columns.to_bytes(4, "little"))
+    with pytest.raises(TruncatedFrameError):
+        columns_come(bytes(3))
 
 
 @pytest.fixture
-def meddle(data, monkeypatch):
-    """Runs a session whose relay changes some frames to 'right'; the error that ends it."""
+def meddle(tables, monkeypatch):
+    """Runs a session in which some frames arrive changed; the error that ends it.
 
-    def ended(change, kind, error, steps=(2,)):
-        one = session(data)
-        send = type(one.label.ends["right"].link).send
+    Frames of `party` are changed on their way up, those to it if `down`.
+    """
 
-        def changed(link, frame):
-            mine = link is one.label.ends["right"].link
-            if mine and frame.kind is kind and frame.step in steps:
-                frame = Frame(kind, frame.step, change(bytearray(frame.payload)))
-            send(link, frame)
+    def ended(secure, party, change, kind, error, steps=(2,), down=False):
+        one = session(tables[secure], secure)
+        link = one.label.aggregator.helpers[0] if party == DEALER else one.label.ends[party].link
+        name = "send" if down else "receive"
+        plain = getattr(type(link), name)
 
-        monkeypatch.setattr(type(one.label.ends["right"].link), "send", changed)
+        def changed(self, *frames):
+            def other(frame):
+                if self is link and frame.kind is kind and frame.step in steps:
+                    return Frame(kind, frame.step, bytes(change(bytearray(frame.payload))))
+                return frame
+
+            return plain(self, *map(other, frames)) if down else other(plain(self))
+
+        monkeypatch.setattr(type(link), name, changed)
         with pytest.raises(error) as caught:
             one.run()
         return caught.value
@@ -355,11 +345,15 @@ def meddle(data, monkeypatch):
     return ended
 
 
+def flipped(payload):
+    payload[0] ^= 1
+    return payload
+
+
 def test_what_a_relay_changes_in_the_parties_words_is_noticed(meddle):
-    error = meddle(flip(0), Kind.OPENING, AuthenticationError)
-    assert error.code == "V404"
-    assert error.where == "inputs 2"
-    assert "'left'" in error.what
+    error = meddle("beaver", "shop", flipped, Kind.OPENING, AuthenticationError, down=True)
+    assert (error.code, error.where) == ("V404", "inputs 2")
+    assert "'bank'" in error.what
 
 
 def test_a_relay_cannot_send_an_earlier_message_again(meddle):
@@ -369,77 +363,112 @@ def test_a_relay_cannot_send_an_earlier_message_again(meddle):
         kept.append(bytes(payload))
         return kept[0]
 
-    assert meddle(repeat, Kind.OPENING, AuthenticationError, steps=(1, 2)).where == "inputs 2"
+    error = meddle("beaver", "shop", repeat, Kind.OPENING, AuthenticationError, (1, 2), down=True)
+    assert error.where == "inputs 2"
 
 
-@pytest.mark.parametrize("kind", [Kind.OPENING, Kind.GRAD])
+def test_a_relay_that_puts_its_own_keys_in_the_dealers_place_is_noticed(meddle):
+    """Otherwise the label party could agree on the masks of the inputs itself."""
+    error = meddle(SECURE, DEALER, flipped, Kind.PROTOCOL, AuthenticationError, (0,))
+    assert error.code == "V404"
+    assert f"'{DEALER}'" in error.what
+
+
 @pytest.mark.parametrize("change", [lambda payload: payload[:-8], lambda payload: payload + b"\0"])
-def test_a_relayed_message_or_gradient_of_another_length_is_refused(meddle, kind, change):
-    error = meddle(lambda payload: bytes(change(payload)), kind, TruncatedFrameError)
+@pytest.mark.parametrize(
+    ("secure", "party", "kind"),
+    [
+        ("beaver", "shop", Kind.OPENING),
+        ("beaver", "shop", Kind.GRAD),
+        (SECURE, DEALER, Kind.OPENING),
+        (SECURE, DEALER, Kind.GRAD),
+        (SECURE, "bank", Kind.OPENING),
+        (SECURE, "bank", Kind.CUT),
+    ],
+)
+def test_a_message_of_another_length_is_refused_with_its_sender(
+    meddle, secure, party, kind, change
+):
+    down = secure == "beaver"
+    error = meddle(secure, party, change, kind, TruncatedFrameError, down=down)
     assert "step 2" in error.where
+    assert down or error.where == f"step 2 of party '{party}'"
 
 
 def test_a_deal_of_another_length_or_of_no_columns_is_refused(meddle):
-    meddle(lambda payload: bytes(payload[:-1]), Kind.PROTOCOL, TruncatedFrameError, steps=(1,))
+    shorter = lambda payload: payload[:-1]  # noqa: E731
+    meddle("beaver", "shop", shorter, Kind.PROTOCOL, TruncatedFrameError, (1,), down=True)
+    error = meddle(SECURE, DEALER, shorter, Kind.PROTOCOL, TruncatedFrameError, (1,))
+    assert DEALER in error.where
+    none = lambda payload: payload[:-4] + bytes(4)  # noqa: E731
+    meddle("beaver", "shop", none, Kind.PROTOCOL, ProtocolError, (1,), down=True)
 
 
-def test_a_deal_of_no_columns_is_refused(meddle):
-    change = lambda payload: bytes(payload[:-4]) + bytes(4)  # noqa: E731
-    meddle(change, Kind.PROTOCOL, ProtocolError, steps=(1,))
-
-
+@both
 @pytest.mark.parametrize("told", [b"", bytes(4), b"\xff" * 4])
-def test_a_party_that_lies_about_its_columns_is_named(data, told):
-    one = session(data)
-    half = one.clients[1].end
+def test_a_party_that_lies_about_its_columns_is_named(tables, secure, told):
+    one = session(tables[secure], secure)
+    half = one.clients[-1].end
     half.introduce = lambda: half.link.send(Frame(Kind.PROTOCOL, 1, told))
-    with pytest.raises(ProtocolError, match="'right'"):
+    with pytest.raises(ProtocolError, match=f"'{one.clients[-1].name}'"):
         one.run()
 
 
-def test_a_party_that_opens_another_shape_is_named(data):
-    one = session(data)
+def test_a_party_that_opens_another_shape_is_named(tables):
+    one = session(tables["beaver"], "beaver")
     half = one.clients[1].end
     send_cut = half.send_cut
     half.send_cut = lambda inputs, step: send_cut(inputs[:-1], step)
     with pytest.raises(TruncatedFrameError) as caught:
         one.run()
-    assert caught.value.where == "step 0 of party 'right'"
+    assert caught.value.where == "step 0 of party 'shop'"
 
 
-def test_columns_that_do_not_fit_are_named_before_anything_is_sent(data):
+@both
+def test_columns_that_do_not_fit_are_named_before_anything_is_sent(tables, secure):
     trace = Trace(Kind)
-    one = session(data, observers=[trace])
+    one = session(tables[secure], secure, observers=[trace])
     one.clients[0].inputs = one.clients[0].inputs * 1e6
-    with pytest.raises(RingRangeError, match="'left'"):
+    with pytest.raises(RingRangeError, match="'bank'"):
         one.run()
     assert {frame.kind for frame in trace} == {Kind.PROTOCOL}
 
 
-def test_outputs_that_grow_towards_the_end_of_the_ring_stop_the_session(data):
-    with pytest.raises(RingRangeError) as caught:
-        session(data, train={"learning_rate": 900.0}).run()
-    assert caught.value.where.startswith(("first layer, step", "gradient for"))
-
-
+@both
 @pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])
-def test_outputs_near_the_end_of_the_ring_are_refused_in_every_mode(data, mode):
+def test_outputs_near_the_end_of_the_ring_are_refused_in_every_mode(tables, secure, mode):
     """Of 2^11 they may use half: a bias of 900 passes, and one of 1100 has not wrapped yet."""
-    weights = session(data, train={"epochs": 1}).run().weights()
-    weights["left"]["own"][-1] += 900 << WEIGHT_BITS
+    weights = session(tables[secure], secure, train={"epochs": 1}).run().weights()
+    weights["bank"]["own"][-1] += 900 << WEIGHT_BITS
     if mode != "train":
-        session(data, mode=mode, weights=weights).run()
-    weights["left"]["own"][-1] += 200 << WEIGHT_BITS
+        session(tables[secure], secure, mode=mode, weights=weights).run()
+    weights["bank"]["own"][-1] += 200 << WEIGHT_BITS
     with pytest.raises(RingRangeError) as caught:
-        session(data, mode=mode, weights=weights).run()
+        session(tables[secure], secure, mode=mode, weights=weights).run()
     assert caught.value.where.startswith("first layer, step")
     assert caught.value.got == "11 bits before the point"
 
 
-def test_shares_of_another_layer_are_refused(data):
-    weights = session(data, train={"epochs": 1}).run().weights()
-    wrong = weights["left"] | {"other": weights["left"]["other"][:-1]}
-    with pytest.raises(RunFolderError, match="another party's"):
-        session(data, mode="evaluate", weights=weights | {"left": wrong}).run()
+@both
+def test_shares_of_another_layer_or_none_are_refused(tables, secure):
+    weights = session(tables[secure], secure, train={"epochs": 1}).run().weights()
+    holder, key = other_share(weights, "bank")
+
+    def evaluate(own):
+        session(tables[secure], secure, mode="evaluate", weights=weights | own).run()
+
+    with pytest.raises(RunFolderError, match=r"another party's|party 'bank'"):
+        evaluate({holder: weights[holder] | {key: weights[holder][key][:-1]}})
+    if holder == LABEL:
+        with pytest.raises(RunFolderError, match="no share"):
+            evaluate({holder: {k: value for k, value in weights[holder].items() if k != key}})
     with pytest.raises(RunFolderError, match="no shares"):
-        session(data, mode="evaluate", weights=weights | {"left": {}})
+        evaluate({"bank": {}})
+
+
+def test_secrets_are_in_no_repr(tables):
+    one = session(tables[SECURE])
+    one.begin()
+    assert isinstance(one.helper, DealerEnd)
+    shown = repr(one.helper._dealers) + repr(one.clients[0].end._attempt)
+    assert "b'" not in shown

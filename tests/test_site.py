@@ -1,6 +1,5 @@
 """The site: its reference comes from the code, its links lead somewhere, its formats are true."""
 
-import doctest
 import io
 import posixpath
 import re
@@ -146,17 +145,6 @@ def test_every_setting_has_a_type_and_a_meaning(reference):
     paths = {path for path, _ in reference.tables_of(Experiment)}
     assert {"data", "parties.NAME", "label", "train", "federation", "trace"} <= paths
     assert {"data", "consent", "node"} <= {path for path, _ in reference.tables_of(PartyFile)}
-
-
-def test_the_examples_of_the_generator(reference):
-    assert doctest.testmod(reference).failed == 0
-
-
-def test_a_default_is_the_models(reference):
-    rows = {row[0]: row for row in reference.rows_of(type(Experiment(parties={"a": {}}).train))}
-    fields = type(Experiment(parties={"a": {}}).train).model_fields
-    assert rows["`learning_rate`"][2] == str(fields["learning_rate"].default)
-    assert rows["`batch_size`"][2] == str(fields["batch_size"].default)
 
 
 def test_every_command_code_and_plugin_is_in_the_reference(site, reference):

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from vfl.config import Experiment, PartyFile, read_experiment
 from vfl.core.errors import ConfigError
@@ -96,22 +95,6 @@ def test_one_party_may_have_its_table_on_disk_and_another_in_memory(tmp_path, ta
         return LocalSession(experiment, data, outputs=2).run().weights_digest()
 
     assert digest(["bank", "lender"]) == digest([]) == digest(["shop"])
-
-
-def test_a_table_of_numbers_differs_by_rounding_alone(tmp_path):
-    draw = np.random.default_rng(1)
-    frame = pd.DataFrame(draw.normal(1e4, 3, (ROWS, 4)), columns=list("abcd")).round(2)
-    frame["paid"] = np.where(frame.a + frame.c > 2e4, "yes", "no")
-    frame.to_parquet(tmp_path / "numbers.parquet", row_group_size=3000)
-    found = []
-    for memory in ("64MiB", None):
-        data = {"source": str(tmp_path / "numbers.parquet"), "memory": memory}
-        settings = {"data": data, "label": {"column": "paid"}}
-        settings["parties"] = {"bank": {"columns": ["a", "b"]}, "shop": {"columns": ["c", "d"]}}
-        found.append(load_data(Experiment.model_validate(settings)))
-    for left, right in zip(*(one.values() for one in found), strict=True):
-        if left.inputs is not None:
-            torch.testing.assert_close(left.inputs[:], right.inputs[:], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("memory", ["63MiB", "1", "1 TB", "GiB", "-1GiB"])

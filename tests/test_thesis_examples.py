@@ -34,14 +34,6 @@ FULL = {
     "tiny_imagenet": 1280,
     "tiny_imagenet_pretrained": 1280,
 }
-#: Of the same: its numbers of kept indices.
-TABLE = {
-    "cifar100": {"3", "6", "13"},
-    "yoochoose": {"2", "4", "9"},
-    "dbpedia": {"2", "4", "9", "14"},
-    "tiny_imagenet": {"2", "4", "9"},
-    "tiny_imagenet_pretrained": {"2", "4", "9"},
-}
 #: Attacks on labels, chapter 4, and on pictures, 3.4.4: victims of a grid, and settings that leave
 #: little of it.
 GRIDS = {
@@ -69,18 +61,6 @@ def test_those_for_a_cpu_say_what_they_compare(name):
     cells = comparison_of(read_experiment(file_of(name)), Locations()).cells
     assert len({cell.name for cell in cells}) == len(cells)
     assert {"none", "topk:k=3"} & {cell.experiment.codec for cell in cells}
-
-
-@pytest.mark.parametrize(("name", "rows"), TABLE.items())
-def test_those_at_full_scale_compare_what_the_thesis_does(name, rows):
-    experiment = read_experiment(file_of(name))
-    cells = comparison_of(experiment, Locations()).cells
-    first = [cell.experiment.codec for cell in cells if cell.experiment.seed == 0]
-    assert len(cells) == 5 * len(first)
-    assert {spec.partition(":k=")[2] for spec in first if spec.startswith("topk")} == rows
-    assert {spec[9:].split(",")[0] for spec in first if spec.startswith("randtopk")} == {
-        f"k={k}" for k in rows
-    }
 
 
 @pytest.mark.parametrize("name", [*SMALL, *FULL])

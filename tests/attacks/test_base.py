@@ -62,11 +62,6 @@ def test_cosine_rows_lie_on_the_sphere():
     assert torch.allclose(scale_by("cosine", rows())(rows()).norm(dim=1), torch.ones(200))
 
 
-def test_a_feature_that_never_varies_is_left_alone():
-    constant = torch.full((4, 1), 7.0)
-    assert torch.equal(scale_by("standard", constant)(constant), torch.zeros(4, 1))
-
-
 def test_before_the_last_layer_is_what_it_is_given():
     bottom = torch.nn.Sequential(
         torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3), torch.nn.LayerNorm(3)

@@ -9,10 +9,10 @@ import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
-from vfl.attacks import Evidence, Grant, Holdings, View, make
+from vfl.attacks import Evidence, Grant, Holdings, View
 from vfl.attacks.base import through
-from vfl.attacks.baselines import Kind, label_free, view_behind
-from vfl.attacks.scoring import Case, attempt
+from vfl.attacks.baselines import Kind, label_free
+from vfl.attacks.scoring import Case
 from vfl.attacks.view import IN_TRAINING
 from vfl.core.errors import BadOptionError, NotGrantedError
 from vfl.core.seeds import generator, scoped
@@ -66,57 +66,9 @@ def test_a_case_without_leaks_has_none_behind_another_bottom():
         _ = free.view.leaked
 
 
-def test_what_no_leak_changes_is_computed_once():
-    class Counting(nn.Flatten):
-        passed = 0
-
-        def forward(self, rows):
-            Counting.passed += len(rows)
-            return super().forward(rows)
-
-    plain, bottom, kept = case(), Counting(), {}
-    first = replace(plain, view=view_behind(plain.view, bottom, kept))
-    Counting.passed = 0
-    again = replace(plain, view=view_behind(plain.view, bottom, kept))
-    assert Counting.passed == plain.view.leaked.rows
-    assert again.view.targets.cuts is first.view.targets.cuts
-    assert torch.equal(again.view.leaked.cuts, first.view.leaked.cuts)
-    assert torch.equal(first.view.targets.before, plain.view.targets.inputs)
-
-
 def test_an_unknown_bottom_is_refused():
     with pytest.raises(BadOptionError):
         one("umap")
-
-
-def parity():
-    """Labels only a trained bottom shows: the sign of a product of two inputs."""
-    draw = generator(0, "parity")
-    inputs = torch.randn(150, 8, generator=draw)
-    labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
-
-    class Product(nn.Module):
-        def forward(self, rows):
-            return (rows[:, 0] * rows[:, 1]).sign()[:, None].expand(-1, 2)
-
-    cuts = Product()(inputs)
-    holdings = Holdings(
-        Evidence(inputs[10:], cuts[10:]),
-        Evidence(inputs[:10], cuts[:10], labels[:10]),
-        Evidence(inputs[10:], cuts[10:]),
-        new_bottom=lambda: nn.Linear(8, 2),
-        new_top=lambda width: nn.Linear(width, 2),
-    )
-    return Case(View(case().view.threat, 2, holdings), labels[10:])
-
-
-def test_labels_that_only_a_trained_bottom_shows_are_no_baseline_s():
-    def reached(case):
-        return attempt(case, make("logistic"), generator(0)).value
-
-    free = {kind: label_free(parity(), kind, 2, generator(0)) for kind in get_args(Kind)}
-    assert reached(parity()) == 1.0
-    assert max(map(reached, free.values())) < 0.7
 
 
 def test_an_autoencoder_is_the_architecture_in_use_and_keeps_what_rebuilds_the_rows():

@@ -28,8 +28,6 @@ from vfl.testing import AttackContract, GradientAttackContract, InputAttackContr
 
 SPECS = [
     "adaptive:candidates=6",
-    "adaptive:at=cut+before+inputs,candidates=6",
-    "fine_tuning",
     "fine_tuning:at=before",
     "logistic",
     "logistic:scaler=none,at=inputs",
@@ -53,7 +51,6 @@ SPECS = [
     "teacher_student:student=top,rounds=1",
     "teacher_student:teacher=scratch,scaler=none,at=before",
     "unfreeze:steps=50",
-    "model_completion:steps=60",
     "model_completion:steps=60,bottom_learning_rate=0.001",
     "kmeans",
     "gaussian_mixture",
@@ -61,7 +58,7 @@ SPECS = [
     "gaussian_mixture:columns=4",
     "spectral",
     "spectral:most=100,at=inputs",
-    "scratch:unlabelled=true,rounds=1",
+    "scratch:steps=300,unlabelled=true,rounds=1",
 ]
 
 
@@ -71,11 +68,11 @@ class Few:
     def pytest_generate_tests(self, metafunc):
         if "spec" in metafunc.fixturenames:
             whole = metafunc.function.__name__.startswith(("test_it_wins", "test_it_stays"))
-            few = [re.sub(r"(steps|rounds)=\d+", r"\1=4", spec) for spec in self.specs]
+            few = [re.sub(r"(steps|rounds)=\d+", r"\1=2", spec) for spec in self.specs]
             metafunc.parametrize("spec", self.specs if whole else few)
 
 
-class TestAttacks(AttackContract):
+class TestAttacks(Few, AttackContract):
     specs = SPECS
 
 

@@ -10,7 +10,7 @@ from vfl.attacks import make
 from vfl.attacks.cases import Queried, attribute_case, decoded, queried_case, received_case
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import Experiment
-from vfl.core.errors import ConfigError, NotGrantedError, TooFewRowsError
+from vfl.core.errors import NotGrantedError, TooFewRowsError
 from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
 from vfl.models import JointBottom, make_merger
@@ -119,13 +119,3 @@ def test_a_column_is_read_from_the_cut(data, session):
     assert score.value > score.guess + 0.1
     with pytest.raises(NotGrantedError):
         _ = case.view.leaked.inputs
-
-
-def test_the_attribute_that_is_named_is_taken(data, session):
-    own = received(data, session)
-    train = data["bank"].inputs[torch.from_numpy(data["bank"].split.train)]
-    case = attribute_case(own, train, column=9)
-    column = train.flatten(1)[:, 9]
-    assert case.labels.tolist() == (own.inputs.flatten(1)[:, 9] > column.mean()).long().tolist()
-    with pytest.raises(ConfigError, match="no such column"):
-        attribute_case(own, train, column=32)

@@ -1,16 +1,15 @@
 """Cases made of recordings: what they hold is what the session had, and attacks run on them."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
 from vfl.attacks import Grant, make
-from vfl.attacks.cases import TRAINING, decoded, draw_leak, last_cuts, received_case, training_case
+from vfl.attacks.cases import decoded, draw_leak, last_cuts, received_case, training_case
 from vfl.attacks.scoring import attempt, attempt_all
 from vfl.config import Experiment
-from vfl.core.errors import NonFiniteError, NotGrantedError, TooFewRowsError
+from vfl.core.errors import NotGrantedError, TooFewRowsError
 from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
 from vfl.session.trace import Trace
@@ -53,26 +52,10 @@ def test_gradients_tell_the_labels(alone, spec, least):
     assert attempt(heard_by_the_bank(alone), make(spec), generator(0)).value >= least
 
 
-def test_distances_that_are_not_finite_are_no_guess(alone):
-    with pytest.raises(NonFiniteError, match="match nothing"):
-        attempt(heard_by_the_bank(alone), make("surrogate:temperature=0"), generator(0))
-
-
 def test_nothing_behind_the_cut_tells_every_label():
     victim = trained("bank", "shop", merge="sum", top="identity")
     score = attempt(heard_by_the_bank(victim), make("direct_label"), generator(0))
     assert score.value == 1
-
-
-def test_two_classes_are_told_apart(alone):
-    experiment, data, _, _ = alone
-    label = data["lender"]
-    data = data | {"lender": replace(label, labels=(label.labels == 3).long(), classes=(0, 1))}
-    trace = Trace()
-    session = LocalSession(experiment, data, outputs=2, observers=[trace]).run()
-    frames = decoded(trace, session.terms, label.split)
-    case = training_case(experiment, data, frames, "bank", 1, generator(0))
-    assert attempt(case, make("gradient_direction"), generator(0)).value >= 0.95
 
 
 def test_leaked_rows_are_no_targets(alone):
@@ -99,18 +82,6 @@ def test_who_heard_a_training_has_its_own_cuts_of_the_last_epoch(alone):
     assert torch.equal(case.view.leaked.cuts, wanted[leaked])
 
 
-def test_who_heard_a_training_has_all_that_it_was_granted(alone):
-    """Whatever opens to one of its grants is there."""
-    view = heard_by_the_bank(alone).view
-    assert view.threat.grants == TRAINING
-    for seen in (view.targets, view.leaked, view.unlabelled):
-        assert len(seen.inputs) == len(seen.cuts) == seen.rows
-        assert seen.sent
-    assert len(view.leaked.labels) == 10
-    assert len(view.prior) == view.new_top(10)(view.targets.cuts).shape[1] == 10
-    assert view.exchanges
-
-
 def test_an_epoch_may_leave_a_row_without_a_cut():
     """A remainder of one row is no batch; what needs no cuts goes on."""
     experiment, data, frames, _ = trained("bank", epochs=1, batch_size=359)
@@ -123,16 +94,14 @@ def test_an_epoch_may_leave_a_row_without_a_cut():
 
 def test_an_inversion_beats_the_mean_picture(alone):
     mse, psnr, ssim = attempt_all(
-        received_from_the_bank(alone), make("inversion:steps=400"), generator(0)
+        received_from_the_bank(alone), make("inversion:steps=150"), generator(0)
     )
     assert mse.value < 0.8 * mse.guess
     assert psnr.value > psnr.guess
     assert ssim.value > ssim.guess
 
 
-@pytest.mark.parametrize(
-    ("merge", "codec"), [("concat", "none"), ("sum", "size:k=6"), ("concat", "topk:k=3")]
-)
+@pytest.mark.parametrize(("merge", "codec"), [("concat", "none"), ("sum", "size:k=6")])
 def test_the_parts_answer_as_the_session_did(merge, codec):
     """The label party has columns of its own."""
     victim = trained("bank", "shop", owner="shop", merge=merge, codec=codec)
@@ -157,7 +126,7 @@ def test_the_parts_answer_as_the_session_did(merge, codec):
 
 @pytest.mark.parametrize(
     ("parties", "merge"),
-    [(("bank", "shop"), "concat"), (("shop", "bank"), "concat"), (("shop", "bank"), "max")],
+    [(("bank", "shop"), "concat"), (("shop", "bank"), "max")],
 )
 def test_a_label_party_with_columns_knows_how_cuts_meet(parties, merge):
     """Both are as wide, so that halves the wrong way round would fit the top."""
@@ -166,11 +135,6 @@ def test_a_label_party_with_columns_knows_how_cuts_meet(parties, merge):
     victims, own = view.others_bottom()(case.inputs), view.bottom()(view.targets.inputs)
     found = view.top()(view.merge(victims, own))
     assert torch.allclose(found, view.targets.outputs, atol=1e-5)
-
-
-def test_nothing_meets_the_cuts_of_who_is_alone(alone):
-    with pytest.raises(NotGrantedError, match="nothing of its own top"):
-        _ = received_from_the_bank(alone).view.merge
 
 
 def test_more_leaks_than_rows_are_refused(alone):

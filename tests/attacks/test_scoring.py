@@ -18,7 +18,6 @@ from torch.nn.functional import one_hot
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View, make
 from vfl.attacks.base import Attack
 from vfl.attacks.cases import draw_leak
-from vfl.attacks.inputs.white_box_inversion import total_variation
 from vfl.attacks.scoring import (
     Case,
     Score,
@@ -36,7 +35,7 @@ from vfl.core.errors import NonFiniteError, TooFewRowsError
 from vfl.core.seeds import generator
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_best_matching_is_that_of_all_permutations(seed):
     draw = generator(seed, "clusters")
     clusters, labels = torch.randint(4, (2, 40), generator=draw)
@@ -45,10 +44,6 @@ def test_the_best_matching_is_that_of_all_permutations(seed):
         for order in permutations(range(4))
     )
     assert matched_accuracy(clusters, labels) == best / 40
-
-
-def test_clusters_beyond_the_classes_match_nothing():
-    assert matched_accuracy(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 1, 1])) == 0.5
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -143,11 +138,6 @@ def test_a_leak_has_k_of_each_class_and_grows_with_k():
     assert not torch.equal(large, draw_leak(labels, 5, generator(2, "leak")))
 
 
-def test_a_leak_that_cannot_be_drawn_is_refused():
-    with pytest.raises(TooFewRowsError, match="4 labels of each class"):
-        draw_leak(torch.tensor([0, 0, 0, 0, 1]), 4, generator(0))
-
-
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1], []])
 def test_a_leak_is_of_every_class_there_is(labels):
     """The highest has no row here, or none has any."""
@@ -235,20 +225,6 @@ def test_the_peak_ratio_is_a_mean_over_pictures():
     ]
     assert peak_ratio(guess, true) == pytest.approx(np.mean(expected))
     assert peak_ratio(true, true) == 100
-
-
-def test_total_variation_is_the_sum_over_neighbours():
-    picture = pictures(1, 2, 3, 4)[1]
-    expected = sum(
-        abs(float(picture[0, c, i, j] - picture[0, c, i + di, j + dj]))
-        for c in range(2)
-        for i in range(3)
-        for j in range(4)
-        for di, dj in ((0, 1), (1, 0))
-        if i + di < 3 and j + dj < 4
-    )
-    assert float(total_variation(picture)) == pytest.approx(expected, rel=1e-5)
-    assert total_variation(torch.ones(2, 7)).tolist() == [0, 0]
 
 
 def test_the_rate_at_one_percent_is_found_by_counting():

@@ -126,13 +126,3 @@ def test_accuracy_is_the_mean_of_each_texts_share_and_padding_is_no_word():
         if pairs:
             shares.append(sum(a == b for a, b in pairs) / len(pairs))
     assert token_accuracy(guess, texts) == pytest.approx(sum(shares) / len(shares))
-
-
-def test_the_guess_is_the_most_frequent_word_and_whole_texts_are_counted():
-    front = front_of(words=6)
-    texts = torch.tensor([[4.0, 4, 1], [4, 5, 0], [3, 4, 4]])
-    accuracy, whole = attempt_all(
-        case_of(front, texts, front(texts)), make("token_search"), generator(0, "draw")
-    )
-    assert (accuracy.value, whole.value) == (1.0, 1.0)
-    assert accuracy.guess == pytest.approx((2 / 3 + 1 / 2 + 2 / 3) / 3)

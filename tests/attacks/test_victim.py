@@ -1,7 +1,5 @@
 """A finished run as a case: the cuts are those that travel, and the rows those of the split."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -96,12 +94,6 @@ def test_rows_are_those_of_the_split(trained):
     assert np.allclose(view.prior.numpy(), shares)
 
 
-def test_a_larger_leak_holds_the_smaller_one(trained):
-    small, large = (trained[2].case(k, leak()).view.leaked.inputs for k in (1, 3))
-    rows = {tuple(row.flatten().tolist()) for row in large}
-    assert {tuple(row.flatten().tolist()) for row in small} <= rows
-
-
 def test_rows_that_leak_are_not_attacked_as_well(trained):
     with pytest.raises(UserError, match="rows that leak cannot be attacked as well"):
         trained[2].case(1, leak(), Setting(leaks="test"))
@@ -111,15 +103,6 @@ def test_without_leaks_none_are_granted(trained):
     threat = trained[2].case(0, leak()).view.threat
     assert Grant.LEAKED not in threat.grants
     assert threat.counterfactual == frozenset()
-
-
-def test_recipes_build_what_the_experiment_names(trained):
-    view = trained[2].case(1, leak(), Setting(trained_by="owner")).view
-    assert [tuple(w.shape) for w in view.new_bottom().parameters()] == [
-        (16, 32), (16,), (8, 16), (8,),
-    ]  # fmt: skip
-    assert tuple(view.new_top(5).weight.shape) == (10, 5)
-    assert view.threat.sentence().endswith("the owner trained both halves.")
 
 
 def test_the_layer_before_the_cut_is_run_once_for_all_cases(trained, monkeypatch):
@@ -142,7 +125,7 @@ def around_bottoms():
 @pytest.mark.parametrize(
     "asked",
     [{"defense": spec} for spec in ["none", *around_bottoms()]]
-    + [{"codec": spec} for spec in ("size:k=3", "sign:width=4")]
+    + [{"codec": "sign:width=4"}]
     + [{"defense": "passport", "codec": "size:k=3"}],
     ids=str,
 )
@@ -164,12 +147,6 @@ def test_the_layer_before_the_cut_is_the_bottoms_own(asked, tmp_path):
     assert attempt(case, make("fine_tuning:at=before,steps=1"), leak()).measure == "accuracy"
 
 
-def test_a_trained_bottom_is_worth_something(trained):
-    case = trained[2].case(5, leak())
-    found = attempt(case, make("logistic:at=bottom"), generator(0))
-    assert found.value > 0.35 > 2 * found.guess
-
-
 def test_what_cannot_be_attacked_is_refused(trained):
     folder, data, victim = trained
     with pytest.raises(RunFolderError):
@@ -188,13 +165,3 @@ def test_a_run_with_shared_first_layers_has_no_bottom_to_attack(tmp_path):
     run.train(asked, tmp_path, "shared")
     with pytest.raises(ExposedCutError, match="no party has a bottom"):
         Victim.of_run(RunFolder.open(tmp_path / "shared"), run.load_data(asked), "left")
-
-
-def test_labels_of_a_class_without_rows_cannot_leak(trained):
-    folder, data, _ = trained
-    split = data["label"].split
-    last = data["label"].labels[torch.from_numpy(split.train)] == 9
-    fewer = replace(split, train=split.train[~last.numpy()])
-    rest = {name: replace(own, split=fewer) for name, own in data.items()}
-    with pytest.raises(TooFewRowsError):
-        Victim.of_run(folder, rest, "left").case(1, leak())

@@ -98,21 +98,9 @@ def test_leaks_open_the_leaked_rows_and_no_others():
         _ = seen.exchanges
 
 
-def test_leaked_rows_are_opened_column_by_column():
-    with pytest.raises(NotGrantedError, match="columns"):
-        _ = view(Grant.LEAKED).leaked.inputs
-
-
 def test_an_attack_gets_no_more_than_it_says_it_needs():
     seen = view(Grant.CUTS, Grant.INPUTS).only({Grant.CUTS})
     assert seen.targets.cuts.shape == (ROWS, WIDTH)
-    with pytest.raises(NotGrantedError):
-        _ = seen.targets.inputs
-
-
-def test_other_holdings_grant_nothing_more():
-    seen = view(Grant.CUTS).instead(targets=Evidence(torch.ones(2, 2), torch.ones(2, WIDTH)))
-    assert seen.targets.cuts.shape == (2, WIDTH)
     with pytest.raises(NotGrantedError):
         _ = seen.targets.inputs
 

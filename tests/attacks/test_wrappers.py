@@ -5,8 +5,7 @@ import torch
 from recorded_digits import Recorded, left
 
 from vfl.attacks import Grant, SentCuts, ThreatModel, make
-from vfl.attacks.base import features
-from vfl.attacks.cases import Victim, attribute_case, received_case, summed_case, training_case
+from vfl.attacks.cases import Victim, received_case, summed_case, training_case
 from vfl.attacks.scoring import attempt
 from vfl.attacks.wrappers import mean_cuts
 from vfl.config import Experiment
@@ -39,14 +38,6 @@ def test_a_row_without_a_cut_is_told():
         mean_cuts([], 3)
 
 
-def test_it_needs_what_the_other_attack_needs_and_the_recording():
-    assert make("averaging:of=logistic").needs == make("logistic").needs | {Grant.EPOCHS}
-    assert make("averaging:of=gaussian_mixture,over=queries").goal == "clusters"
-    assert {Grant.INPUTS, Grant.SNAPSHOTS} < make("averaging:over=snapshots").needs
-    with pytest.raises(BadOptionError, match="reads none"):
-        make("averaging:of=membership")
-
-
 @pytest.fixture(scope="module")
 def noisy():
     return Recorded("clipped_noise:norm=4,sigma=0.5", limit=700)
@@ -57,16 +48,6 @@ def test_a_label_party_reads_more_from_the_cuts_of_all_epochs(noisy):
     assert left(case, "inversion:steps=150") > 1
     assert left(case, "averaging:of=inversion:steps=150") < 0.9
     assert "label party, alone, in the training phase" in case.view.threat.sentence()
-
-
-def test_it_reads_an_attribute_as_well(noisy):
-    train = noisy.data["bank"].inputs[torch.from_numpy(noisy.data["bank"].split.train)]
-    case = attribute_case(noisy.recalled(), train)
-    single, several = (
-        attempt(case, make(spec), generator(0)).value
-        for spec in ("attribute", "averaging:of=attribute")
-    )
-    assert several > single + 0.1
 
 
 def test_a_label_party_reads_more_from_queries_that_it_repeats(noisy):
@@ -188,24 +169,6 @@ def test_partners_hold_the_same_rows_and_give_what_is_asked_for(victims):
         assert torch.equal(partner.leaked.labels, own.leaked.labels)
         with pytest.raises(NotGrantedError):
             partner.bottom()
-
-
-@pytest.mark.parametrize("layer", ["bottom", "learned", "before"])
-def test_layers_of_bottoms_together_are_those_apart(victims, layer):
-    case = together(victims)
-    views = [case.view, *case.view.partners]
-    wanted = torch.cat([features(one, one.targets, layer) for one in views], 1)
-    found = []
-
-    class Look(type(make("logistic"))):
-        def run(self, view, draw):
-            found.append(features(view, view.targets, layer))
-            return torch.zeros(view.targets.rows, view.classes)
-
-    attack = make("pooled:of=logistic")
-    attack.inner = Look(at=layer)
-    attack.run(case.view, generator(0))
-    assert torch.allclose(found[0], wanted, atol=1e-5)
 
 
 def test_who_colluded_is_told(victims):

@@ -6,41 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import columns
 from benchmarks.columns import (
     PROTECTIONS,
     TASKS,
-    ColumnRow,
     Decoded,
     Known,
-    best_decoded,
     blended,
-    codes_of,
     experiment_of,
-    opened,
-    picture_of,
     ranks_of,
-    reached,
     read_category,
     read_number,
-    read_pictures,
-    table,
 )
-from benchmarks.studies import read_rows, write_rows
 
 
 def rows(count, columns, seed):
     return torch.randn(count, columns, generator=torch.Generator().manual_seed(seed))
-
-
-def test_rare_values_are_one_of_all_others():
-    column = np.array(["a"] * 10 + ["b"] * 10 + ["c", "d"])
-    assert codes_of(column, np.arange(22)).tolist() == [0] * 10 + [1] * 10 + [2, 2]
-
-
-def test_a_value_that_nobody_is_known_to_have_is_no_class_of_its_own():
-    column = np.array(["a"] * 10 + ["b"] * 10 + ["c"])
-    assert int(codes_of(column, np.arange(20)).max()) == 1
 
 
 def test_ranks_are_those_among_known_rows():
@@ -63,39 +43,6 @@ def test_a_number_is_read_where_it_is_and_not_from_noise():
     assert read_number(cuts[:100], ranks[:100], cuts[100:], ranks[100:]) > 0.9
     noise = rows(300, 4, 5)
     assert read_number(noise[:100], ranks[:100], noise[100:], ranks[100:]) < 0.1
-
-
-def drawn_pictures(count, seed):
-    """Two halves a picture, each one of five; the code of each half."""
-    draw = torch.Generator().manual_seed(seed)
-    halves = torch.rand(5, 1, 8, 4, generator=torch.Generator().manual_seed(2))
-    left, right = torch.randint(5, (2, count), generator=draw)
-    return torch.cat([halves[left], halves[right]], 3), left, right
-
-
-def test_pictures_are_read_where_they_are_and_not_from_noise():
-    """Of two halves, each one of five; noise gives no better than the mean picture."""
-    pictures, left, right = drawn_pictures(240, 0)
-    codes = torch.cat([torch.eye(5)[left], torch.eye(5)[right]], 1)
-    wrong = []
-    for sent in (codes + 0.05 * rows(240, 10, 3), rows(240, 10, 4)):
-        found = best_decoded(sent[:120], pictures[:120], sent[120:], seed=0)
-        assert found.held.shape == (40, 1, 8, 8)
-        wrong.append(float((found.asked - pictures[120:]).square().mean()))
-    mean = float((pictures[120:] - pictures[:120].mean(0)).square().mean())
-    assert wrong[0] < 0.1 * mean
-    assert wrong[1] > 0.9 * mean
-
-
-def test_a_half_that_own_columns_tell_and_one_that_cuts_tell_make_a_whole_picture(monkeypatch):
-    monkeypatch.setattr(columns, "_DECODERS", ("ridge:0.1", "kernel:10"))
-    pictures, left, right = drawn_pictures(240, 1)
-    own, cuts = torch.eye(5)[left], torch.eye(5)[right]
-    known, asked = (Known(own[some], cuts[some]) for some in (slice(120), slice(120, 240)))
-    found = read_pictures(known, pictures[:120], asked, pictures[120:], seed=0)
-    assert max(found["own"]["r2"], found["cut"]["r2"]) < 0.65
-    assert found["both"]["r2"] > 0.9
-    assert found["both"]["ssim"] > max(found["own"]["ssim"], found["cut"]["ssim"])
 
 
 def test_a_blend_weighs_each_column_of_pixels_by_least_squares():

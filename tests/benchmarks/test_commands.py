@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from benchmarks import harness, memory, secure, step
+from benchmarks import harness, memory
 from benchmarks.emulation import Wan
 from benchmarks.harness import OrZero, Whole
 
@@ -134,24 +134,6 @@ def test_what_cannot_be_measured_is_refused(ask, words):
     assert ask(*words.split()) == 2
 
 
-def test_what_an_argument_is_stands_in_the_help(ask, capsys):
-    assert ask("--help") == 0
-    assert harness._documented(bench_all)[1] == {
-        "runs": "folders.",
-        "sizes": "of something, in two lines.",
-    }
-
-
-def test_a_table_for_people_and_as_markdown():
-    columns = (("rows", ">5", lambda row: row[0]), ("of", ">8.2f", lambda row: row[1]))
-    assert harness.table(*columns)([(3, 0.5), (4, None)]).splitlines() == [
-        " rows      of", "    3    0.50", "    4       -",
-    ]  # fmt: skip
-    assert harness.table(*columns, markdown=True)([(4, None)]).splitlines() == [
-        "| rows | of |", "| --- | --- |", "| 4 |  |",
-    ]  # fmt: skip
-
-
 def test_a_benchmark_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.network", "--network", "model", "--json"],
@@ -165,19 +147,6 @@ def test_a_benchmark_runs_as_a_module():
     assert {"network", "pattern", "model_ms", "limit_ms", "bytes_sent"} <= set(rows[0])
 
 
-@pytest.mark.parametrize("module", [step, secure])
-def test_times_stand_beside_what_a_line_alone_takes(module):
-    costs = {"cpu_ms": 2.5, "wall_ms": 60.0, "cpu_ratio": 2.5, "wall_ratio": 1.5}
-    costs |= {"network": "proxy", "limit_ms": 50.0, "final_loss": 0.25}
-    row = secure.SecureRow("tls", "sum", **costs)
-    if module is step:
-        row = step.StepRow("mlp", 64, 128, "tls", **costs)
-    head, line = module.TABLE([row]).splitlines()
-    assert "50.00 (1.200x)" in line
-    assert line.index("<= ") > line.index("2.50 (2.500x)")
-    assert head.split()[:2] == (["model", "rows"] if module is step else ["path", "secure"])
-
-
 def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(bench, monkeypatch):
     rows = [memory.MemoryRow("feature", "text", 100.0, 184.0, 5.0)]
     monkeypatch.setattr(memory, "bench_memory", lambda: rows)
@@ -188,13 +157,3 @@ def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(bench, mon
     done = bench("memory")
     assert done.code == 1
     assert [line.endswith("over the limit") for line in done.out.splitlines()] == [0, 0, 1]
-
-
-def test_private_workloads_on_computed_lines(bench):
-    asked = ("mpc", "--workload", "gelu-1k,relu-1k", "--mode", "fast")
-    done = bench(*asked, "--wan", "80mbps,40ms", "--network", "model", "--json")
-    rows = json.loads(done.out)
-    assert [row["workload"] for row in rows] == ["gelu-1k", "relu-1k"]
-    wanted = "workload system network milliseconds bytes_online bytes_offline bytes_setup max_error"
-    assert set(wanted.split()) <= set(rows[0])
-    assert rows[0]["bytes_online"] == 18 * 1000 + 3 * 16

@@ -1,8 +1,6 @@
 """The frontier on made-up rows whose answer is plain, and once on a small task from end to end."""
 
 import csv
-import xml.etree.ElementTree as ET
-from itertools import pairwise
 
 import pandas as pd
 import pytest
@@ -81,48 +79,6 @@ def test_an_interval_around_the_margin_decides_nothing():
     assert verdict_of("other", others) == "undecided"
 
 
-def test_a_victim_that_some_defense_lacks_counts_nowhere():
-    others = rows("other", "few rounds", 0.88, {"x": 0.65})[:2]
-    found = frontier.frontier_of(made_up(others))
-    assert found.seeds == 2
-    assert {one.utility.count for one in found.places} == {2}
-
-
-def test_nothing_on_the_front_is_dominated():
-    more = [
-        rows(f"other{n}", "few rounds", 0.5 + 0.06 * (n % 7), {"x": 0.6 + 0.05 * (n % 5)})
-        for n in range(12)
-    ]
-    found = frontier.frontier_of(made_up(*more))
-    front = found.front
-    assert all(a.above < b.above and a.utility.mean < b.utility.mean for a, b in pairwise(front))
-    for one in found.places:
-        better = any(
-            each.utility.mean >= one.utility.mean and each.above <= one.above
-            for each in found.places
-            if each is not one
-        )
-        assert (one in front) != better
-
-
-def test_summary_and_picture_say_what_the_rows_do():
-    others = rows("other", "few rounds", 0.88, {"x": 0.65})
-    plain, beaten = (frontier.frontier_of(made_up(*more)) for more in ([], [others]))
-    others = rows("other", "few rounds", 0.8, {"x": 0.9})
-    said = frontier.summary_of([frontier.frontier_of(made_up(others))])
-    assert "1 of 1" not in said
-    assert said.rstrip(" |\n").endswith("none")  # of few rounds, all leak
-    assert "few_rounds" not in frontier.summary_of([plain])  # none were run
-    assert "Nothing is shown to beat it." in said
-    assert f"| `{FREE}` " in said
-    assert "Shown to beat it: `other`." in frontier.summary_of([plain, beaten])
-    picture = ET.fromstring(frontier.picture_of(plain))
-    name = "{http://www.w3.org/2000/svg}"
-    titles = [dot.findtext(f"{name}title") for dot in picture.iter(f"{name}circle")]
-    assert [title.partition(":")[0] for title in titles if title] == ["none", FREE, "label_free"]
-    assert "On the front: " in picture.findtext(f"{name}desc")
-
-
 def test_rows_that_are_there_stay_and_are_not_trained_again():
     there, key, tasks = made_up(), frontier.KEY, frontier.TASKS
     again = there.assign(reaches="0.5")
@@ -138,14 +94,6 @@ def test_rows_that_are_there_stay_and_are_not_trained_again():
     free = frontier.families_of("fashion")[frontier.LABEL_FREE]
     assert left[:-4] == [spec for spec in free if spec not in (FREE, SIDED)]
     assert {"none", "label_dp:epsilon=4"} <= set(frontier.left_of("fashion", 4, (), found))
-
-
-def test_what_was_not_run_is_named():
-    found = frontier.frontier_of(made_up(rows("label_dp:epsilon=4", "label DP", 0.8, {"x": 0.7})))
-    said = frontier._missing(found)
-    assert "label DP (4 of 5 strengths)" in said
-    assert "few rounds, " in said
-    assert "undefended" not in said
 
 
 @pytest.mark.parametrize("task", ["fashion", "bank"])

@@ -111,30 +111,3 @@ def test_a_row_holds_within_both_intervals(again, holds):
     check = leaderboard.Check(STORED, found)
     assert check.holds is holds
     assert ("FALLEN" in str(check)) is not holds
-
-
-def test_a_share_of_the_page_is_drawn_by_task(monkeypatch):
-    monkeypatch.setattr(leaderboard, "TASKS", ("a", "b"))
-    rows = [
-        {"task": task, "defense": defense, "k": k}
-        for task in "ab"
-        for defense in ("none", *"uvwxy")
-        for k in "12"
-    ]
-    chosen = leaderboard.drawn(rows, 0.3, 0)
-    assert sum(map(len, chosen.values())) == 3
-    assert "none" not in {*chosen["a"], *chosen["b"]}
-    assert chosen == leaderboard.drawn(rows, 0.3, 0)
-    assert len({str(leaderboard.drawn(rows, 0.3, draw)) for draw in range(5)}) > 1
-
-
-@pytest.mark.slow
-def test_a_part_of_the_page_comes_out_again_or_falls(ask, tmp_path):
-    ask()
-    assert leaderboard.shown(ask(verify=0.1)).endswith("2 of 2 rows came out again")
-    page = tmp_path / "page.csv"
-    rows = list(csv.DictReader(page.read_text().splitlines()))
-    for row in rows:
-        row["utility"] = "0.01"
-    page.write_text(leaderboard.csv_text(list(rows[0]), rows))
-    assert leaderboard.shown(ask(verify=0.1)).count("FALLEN") == 2

@@ -1,14 +1,8 @@
 from __future__ import annotations
 
-import shutil
-import sys
-
-import pandas as pd
 import pytest
 
-from benchmarks import memory
-from benchmarks.memory import CASES, TABLE, bench_memory, write_table
-from vfl.core.errors import BadOptionError, LostPeerError
+from benchmarks.memory import CASES, TABLE, bench_memory
 
 
 def test_a_party_loads_60_000_rows_within_the_limit():
@@ -43,27 +37,3 @@ def test_every_party_loads_a_million_rows_within_the_limit(form):
     limits = {"mixed": 340, "describe": 184}
     assert all(row.limit_mb == limits.get(row.role, 184) for row in rows)
     assert all(row.kept for row in rows), TABLE(rows)
-
-
-def test_both_kinds_of_file_hold_the_same_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "BLOCK_ROWS", 7)
-    for name in ("a.csv", "a.parquet"):
-        write_table(tmp_path / name, 20, 3)
-    csv, parquet = pd.read_csv(tmp_path / "a.csv"), pd.read_parquet(tmp_path / "a.parquet")
-    parquet["day"] = parquet["day"].astype(str)
-    pd.testing.assert_frame_equal(csv, parquet)
-    assert sorted(csv["number"]) == list(range(20))
-    assert csv["text"][0] == f"c{csv['number'][0]:07d}"
-    assert list(csv.columns) == ["text", "number", "x0", "x1", "x2", "paid", "town", "day"]
-
-
-@pytest.mark.parametrize("asked", [{"rows": 9}, {"role": "describe", "memory": "1GiB"}])
-def test_nothing_to_measure_is_refused(asked):
-    with pytest.raises(BadOptionError, match="nothing to measure"):
-        bench_memory(**asked)
-
-
-def test_a_process_that_fails_is_told(monkeypatch):
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(LostPeerError, match="ended early"):
-        bench_memory(10, 1)

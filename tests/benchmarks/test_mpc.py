@@ -1,75 +1,25 @@
 """Rows of `benchmarks.mpc`: exact on computed lines, of scripted peers, and between processes."""
 
 import re
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import mpc
-from benchmarks.emulation import Network, Wan, open_network
-from benchmarks.mpc import Run, RunningSystem, System, bench_mpc, peers
+from benchmarks.emulation import Wan, open_network
+from benchmarks.mpc import RunningSystem, bench_mpc
 from benchmarks.mpc_party import products
 from benchmarks.mpc_workloads import workload_named
 from benchmarks.peers import talk
 from vfl.core.errors import (
     BadOptionError,
     ConfigError,
-    LostPeerError,
     UnknownNameError,
-    UserError,
 )
 
 LINE = Wan(mbps=80, round_trip_ms=40)
 HEADERS = 24 * 16
 DIGESTS = 3 * (32 + 16)  # of what each two agreed on, the other way
-
-#: Adds up in plaintext, after a while that depends on the rank; rank 1 sends rank 0 so many bytes.
-SENT = 1000
-ADAPTER = """
-import socket
-import time
-import numpy as np
-
-class Peer:
-    def __init__(self, assignment, port):
-        self.rank, self.port = assignment["rank"], port
-        if self.rank == 0:
-            self.door = socket.create_server((assignment["host"], port))
-
-    def connect(self, endpoints):
-        assert tuple(endpoints[self.rank]) == ("127.0.0.1", self.port)
-        if self.rank == 0:
-            self.link = self.door.accept()[0]
-        else:
-            self.link = socket.create_connection(endpoints[0])
-        print("words of a library")
-
-    def prepare(self, task, arrays):
-        self.own = arrays
-
-    def run(self):
-        time.sleep(0.01 * (1 + self.rank))
-        values = self.own["inputs"] @ self.own["0.weight"] + self.own["0.bias"]
-        self.found = 1 / (1 + np.exp(-values)) + OFF
-        if self.rank == 1:
-            self.link.sendall(bytes(SENT))
-        else:
-            assert len(self.link.recv(SENT, socket.MSG_WAITALL)) == SENT
-
-    def result(self):
-        return {"": self.found} if self.rank == 0 else None
-"""
-
-
-def scripted(folder, off, name="spu-semi2k"):
-    """A peer of two processes whose adapter is off by so much."""
-    shutil.copy(talk.__file__, folder / "talk.py")
-    (folder / "fake_peer.py").write_text(
-        ADAPTER.replace("OFF", str(off)).replace("SENT", str(SENT))
-    )
-    return System(name, 2, (sys.executable, "-I", str(folder / "talk.py"), "fake"))
 
 
 def task_of(name, folder):
@@ -106,77 +56,6 @@ def test_products_of_a_step(mode, of_inputs):
     assert sorted(products(workload_named("dnn1-b64-training"), mode)) == sorted(step)
 
 
-@pytest.mark.parametrize("off", [0.0, 0.5])
-def test_a_scripted_peer_is_timed_and_judged(tmp_path, off):
-    with RunningSystem(scripted(tmp_path, off), Network(("P0", "P1", "P2"))) as running:
-        first, second = (running.take(task_of("lr100-b64-inference", tmp_path)) for _ in range(2))
-    for taken in (first, second):
-        assert taken.milliseconds >= 20
-        assert taken.cpu_ms > 0
-        assert taken.max_error == pytest.approx(off, abs=1e-6)
-        assert (taken.bytes_online, taken.bytes_setup) == (None, None)
-
-
-def test_what_a_peer_sends_through_proxies_is_counted(tmp_path):
-    with (
-        open_network(("P0", "P1", "P2"), LINE, "proxy") as network,
-        RunningSystem(scripted(tmp_path, 0.0), network) as running,
-    ):
-        for _ in range(2):
-            assert running.take(task_of("lr100-b64-inference", tmp_path)).bytes_online == SENT
-
-
-def test_a_peer_that_cannot_start_says_so(tmp_path):
-    broken = System("spu-aby3", 2, (sys.executable, "-I", "-c", "raise SystemExit(3)"))
-    with pytest.raises(LostPeerError, match="exit status 3"):
-        RunningSystem(broken, Network(("P0", "P1", "P2")))
-
-
-def test_the_fastest_rival_of_each_turn_is_compared(monkeypatch):
-    told = {
-        "fast": [9, 8, 2, 9, 10, 4, 9, 11, 5],
-        "spu-semi2k": [9, 40] * 3,
-        "crypten": [9, 50, 9, 30, 9, 60],
-    }
-
-    class Scripted:
-        def __init__(self, contender, network):
-            self.contender = contender
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def take(self, task):
-            of_all = told[task.system]
-            assert task.ahead == (task.system == "fast" and len(of_all) % 3 == 1)
-            dealt = 6.0 if task.ahead else 0.0
-            return Run(of_all.pop(0), 0.5, dealt, 1, 2, 3, 1e-6)
-
-    monkeypatch.setattr(mpc, "RunningSystem", Scripted)
-    monkeypatch.setattr(mpc, "_WARM_S", 0.0)
-    monkeypatch.setattr(mpc, "PEERS", {"spu": {"spu-semi2k": 2}, "crypten": {"crypten": 2}})
-    rivals = ["spu=/python", "crypten=/python"]
-    rows = bench_mpc(["gelu-1k"], ["fast"], turns=3, peer=rivals)
-    assert [row.milliseconds for row in rows] == [4, 40, 50]
-    assert rows[0].online_ratio == pytest.approx(8)  # of 20, 7.5 and 8
-    assert [row.end_to_end_ms for row in rows] == [10, 40, 50]
-    assert rows[0].rival_ratio == pytest.approx(40 / 11)  # of 40 / 8, 30 / 10 and 40 / 11
-    assert [row.cpu_ms for row in rows] == [0.5] * 3
-    assert (rows[1].rival_ratio, rows[1].hops, rows[0].hops) == (None, None, 2)
-    assert {row.network for row in rows} == {"loopback"}
-
-
-def test_peers_from_the_command_line():
-    assert [each.parties for each in peers("spu=/opt/python")] == [2, 3]
-    assert [each.name for each in peers("crypten=/opt/python")] == ["crypten"]
-    for bad in ("spv=/opt/python", "spu", "spu="):
-        with pytest.raises(BadOptionError):
-            peers(bad)
-
-
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ConfigError):
         bench_mpc(["gelu-1k"], peer=["spu=/python"], wan=LINE, network="model")
@@ -184,14 +63,6 @@ def test_what_cannot_be_measured_is_refused():
         bench_mpc(["gelu-2k"])
     with pytest.raises(BadOptionError):
         bench_mpc(["gelu-1k"], ["quick"])
-
-
-def test_crypten_is_refused_where_it_would_pass_the_line_by():
-    with (
-        open_network(("P0", "P1", "P2"), LINE, "proxy") as network,
-        pytest.raises(UserError, match="CrypTen"),
-    ):
-        RunningSystem(System("crypten", 2), network)
 
 
 def test_adapters_import_nothing_of_vfl():

@@ -5,7 +5,6 @@ import pytest
 from benchmarks.emulation import Wan
 from benchmarks.mpc_party import modelled
 from benchmarks.mpc_workloads import WORKLOADS, workload_named
-from vfl.core.errors import UnknownNameError
 from vfl.core.frame import HEADER_BYTES
 from vfl.mpc.rules import Rules
 
@@ -127,21 +126,6 @@ def test_roots_that_nobody_is_shown():
     assert measured.bytes_online == 2 * (words * 8 * 16 + 14 * HEADER_BYTES)
 
 
-@pytest.mark.parametrize("bits", [8, 10, 14, 16, 20])
-@pytest.mark.parametrize("mode", ["thesis", "fast"])
-def test_with_few_bits_the_error_is_that_of_the_fraction(mode, bits):
-    measured = measure("relu-1k", Rules(mode, bits, delta_bits=8))
-    assert measured.max_error <= 2.0**-bits
-    assert 0 <= total(measured) - 24 * 1000 <= 9 * 16
-
-
-@pytest.mark.parametrize("bits", [21, 24, 26])
-def test_with_more_bits_shares_are_cut(bits):
-    measured = measure("relu-1k", Rules("fast", bits))
-    assert measured.max_error <= 2.0**-bits + 2.0 ** (24 - 2 * bits)
-    assert 0 <= total(measured) - 18 * 1000 <= 9 * 16
-
-
 @pytest.mark.parametrize("name", ["lr100-b64-training", "dnn1-b64-training"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_dealing_ahead_moves_nothing_but_the_time(name, opened):
@@ -157,8 +141,3 @@ def test_dealing_ahead_moves_nothing_but_the_time(name, opened):
     lists = 600 if name.startswith("dnn1") else 64
     assert abs(total(ahead) - total(then)) <= lists
     assert ahead.max_error < 2e-5
-
-
-def test_an_unknown_workload_comes_with_the_nearest():
-    with pytest.raises(UnknownNameError, match="lr100-b64-inference"):
-        workload_named("lr100-b64-inferense")

@@ -2,7 +2,6 @@ import pytest
 
 from benchmarks.emulation import Wan, why_not
 from benchmarks.network import PATTERNS, bench_lines, modelled_s
-from vfl.core.errors import BadOptionError, ConfigError
 
 LINE = Wan(mbps=80, round_trip_ms=40)
 
@@ -45,13 +44,3 @@ def test_processes_take_at_least_what_the_model_says(kind):
     (row,) = bench_lines(wan, [kind], turns=3, pattern=patterns)
     assert row.ratio > 0.99
     assert 64_000 <= row.bytes_sent < 1.15 * 64_000
-
-
-def test_nothing_to_measure_is_refused():
-    with pytest.raises(ConfigError):
-        bench_lines(Wan(), ["model"])
-
-
-def test_an_unknown_network_is_refused():
-    with pytest.raises(BadOptionError):
-        bench_lines(LINE, ["tunnel"])

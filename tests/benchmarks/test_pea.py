@@ -6,9 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from benchmarks.pea import Task, bench_pea, hashed_words, network, released_rows
-from vfl.core.errors import UserError
-from vfl.datasets.sources.texts import Texts
+from benchmarks.pea import Task, bench_pea, released_rows
 
 
 def stand_in(rows=400):
@@ -40,24 +38,3 @@ def test_rows_given_away_have_the_noise_and_the_labels_of_half_the_budget():
     assert kept == pytest.approx(math.e / (math.e + 1), abs=0.02)
     deviation = (noisy - inputs).std()
     assert deviation == pytest.approx(16 * task.noise_of_release(1.0), rel=0.02)
-
-
-def test_words_fall_into_columns_whatever_the_data():
-    one = hashed_words(Texts.of(["good film", "bad film"], 10, 10), 32)
-    other = hashed_words(Texts.of(["a film", "good film", "b"], 10, 10), 32)
-    assert one.norm(dim=1).tolist() == pytest.approx([8.0, 8.0])
-    assert torch.equal(one[0], other[1])
-
-
-def test_the_networks_take_the_raw_rows():
-    pictures = Task(
-        "cifar10", torch.rand(2, 3, 32, 32), torch.rand(2, 4), torch.arange(2), 1, 10, 1
-    )
-    assert network(pictures)(pictures.raw).shape == (2, 10)
-    words = Task("reviews", torch.ones(2, 7), torch.rand(2, 4), torch.arange(2), 1, 2, 1)
-    assert network(words)(words.raw).shape == (2, 2)
-
-
-def test_a_table_that_is_none_is_refused():
-    with pytest.raises(UserError, match="table"):
-        bench_pea(["mnist"], ["other"])

@@ -3,8 +3,7 @@ import sys
 import pytest
 
 from benchmarks import psi
-from benchmarks.psi import TABLE, PsiJob, bench_psi, ids_of, measure
-from vfl.core.errors import BadOptionError
+from benchmarks.psi import TABLE, bench_psi, measure
 
 
 @pytest.fixture
@@ -27,24 +26,8 @@ def test_every_system_has_a_row_and_ours_are_right(small):
     assert "WRONG" not in table
 
 
-def test_a_wrong_result_is_marked(small):
-    row = measure(PsiJob(spec="server_aided", ids=100)).model_copy(update={"common": 49})
-    assert "49, WRONG: 50 are" in TABLE([row])
-
-
 def test_a_peer_that_is_not_there_is_skipped_with_the_reason(small, tmp_path):
     rows = bench_psi(peer=[f"spu={sys.executable}", f"openmined={tmp_path / 'python'}"])
     reasons = {row.system: row.skipped for row in rows if row.skipped}
     assert reasons["openmined"] == "it failed: FileNotFoundError"
     assert reasons["spu-rr22"].startswith("it failed: ")
-
-
-def test_a_worker_measures():
-    row = psi._ours(PsiJob(spec="server_aided", ids=1000))
-    assert row.common == len(set(ids_of(0, 1000)) & set(ids_of(1, 1000))) == 500
-
-
-@pytest.mark.parametrize("options", [{"peer": ["spo=/x"]}, {"peer": ["spu"]}, {"most": 10}])
-def test_what_cannot_be_measured_is_refused(options):
-    with pytest.raises(BadOptionError):
-        bench_psi(**options)

@@ -1,4 +1,3 @@
-import math
 import shutil
 import sys
 
@@ -16,7 +15,7 @@ from benchmarks.training_step import (
     in_process,
     modelled,
 )
-from vfl.core.errors import BadOptionError, LostPeerError
+from vfl.core.errors import LostPeerError
 
 STEPS = 8  # and the warm-up
 LINE = Wan(mbps=80, round_trip_ms=40)
@@ -42,11 +41,6 @@ def test_every_path_trains_the_same_network(quick):
         monolith, inprocess, tcp, tls = (row.final_loss for row in quick[start : start + 4])
         assert inprocess == pytest.approx(monolith, rel=1e-5)
         assert inprocess == tcp == tls
-
-
-def test_the_network_learns(quick):
-    small = [row.final_loss for row in quick if row.batch_size == 64 and row.model == "mlp"]
-    assert max(small) < math.log(2)  # what guessing one of two classes costs
 
 
 def test_ratios_are_to_the_monolith_of_the_same_turn(quick):
@@ -104,11 +98,6 @@ def test_medians_are_of_ratios_and_paths_take_turns(monkeypatch):
     assert parties.calls == list(PATHS) * 3
     assert (tls.cpu_ms, tls.wall_ms) == (4, 8)
     assert (tls.cpu_ratio, tls.wall_ratio) == (2, 2)  # of 2, 3 and 1; of the medians it is 4 / 3
-
-
-def test_a_workload_that_is_none_is_refused():
-    with pytest.raises(BadOptionError):
-        bench_step(["mpl"])
 
 
 def test_a_process_that_ends_early_ends_the_benchmark(monkeypatch):

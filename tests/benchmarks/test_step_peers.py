@@ -3,7 +3,7 @@ import pytest
 from benchmarks import step_peers
 from benchmarks.step_peers import SYSTEMS, bench_peers
 from benchmarks.training_step import Measurement
-from vfl.core.errors import ConfigError, PeerFailedError
+from vfl.core.errors import PeerFailedError
 
 
 @pytest.mark.slow
@@ -21,9 +21,3 @@ def test_a_system_that_trains_something_else_is_no_comparison():
     turn = {name: Measurement(cpu_ms=1, wall_ms=1, final_loss=own) for name, own in losses.items()}
     with pytest.raises(PeerFailedError, match="different networks"):
         step_peers._check_same("mlp", turn)
-
-
-@pytest.mark.parametrize(("models", "parties"), [(["mpl"], 2), (["mlp"], 3)])
-def test_what_cannot_be_measured_is_refused(models, parties):
-    with pytest.raises(ConfigError):
-        bench_peers(models, parties=parties)

@@ -1,8 +1,7 @@
 import pytest
 
 from benchmarks import train_on_disk
-from benchmarks.train_on_disk import TrainingJob, bench_train_on_disk, measure
-from vfl.core.errors import BadOptionError
+from benchmarks.train_on_disk import TrainingJob, measure
 
 
 @pytest.fixture
@@ -16,8 +15,3 @@ def test_a_table_on_disk_is_trained_on_and_judged(small, tmp_path):
     row = measure(TrainingJob(table=str(path), rows=12_000, memory="64MiB", batch_size=64))
     assert row.train_rows == 10_000
     assert 0.6 < row.auc < best < 0.95
-
-
-def test_a_table_no_larger_than_its_sample_is_refused():
-    with pytest.raises(BadOptionError, match="no larger than its sample"):
-        bench_train_on_disk(200_000)

@@ -11,46 +11,12 @@ from benchmarks import training_step
 from benchmarks.training_step import (
     FEATURE_PARTIES,
     LABEL_PARTY,
-    WORKLOADS,
     Clock,
     Setup,
     StepJob,
-    fresh_bottom,
-    fresh_top,
     monolith,
-    synthetic,
 )
 from vfl.session.schedule import training
-
-
-def parameters(module):
-    return sum(value.numel() for value in module.parameters())
-
-
-@pytest.mark.parametrize(("name", "width"), [("mlp_small", 128), ("mlp", 1280)])
-def test_the_mlp_has_the_sizes_it_names(name, width):
-    workload = WORKLOADS[name]
-    bottom = 11 * 128 + 129 * 128 + 129 * width
-    assert parameters(fresh_bottom(workload, 0, "left")) == bottom
-    assert parameters(fresh_top(workload, 0)) == (2 * width + 1) * 64 + 65 * 2
-
-
-def test_rows_and_weights_follow_from_the_seed():
-    workload = WORKLOADS["mlp_small"]
-    first, again, other = (synthetic(workload, seed) for seed in (1, 1, 2))
-    assert torch.equal(first["left"].inputs, again["left"].inputs)
-    assert not torch.equal(first["left"].inputs, other["left"].inputs)
-    assert not torch.equal(first["left"].inputs, first["right"].inputs)
-    left, right = (fresh_bottom(workload, 1, name).state_dict() for name in FEATURE_PARTIES)
-    assert not torch.equal(left["1.weight"], right["1.weight"])
-
-
-def test_each_party_holds_only_its_own():
-    parties = synthetic(WORKLOADS["cnn"], 0)
-    assert parties[LABEL_PARTY].inputs is None
-    for name in FEATURE_PARTIES:
-        assert parties[name].labels is None
-        assert tuple(parties[name].inputs.shape[1:]) == (1, 28, 14)
 
 
 def test_the_monolith_is_plain_gradient_descent_with_momentum():
@@ -117,8 +83,3 @@ def test_the_clock_starts_after_the_warm_up(monkeypatch):
     assert measurement.wall_ms == pytest.approx(2000)  # the median of 1, 2 and 6 s
     assert measurement.cpu_ms == pytest.approx(1500)  # half of 9 s, over 3 steps
     assert measurement.final_loss == 0.5
-
-
-def test_without_a_warm_up_every_step_counts(monkeypatch):
-    _, measurement = clocked(monkeypatch, [4.0, 4.0], warmup_steps=0)
-    assert measurement.cpu_ms == pytest.approx(2000)

@@ -16,7 +16,6 @@ from benchmarks.wan import (
     wan_experiment,
 )
 from vfl.config import with_overrides
-from vfl.core.errors import ConfigError, SpecError
 from vfl.datasets import load_bundled
 from vfl.session import Terms, rules
 
@@ -85,17 +84,6 @@ def test_rows_compare_with_the_first(monkeypatch):
     lines = TABLE([one, five, nine]).splitlines()
     assert lines[2].split() == ["5", "30.0", "300", "10.0", "3.0", "0.9750", "0.9400"]
     assert lines[3].split() == ["9", "100.0", "never", "-", "-", "0.9600", "0.9400"]
-
-
-@pytest.mark.parametrize(("depths", "line"), [([0], LINE), ([65], LINE), ([1], Wan())])
-def test_nothing_to_measure_is_refused(depths, line):
-    with pytest.raises(ConfigError):
-        bench_wan(depths, line, 0.9, **DIGITS)
-
-
-def test_a_codec_that_does_not_exist_is_told_before_anything_starts():
-    with pytest.raises(SpecError):
-        bench_wan([1], LINE, 0.9, **DIGITS, codec="topkk:k=3")
 
 
 def computed(in_flight, line=LINE):

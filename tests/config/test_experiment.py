@@ -88,13 +88,6 @@ def test_overrides_are_toml_or_plain_text(full):
     assert read.feature_parties == ["bank", "shop"]
 
 
-def test_overrides_of_an_experiment_leave_it_alone(full):
-    read = read_experiment(full)
-    changed = with_overrides(read, ["train.epochs=3"])
-    assert (changed.train.epochs, read.train.epochs) == (3, 10)
-    assert changed.model_copy(update={"train": read.train}) == read
-
-
 @pytest.mark.parametrize("override", ["epochs", "=3", " =3"])
 def test_an_override_of_another_form(full, override):
     with pytest.raises(ConfigError, match=r"an override is key\.path=value") as caught:
@@ -114,19 +107,6 @@ def test_overrides_are_checked_as_a_whole(full):
 
 def test_the_label_party_sends_no_cut(full):
     assert read_experiment(full).feature_parties == ["shop"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_table"),
-    [
-        ({"data": {"source": "digits"}}, False),
-        ({"data": {"source": "rows.csv"}}, True),
-        ({"data": {"source": "deep/rows.parquet"}}, True),
-        ({"parties": {"a": {"source": "mine.csv"}}}, True),
-    ],
-)
-def test_whether_rows_come_from_files(settings, is_table):
-    assert Experiment.model_validate({"parties": {"a": {}}} | settings).is_table is is_table
 
 
 def test_class_weights_are_for_classes(full):

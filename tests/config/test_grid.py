@@ -21,14 +21,6 @@ def settings(**changes):
     return CompareSettings.model_validate({"codecs": ["none", "topk:k=2"]} | changes)
 
 
-def test_one_value_needs_no_list(tmp_path):
-    (tmp_path / "file.toml").write_text(FILE)
-    compare = read_experiment(tmp_path / "file.toml").compare
-    assert compare.levels == (10,)
-    assert compare.accuracy == (0.8,)
-    assert compare.reference == "none"
-
-
 def test_repeats_are_seeds_or_folds():
     assert settings().repeats == [("seed=0",), ("seed=1",), ("seed=2",)]
     assert settings(seeds=[7]).repeats == [("seed=7",)]
@@ -36,10 +28,6 @@ def test_repeats_are_seeds_or_folds():
         ("data.folds=2", "data.fold=1"),
         ("data.folds=2", "data.fold=2"),
     ]
-
-
-def test_levels_wait_for_a_codec_that_asks_for_them():
-    assert settings(levels=[5]).levels == (5,)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from vfl.config import Experiment
-from vfl.config.run_folder import RunFolder, environment, new_run_name
-from vfl.core.errors import LostPeerError, RunFolderError
+from vfl.config.run_folder import RunFolder, environment
+from vfl.core.errors import RunFolderError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import FORMAT, read_json, read_lines, write_json
 from vfl.core.traffic import Ledger
@@ -180,22 +180,6 @@ def test_a_run_that_goes_well(folder):
     assert read_json(folder.path / "summary.json")["test_accuracy"] == 0.5  # for people
     traffic = (folder.path / "traffic.csv").read_text()
     assert traffic.splitlines()[1] == "bank,up,train,1,4,20,0.0"
-
-
-def test_a_run_that_fails_says_why(folder):
-    folder.fail(LostPeerError("party 'bank' went away", where="step 4"))
-    failure = json.loads((folder.path / "failure.json").read_text())
-    assert failure["code"] == "V405"
-    assert (failure["where"], failure["exit"]) == ("step 4", 3)
-    assert not (folder.path / "summary.json").exists()
-
-
-def test_a_party_has_a_place_of_its_own(folder):
-    assert folder.party("bank") == folder.path / "parties" / "bank"
-
-
-def test_names_sort_by_time():
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}-\d{3}_trial", new_run_name("trial"))
 
 
 def test_the_environment_names_what_a_repetition_needs(monkeypatch):

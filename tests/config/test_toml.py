@@ -1,6 +1,6 @@
 import pytest
 
-from vfl.config import Experiment, Locations, PartyFile
+from vfl.config import Experiment, Locations
 from vfl.core.errors import LostPeerError, MissingColumnError
 
 TEXT = """\
@@ -59,8 +59,3 @@ def test_mistakes_of_others_are_left_alone(locations):
     with pytest.raises(LostPeerError) as caught, locations.located(Experiment):
         raise LostPeerError("gone", where="codec")
     assert caught.value.where == "codec"
-
-
-def test_a_party_that_was_never_a_file_has_no_places():
-    party = PartyFile.model_validate({"party": "bank", "data": {"source": "a.csv", "id": "id"}})
-    assert party.locations == Locations()

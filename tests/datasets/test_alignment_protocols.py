@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl.core.errors import BadOptionError, ConsentError, MissingPackageError, ProtocolError
+from vfl.core.errors import BadOptionError, ConsentError, ProtocolError
 from vfl.datasets.alignment import ristretto
 from vfl.datasets.alignment.ids import DiskIds
 from vfl.datasets.alignment.protocols import (
@@ -45,10 +45,6 @@ def owns(*sets, bounds=None):
 
 def label_of(parties):
     return "label" if len(parties) > 2 else parties[-1].party
-
-
-def test_every_protocol_is_tested():
-    assert {spec.partition(":")[0] for spec in SPECS} == PROTOCOLS.own
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -310,18 +306,6 @@ def test_multiplications_commute_and_are_those_of_the_group():
         ristretto.multiply(bytes(32), left)
 
 
-def test_without_libsodium_the_cure_is_told(monkeypatch):
-    monkeypatch.setattr(ristretto, "_LIBRARIES", ("no-such-library",))
-    monkeypatch.setitem(__import__("sys").modules, "rbcl", None)
-    ristretto._functions.cache_clear()
-    try:
-        assert not ristretto.available()
-        with pytest.raises(MissingPackageError, match="libsodium"):
-            ristretto.points_of([b"a"])
-    finally:
-        ristretto._functions.cache_clear()
-
-
 def test_tags_are_keyed_blake2b():
     key = secrets.token_bytes(16)
     (tag,) = tags_of([b"7"], key)
@@ -418,18 +402,6 @@ def test_where_common_points_stand_does_not_tell_how_many_are_padding():
     )
     places = np.frombuffer(next(one for one in answers if len(one) == 81), "<u4", offset=1)
     assert places.max() > 40  # all below 40 by chance: once in 10^20
-
-
-@pytest.mark.parametrize("ids", [[], [b"a"], [b"", b"bc", b"", b"def"]])
-def test_ids_on_disk_read_like_a_list(ids, small):
-    kept = DiskIds(small)
-    kept.add(ids[:2])
-    kept.add(ids[2:])
-    assert len(kept) == len(ids)
-    assert list(kept) == ids
-    assert kept[1:3] == ids[1:3]
-    with pytest.raises(IndexError):
-        kept[len(ids)]
 
 
 @pytest.mark.parametrize("most", [1, 2, 30_000])

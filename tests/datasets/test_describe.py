@@ -1,14 +1,11 @@
 """What is found of a table whose owner says nothing: how it is written, what columns are."""
 
-import gzip
-
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import roc_auc_score
 
 from vfl.core.errors import DataError
-from vfl.datasets.describe import _auc, describe, tells_label
+from vfl.datasets.describe import describe, tells_label
 from vfl.datasets.sniff import sniff
 
 ROWS = 1000
@@ -68,16 +65,6 @@ def test_how_a_csv_is_written(written, how, want):
     ]
 
 
-def test_a_compressed_csv_and_parquet_are_found_alike(written, tmp_path):
-    csv = written()
-    (tmp_path / "small.csv.gz").write_bytes(gzip.compress(csv.read_bytes()))
-    kinds = [
-        [one.kind for one in describe(path).columns]
-        for path in (csv, tmp_path / "small.csv.gz", written("loans.parquet"))
-    ]
-    assert kinds[0] == kinds[1] == kinds[2]
-
-
 def test_every_kind_of_column(written):
     report = describe(written(), label="paid")
     kinds = {one.name: (one.kind, one.inputs) for one in report.columns}
@@ -122,27 +109,6 @@ def test_a_column_of_noise_never_tells_the_label():
         assert all(0.35 < one.score < 0.65 for one in report.columns if one.score is not None)
 
 
-def test_the_area_as_scikit_learn_has_it():
-    draw = np.random.default_rng(2)
-    scores, positive = draw.integers(0, 9, 500).astype(float), draw.random(500) < 0.3
-    area, error = _auc(scores, positive)
-    assert area == pytest.approx(roc_auc_score(positive, scores))
-    again = [draw.integers(0, 500, 500) for _ in range(400)]
-    spread = np.std([_auc(scores[rows], positive[rows])[0] for rows in again])
-    assert error == pytest.approx(spread, rel=0.25)
-
-
-def test_a_regression_is_scored_by_what_it_explains():
-    draw = np.random.default_rng(3)
-    x = draw.normal(size=2000)
-    frame = pd.DataFrame({"id": range(2000), "x": x, "z": draw.normal(size=2000), "y": 3 * x})
-    report = describe(frame, label="y")
-    scores = {one.name: one.score for one in report.columns}
-    assert report.task == "regression"
-    assert scores["x"] > 0.95
-    assert abs(scores["z"]) < 0.1
-
-
 def test_another_partys_columns_tell_the_label_too():
     frame = lent()
     ids = frame["customer"].astype(int)
@@ -160,19 +126,6 @@ def test_signs_of_a_missing_cell(tmp_path):
     report = describe(tmp_path / "odd.csv")
     assert set(report.form.missing) == {"?", "-"}
     assert {one.name: one.kind for one in report.columns}["size"] == "number"
-
-
-@pytest.mark.parametrize(
-    ("ids", "want"),
-    [
-        (["00050379", "79499", "59342"], "number"),
-        ([79499.0, 3.0, 17.0], "number"),
-        (["A1", "B2", "C3"], "text"),
-    ],
-)
-def test_ids_of_several_types(ids, want):
-    report = describe(pd.DataFrame({"x": [0.5, 1.5, 0.25], "number": ids}))
-    assert (report.id, report.form.id_type) == ("number", want)
 
 
 def test_dates_that_two_readings_fit_are_told():
@@ -208,14 +161,6 @@ def test_a_table_whose_ids_repeat_is_refused_with_counts():
     with pytest.raises(DataError, match="no column of this table names its rows") as caught:
         describe(frame)
     assert caught.value.got == "'customer_id': 1 missing, 2 different ids, 4 rows"
-
-
-@pytest.mark.parametrize(("text", "said"), [("", "is empty"), ("id,a\n", "has no rows")])
-def test_a_file_with_nothing_in_it_says_so(tmp_path, text, said):
-    (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(DataError, match=said) as caught:
-        describe(tmp_path / "t.csv")
-    assert "again" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,3 @@ def test_numbers_in_any_unit(columns):
     for unit in (1.0, 1e-9, 1e9):
         found = doubts._explained(cells, unit * hidden, HALF)
         assert found == pytest.approx(expected, abs=0.01)
-
-
-def test_a_column_that_never_varies_tells_nothing():
-    cells, hidden = np.zeros((2 * HALF, 2), np.float32), drawn(1)[1]
-    assert doubts._explained(cells, hidden, HALF) == pytest.approx(0, abs=0.05)
-    assert doubts._recognised(cells, (hidden > 0).astype(int), HALF, 2) == 0.5

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import gzip
-import sys
 import tempfile
 from functools import partial
-from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
@@ -41,12 +39,6 @@ def test_ids_keep_their_leading_zeros_and_own_signs_of_missing_cells_are_read(tm
     assert frame["age"].isna().tolist() == [True, False]
 
 
-def test_a_frame_passes_with_its_names_as_text():
-    assert list(read_table(pd.DataFrame([[1, 2]])).columns) == ["0", "1"]
-    frame = pd.DataFrame({"a": [1]})
-    assert read_table(frame) is frame
-
-
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(MissingDataError, match="no such table") as caught:
         read_table(tmp_path / "loans.csv")
@@ -76,20 +68,6 @@ def test_bytes_that_are_no_table_are_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x1f\x8b\x08\xff\xfe\x00\x81")
     with pytest.raises(DataError, match="cannot be read"):
         read_table(tmp_path / name)
-
-
-def test_two_columns_of_one_name_in_a_frame_are_refused():
-    with pytest.raises(DataError, match="same name"):
-        read_table(pd.DataFrame([[1, 2]], columns=["a", "a"]))
-
-
-def test_a_column_without_a_name_is_told_as_that(tmp_path):
-    """pandas writes such a file when its index goes along."""
-    file = tmp_path / "with_index.csv"
-    pd.DataFrame({"age": [1, 2]}).to_csv(file)
-    with pytest.raises(DataError, match="name") as caught:
-        read_table(file)
-    assert "cannot be read as a table" not in str(caught.value)
 
 
 @pytest.fixture
@@ -133,12 +111,6 @@ def test_a_large_table_gives_a_party_what_the_whole_frame_gives(large, monkeypat
     assert got.encoder == want.encoder
     assert got.ids.tolist() == want.ids.tolist()
     assert got.ids_digest == want.ids_digest
-
-
-def test_texts_late_in_a_csv_make_the_whole_column_text(large, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK_ROWS", 8)
-    late = read_table(large / "a.csv")["late"]
-    assert late.tolist() == ["7"] * 40 + ["eight"] * 10
 
 
 @pytest.mark.parametrize("tail", ["1,2,3\n", '"1,2\n'], ids=["long line", "open quote"])
@@ -214,19 +186,6 @@ def test_pieces_join_to_what_one_reading_gives(first, second):
     for _ in range(2):  # and again
         found = table["x"]
         pd.testing.assert_series_equal(found.where(found.notna(), np.nan), want)
-
-
-def test_missing_flags_stay_flags():
-    table = spill_of(pd.DataFrame({"x": [True, None]}), pd.DataFrame({"x": [np.nan, np.nan]}))
-    assert table["x"].tolist() == [True, None, None, None]
-
-
-def test_pieces_of_other_kinds_are_named():
-    table = spill_of(
-        pd.DataFrame({"a": [1, 2], "b": [True, False], "c": [1.0, 2.0]}),
-        pd.DataFrame({"a": ["x", "y"], "b": [1, 2], "c": [3, 4]}),
-    )
-    assert table.mixed() == ["a", "b"]
 
 
 def test_the_file_has_no_name(tmp_path, monkeypatch):
@@ -316,15 +275,6 @@ def test_the_parquet_files_of_a_folder_are_one_table(tmp_path, scheme):
     torch.testing.assert_close(data.inputs[:], same.inputs)
 
 
-def test_a_file_is_named_by_its_url_too(tmp_path):
-    pytest.importorskip("fsspec")
-    frame = pd.DataFrame({"id": ["a", "b"], "x": [1.0, 2.0]})
-    frame.to_parquet(tmp_path / "loans.parquet")
-    pd.testing.assert_series_equal(read_table(f"file://{tmp_path}/loans.parquet")["x"], frame["x"])
-    with pytest.raises(DataError, match="object store does not give"):
-        read_table(f"file://{tmp_path}/none.parquet")
-
-
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_folder_that_is_no_table_is_refused(tmp_path, scheme):
     if scheme:
@@ -341,20 +291,3 @@ def test_a_folder_that_is_no_table_is_refused(tmp_path, scheme):
     with pytest.raises(DataError, match="table") as caught:
         read_table(f"{scheme}{tmp_path}")
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("source", ["s3://loans/table.parquet", "file:///loans/table.parquet"])
-def test_without_fsspec_a_store_says_what_to_install(monkeypatch, source):
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(MissingDataError, match=r"vfl\[storage\]") as caught:
-        read_table(source)
-    assert caught.value.got == source.partition("://")[0]
-
-
-def test_a_store_without_its_own_package_says_so_too():
-    """fsspec is here, and knows s3, but s3fs is not."""
-    pytest.importorskip("fsspec")
-    if find_spec("s3fs"):
-        pytest.skip("s3fs is installed")
-    with pytest.raises(MissingDataError, match="s3fs"):
-        read_table("s3://loans/table.parquet")

@@ -14,7 +14,6 @@ from vfl.datasets.alignment.ids import (
     prefixes,
     read_ids,
 )
-from vfl.datasets.files import read_table
 
 EXAMPLES = {
     "plain": [("00050379", "00050379"), ("a B", "a B")],
@@ -76,15 +75,6 @@ def test_rules_act_from_left_to_right():
 def test_a_rule_that_is_none_is_refused(spec, error):
     with pytest.raises(error):
         make_rules(spec)
-
-
-def test_ids_keep_their_zeros_and_numbers_lose_their_point(tmp_path):
-    (tmp_path / "a.csv").write_text("id,x\n00050379,1\n 7,2\n")
-    assert read_ids(read_table(tmp_path / "a.csv", text_columns=["id"]), "id", "us").tolist() == [
-        "00050379",
-        "7",
-    ]
-    assert read_ids(pd.DataFrame({"id": [79499.0, 2.0]}), "id", "us").tolist() == ["79499", "2"]
 
 
 def test_columns_of_a_composite_id_follow_the_rules_each():

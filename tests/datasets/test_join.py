@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfl.core.errors import MisalignedError, MissingColumnError
-from vfl.datasets.alignment.join import align, id_format, sort_by_id
+from vfl.core.errors import MisalignedError
+from vfl.datasets.alignment.join import align, sort_by_id
 from vfl.datasets.party import digest_of
 
 IDS = st.lists(st.integers(0, 60), min_size=1, max_size=40, unique=True)
@@ -44,17 +44,6 @@ def test_each_party_alone_gets_the_order_of_the_joint_form():
         digests.add(digest_of(found))
     assert digests == {digest_of(align(frames, "id").ids)}
     assert digest_of(np.array(sorted(ids)[1:])) not in digests
-
-
-def test_numbers_and_texts_of_the_same_ids_meet():
-    frames = {
-        "bank": table([3, 1, 20], x=[3, 1, 20]),
-        "shop": table(["20", " 3", "1"], x=[20, 3, 1]),
-        "post": table([1.0, 20.0, 3.0], x=[1, 20, 3]),
-    }
-    for id_type, order in (("text", [1, 20, 3]), ("number", [1, 3, 20])):
-        aligned = align(frames, "id", id_type)
-        assert {tuple(frame["x"]) for frame in aligned.frames.values()} == {tuple(order)}
 
 
 def test_leading_zeros_meet_as_numbers_only():
@@ -122,24 +111,3 @@ def test_ids_that_are_no_numbers_are_refused_as_numbers():
             sort_by_id(table(["1", odd]), "id", "party 'bank'", "number")
         assert 'id_type = "text"' in str(caught.value)
         assert caught.value.__suppress_context__
-
-
-def test_a_table_without_the_id_column():
-    with pytest.raises(MissingColumnError, match="the id column of party 'a'") as caught:
-        align({"a": table([1])}, "idd")
-    assert "did you mean 'id'?" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("ids", "text"),
-    [
-        ([5, 123], "whole numbers"),
-        (["5", "123"], "whole numbers"),
-        (["05", "12"], "text of 2 digits, zeros in front"),
-        (["ab", "c"], "text of 1 to 2 characters"),
-        (pd.Series([], dtype=object), "no rows"),
-        (pd.Series([], dtype=str), "no rows"),
-    ],
-)
-def test_formats_are_described_without_an_id(ids, text):
-    assert id_format(pd.Series(ids)) == text

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 
 from vfl.core.errors import (
@@ -82,36 +82,6 @@ def test_digits_halves_at_two_parties_and_labels_at_a_third():
     assert len({party.row_digest("s") for party in data.values()}) == 1
 
 
-def test_a_label_party_with_columns_of_its_own():
-    data = load_bundled("digits", ["bank", "shop"], seed=0, label_party="bank", flatten=True)
-    assert list(data) == ["bank", "shop"]
-    assert data["bank"].inputs.shape == (1797, 32)
-    assert data["bank"].labels is not None
-    want = load_digits().images[:, :, :4].reshape(1797, -1) / 16
-    np.testing.assert_array_equal(data["bank"].inputs.numpy(), want)
-
-
-def test_64_parties_share_flat_digits_pixel_column_by_pixel_column():
-    parties = [f"p{n}" for n in range(64)]
-    data = load_bundled("digits", parties, seed=0, label_party="p0", flatten=True, limit=50)
-    whole = torch.cat([data[party].inputs for party in parties], dim=1)
-    want = load_digits().images[:50].transpose(0, 2, 1).reshape(50, 64) / 16
-    np.testing.assert_array_equal(whole.numpy(), want)
-    with pytest.raises(DataError, match="cannot share"):
-        load_bundled("digits", parties, seed=0, label_party="p0")
-
-
-def test_breast_cancer_is_standardised_by_its_training_rows():
-    data = load_bundled("breast_cancer", ["a", "b", "c"], seed=1, label_party="a")
-    cells = load_breast_cancer().data
-    train = data["a"].split.train
-    want = StandardScaler().fit(cells[train]).transform(cells)
-    whole = torch.cat([data[party].inputs for party in "abc"], dim=1)
-    np.testing.assert_allclose(whole.numpy(), want, rtol=1e-4, atol=1e-5)
-    assert data["a"].classes == ("malignant", "benign")
-    assert int((data["a"].labels == 1).sum()) == 357
-
-
 def test_mnist_keeps_its_own_test_rows(data_root):
     data = load_bundled(
         "mnist", ["left", "right"], seed=0, label_party="top", root=data_root, limit=700
@@ -148,14 +118,6 @@ def test_one_table_dealt_to_two_parties():
     assert data["shop"].labels.tolist() == (ordered["paid"] == "yes").astype(int).tolist()
     assert data["bank"].labels is None
     assert data["bank"].encoder.names == ("income", "loan_a", "loan_b")
-
-
-def test_a_label_party_without_columns_and_rows_without_ids():
-    data = load_two(customers(), id_column="", label_party="lender")
-    assert list(data) == ["bank", "shop", "lender"]
-    assert data["lender"].inputs is None
-    assert data["lender"].ids is None
-    assert data["lender"].labels.tolist() == (customers()["paid"] == "yes").astype(int).tolist()
 
 
 def test_test_rows_do_not_reach_the_encoder():
@@ -263,14 +225,6 @@ def test_each_party_alone_loads_what_the_joint_form_gives_it(tables):
     assert bank.row_digest("s") == shop.row_digest("s") == joint["bank"].row_digest("s")
 
 
-def test_tables_of_other_rows_have_another_digest(tables):
-    whole = load_own("bank", OwnTable(tables["bank"], "id", ["age"]), None, Dealing(0))
-    fewer = load_own("bank", OwnTable(tables["bank"].iloc[1:], "id", ["age"]), None, Dealing(0))
-    other = tables["bank"].replace({"id": {"c007": "c777"}})
-    changed = load_own("bank", OwnTable(other, "id", ["age"]), None, Dealing(0))
-    assert len({party.row_digest("s") for party in (whole, fewer, changed)}) == 3
-
-
 def test_pixel_columns_become_pictures_of_the_party(tmp_path):
     data = load_bundled("digits", ["left", "right"], seed=0, label_party="top", flatten=True)
     pixels = pd.DataFrame(data["left"].inputs.numpy()).add_prefix("pixel_")
@@ -301,23 +255,6 @@ def test_prediction_uses_the_encoder_of_the_training(tables, tmp_path):
     assert new.labels is None
 
 
-def test_prediction_of_a_party_without_inputs_and_of_one_that_lacks_a_column(tables):
-    assert load_for_prediction("shop", tables["shop"], "id", None).inputs is None
-    bank = load_own("bank", OwnTable(tables["bank"], "id", ["age"]), None, Dealing(0))
-    with pytest.raises(MissingColumnError, match="age"):
-        load_for_prediction("bank", tables["shop"], "id", bank.encoder)
-
-
-def test_both_kinds_of_encoder_are_read_again(tables):
-    frame = pd.DataFrame(np.random.default_rng(0).random((30, 4)), columns=list("wxyz"))
-    flat = load_own("a", OwnTable(frame, "", ["*"]), None, Dealing(0)).encoder
-    pictures = load_own("a", OwnTable(frame, "", ["*"], shape=(1, 2, 2)), None, Dealing(0)).encoder
-    for encoder in (flat, pictures):
-        again = read_encoder(encoder.to_json())
-        assert again == encoder
-        np.testing.assert_array_equal(again.transform(frame), encoder.transform(frame))
-
-
 def test_what_a_party_may_not_ask(tables):
     with pytest.raises(DataError, match="neither columns nor a label"):
         load_own("bank", OwnTable(tables["bank"], "id", ()), None, Dealing(0))
@@ -338,18 +275,3 @@ def test_columns_are_covered_in_order_and_evenly(parties, extra):
     assert [name for own in owned.values() for name in own] == columns
     sizes = [len(own) for own in owned.values()]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_strips_side_by_side_are_the_picture():
-    want = load_digits().images[:30, None] / 16
-    for count in range(1, 9):
-        parties = [str(n) for n in range(count)]
-        data = load_bundled("digits", parties, 0, "0", limit=30)
-        whole = torch.cat([data[party].inputs for party in parties], dim=-1)
-        np.testing.assert_array_equal(whole.numpy(), want)
-
-
-@pytest.mark.parametrize("parties", [["a", "b", "c"], [], ["a", "a"]])
-def test_more_parties_than_columns_none_or_the_same_twice(parties):
-    with pytest.raises(DataError, match="cannot share these columns"):
-        partition_columns(["x", "y"], parties)

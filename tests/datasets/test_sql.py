@@ -11,7 +11,6 @@ from vfl.core.storage import database_beside
 from vfl.datasets import Dealing, OwnTable, TableFormat, load_own
 from vfl.datasets.describe import describe
 from vfl.datasets.files import Spill, column_names, read_table
-from vfl.datasets.sql import query_blocks
 
 ROWS = 20_000
 
@@ -60,13 +59,6 @@ def test_the_rows_of_a_query(database, loans):
     none = TableFormat(query="SELECT * FROM loans WHERE x > 500")
     assert len(read_table(database, none)) == 0
     assert column_names(database, none) == ["id", "x", "town", "day"]
-
-
-def test_blocks_have_the_rows_that_are_asked_for(database):
-    sizes = [len(block) for block in query_blocks(database, QUERY, 3000)]
-    assert sizes[:6] == [3000] * 6
-    assert sum(sizes) == ROWS
-    assert max(sizes) <= 3000
 
 
 def test_a_party_describes_and_loads_it(database):
@@ -118,16 +110,16 @@ def test_what_is_not_installed_is_named(monkeypatch):
     assert "vfl[sql]" in caught.value.fix
 
 
+def test_an_address_without_a_driver_of_adbc_is_told_which_have_one():
+    with pytest.raises(DataError, match="no driver") as caught:
+        read_table("adbc+oracle://me:secret@host/loans", TableFormat(query="SELECT 1"))
+    assert "secret" not in str(caught.value)
+    assert "adbc+postgresql://" in caught.value.want
+
+
 def test_a_file_lies_beside_the_party_file(tmp_path):
     assert database_beside("sqlite:///a.db", tmp_path) == f"sqlite:///{tmp_path}/a.db"
     assert database_beside("sqlite:////x/a.db", tmp_path) == "sqlite:////x/a.db"
     assert database_beside("adbc+sqlite:///a.db", tmp_path) == f"adbc+sqlite:///{tmp_path}/a.db"
     for source in ("duckdb:", "duckdb:${PLACE}/a.db", "sqlite:///:memory:", "postgresql://host/a"):
         assert database_beside(source, tmp_path) == source
-
-
-def test_an_address_without_a_driver_of_adbc_is_told_which_have_one():
-    with pytest.raises(DataError, match="no driver") as caught:
-        read_table("adbc+oracle://me:secret@host/loans", TableFormat(query="SELECT 1"))
-    assert "secret" not in str(caught.value)
-    assert "adbc+postgresql://" in caught.value.want

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from vfl.core.errors import DataError, MisalignedError, TooFewRowsError
+from vfl.core.errors import DataError, MisalignedError
 from vfl.datasets import Dealing, Label, OwnTable, TableFormat, load_own, load_table
 from vfl.datasets.alignment.gaps import Found
 from vfl.datasets.alignment.ids import OwnIds
@@ -186,49 +186,6 @@ def test_too_many_categories_end_before_they_fill_memory(frame, place):
     assert "c0" not in str(error.value)
 
 
-def test_labels_are_checked_as_in_memory(frame, place):
-    for changed in (frame.assign(paid="yes"), frame.assign(paid=frame["paid"].mask(frame.owner))):
-        with pytest.raises(DataError) as kept:
-            own(changed)
-        with pytest.raises(DataError) as disk:
-            own(changed, place)
-        assert str(disk.value) == str(kept.value)
-
-
-def test_none_of_the_training_rows_is_here(frame, place):
-    held = np.zeros(ROWS, dtype=bool)
-    found = Found(np.full(ROWS, -1), ROWS // 2, {"bank": held})
-    agreed = Agreed("a", ("bank", "label"), "plain", "p", "token")
-    by = Alignment.of("bank", agreed, 1, "s", own_ids(frame["text"]), found)
-    with pytest.raises(TooFewRowsError):
-        own(frame, place, label=None, alignment=by)
-
-
-def test_a_sample_gives_edges_where_rows_are_more(frame, place, monkeypatch):
-    """Edges and medians of a third of the rows; means, spreads and categories of all."""
-    monkeypatch.setattr("vfl.datasets.encode.SAMPLE_ROWS", ROWS // 4)
-    form = TableFormat(bins=4)
-    kept, disk = (own(frame, where, form=form).encoder.columns for where in (None, place))
-    for left, right in zip(kept, disk, strict=True):
-        assert left.name == right.name
-        if left.name == "income":
-            assert right.edges != left.edges
-            assert np.allclose(left.edges[1:-1], right.edges[1:-1], atol=0.2)
-    monkeypatch.undo()
-    plain, sampled = (own(frame, where).encoder.columns for where in (None, place))
-    since = [column for column in (*plain, *sampled) if column.name == "since"]
-    assert since[0].scale == pytest.approx(since[1].scale, rel=1e-12)
-
-
-def test_no_row_of_the_session_is_here(frame, place):
-    encoder = own(frame).encoder
-    found = Found(np.full(5, -1), 2, {"bank": np.zeros(5, dtype=bool)})
-    agreed = Agreed("a", ("bank", "label"), "plain", "p", "token")
-    by = Alignment.of("bank", agreed, 1, "s", own_ids(frame["text"]), found)
-    with pytest.raises(DataError, match="none of the rows"):
-        load_for_prediction("bank", frame, "text", encoder, None, by, place)
-
-
 def test_the_files_have_no_name_and_are_the_owners(frame, place):
     data = own(frame, place)
     assert os.stat(place.folder).st_mode & 0o777 == 0o700
@@ -316,3 +273,28 @@ def test_ids_in_no_order_are_put_in_order_in_a_quarter_of_the_memory_that_is_set
         tracemalloc.stop()
     assert np.array_equal(order.ids[:], np.arange(500_000))
     assert peak < memory / 4
+
+
+def test_a_sample_gives_edges_where_rows_are_more(frame, place, monkeypatch):
+    """Edges and medians of a third of the rows; means, spreads and categories of all."""
+    monkeypatch.setattr("vfl.datasets.encode.SAMPLE_ROWS", ROWS // 4)
+    form = TableFormat(bins=4)
+    kept, disk = (own(frame, where, form=form).encoder.columns for where in (None, place))
+    for left, right in zip(kept, disk, strict=True):
+        assert left.name == right.name
+        if left.name == "income":
+            assert right.edges != left.edges
+            assert np.allclose(left.edges[1:-1], right.edges[1:-1], atol=0.2)
+    monkeypatch.undo()
+    plain, sampled = (own(frame, where).encoder.columns for where in (None, place))
+    since = [column for column in (*plain, *sampled) if column.name == "since"]
+    assert since[0].scale == pytest.approx(since[1].scale, rel=1e-12)
+
+
+def test_no_row_of_the_session_is_here(frame, place):
+    encoder = own(frame).encoder
+    found = Found(np.full(5, -1), 2, {"bank": np.zeros(5, dtype=bool)})
+    agreed = Agreed("a", ("bank", "label"), "plain", "p", "token")
+    by = Alignment.of("bank", agreed, 1, "s", own_ids(frame["text"]), found)
+    with pytest.raises(DataError, match="none of the rows"):
+        load_for_prediction("bank", frame, "text", encoder, None, by, place)

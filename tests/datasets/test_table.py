@@ -138,11 +138,3 @@ def test_rows_of_a_part_come_in_its_order_whatever_the_table(name):
         blocks = list(column_blocks(part, name))
         assert list(map(len, blocks)) == [2, 2]
         pd.testing.assert_series_equal(pd.concat(blocks, ignore_index=True), want)
-
-
-def test_a_part_of_a_part_has_its_own_columns_and_rows():
-    part = Part.of(Part.of(Blocks(), np.array([3, 1, 0])), np.array([2, 0]), ["real"])
-    assert list(part.columns) == ["real"]
-    assert len(part) == 2
-    assert part["real"].tolist() == [1.5, 0.25]
-    assert part.table.__class__ is Blocks

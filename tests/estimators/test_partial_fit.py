@@ -68,19 +68,6 @@ def test_a_regression_goes_on_too():
     np.testing.assert_array_equal(parted.predict(X), whole.predict(X))
 
 
-def test_it_learns_from_parts_that_come_one_by_one(digits):
-    X, y = digits
-    model = VFLClassifier(2, random_state=0, learning_rate=5e-3)
-    parts = np.array_split(np.arange(1500), 15)
-    scores = []
-    for _ in range(3):
-        for part in parts:
-            model.partial_fit(X[part], y[part], classes=range(10))
-        scores.append(model.score(X[1500:], y[1500:]))
-    assert scores[-1] > max(0.8, scores[0])
-    assert [record["epoch"] for record in model.history_] == list(range(1, 46))
-
-
 def test_numbers_keep_the_scale_of_the_first_call():
     X = np.linspace(-1, 1, 200)[:, None]
     y = 1000 + 100 * X[:, 0]
@@ -117,14 +104,6 @@ def test_what_it_is_told_must_fit(digits):
     assert caught.value.got == "3 of 5 rows"
     with pytest.raises(ValueError, match="features"):
         model.partial_fit(X[:, :9], y)
-
-
-def test_fit_starts_anew(digits):
-    X, y = digits
-    model = VFLClassifier(1, epochs=1, random_state=0)
-    first = model.fit(X, y).predict_proba(X)
-    again = calls(model, 1, X, y).fit(X, y).predict_proba(X)
-    np.testing.assert_array_equal(again, first)
 
 
 @pytest.mark.parametrize("asked", [{"patience": 2}, {"keep": "best"}])

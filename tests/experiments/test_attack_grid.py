@@ -1,12 +1,8 @@
 """A grid of attacks: what it does, keeps, does anew, and its table after a kill."""
 
 import json
-import re
-import runpy
 import shutil
-import sys
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -20,19 +16,13 @@ from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, attack_runner
 from vfl.experiments.attack_grid import draw_pictures, grid_cells
 from vfl.experiments.cells import PICTURES, grid_settings_of
-from vfl.experiments.comparison import comparison_of
 from vfl.experiments.leaderboard import in_measure, leaderboard
 from vfl.experiments.pages import write_results
 from vfl.experiments.results import LoadedGrid, records_of
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import (
     SCORES,
-    TRAINED,
-    AttackJob,
-    AttackPlan,
-    ScoreRecord,
     ScoresFile,
-    baselines_of,
 )
 from vfl.experiments.study import Results
 from vfl.training.run import load_data, train
@@ -81,11 +71,6 @@ def test_a_codec_is_a_victim_like_a_defense():
         ("layer_norm", "layer_norm", "none"),
         ("topk:k=2", "none", "topk:k=2"),
     ]
-
-
-def test_the_plain_model_is_not_asked_for_as_a_codec():
-    with pytest.raises(ValueError, match="undefended model is a victim anyway"):
-        tiny(codecs=["none"])
 
 
 def test_a_codec_that_does_not_fit_the_cut_is_told_before_anything_is_trained():
@@ -141,12 +126,6 @@ def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):
     )  # a draw of its own for each victim
 
 
-def test_attacks_get_better_with_more_labels(whole):
-    rows = [row for row in in_measure(LoadedGrid(whole).attacks, "accuracy") if row.k]
-    few, many = (sum(row.value for row in rows if row.k == k) for k in (1, 3))
-    assert few < many
-
-
 def test_what_is_done_is_not_done_again(whole, tmp_path, monkeypatch):
     folder, before = copied(whole, tmp_path / "again"), timeless(whole)
     monkeypatch.setattr(attack_runner, "run_attack", None)
@@ -171,29 +150,13 @@ def test_a_grid_that_grows_does_only_what_is_new(whole, tmp_path, monkeypatch):
     assert {row.k for row in LoadedGrid(folder).attacks} == {0, 3}
 
 
-def test_other_rows_are_attacked_anew(whole, tmp_path):
+@pytest.mark.parametrize(
+    "other", [with_overrides(tiny(), ["data.rows=399"]), tiny(leaks_from="validation")]
+)
+def test_scores_of_other_rows_or_another_setting_are_not_shown(whole, tmp_path, other):
     folder = copied(whole, tmp_path / "other")
-    other = with_overrides(tiny(seeds=[0]), ["data.rows=399"])
     written(folder.path, other)
     assert LoadedGrid(folder).attacks == []
-    assert run_cells(folder, folder.cells()) == []
-    assert len(in_measure(LoadedGrid(folder).attacks, "accuracy")) == 10
-
-
-def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
-    folder = copied(whole, tmp_path / "setting")
-    other = tiny(leaks_from="validation")
-    written(folder.path, other)
-    assert LoadedGrid(folder).attacks == []
-
-
-def test_an_attack_that_changes_is_tried_anew(whole, tmp_path, monkeypatch):
-    folder, tried = copied(whole, tmp_path / "code"), []
-    monkeypatch.setattr(attack_runner, "code_of", lambda *modules: "another")
-    plain = attack_runner.run_attack
-    monkeypatch.setattr(attack_runner, "run_attack", lambda *all_: tried.append(1) or plain(*all_))
-    assert run_cells(folder, folder.cells()[1:2]) == []
-    assert len(tried) == 5
 
 
 def test_scores_of_code_that_is_no_more_are_in_no_verdict(whole, tmp_path, monkeypatch):
@@ -259,32 +222,6 @@ def test_results_are_files_and_rows(whole):
     assert "| none " in shown
 
 
-def test_a_cell_that_fails_stops_no_other(tmp_path):
-    wild = with_overrides(tiny(seeds=[0]), ["train.optimizer=sgd", "train.learning_rate=1e6"])
-    folder = written(tmp_path / "wild", wild)
-    failed = run_cells(folder, folder.cells())
-    assert "none" in [ended.cell.victim for ended in failed]
-    assert "baselines" not in [ended.cell.victim for ended in failed]
-    table, _ = write_results(folder)
-    assert "cells failed and are left out" in table
-
-
-def test_a_cell_that_fails_now_shows_nothing_of_earlier_settings(whole, tmp_path):
-    folder = copied(whole, tmp_path / "grown")
-    larger = tiny(leaks=[1, 5000])
-    written(folder.path, larger)
-    assert len(run_cells(folder, folder.cells())) == 6
-    assert LoadedGrid(folder).attacks == []
-    assert write_results(folder)[0] == "6 of 6 cells failed and are left out\n"
-
-
-def test_fewer_leaks_and_draws_show_fewer_rows(whole, tmp_path):
-    folder = copied(whole, tmp_path / "fewer")
-    smaller = tiny(leaks=[3], draws=1)
-    written(folder.path, smaller)
-    assert {(row.k, row.draw) for row in LoadedGrid(folder).attacks} == {(3, 0), (0, 0)}
-
-
 def test_mistakes_are_told_before_anything_is_trained(tmp_path):
     with pytest.raises(ConfigError, match="no feature party has that name"):
         grid_cells(tiny(party="label"))
@@ -294,56 +231,12 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path):
         grid_settings_of(Experiment.model_validate(CONTENT | {"grid": None}))
 
 
-def test_a_folder_holds_a_grid_of_one_kind(whole, tmp_path):
-    folder = copied(whole, tmp_path / "kind")
-    codecs = Experiment.model_validate(
-        CONTENT | {"grid": None, "compare": {"codecs": ["none"], "seeds": [0]}}
-    )
-    with pytest.raises(RunFolderError, match="a grid of another kind, attacks"):
-        folder.write(codecs, comparison_of(codecs).cells, "vfl compare attacked.toml")
-
-
-def test_the_cells_of_a_comparison_keep_their_names():
-    """A table [grid] beside [compare] changes no cell."""
-    codecs = {"compare": {"codecs": ["none"], "seeds": [0]}}
-    both = Experiment.model_validate(CONTENT | codecs)
-    one = Experiment.model_validate(CONTENT | codecs | {"grid": None})
-    assert comparison_of(both).cells == comparison_of(one).cells
-
-
 def test_the_undefended_model_is_always_a_victim():
     assert GridSettings(defenses="layer_norm").victims == ("none", "layer_norm")
     assert GridSettings(defenses=["layer_norm", "none"]).victims == ("none", "layer_norm")
     assert GridSettings(attacks=["thesis", "svm", "kmeans"]).attack_specs == (
         "fine_tuning", "kmeans", "svm",
     )  # fmt: skip
-
-
-def test_trials_of_one_leak_stand_together():
-    plan = AttackPlan(["a", "b"], ["c"], [1, 5], 2)
-    assert plan.on_victim() == [
-        AttackJob("c", 0, 0),
-        *(AttackJob(spec, k, draw) for draw in (0, 1) for k in (1, 5) for spec in "ab"),
-    ]
-    baselines = plan.baselines(["scratch", "pca"])
-    assert {(one.attack, one.bottom) for one in baselines} == {
-        ("scratch", "raw"), ("a", "pca"), ("b", "pca"), ("c", "raw"), ("c", "pca"),
-    }  # fmt: skip
-    assert AttackPlan([], ["c"], [1], 1).baselines(["scratch"]) == [AttackJob("c", 0, 0, "raw")]
-    asked = [*baselines_of(AttackJob("a", 5, 1), ["scratch", "pca"]).values()]
-    assert set(asked) <= set(baselines)
-    assert baselines_of(AttackJob("c", 0, 0), ["scratch"]) == {
-        "scratch": AttackJob("c", 0, 0, "raw")
-    }
-
-
-def test_label_free_bottoms_meet_the_attacks_that_were_named():
-    attempts = AttackPlan(["a", "b"], ["c", "d"], [1], 1, unseen=frozenset("bd"))
-    baselines = attempts.baselines(["scratch", "raw", "pca"])
-    assert {(one.attack, one.bottom) for one in baselines} == {
-        ("scratch", "raw"), ("c", "raw"), ("d", "raw"), ("a", "raw"), ("a", "pca"), ("c", "pca"),
-    }  # fmt: skip
-    assert len(set(baselines)) == len(baselines)
 
 
 def test_attacks_that_label_free_bottoms_do_not_meet_stand_beside_the_others_baselines(tmp_path):
@@ -378,18 +271,6 @@ def test_damaged_scores_are_told(tmp_path):
         ScoresFile(tmp_path)
 
 
-def test_a_score_is_on_disk_when_it_is_added(tmp_path):
-    one = ScoreRecord("k", "kmeans", TRAINED, 0, 0, "matched_accuracy", 0.5, 0.1, "A party.", 0.1)
-    ScoresFile(tmp_path / "run").add(one)
-    assert ScoresFile(tmp_path / "run").get("k") == one
-    assert ScoresFile(tmp_path / "run").get("other") is None
-
-
-def test_only_victims_of_the_first_seed_are_drawn(whole):
-    drawn = [path.parent.name.split("-")[0:2] for path in whole.path.rglob("pictures.json")]
-    assert sorted(drawn) == [["layer_norm", "seed0"], ["none", "seed0"]]
-
-
 def test_cuts_are_drawn_of_the_party_that_attacks(tmp_path):
     asked = tiny().model_copy(update={"parties": dict.fromkeys("ab", tiny().parties["client"])})
     data = load_data(asked)
@@ -401,19 +282,3 @@ def test_cuts_are_drawn_of_the_party_that_attacks(tmp_path):
         drawn.setdefault(party, []).append((found["party"], found["same"]))
     assert [found[0] for found in drawn["b"]] == ["b", "b"]
     assert drawn["a"][0][1] != drawn["b"][0][1] == drawn["b"][1][1]
-
-
-def test_a_script_draws_the_cuts_alone(whole, tmp_path, monkeypatch):
-    script, page = Path(__file__).parents[2] / "scripts" / "draw_cuts.py", tmp_path / "cuts.html"
-    monkeypatch.setattr(sys, "argv", [str(script), str(whole.path), str(page)])
-    runpy.run_path(str(script), run_name="__main__")
-    assert re.findall("<figcaption>([^<]+)", page.read_text()) == [
-        "Angles, none", "Angles, layer_norm", "t-SNE, none", "t-SNE, layer_norm",
-    ]  # fmt: skip
-
-
-def test_the_owner_trained_in_the_sentence(tmp_path):
-    folder = played(tmp_path / "owner", tiny(trained_by="owner", seeds=[0], attacks=["kmeans"]))
-    assert all(
-        row.threat.endswith("the owner trained both halves.") for row in LoadedGrid(folder).attacks
-    )

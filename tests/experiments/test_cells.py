@@ -43,25 +43,6 @@ def test_a_plug_in_of_a_package_stands_on_its_package(digest):
     assert digest("pack.mine", {"pack/more.py": "y = 1"}) != first
 
 
-def test_an_attack_stands_on_what_it_takes_from_other_rooms(monkeypatch):
-    read = []
-    source = identity._source
-
-    def noted(name):
-        read.append(name)
-        return source(name)
-
-    monkeypatch.setattr(identity, "_source", noted)
-    identity.code_of("vfl.attacks.labels.principal")
-    assert {"vfl.attacks.base", "vfl.defenses.components"} <= set(read)
-    assert not {
-        "vfl.attacks",
-        "vfl.attacks.labels.clusters",
-        "vfl.config",
-        "vfl.core.storage",
-    } & set(read)
-
-
 def test_a_script_that_runs_has_a_source(monkeypatch, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("x = 1")
@@ -129,7 +110,3 @@ def test_a_class_of_a_notebook_is_another_once_its_cell_is_edited(notebook, chan
     first = notebook()
     assert notebook(**changed) != first
     assert notebook() == first
-
-
-def test_a_cell_that_runs_again_is_the_same_code(notebook):
-    assert notebook(file="<cell 2>", lines="\n\n") == notebook()

@@ -9,7 +9,7 @@ from attack_grids import content, with_grid, written
 from vfl.attacks.labels.classifiers import FineTuning
 from vfl.config import GridSettings
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import NonFiniteError, SpecError, TooFewRowsError, UserError
+from vfl.core.errors import NonFiniteError, TooFewRowsError, UserError
 from vfl.experiments import training
 from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.checks import grid_mistakes
@@ -62,17 +62,6 @@ def test_what_a_cell_would_be_stopped_by_is_told(setting, value, message, data):
     assert message in error
 
 
-def test_codecs_are_built_into_models_of_the_rows(data, monkeypatch):
-    def refuse(experiment, data, mode):
-        if experiment.codec == "size:k=4":
-            raise SpecError("it does not fit")
-
-    monkeypatch.setattr("vfl.experiments.checks.session_of", refuse)
-    ((where, error),) = told(data, grid={"codecs": ["topk:k=3", "size:k=4"]})
-    assert where == "grid.codecs"
-    assert "size:k=4: it does not fit" in error
-
-
 def test_leaks_are_of_the_rows_that_they_come_from(data):
     """400 rows of ten classes: 17 of the rarest to train on, fewer to validate with."""
     leaks = {"attacks": ["logistic"], "leaks": [15]}
@@ -83,23 +72,6 @@ def test_leaks_are_of_the_rows_that_they_come_from(data):
     heard = {"attacks": ["gradient_similarity"], "leaks": [15], "leaks_from": "validation"}
     assert told(data, grid=heard) == []  # who hears a training knows rows of it
     assert told(data, grid={"attacks": ["kmeans"], "leaks": [400]}) == []  # which uses none
-
-
-def test_leaks_are_of_every_class_of_the_task(data):
-    """No row of the highest class is for validation, or none at all is."""
-    label = data["label"]
-    validation = label.split.validation
-    kept = validation[label.labels[torch.from_numpy(validation)].numpy() != 9]
-    for rows in (kept, kept[:0]):
-        fewer = {
-            name: replace(one, split=replace(one.split, validation=rows))
-            for name, one in data.items()
-        }
-        asked = {"attacks": ["fine_tuning"], "leaks_from": "validation"}
-        ((where, error),) = told(fewer, grid=asked)
-        assert where == "grid.leaks"
-        assert "1 labels of each class are to leak" in error
-        assert told(fewer, grid=asked | {"leaks_from": "train"}) == []
 
 
 def test_who_is_in_use_has_rows_without_labels():

@@ -7,7 +7,7 @@ from made_records import attacked, utility
 
 from vfl.experiments import leaderboard as room
 from vfl.experiments.attack_tables import access_table
-from vfl.experiments.leaderboard import by_baseline, fitting_measure
+from vfl.experiments.leaderboard import fitting_measure
 
 NOISE = (-0.002, 0.0, 0.002)
 
@@ -103,21 +103,9 @@ def test_the_best_baseline_is_chosen_over_all_attacks():
     assert one.over_scratch.mean == pytest.approx(0.3)
 
 
-def test_what_a_baseline_is_called():
-    found = by_baseline(
-        [row("none", "svm", 5, 0, 0.5, raw=0.4), row("none", "kmeans", 0, 0, 0.5, pca=0.4)]
-    )
-    assert set(found) == {"guess", "scratch", "svm on raw", "kmeans on raw", "kmeans on pca"}
-
-
 def test_nothing_is_decided_by_one_victim():
     table = [one for one in rows({5: 0.9}) + rows({5: 0.1}, "good") if one.repeat == "0"]
     assert verdicts(table) == {"good": ["undecided"], "none": ["undecided"]}
-
-
-def test_an_interval_that_holds_zero_is_undecided():
-    table = rows({5: 0.9}) + rows({5: 0.601}, "close")
-    assert verdicts(table)["close"] == ["undecided"]
 
 
 def test_protection_is_adjusted_for_the_number_of_leaks():
@@ -135,7 +123,7 @@ def test_protection_is_adjusted_for_the_number_of_leaks():
 
 @pytest.mark.parametrize(
     ("accuracy", "affordable"),
-    [(0.99, "yes"), (0.951, "yes"), (0.9455, "undecided"), (0.9405, "no")],
+    [(0.951, "yes"), (0.9455, "undecided"), (0.9405, "no")],
 )
 def test_what_a_defense_costs_beside_the_margin(accuracy, affordable):
     table = rows({5: 0.9}) + rows({5: 0.9}, "other")
@@ -197,26 +185,6 @@ def test_each_attacker_has_what_those_before_it_have():
     assert lines["none"][1].startswith("+30.0")
     assert lines["good"][0] == ""  # nobody attacked it by its cuts alone
     assert access_table(with_utility(table[:3]), 0.5, "accuracy") is None
-
-
-def test_where_no_auc_is_known_models_are_judged_by_accuracy():
-    """Test rows that lack one of many classes have none, and attacks on the others do."""
-    table = [replace(one, measure="auc") for one in rows({5: 0.7})]
-    (place,) = leaderboard(table, 0.5, "auc")
-    assert (place.judged_by, place.utility.mean) == ("accuracy", pytest.approx(0.95))
-
-
-def test_other_measures_are_no_part_of_it():
-    other = row("none", "gradient_norm", 0, 0, 0.9)
-    assert leaderboard([], 0.5) == []
-    assert leaderboard([replace(other, measure="attribute_accuracy")], 0.5) == []
-
-
-def test_without_training_from_scratch_nothing_is_over_it():
-    table = [replace(one, baselines={"raw": 0.5}) for one in rows({5: 0.9})]
-    (place,) = leaderboard(table, 0.5)
-    assert place.worst.over_scratch is None
-    assert place.worst.advantage.mean == pytest.approx(0.4)
 
 
 def test_attacks_after_an_adversary_are_attackers_of_their_own():

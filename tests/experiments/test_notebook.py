@@ -1,14 +1,12 @@
 """What a notebook calls: objects with tables, a page and figures."""
 
 import re
-import shlex
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import vfl
-from vfl.config import Experiment, read_experiment
+from vfl.config import Experiment
 from vfl.core.errors import ConfigError, UserError
 
 CONTENT = {
@@ -53,13 +51,6 @@ def test_attacks_are_one_call(run):
         run.attack("kmeans", leeks=[1])
 
 
-def test_a_party_alone_is_one_call(run):
-    found = run.alone()
-    assert list(found.index) == list(CONTENT["parties"])
-    gain = 100 * (run.summary["test_accuracy"] - found.test_accuracy.iloc[0])
-    assert f"({gain:+.1f} points beside {found.index[0]} alone)" in run.glance.sentence
-
-
 def test_codecs_are_compared(tmp_path):
     found = vfl.compare(
         Experiment.model_validate(CONTENT), codecs=["none", "topk:k=2"], seeds=[0], out=tmp_path,
@@ -98,9 +89,3 @@ def test_figures_are_drawn_where_matplotlib_is(run, tmp_path, monkeypatch):
     run.plot().savefig(tmp_path / "run.png")
     compared.plot().savefig(tmp_path / "compared.png")
     assert (tmp_path / "compared.png").stat().st_size > 1000
-
-
-def test_a_run_without_a_file_is_repeated_from_its_folder(run):
-    words = shlex.split(run.folder.about()["command"])
-    assert words == ["vfl", "train", str(run.path / "config.toml")]
-    assert read_experiment(Path(words[2])).train.epochs == 3

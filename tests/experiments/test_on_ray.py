@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
@@ -17,11 +16,8 @@ from attack_grids import content
 import vfl
 from vfl.config import Experiment
 from vfl.core.errors import ConfigError, UserError
-from vfl.experiments import GridFolder, training
-from vfl.experiments.cells import data_digest
 from vfl.experiments.on_ray import RayCluster
 from vfl.experiments.study import plan_study, run_study
-from vfl.training.run import load_data
 
 ray = pytest.importorskip("ray", reason="Ray is not installed here")
 pytestmark = pytest.mark.net
@@ -157,25 +153,6 @@ def test_what_was_begun_here_goes_on_there(cluster, here, tmp_path):
     there = run_study(study, tmp_path / "grid", "vfl grid spread.toml", ray=cluster)
     pd.testing.assert_frame_equal(timeless(there), timeless(here))
     assert head.read_text() == before  # it was whole, and came back as it went
-
-
-@inside
-def test_cells_of_several_seeds_ask_for_their_own_rows_at_once(cluster, tmp_path, monkeypatch):
-    def slowly(experiment):
-        time.sleep(0.05)  # so that another thread asks meanwhile
-        return load_data(experiment)
-
-    monkeypatch.setattr(training, "load_data", slowly)
-    experiment = Experiment.model_validate(CONTENT)
-    folder = GridFolder(tmp_path / "grid")
-    cells = plan_study("grid", experiment).cells
-    folder.write(experiment, cells, "vfl grid spread.toml")
-    shared = RayCluster(cluster)
-    asked = [cell for cell in cells for _ in range(4)]
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda cell: ray.get(shared.rows(folder, cell)), asked))
-    for cell, data in zip(asked, found, strict=True):
-        assert data_digest(data) == data_digest(load_data(cell.experiment))
 
 
 @inside

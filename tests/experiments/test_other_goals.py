@@ -1,27 +1,20 @@
 """Attacks on columns, attributes and membership in a grid, and the pictures they leave."""
 
-import base64
-import io
 import json
 import shutil
 
-import numpy as np
 import pytest
 from attack_grids import content, played, timeless
-from PIL import Image
 
 from vfl.config import Experiment, GridSettings
-from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, UserError
 from vfl.experiments import GridFolder, attack_runner
-from vfl.experiments.attack_grid import attack_finished_run, grid_cells
+from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.leaderboard import OF_LABELS
 from vfl.experiments.pages import build_report, write_results
-from vfl.experiments.pictures import GALLERY, kept_pictures
+from vfl.experiments.pictures import GALLERY
 from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scheduler import run_cells
-from vfl.experiments.scores import SCORES
-from vfl.training.run import train
 
 COLUMNS = [
     "inversion:steps=100",
@@ -85,15 +78,6 @@ def test_all_three_stand_in_table_and_page(whole):
     assert "<h2>Reconstructed pictures</h2>" in page
 
 
-def test_pictures_are_the_rows_on_one_scale(whole):
-    (path, *_) = sorted(whole.path.rglob(f"{GALLERY}/*.json"))
-    kept = kept_pictures(path.parents[1], path.stem)
-    picture = Image.open(io.BytesIO(base64.b64decode(kept["true"][0])))
-    assert (picture.size, picture.mode) == ((8, 8), "L")
-    assert np.asarray(picture).max() > 100
-    assert len(kept["true"]) == len(kept["found"]) == 8
-
-
 @pytest.mark.parametrize(("said", "drawn"), [({}, True), ({"reconstructions": False}, False)])
 def test_pictures_of_a_public_set_are_drawn_unless_it_is_said(said, drawn, tmp_path):
     folder = played(
@@ -121,26 +105,6 @@ def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
     assert len(tried) == 1
     assert path.read_bytes() == content
     assert timeless(folder) == before
-
-
-def test_a_torn_line_of_several_measures_is_done_again(whole, tmp_path):
-    shutil.copytree(whole.path, tmp_path / "grid")
-    folder = GridFolder(tmp_path / "grid")
-    before = timeless(folder)
-    for path in folder.path.rglob(SCORES):
-        path.write_bytes(path.read_bytes()[:-20])
-    assert run_cells(folder, folder.cells()) == []
-    assert timeless(folder) == before
-
-
-def test_one_run_is_asked_who_was_a_member(tmp_path):
-    plain = columns().model_copy(update={"grid": None})
-    train(plain, tmp_path, "run")
-    rows = attack_finished_run(
-        RunFolder.open(tmp_path / "run"), columns(grid={"attacks": "membership"}).grid
-    )
-    assert [row.measure for row in rows] == ["membership_auc", "membership_tpr_at_1_fpr"]
-    assert "reconstruct" not in build_report(tmp_path / "run").read_text()
 
 
 def test_a_top_that_others_feed_too_is_refused(tmp_path):

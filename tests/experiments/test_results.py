@@ -103,12 +103,6 @@ def test_ratios_are_those_of_the_ledger(results):
         assert found["all parties", "frame_ratio"] == pytest.approx(up, rel=0.02)
 
 
-def test_formula_and_bound_of_top_k(results):
-    _, found = results[1]
-    assert found["training", "formula_ratio"] == pytest.approx(2 / 16 * (1 + 4 / 32))
-    assert 0 < found["all parties", "bound_ratio"] < found["all parties", "frame_ratio"]
-
-
 def test_bytes_to_an_accuracy(results):
     for path, found in results:
         records = list(read_lines(path / "metrics.jsonl"))
@@ -137,19 +131,6 @@ def test_how_often_each_unit_is_in_the_top_k(trained, results):
     assert found["client", "rows"] == len(cut) == 80
 
 
-def test_training_rows_are_scored_without_draws(trained, results):
-    cell, (path, found) = trained.cells()[1], results[1]
-    data = load_data(cell.experiment)
-    session = session_of_run(RunFolder(path), data, "evaluate")
-    rows = data["label"].split.train
-    with torch.no_grad():
-        cut = session.clients[0].end.model["bottom"].eval()(data["client"].inputs[rows])
-        kept = cut * (cut >= cut.topk(2, dim=1).values[:, -1:])
-        guess = session.label.model["top"].eval()(kept).argmax(dim=1)
-    right = (guess == data["label"].labels[rows]).float().mean().item()
-    assert found["training rows", "accuracy"] == pytest.approx(right, abs=1e-6)
-
-
 def trained_bottom(folder, data):
     return session_of_run(folder, data, "evaluate").clients[0].end.model["bottom"].eval()
 
@@ -158,11 +139,6 @@ def test_a_codec_without_a_k_shows_what_arrives():
     cut = torch.tensor([[0.0, 2.0, 0.0], [0.0, 1.0, 3.0]])
     found = unit_usage(compression.make("relu:values=4,packer=dense"), cut)
     assert found == {"usage": [0, 2, 1], "dead_units": 1, "nonzeros": 1.5}
-
-
-def test_a_zero_that_fills_up_the_k_is_not_counted():
-    cut = torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, 5.0]])
-    assert unit_usage(compression.make("topk:k=2"), cut)["usage"] == [0, 0, 2]
 
 
 def test_lines_of_the_table(results, lines):

@@ -31,7 +31,6 @@ from vfl.experiments.scenarios import (
     TRAINING_ATTRIBUTE,
     TRAINING_TIME,
     scenario_of,
-    trace_for,
 )
 from vfl.experiments.scores import AttackJob
 from vfl.training.run import load_data
@@ -86,28 +85,6 @@ def test_an_attack_that_nobody_could_run():
         scenario_of(make("generative"), "generative")
 
 
-def test_a_training_row_stands_beside_no_baseline_of_test_rows(tmp_path):
-    asked = {"attacks": ["gradient_similarity", "nearest_mean"], "baselines": ["scratch"]}
-    rows = {
-        row.subject: row for row in LoadedGrid(played(tmp_path / "grid", recorded(**asked))).attacks
-    }
-    assert set(rows["nearest_mean"].baselines) == {"scratch"}
-    assert rows["gradient_similarity"].baselines == {}
-    assert rows["gradient_similarity"].baselines.get("scratch") is None
-
-
-def test_only_what_is_needed_is_recorded():
-    assert not trace_for([INFERENCE_TIME]).enabled
-    assert trace_for([INFERENCE_TIME, TRAINING_TIME]).phases == ("train",)
-    assert set(trace_for([RECORDED_QUERIES, TRAINING_TIME]).phases) == {
-        "train",
-        "validation",
-        "test",
-    }
-    assert trace_for([TRAINING_ATTRIBUTE]) == TraceSettings(phases=("train",))
-    assert trace_for([SNAPSHOTS, COLLUSION, SECURE_SUM]) == TraceSettings(snapshots=1)
-
-
 def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     folder = played(tmp_path / "grid", recorded())
     found = in_measure(LoadedGrid(folder).attacks, "accuracy")
@@ -160,18 +137,6 @@ def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypa
     assert again == weights
     played(folder.path, recorded(attacks=["surrogate"]))
     assert len(trained) == 1
-
-
-def test_a_grid_has_no_bottom_to_attack_where_first_layers_are_shared():
-    shared = {
-        "secure": "beaver",
-        "merge": "sum",
-        "parties": {name: {"width": 8, "bottom": "mlp:hidden=none"} for name in ("a", "b")},
-        "train": {"optimizer": "sgd", "momentum": 0},
-        "grid": CONTENT["grid"] | {"attacks": ["fine_tuning"]},
-    }
-    with pytest.raises(ExposedCutError, match="no party has a bottom"):
-        grid_cells(Experiment.model_validate(CONTENT | shared))
 
 
 def test_a_run_is_attacked_by_what_it_recorded(tmp_path):
@@ -258,14 +223,3 @@ def test_the_attack_inside_another_decides_what_is_done_anew(monkeypatch):
     after = [runner._key(job) for job in jobs]
     assert after[0] != before[0]
     assert after[1] == before[1]
-
-
-def test_a_run_without_snapshots_says_what_to_record(tmp_path):
-    plain = together(attacks=["averaging:over=snapshots"])
-    train_once(
-        plain.model_copy(update={"trace": TraceSettings(phases=("train",))}), tmp_path, "one"
-    )
-    with pytest.raises(RunFolderError, match="would read what this run did not record") as problem:
-        attack_finished_run(RunFolder.open(tmp_path / "one"), plain.grid)
-    assert problem.value.want == "a recording of bottoms"
-    assert "-s trace.snapshots=1," in problem.value.fix

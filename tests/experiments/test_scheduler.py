@@ -7,7 +7,7 @@ import pytest
 from vfl.config import with_overrides
 from vfl.core.errors import RunFolderError
 from vfl.core.storage import read_json
-from vfl.experiments import failure_of, is_done, staleness, training
+from vfl.experiments import is_done, staleness, training
 from vfl.experiments.cells import Cell
 from vfl.experiments.scheduler import RemainingTime, run_cells
 from vfl.training.run import train as train_once
@@ -33,16 +33,6 @@ def digests(folder):
         read_json(folder.cells_path / cell.name / "summary.json")["weights_sha256"]
         for cell in cells
     ]
-
-
-def test_every_cell_is_an_ordinary_run(trained):
-    paths = [trained.cells_path / cell.name for cell in trained.cells()]
-    assert len(set(digests(trained))) == 4
-    for path in paths:
-        assert is_done(path)
-        assert failure_of(path) is None
-        assert (path / "parties" / "client" / "weights.safetensors").exists()
-        assert not list(path.rglob("checkpoints"))
 
 
 def test_what_is_done_is_not_trained_again(trained, monkeypatch):
@@ -73,15 +63,6 @@ def test_what_was_begun_goes_on_to_the_same_weights(trained, written, tiny, tmp_
     assert run_cells(folder, cells) == []
     assert resumed == [True, False, False, False]
     assert digests(folder) == digests(trained)
-
-
-def test_a_folder_that_was_hardly_begun_is_begun_anew(written, tiny, tmp_path):
-    folder, (cell, *_) = written(tmp_path / "grid", tiny(seeds=[0]))
-    path = folder.cells_path / cell.name
-    path.mkdir(parents=True)
-    (path / "run.json").write_text("{}")
-    assert run_cells(folder, [cell]) == []
-    assert is_done(path)
 
 
 def test_a_cell_that_fails_stops_no_other(written, tiny, tmp_path):
@@ -116,22 +97,6 @@ def test_a_bug_is_a_failure_without_its_text(written, tiny, tmp_path, monkeypatc
     assert [ended.failure for ended in failed] == 2 * [
         {"what": "a plug-in stopped: KeyError", "where": where, "exit": 1}
     ]
-
-
-def test_a_bug_of_ours_is_called_so(written, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "train", None)
-    (failed, *_) = run_cells(*written(tmp_path / "grid", tiny(seeds=[0])))
-    assert failed.failure["what"] == "this is a bug of vfl: TypeError"
-    assert failed.failure["where"].endswith("in train_cell")
-
-
-def test_rows_are_loaded_once_for_cells_about_the_same(trained, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(training, "load_data", lambda experiment: loaded.append(1) or {})
-    rows = training.DataCache()
-    for cell in trained.cells():
-        rows.of(cell.experiment)
-    assert len(loaded) == 2  # a seed each
 
 
 def test_only_one_process_trains_a_folder(trained):
@@ -175,20 +140,3 @@ def test_what_was_tried_under_another_seed_counts_for_itself(tiny):
     remaining.add(cell("none", 0, tiny), 4.0)
     remaining.add(cell("none", 1, tiny), 6.0)
     assert remaining.left_s([cell("none", 2, tiny), cell("baselines", 1, tiny)]) == 105.0
-
-
-def test_what_was_never_tried_counts_as_the_mean_of_the_others(tiny):
-    remaining = RemainingTime(jobs=2)
-    remaining.add(cell("baselines", 0, tiny), 100.0)
-    remaining.add(cell("none", 0, tiny), 4.0)
-    assert remaining.left_s([cell("dcor:alpha=1", 0, tiny)]) == 26.0
-
-
-def test_what_was_left_of_begun_cells_tells_nothing_of_the_others(tiny):
-    old, other = cell("none", 0, tiny), cell("dcor:alpha=1", 0, tiny)
-    remaining = RemainingTime(jobs=1, begun={old.name, other.name})
-    remaining.add(old, 1.0)
-    assert remaining.left_s([other, cell("none", 1, tiny)]) == 2.0  # nothing better is known
-    remaining.add(cell("none", 1, tiny), 200.0)
-    assert remaining.left_s([other]) == 1.0
-    assert remaining.left_s([cell("none", 2, tiny), cell("dcor:alpha=1", 1, tiny)]) == 400.0

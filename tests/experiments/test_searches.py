@@ -5,7 +5,6 @@ import statistics
 
 import pytest
 from attack_grids import content, played, with_grid
-from made_records import attacked
 
 from vfl.core.storage import read_json, read_lines
 from vfl.experiments import write_results
@@ -64,9 +63,3 @@ def test_the_table_the_page_and_the_json_show_it(searched):
     rows = read_json(searched.path / "results.json")["rows"]
     assert [one["report"] for one in rows if one["report"]] == [one.report for one in found]
     assert "report" not in table_of(records_of(searched.path)).columns
-
-
-def test_reports_that_are_no_search_are_left_out():
-    record = attacked("none", "mine", 5, 0, 0.9)
-    assert searches_table([record]) is None
-    assert searches_table([attacked("none", "mine", 5, 0, 0.9, report={"steps": 3})]) is None

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vfl.config import Experiment, to_toml
+from vfl.config import Experiment
 from vfl.core.errors import ConfigError, RunFolderError
 from vfl.core.storage import read_json, write_json
 from vfl.experiments import GridFolder
@@ -35,20 +35,6 @@ def test_cells_are_split_class_by_class_unless_the_experiment_says_otherwise(kin
     assert {cell.experiment.data.split for cell in cells} == {"shuffled"}
 
 
-def test_numbers_have_no_classes():
-    about = {
-        "data": {"source": "t.csv"},
-        "parties": {"a": {}},
-        "label": {"column": "y", "task": "regression"},
-        "compare": KINDS["compare"],
-    }
-    cells = plan_study("compare", Experiment.model_validate(about)).cells
-    assert {cell.experiment.data.split for cell in cells} == {None}
-    about["data"]["split"] = "stratified"
-    with pytest.raises(ValueError, match="is for classes"):
-        Experiment.model_validate(about)
-
-
 def test_the_test_rows_hold_every_class_as_often_as_all_rows():
     shares = {}
     for split in ("stratified", "shuffled"):
@@ -77,13 +63,6 @@ def test_a_folder_of_another_split_is_refused_and_says_how_to_go_on(tmp_path):
     )
     assert experiment_digest(cell.experiment) == experiment_digest(unsaid)
     assert experiment_digest(cell.experiment) != experiment_digest(before.experiment)
-
-
-def test_a_study_repeats_its_split_from_its_own_record(tmp_path):
-    study = plan_study("compare", experiment("compare"))
-    GridFolder(tmp_path).write(study.experiment, study.cells, "vfl compare x.toml")
-    assert 'split = "stratified"' in to_toml(study.experiment)
-    assert GridFolder(tmp_path).experiment() == study.experiment
 
 
 @pytest.mark.parametrize("asked", ["auto,cpu=2", "auto,cpus=many", "auto,gpus=-1", "auto,cpus=0"])

@@ -11,7 +11,7 @@ import pytest
 
 from vfl.core.storage import read_json
 from vfl.experiments import is_done
-from vfl.experiments.scheduler import ProcessWorker, run_cells
+from vfl.experiments.scheduler import ProcessWorker
 
 pytestmark = pytest.mark.net
 ROOT = Path(__file__).parents[2]
@@ -24,18 +24,6 @@ def until(happened):
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
     return found
-
-
-def digest(path):
-    return read_json(path / "summary.json")["weights_sha256"]
-
-
-def test_side_by_side_as_one_after_another(trained, written, tiny, tmp_path):
-    folder, cells = written(tmp_path / "grid", tiny())
-    assert run_cells(folder, cells, jobs=2) == []
-    for cell in cells:
-        other = trained.cells_path / cell.name
-        assert digest(folder.cells_path / cell.name) == digest(other)
 
 
 def test_a_worker_that_is_killed_fails_one_cell(written, tiny, tmp_path):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
-from horizontal_party import CLASSES, SMALL
+from horizontal_party import CLASSES, PRIVATE
 
 from vfl.horizontal.settings import HorizontalSettings
 
@@ -17,4 +17,4 @@ def within_a_run(monkeypatch):
 @pytest.fixture
 def asked():
     more = {"clients": 1, "sampled": 1, "classes": CLASSES, "clip": "fixed"}
-    return HorizontalSettings(**SMALL | more)
+    return HorizontalSettings(**PRIVATE | more)

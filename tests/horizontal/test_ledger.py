@@ -82,15 +82,6 @@ def test_a_store_of_before_is_read_and_written_as_it_was(tmp_path):
     assert (kept["settings"], kept["rounds"], kept["epsilon"]) == ("a" * 64, 3, 3.0)
 
 
-def test_a_party_sees_its_horizontal_trainings_beside_its_sessions(tmp_path, capsys):
-    party = write_party(tmp_path)
-    begin(party, 2.5, "rows")
-    sessions(tmp_path / "party.toml")
-    first, total = capsys.readouterr().out.splitlines()
-    assert first == "rows  rounds of a horizontal training, epsilon 2.5"
-    assert total.startswith("all names: epsilon - and 2.5 of other kinds")
-
-
 class Office:
     """The server's end, which remembers what it has met."""
 

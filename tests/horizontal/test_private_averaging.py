@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from horizontal_party import SMALL
 from torch import nn
 
 from vfl.core.errors import ConfigError, PeerFailedError, PrivacyError
@@ -34,16 +34,6 @@ from vfl.horizontal.study import train_study
 from vfl.privacy.accountants import GaussianSteps, epsilon_of, gaussian_epsilon
 from vfl.privacy.dpsgd import RowClipper
 
-SMALL = {
-    "source": "digits",
-    "model": "mlp:hidden=8",
-    "clients": 6,
-    "sampled": 3,
-    "rounds": 3,
-    "local_steps": 2,
-    "batch_size": 16,
-    "test_every": 1,
-}
 NO_DP = {"clip": "none", "noise": "none"}
 
 
@@ -135,37 +125,17 @@ def test_the_noise_is_paid_for_by_every_release_there_is(noise, clip):
         "steps": (16 / 100, max(taken.values()) * 2),
         "server": (3 / 6, 7),
     }[noise]
+    (statement,) = plan.statements
     spent = epsilon_of(GaussianSteps(released**-0.5, steps, rate), asked.delta)
-    assert spent == pytest.approx(plan.statements[0].epsilon, rel=1e-4)
-    assert spent <= 2.0 * (1 + 1e-6)
+    assert spent == pytest.approx(statement.epsilon, rel=1e-4)
+    assert 1.9 < spent <= 2.0 * (1 + 1e-6)
+    who = {"server": ("client", "outsider with the model")}
+    assert (statement.unit, statement.adversary) == who.get(noise, ("record", "partner"))
 
 
 def test_the_classic_formula_is_not_used_above_one():
     above = classic_multiplier(epsilon=4.0, delta=1e-5, rounds=1)
     assert gaussian_epsilon(above, 1.0, 1e-5) <= 4.0 + 1e-6
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"noise": "client", "sensitivity": "rigorous", "clip": "fixed"},
-        {"noise": "client", "sensitivity": "rigorous", "clip": "quantile"},
-        {"noise": "steps", "sensitivity": "rigorous", "clip": "fixed"},
-        {"noise": "server", "sensitivity": "rigorous", "clip": "quantile"},
-    ],
-)
-def test_a_budget_is_kept_and_stated(changed):
-    (statement,) = plan_noise(settings(epsilon=2.0, **changed), rows=100).statements
-    assert 1.9 < statement.epsilon <= 2.0
-    who = {"server": ("client", "outsider with the model")}
-    assert (statement.unit, statement.adversary) == who.get(changed["noise"], ("record", "partner"))
-
-
-def test_counts_and_sums_share_the_budget():
-    asked = {"noise": "server", "sensitivity": "rigorous", "epsilon": 2.0}
-    alone = plan_noise(settings(**asked, clip="fixed"), 100)
-    both = plan_noise(settings(**asked, clip="quantile"), 100)
-    assert both.multiplier**-2 + both.counts**-2 == pytest.approx(alone.multiplier**-2)
 
 
 def test_clients_of_a_round_are_public_and_counted():
@@ -364,8 +334,7 @@ def norms_of_clients(count, seed=0):
     return np.exp(np.random.default_rng(seed).normal(size=count))
 
 
-@pytest.mark.parametrize("start", [0.1, 1.0, 3.0])
-@pytest.mark.parametrize("percentile", [30, 50, 80])
+@pytest.mark.parametrize(("start", "percentile"), [(0.1, 50), (3.0, 30), (1.0, 80)])
 def test_the_clip_norm_converges_to_the_quantile(start, percentile):
     norms = norms_of_clients(100)
     server = averager(
@@ -377,25 +346,6 @@ def test_the_clip_norm_converges_to_the_quantile(start, percentile):
         server._follow(within, number)
         seen.append(server.norm)
     assert np.mean(seen[100:]) == pytest.approx(np.quantile(norms, percentile / 100), rel=0.1)
-
-
-def test_flowers_own_clip_norm_runs_away():
-    """flwr 1.41 moves the norm the wrong way; a release that mends it fails this test, and wins."""
-    with warnings.catch_warnings():  # importing typer, as flwr does
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from flwr.serverapp.strategy import DifferentialPrivacyClientSideAdaptiveClipping, FedAvg
-
-    norms = norms_of_clients(100)
-    ends = {}
-    for start in (0.1, 3.0):
-        strategy = DifferentialPrivacyClientSideAdaptiveClipping(
-            FedAvg(), 0.0, num_sampled_clients=100, initial_clipping_norm=start
-        )
-        for _ in range(50):
-            strategy._geometric_update(float(np.mean(norms > strategy.clipping_norm)))
-        ends[start] = strategy.clipping_norm
-    assert ends[0.1] < 0.01
-    assert ends[3.0] > 100
 
 
 def test_a_norm_never_moves_by_more_than_noise_may():
@@ -495,12 +445,3 @@ def test_the_example_names_trainings_that_all_learn():
         budget = {} if asked.noise == "none" else {"epsilon": 10_000.0}
         accuracies[title] = simulate(asked.model_copy(update=budget)).tests[-1]["accuracy"]
     assert min(accuracies.values()) > 0.5, accuracies
-
-
-def test_the_sources_network_for_coloured_pictures():
-    """Wang et al. 2023, section 4.1: 5x5 convolutions of 64 and 128, linear layers of 384, 192."""
-    asked = settings(**NO_DP, model="cnn:channels=64-128,kernels=5-5,hidden=384-192")
-    model = build_model(asked, (3, 32, 32), 10)
-    convolutions = 64 * (25 * 3 + 1) + 128 * (25 * 64 + 1)
-    linear = 384 * (128 * 8 * 8 + 1) + 192 * (384 + 1) + 10 * (192 + 1)
-    assert sum(one.numel() for one in model.parameters()) == convolutions + linear

@@ -1,6 +1,5 @@
 """Codecs that break the contract, each found by the test that is there for it."""
 
-import random
 import struct
 
 import numpy as np
@@ -107,16 +106,6 @@ class OfTheGlobalGenerator(Floats):
         return super().encode_grad(grad + 1e-6 * torch.rand(1), saved)
 
 
-class OfNumpysGenerator(Floats):
-    def encode(self, cut, context=INFERENCE):
-        return super().encode(cut + 1e-6 * np.random.rand())
-
-
-class OfPythonsGenerator(Floats):
-    def encode(self, cut, context=INFERENCE):
-        return super().encode(cut + 1e-6 * random.random())
-
-
 class BatchScaled(Floats):
     def encode(self, cut, context=INFERENCE):
         return super().encode(cut / max(len(cut), 1))
@@ -218,8 +207,6 @@ BROKEN = [
     (Remembering, TRAVEL, "`kept` is not what encode kept"),
     (InPlace, TRAVEL, "encode changed the cut"),
     (OfTheGlobalGenerator, TRAVEL, "moved: torch"),
-    (OfNumpysGenerator, TRAVEL, "moved: numpy"),
-    (OfPythonsGenerator, TRAVEL, "moved: random"),
     (BatchScaled, "a_prediction_does_not_depend_on_its_batch", "depends on its batch"),
     (
         WithoutTrailingZeros,

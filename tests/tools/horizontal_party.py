@@ -31,8 +31,8 @@ SMALL = {
     "local_steps": 2,
     "batch_size": 16,
     "test_every": 1,
-    "epsilon": 8.0,
 }
+PRIVATE = SMALL | {"epsilon": 8.0}
 CLASSES = tuple(map(str, range(10)))
 
 

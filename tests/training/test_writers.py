@@ -9,11 +9,11 @@ import pytest
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import MissingPackageError, UnknownNameError
+from vfl.core.errors import MissingPackageError
 from vfl.core.traffic import Ledger
 from vfl.testing import RunWriterContract
 from vfl.training import writers
-from vfl.training.writers import WRITERS, RunWriter, write_run
+from vfl.training.writers import WRITERS
 
 EPOCHS = [
     {"epoch": n, "steps": 3 * n, "train_loss": 1 / n, "bytes_up": 7 * n, "bytes_down": 3 * n}
@@ -115,25 +115,3 @@ def test_a_tool_that_is_not_here_is_named_with_its_cure(run, monkeypatch, name):
         writer.check()
     assert caught.value.fix == f"pip install 'vfl[{name}]'"
     assert not (run.path.parent / "mlflow.db").exists()
-
-
-def test_an_unknown_writer_is_refused_with_the_known_ones():
-    with pytest.raises(UnknownNameError) as caught:
-        WRITERS.make("tensorbord")
-    assert "mlflow, tensorboard" in caught.value.want
-
-
-def test_a_writer_from_outside_gets_the_run(run):
-    class Outside(RunWriter):
-        def check(self):
-            pass
-
-        def write(self, folder):
-            assert folder.experiment().name == "trial"
-            return folder.path
-
-    WRITERS.register("outside", Outside)
-    try:
-        assert write_run(run, "outside") == run.path
-    finally:
-        del WRITERS._members["outside"]

@@ -71,15 +71,6 @@ class TestAdversaries(AdversaryContract):
         assert {parse(spec)[0] for spec in self.specs} == set(ADVERSARIES.names())
 
 
-def test_who_knows_more_rows_than_there_are_knows_all(data):
-    """`begin` gives what `holds` names; a feature party knows as many rows a class as there are."""
-    adversary = make_adversary("replacement:target=3")
-    begin(adversary, experiment(), data, "bank", 1000, generator(0, "begin"))
-    train = {"epochs": 1, "batch_size": 40, "learning_rate": 0.01}
-    weights = session(data, {"bank": adversary}, train=train).weights()
-    assert all(torch.isfinite(one).all() for own in weights.values() for one in own.values())
-
-
 def test_only_who_needs_known_rows_misses_them():
     bare = load_bundled("digits", ["bank", "shop"], 0, "lender", limit=100, validation=0.0)
     begin(make_adversary("noisy_labels"), experiment(), bare, "bank", 50, generator(0, "begin"))
@@ -103,24 +94,6 @@ def test_steps_are_stretched_where_the_gradient_keeps_its_direction():
         optimizer.step()
     # 1 + 1, at least 1, at most 3, and no direction to keep
     assert weight.tolist() == [-1 - 2 * 1, -1 + 1, -1 - 3 * 5, -3 * 2]
-
-
-def test_a_resumed_optimiser_stretches_on():
-    weight = torch.nn.Parameter(torch.zeros(1))
-    first, second = (
-        make_adversary("malicious_optimizer").optimizer(torch.optim.Adam([weight], lr=0.1))
-        for _ in range(2)
-    )
-    weight.grad = torch.ones(1)
-    first.step()
-    second.load_state_dict(first.state_dict())
-    before = weight.detach().clone()
-    first.step()
-    by_first = weight.detach() - before
-    with torch.no_grad():
-        weight.copy_(before)
-    second.step()
-    assert torch.equal(weight.detach() - before, by_first)
 
 
 def test_labels_are_wrong_as_often_as_asked():
@@ -149,14 +122,6 @@ def test_a_trigger_comes_to_stand_for_a_class(data):
     hit = float((answers.outputs().argmax(1)[others] == 3).double().mean())
     assert hit > 0.6
     assert session_of.label.history[-1]["test_accuracy"] > 0.8
-
-
-def test_the_trigger_is_a_corner_or_the_last_columns():
-    backdoor = make_adversary("replacement:columns=2,value=9")
-    picture = backdoor.triggered(torch.zeros(1, 2, 4, 4))
-    assert int((picture == 9).sum()) == 2 * 2 * 2
-    assert (picture[:, :, 2:, 2:] == 9).all()
-    assert backdoor.triggered(torch.zeros(2, 5)).tolist() == [[0, 0, 0, 9, 9]] * 2
 
 
 def test_only_known_rows_are_replaced(data):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from vfl.attacks import Grant, make
+from vfl.attacks import make
 from vfl.attacks.labels.classifiers import as_scores
 from vfl.attacks.labels.self_training import most_confident
 from vfl.core.seeds import generator
@@ -49,21 +49,12 @@ def test_neighbours_vote_with_the_inverse_of_their_distance():
         assert np.allclose(votes, np.array(say) / sum(say), atol=1e-4)
 
 
-def test_more_neighbours_than_leaked_rows_are_all_of_them():
-    assert make("knn:neighbours=99").learn(*known(), CLASSES)(rows(2, "some")).shape == (2, 3)
-
-
 def test_scores_stand_in_the_columns_of_their_classes():
     scores = as_scores(np.array([[2.0, 5.0], [4.0, 3.0]]), [0, 2], CLASSES)
     assert scores.argmax(1).tolist() == [2, 0]
     assert scores[:, 1].tolist() == [1.0, 1.0]
     two = as_scores(np.array([3.0, -1.0]), [0, 1], 2)
     assert two.softmax(1)[:, 1].tolist() == pytest.approx([1 / (1 + np.exp(-3)), 1 / (1 + np.e)])
-
-
-def test_without_a_scaler_no_unlabelled_rows_are_needed():
-    assert Grant.UNLABELLED in make("logistic").needs
-    assert Grant.UNLABELLED not in make("logistic:scaler=none").needs
 
 
 def test_the_most_confident_rows_of_each_guessed_class():

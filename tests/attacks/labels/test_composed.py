@@ -9,7 +9,7 @@ from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, RecordedExchange, Th
 from vfl.attacks.base import features, scale_by
 from vfl.attacks.labels.classifiers import robust_loss
 from vfl.attacks.scoring import Case, attempt
-from vfl.core.errors import BadOptionError, RenamedWarning
+from vfl.core.errors import BadOptionError
 from vfl.core.seeds import generator
 
 make = ATTACKS.make
@@ -50,11 +50,6 @@ def reach(spec, **shifts):
 ])  # fmt: skip
 def test_a_member_is_a_name_for_a_point_of_the_space(pair):
     assert torch.equal(*map(guess, pair))
-
-
-def test_the_other_word_for_layers_is_no_mistake(recwarn):
-    assert make("logistic:of=cut+inputs").layers == ["cut", "inputs"]
-    assert not [one for one in recwarn if issubclass(one.category, RenamedWarning)]
 
 
 def test_a_student_learns_what_its_teacher_says_of_unlabelled_rows():

@@ -53,13 +53,6 @@ def test_a_leak_changes_nothing_but_what_is_searched_again(monkeypatch, known):
     assert searched.count(ROWS - known) == (ROWS - known > 0)
 
 
-def test_only_so_many_searches_are_kept(monkeypatch):
-    monkeypatch.setattr(graph, "_KEPT", {})
-    for shift in range(graph._KEPT_MOST + 3):
-        neighbour_graph(rows() + shift, NEIGHBOURS, 2)
-    assert len(graph._KEPT) == graph._KEPT_MOST
-
-
 def test_labels_spread_as_the_inverse_says():
     labels = torch.tensor([0, 1, 2, 0])
     start = np.zeros((ROWS, 3))
@@ -67,11 +60,6 @@ def test_labels_spread_as_the_inverse_says():
     expected = np.linalg.solve(np.eye(ROWS) - 0.9 * dense_graph(), start)
     found = propagate(rows(), labels, classes=3, neighbours=NEIGHBOURS, spread=0.9)
     assert np.allclose(found.numpy(), expected, atol=1e-4)
-
-
-def test_twins_do_no_harm():
-    twins = torch.zeros(6, 2)
-    assert torch.isfinite(propagate(twins, torch.tensor([0, 1]), 2, 3, 0.5)).all()
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,15 +1,11 @@
 """The thesis' evidence against its definitions, and what it misses."""
 
 import itertools
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
 
 from vfl.attacks.permuted import correlation, nearest, same_class
-
-SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 def by_the_definition(one, other):
@@ -59,12 +55,3 @@ def test_neighbours_of_the_same_class(normal):
     assert same_class(apart, classes) == 1.0
     assert abs(same_class(normal(100, 2), classes) - 0.5) < 0.15
     assert not bool((nearest(apart, 3) == torch.arange(100)[:, None]).any())
-
-
-def test_the_script_measures_what_p2_sees_of_digits(victim, normal):
-    script = runpy.run_path(str(SCRIPTS / "measure_permuted.py"))
-    private = victim("thesis", 784, 16, 10, inner="sigmoid")
-    inputs, classes = normal(192, 4) @ normal(4, 784, seed=2), torch.arange(192) % 10
-    found = script["look"](private, 0.1 * inputs, classes, alone_rows=16)
-    assert found["correlation, permuted"] < 0.3 < 0.7 < found["correlation, raw"]
-    assert found["known weights: rows in a batch (AUC)"] == 1.0

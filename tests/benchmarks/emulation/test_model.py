@@ -1,8 +1,5 @@
 """The model against times that were worked out by hand: 8 Mbps is a byte a microsecond."""
 
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
-
 import pytest
 
 from benchmarks.emulation import LinkModel, Wan
@@ -61,48 +58,3 @@ def test_pipelining_hides_the_delay_until_the_line_is_full(model):
         bank.receive()
         bank.send(Frame(Kind.CUT, 0, BODY))
     assert model.now("P0") == pytest.approx(10 * 0.12 + 0.03)
-
-
-def play_by_turns(model, seed):
-    """Three parties as threads: whatever order they run in, the clocks come out alike."""
-    ends = {}
-    for one, other in (("P0", "P1"), ("P1", "P2"), ("P2", "P0")):
-        pair = model.between(one, other, ThreadLink.pair())
-        ends[one, other], ends[other, one] = pair
-
-    def play(party, after, before):
-        for step in range(10):
-            ends[party, after].send(Frame(Kind.PROTOCOL, step, bytes(100 * (step + 1))))
-            ends[party, before].receive()
-
-    ring = [("P0", "P1", "P2"), ("P1", "P2", "P0"), ("P2", "P0", "P1")]
-    with ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(play, *who) for who in ring[seed:] + ring[:seed]]:
-            done.result(60)
-    return {party: model.now(party) for party in PARTIES}
-
-
-class ThreadLink:
-    """A link between threads."""
-
-    def __init__(self, outgoing, incoming):
-        self._outgoing, self._incoming = outgoing, incoming
-
-    @staticmethod
-    def pair():
-        there, back = SimpleQueue(), SimpleQueue()
-        return ThreadLink(there, back), ThreadLink(back, there)
-
-    def send(self, frame):
-        self._outgoing.put(frame)
-
-    def receive(self):
-        return self._incoming.get(timeout=60)
-
-
-def test_clocks_do_not_depend_on_the_order_of_threads():
-    wan = Wan(mbps=8, round_trip_ms=100)
-    runs = [play_by_turns(LinkModel(PARTIES, wan), seed) for seed in range(3)]
-    assert runs[0] == runs[1] == runs[2]
-    sizes = sum(100 * (step + 1) + HEADER_BYTES for step in range(10))
-    assert runs[0]["P0"] == pytest.approx(wan.limit_s(sizes, hops=10))

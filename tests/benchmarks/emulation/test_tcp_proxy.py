@@ -92,7 +92,7 @@ def is_over(end):
     return True
 
 
-@pytest.mark.parametrize("delay_ms", [0, 5, 20])
+@pytest.mark.parametrize("delay_ms", [0, 20])
 def test_a_round_trip_takes_twice_the_delay(connect, delay_ms):
     near, far, _ = connect(delay_ms)
     trips = []
@@ -176,17 +176,6 @@ def test_a_cut_breaks_both_ends_and_the_next_connection_works(connect):
     assert link.connections == 2
 
 
-def test_nobody_at_the_other_end():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with (
-        TcpProxy(("127.0.0.1", port)) as link,
-        socket.create_connection(("127.0.0.1", link.port)) as near,
-    ):
-        near.settimeout(60)
-        assert near.recv(1) == b""
-
-
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_what_is_swallowed_is_lost_until_the_next_cut(connect, way):
     near, far, link = connect()
@@ -223,31 +212,3 @@ def test_a_shut_proxy_breaks_connections_until_it_is_restored(connect):
         with pytest.raises(TimeoutError):  # it stands, and nobody says anything
             again.recv(1)
     assert link.connections == 2
-
-
-def test_a_receiver_that_reads_nothing_holds_its_sender_back(connect):
-    near, far, _ = connect(delay_ms=1, mbps=8000)
-    near.settimeout(0.3)
-    with pytest.raises(TimeoutError):
-        near.sendall(bytes(2**26))
-    assert far.recv(1)
-
-
-def test_a_receiver_that_goes_away_ends_its_sender(connect):
-    near, far, _ = connect(delay_ms=1, mbps=100)
-    far.close()
-    with pytest.raises(ConnectionError):
-        near.sendall(bytes(2**26))
-
-
-def test_it_leaves_no_thread_behind(connect):
-    before = set(threading.enumerate())  # one of an earlier test may end meanwhile
-    with socket.create_server(("127.0.0.1", 0)) as target:
-        link = TcpProxy(target.getsockname(), Wan(10, 10))
-        near = socket.create_connection(("127.0.0.1", link.port))
-        far, _ = target.accept()
-        near.sendall(bytes(100_000))
-        link.close()
-        near.close()
-        far.close()
-    assert not set(threading.enumerate()) - before

@@ -39,12 +39,6 @@ def test_a_line_that_cannot_be_is_refused_with_what_was_said(text, told):
     assert refusal.value.want
 
 
-@pytest.mark.parametrize(("mbps", "ms"), [(-1, 0), (float("nan"), 0), (8, -1), (8, float("inf"))])
-def test_numbers_are_checked_from_python_too(mbps, ms):
-    with pytest.raises(BadOptionError):
-        Wan(mbps, ms)
-
-
 def test_the_limit_is_bytes_over_bandwidth_and_half_a_round_trip_a_hop():
     wan = Wan(mbps=80, round_trip_ms=40)
     assert wan.limit_s(1_000_000, hops=3) == pytest.approx(0.1 + 0.06)

@@ -4,24 +4,17 @@ import numpy as np
 import pytest
 
 from vfl.core.errors import BadOptionError, DataError, UnknownNameError
-from vfl.datasets import SetFormat, load_bundled
+from vfl.datasets import SetFormat
 from vfl.datasets.sources import make, read_bundled
 from vfl.datasets.sources.base import interleaved
-from vfl.datasets.sources.files import data_folder
 from vfl.datasets.sources.picture_set import (
     Part,
     PictureSet,
     first_classes,
     resize,
-    resized,
     stacked,
 )
 from vfl.datasets.sources.pictures import CIFAR10, MNIST, FashionMNIST, channel_mean_and_std
-
-
-def part(labels):
-    labels = np.array(labels)
-    return Part.of(labels.astype(np.uint8).reshape(-1, 1, 1, 1), labels)
 
 
 def test_every_class_comes_in_turn_in_the_order_of_the_file():
@@ -32,33 +25,6 @@ def test_every_class_comes_in_turn_in_the_order_of_the_file():
     while any(waiting.values()):
         want += [rows.pop(0) for rows in waiting.values() if rows]
     assert order.tolist() == want
-
-
-@pytest.mark.parametrize(
-    ("limit", "train", "test"), [(None, 8, 4), (50, 8, 4), (6, 4, 2), (1, 1, 0)]
-)
-def test_rows_in_proportion(limit, train, test):
-    pictures, labels, train_rows = PictureSet(part(range(8)), part(range(4)), (*range(8),)).read(
-        limit
-    )
-    assert train_rows == train
-    assert labels.tolist() == [*range(train), *range(test)]
-    assert pictures[:, 0, 0, 0].tolist() == labels.tolist()
-
-
-@pytest.mark.parametrize("labels", [[0, 3], [-1, 0], []])
-def test_labels_without_a_class_are_refused(labels):
-    other = [] if not labels else [0]
-    with pytest.raises(DataError, match="do not fit its classes"):
-        PictureSet(part(labels), part(other), ("a", "b", "c")).read()
-
-
-def test_where_data_sets_are_looked_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("VFL_DATA", "/some/where")
-    assert data_folder(tmp_path) == tmp_path
-    assert str(data_folder(None)) == "/some/where"
-    monkeypatch.setenv("VFL_DATA", "")
-    assert data_folder(None).parts[-2:] == (".cache", "vfl")
 
 
 def drawn_set(train: int, test: int, classes: int, side: int = 4, channels: int = 1) -> PictureSet:
@@ -83,17 +49,6 @@ def test_a_box_filter_takes_the_mean_of_what_a_pixel_covers():
                 for x in range(2):
                     box = pictures[row, channel, 3 * y : 3 * y + 3, 3 * x : 3 * x + 3]
                     assert abs(int(got[row, channel, y, x]) - box.mean()) < 1  # Pillow rounds twice
-
-
-def test_a_set_is_resized_row_by_row_however_many_there_are(monkeypatch):
-    monkeypatch.setattr("vfl.datasets.sources.picture_set._BLOCK_ROWS", 3)
-    found = drawn_set(8, 2, 3)
-    small, labels, train_rows = resized(found, 2).read()
-    whole, same, _ = found.read()
-    assert train_rows == 8
-    np.testing.assert_array_equal(small, resize(whole, 2))
-    np.testing.assert_array_equal(labels, same)
-    assert resized(found, 2).read(limit=1)[0].shape == (1, 1, 2, 2)
 
 
 def test_only_rows_of_the_first_classes_stay():
@@ -155,19 +110,6 @@ def test_one_mean_and_spread_for_stacked_sets_is_that_of_all_their_pixels():
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
     )
-
-
-def test_mnist_and_fashion_mnist_as_twenty_classes(data_root):
-    form = SetFormat(side=14)
-    data = load_bundled("mnist+fashion_mnist", ["a"], 0, "b", root=data_root, limit=1400, form=form)
-    apart = [read_bundled(name, data_root, limit=700) for name in ("mnist", "fashion_mnist")]
-    assert data["a"].inputs.shape == (1400, 1, 14, 14)
-    assert len(data["b"].classes) == 20
-    assert data["b"].labels[:1200:2].tolist() == apart[0].labels[:600].tolist()
-    assert data["b"].labels[1:1200:2].tolist() == (apart[1].labels[:600] + 10).tolist()
-    assert len(data["a"].split.test) == 200
-    assert abs(float(data["a"].inputs.mean())) < 0.05
-    assert 0.85 < float(data["a"].inputs.std()) < 1  # of pictures that were made smaller
 
 
 @pytest.mark.parametrize(

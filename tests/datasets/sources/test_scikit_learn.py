@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from vfl.datasets import load_bundled
 from vfl.datasets.sources.scikit_learn import read_digit_pairs
 
 DIGITS = load_digits()
@@ -65,11 +64,3 @@ def test_the_seed_decides_and_every_class_occurs(drawn):
     assert not np.array_equal(read_digit_pairs(seed=1)[1], labels)
     for part in np.split(labels, [12_000, 15_000]):
         assert set(part) == set(range(100))
-
-
-def test_parties_share_it_and_limits_keep_its_parts():
-    data = load_bundled("digit_pairs", ["a", "b"], 0, "c", limit=180)
-    assert data["a"].inputs.shape == data["b"].inputs.shape == (180, 1, 8, 8)
-    assert str(data["c"].split) == "Split(train=120, validation=30, test=30)"
-    whole = load_bundled("digit_pairs", ["a"], 0, "c")
-    assert data["c"].labels[120:150].tolist() == whole["c"].labels[12_000:12_030].tolist()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from set_files import clicks_of, published_clicks, write_clicks, write_filtered
 
 from vfl.core.errors import DataError
 from vfl.datasets import SetFormat, load_bundled
-from vfl.datasets.sources.sessions import last_sessions, next_items, read_clicks
+from vfl.datasets.sources.sessions import next_items, read_clicks
 
 
 @pytest.mark.parametrize("length", [1, 3, 20])
@@ -44,14 +43,6 @@ def test_the_filtered_edition_keeps_its_parts(tmp_path):
     ]
 
 
-def test_parties_share_the_steps(tmp_path):
-    write_filtered(tmp_path)
-    form = SetFormat(length=3)
-    data = load_bundled("yoochoose_filtered", ["a", "b"], 0, "b", root=tmp_path, form=form)
-    assert data["a"].inputs[2].tolist() == [5, 2]
-    assert data["b"].inputs[2].tolist() == [0]
-
-
 @pytest.mark.parametrize(
     "text", ["head\n1\t2\n", "head\n1\t2\tx,3\n", "head\n1\t2\t-7654,4\n", "head\n1\t2\t3\t4\n"]
 )
@@ -84,12 +75,6 @@ def test_published_clicks_are_filtered_then_the_last_sessions_are_split_by_time(
     form = SetFormat(length=4)
     data = load_bundled("yoochoose", ["a"], 0, "b", root=tmp_path, form=form)
     assert str(data["a"].split) == "Split(train=12, validation=2, test=1)"
-
-
-def test_the_last_sessions_are_those_with_the_last_clicks():
-    clicks = pd.DataFrame({"session": [1, 2, 3, 1, 2, 4], "time": [1, 2, 3, 9, 4, 5], "item": 0})
-    assert last_sessions(clicks, share=2)["session"].tolist() == [4, 1, 1]
-    assert last_sessions(clicks, share=2)["time"].tolist() == [5, 1, 9]
 
 
 def test_clicks_of_another_form_are_refused(tmp_path):

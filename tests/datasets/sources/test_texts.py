@@ -36,12 +36,6 @@ def test_other_rows_do_not_reach_the_vocabulary():
     ]
 
 
-def test_what_a_word_is():
-    texts = Texts.of(["Don't -- STOP, 1984_x naïve 'quoted'!"], 9, 99)
-    assert texts.words == ("don't", "stop", "1984", "x", "naïve", "quoted")
-    assert Texts.of([], 4, 9).rows(np.arange(0)).shape == (0, 4)
-
-
 def test_reviews_take_turns(tmp_path):
     write_reviews(tmp_path, reviews_of(10) | {"poldata.README.2.0": "no review"})
     form = SetFormat(length=3, vocabulary=9)
@@ -54,17 +48,6 @@ def test_reviews_take_turns(tmp_path):
     few = load_bundled("review_polarity", ["a"], 0, "b", root=tmp_path, limit=8)
     assert few["b"].labels.tolist() == [0, 1] * 4
     assert few["a"].inputs.shape == (8, 400)
-
-
-def test_ten_folds_of_reviews(tmp_path):
-    write_reviews(tmp_path, reviews_of(10))
-    seen = []
-    for number in range(1, 6):
-        data = load_bundled("review_polarity", ["a"], 3, "b", root=tmp_path, fold=Fold(number, 5))
-        test = data["b"].split.test
-        assert sorted(data["b"].labels[test].tolist()) == [0, 0, 1, 1]
-        seen += test.tolist()
-    assert sorted(seen) == list(range(20))
 
 
 def test_damaged_reviews_are_refused(tmp_path):

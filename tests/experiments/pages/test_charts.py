@@ -13,12 +13,8 @@ from vfl.experiments.pages.charts import (
     enclosing,
     line_drawing,
     scatter_drawing,
-    standalone,
-    thinned,
     tick_step,
-    tick_text,
     ticks_inside,
-    widened,
 )
 
 
@@ -81,25 +77,6 @@ def test_whiskers_both_ways_are_as_long_as_their_intervals():
     assert [float(n) for n in re.findall(r"[\d.]+", line)] == [*dots[0], *dots[1]]
 
 
-def test_a_drawing_stands_in_a_file_of_its_own():
-    lines = [Series("a & b", [(0, 1), (1, 2)]), Series("c", [(0, 2), (1, 1)], 2)]
-    alone = ET.fromstring(standalone(line_drawing("T", "height, m", lines, "x")))
-    name = "{http://www.w3.org/2000/svg}"
-    assert alone.tag == f"{name}svg"
-    assert ".line.s2" in alone.find(f"{name}style").text
-    said = [text.text for text in alone.findall(f"{name}text")]
-    assert said[-3:] == ["height, m", "a & b", "c"]
-    (heights,) = (text for text in alone.findall(f"{name}text") if text.text == "height, m")
-    assert "rotate(-90)" in heights.get("transform")
-    classes = [path.get("class") for path in alone.iter(f"{name}path")]
-    assert classes.count("line s1") == classes.count("line s2") == 2  # itself, and in the legend
-
-
-def test_a_series_without_points_is_left_out():
-    drawing = line_drawing("T", "", [Series("a", [(0, 1), (1, 2)]), Series("b", [])], "x")
-    assert [name for _, name in drawing.legend] == ["a"]
-
-
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 7.3, 1e12])
 @pytest.mark.parametrize("low", [-3.0, 0.0, 0.999])
 def test_every_point_is_inside_the_plot_whatever_its_magnitude(scale, low):
@@ -118,28 +95,6 @@ def test_steps_are_round_and_give_few_ticks():
         assert first <= low < high <= last
         assert 3 <= len(ticks_inside(first, last, step)) <= 8
     assert tick_step(1, 3, whole=True) == 1
-
-
-def test_ticks_have_the_decimals_their_step_needs():
-    assert [tick_text(0.05 * n, 0.05) for n in range(4)] == ["0.00", "0.05", "0.10", "0.15"]
-    assert tick_text(-1e-17, 0.5) == "0.0"
-
-
-def test_an_empty_range_gets_room():
-    assert widened(0.0, 0.0) == (-0.5, 0.5)
-    low, high = widened(-4.0, -4.0)
-    assert low < -4 < high
-
-
-def test_thinning_keeps_the_ends_of_the_range_and_the_order():
-    points = [(n, 1.0) for n in range(5000)]
-    points[1234] = (1234, 99.0)
-    points[4321] = (4321, -7.0)
-    kept = thinned(points, most=100)
-    assert len(kept) <= 100
-    assert (1234, 99.0) in kept
-    assert (4321, -7.0) in kept
-    assert kept == sorted(kept)
 
 
 @pytest.mark.parametrize(("at", "anchor"), [(0, "end"), (10, ""), (5, "")])

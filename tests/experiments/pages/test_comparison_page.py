@@ -1,7 +1,6 @@
 """The figures of a comparison, from lines made by hand."""
 
 import json
-import math
 import re
 import xml.etree.ElementTree as ET
 
@@ -9,7 +8,6 @@ import pytest
 
 from vfl.core.storage import stamp, write_json
 from vfl.experiments import Line, LoadedRun
-from vfl.experiments.pages.charts import powers
 from vfl.experiments.pages.comparison_page import (
     alpha_drawings,
     beside_method,
@@ -95,21 +93,10 @@ def test_curves_are_means_over_repeats(line):
     assert ticks == ["1\u00a0kB", "2\u00a0kB"]
 
 
-def test_an_epoch_counts_when_every_repeat_has_it(line):
-    short = line("none", {}, {"epochs": EPOCHS[:1]})
-    chart = ET.fromstring(drawings(short)["Accuracy by epoch"].chart)
-    assert len(list(chart.iter("circle"))) == 1
-
-
 def test_units_in_order_of_use(line):
     found = drawings(line("topk:k=2"))["How often each unit is sent"]
     assert heights(found) == pytest.approx([100, 50, 50, 0], abs=0.5)
     assert [words for _, words in found.legend] == ["topk:k=2, 1 of 4 never"]
-
-
-def test_a_codec_that_sends_every_unit_is_not_drawn(line):
-    whole = line("none", {("all parties", "nonzeros"): 4.0})
-    assert "How often each unit is sent" not in drawings(whole)
 
 
 def test_a_chart_a_level_with_those_that_have_none(line):
@@ -148,13 +135,6 @@ def test_families_differ_in_alpha_alone(line):
     }
 
 
-def test_the_laws_are_two_families(line):
-    laws = ("sequential", "multinomial")
-    codecs = [f"randtopk:k=2,alpha={alpha},law={law}" for alpha in (0.1, 0.2) for law in laws]
-    found = families(beside(*map(line, codecs)))
-    assert [one.name for one in found] == ["law=sequential, k=2", "law=multinomial, k=2"]
-
-
 def test_score_loss_and_gap_by_alpha(line):
     found = [
         line(f"randtopk:k=2,alpha={alpha}", {SCORE: score}, {SCORE: score})
@@ -174,41 +154,6 @@ def test_score_loss_and_gap_by_alpha(line):
     whiskers = [p for p in ET.fromstring(score.chart).iter("path") if p.get("class") == "whisker"]
     assert whiskers[0].get("d").count("M") == 2
     assert list(alpha_drawings(beside(line("none")), "accuracy")) == []
-
-
-def test_an_interval_is_as_high_as_it_says(line):
-    lines = beside(
-        *(
-            line(f"randtopk:k=2,alpha={alpha}", {SCORE: score}, {SCORE: score + 0.02})
-            for alpha, score in ((0.1, 0.4), (0.3, 0.6))
-        )
-    )
-    half = lines[0].over("accuracy").half_width
-    assert half == pytest.approx(12.706 * math.sqrt(2) * 0.01 / math.sqrt(2), rel=1e-3)
-    drawing = next(alpha_drawings(lines, "accuracy"))
-    path = next(
-        p.get("d") for p in ET.fromstring(drawing.chart).iter("path") if p.get("class") == "whisker"
-    )
-    low, high = (float(n) for n in re.match(r"M[\d.]+ ([\d.]+)h8m-4 0V([\d.]+)", path).groups())
-    first, last = heights(drawing)
-    y = [float(c.get("cy")) for c in ET.fromstring(drawing.chart).iter("circle")]
-    per_pixel = (last - first) / (y[0] - y[1])
-    assert (low - high) * per_pixel == pytest.approx(2 * 100 * half, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(1, 10, [1, 2, 5, 10]), (3, 4, []), (950, 2.1e4, [1e3, 2e3, 5e3, 1e4, 2e4])],
-)
-def test_ticks_of_an_axis_of_logarithms(low, high, expected):
-    assert powers(low, high) == expected
-
-
-def test_a_line_that_is_not_trained_is_left_out():
-    about = {"variant": "", "method": "none", "codec": "none", "level": ""}
-    waiting = Line(about, ["seed=0"])
-    assert list(curves([waiting], "accuracy")) == []
-    assert waiting.over("accuracy") is None
 
 
 def test_nothing_that_sends_less_is_better_than_a_numbered_codec(line):

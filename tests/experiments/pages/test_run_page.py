@@ -173,27 +173,6 @@ def test_nothing_but_one_script_runs_and_nothing_is_fetched(run_folder):
     assert "default-src 'none'" in html
 
 
-def test_what_others_wrote_is_escaped_everywhere(run_folder, make_head):
-    bad = "<script>alert(1)</script>\"'&"
-    folder = run_folder(
-        head=make_head(name=bad, command=bad, vfl=bad, mode=bad, created=bad),
-        traffic=[f'"{bad.replace(chr(34), chr(34) * 2)}",up,train,1,1,17,0'],
-        summary={"codec": bad, "defense": bad, "weights_sha256": bad, "bytes_up": {bad: 1}},
-        environment={bad: bad},
-        config=f"# {bad}\n",
-    )
-    html, page = page_of(folder)
-    assert html.count("<script") == 1  # ours
-    assert page.text.count("alert(1)") >= 10
-
-
-@pytest.mark.parametrize("count", [1, 1500])
-def test_a_page_of_any_length_stays_small_and_draws_its_curves(run_folder, make_epochs, count):
-    html, page = page_of(run_folder(metrics=make_epochs(count)))
-    assert page.tags.count("figure") == 4
-    assert len(html.encode()) < 60_000
-
-
 def test_sixty_four_parties_fit_on_one_page(run_folder, make_epochs, make_traffic):
     parties = [f"hospital-number-{n}" for n in range(64)]
     html, page = page_of(
@@ -226,37 +205,6 @@ def test_without_a_summary_the_ledger_and_the_epochs_speak(run_folder):
     assert "On the wire 1.03 MB" in page.text  # 20 epochs of 51,500 bytes
 
 
-def test_a_regression_shows_its_error_instead_of_accuracy(run_folder, make_regression):
-    summary = {"test_rmse": 2.3456, "test_r2": 0.8101}
-    _, page = page_of(run_folder(metrics=make_regression(12), summary=summary))
-    assert "Test RMSE 2.35 R² 0.810" in page.text
-    assert "RMSE by bytes" in page.text
-    assert "ccuracy" not in page.text
-    _, page = page_of(run_folder(metrics=make_regression(4), summary={}))
-    assert "Test RMSE not measured validation 1.58" in page.text
-
-
-def test_measures_stand_side_by_side_for_validation_and_test(run_folder, make_epochs):
-    metrics = make_epochs(3)
-    metrics[0] |= {"validation_auc": 0.5}
-    metrics[-1] |= {"validation_auc": 0.912, "test_auc": 0.9076, "test_log_loss": 0.01234}
-    _, page = page_of(run_folder(metrics=metrics))
-    assert "Measure Validation rows Test rows Accuracy 74.7 % 97.2 % AUC 0.912 0.908" in page.text
-    metrics[-1] |= {"validation_hit_rate": 0.5, "test_hit_rate": 0.6357}
-    assert "Hit rate 50.0 % 63.6 %" in page_of(run_folder(metrics=metrics))[1].text
-    assert "Log loss 0.0123 Over all rows" in page.text
-    assert "F1" not in page.text
-
-
-def test_a_loss_that_became_nan_leaves_a_gap(run_folder):
-    metrics = [{"epoch": n, "train_loss": float("nan") if n == 2 else n} for n in (1, 2, 3)]
-    html, page = page_of(run_folder(metrics=metrics))
-    assert "nan" not in page.text.lower()
-    curve = re.search(r'class="line s1" d="(M[^"]*L[^"]*)"', html)
-    assert curve is not None
-    assert curve[1].count("L") == 1
-
-
 def test_a_line_cut_short_by_a_crash_is_left_out(run_folder):
     folder = run_folder(metrics=[{"epoch": 1, "train_loss": 2.0}, {"epoch": 2, "train_loss": 1.0}])
     with (folder / "metrics.jsonl").open("a") as metrics:
@@ -272,14 +220,7 @@ def test_the_same_folder_gives_the_same_bytes_and_no_other_file(run_folder):
     assert list(folder.glob(".*")) == []
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunFolderError, match=r"run\.json"):
-        build_report(tmp_path)
-    with pytest.raises(RunFolderError):
-        build_report(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("version", [7, None, "1", 0])
+@pytest.mark.parametrize("version", [7, None])
 def test_another_format_is_refused(run_folder, make_head, version):
     with pytest.raises(RunFolderError, match="another format"):
         build_report(run_folder(head=make_head(format=version)))
@@ -371,12 +312,6 @@ def test_an_attack_has_one_number_the_mean_of_its_draws(run_folder, monkeypatch)
     assert any("accuracy 67.1 %" in one for one in page.glance.details)
     assert "more victims" not in " ".join(page.glance.details)
     assert "75.8" not in str(methods) + page.glance.sentence
-
-
-def test_a_page_names_the_tables_that_were_read(run_folder, make_head):
-    head = make_head(mode="in-process")
-    folder = run_folder(head=head, summary={"sources": {"bank": "/data/loans.csv"}})
-    assert "Rows read from bank: /data/loans.csv" in page_of(folder)[1].text
 
 
 def test_evaluations_say_whose_rows_they_are_of(run_folder, monkeypatch):
