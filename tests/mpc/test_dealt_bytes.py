@@ -20,22 +20,6 @@ def unfinished(left_bits, right_bits, truncations=()):
     return Product(1, left, right, matmul, truncations, "layer 0")
 
 
-@pytest.mark.parametrize(
-    ("bits", "right_bits", "truncations", "size"),
-    [
-        (21, 21, (), 6),  # what P2 is asked about
-        (21, 16, (), 8),  # a gradient whose slope has a division of its own
-        (21, 16, (Truncation(21, 45),), 6),
-        (21, 16, learning_rate_truncations(Rules("fast"), 128, 16, 0.1 / 128), 5),
-        (8, 8, (), 8),
-        (8, 8, (Truncation(8, 24),), 8),
-    ],
-)
-def test_which_bytes_are_dealt(bits, right_bits, truncations, size):
-    rules = Rules("fast", bits, delta_bits=8)
-    assert unfinished(bits, right_bits, truncations).dealt_bytes(rules) == size
-
-
 @pytest.mark.parametrize(("bits", "rate"), [*pairs(range(8, 29), (1e-5, 0.1 / 128, 0.3, 7.0))])
 def test_what_is_left_out_is_an_eighth_of_a_unit_at_most(bits, rate):
     rules = Rules("fast", bits, delta_bits=8, magnitude_bits=4)

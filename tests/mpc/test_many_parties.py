@@ -129,14 +129,6 @@ def test_bits_are_those_of_the_number(members):
     assert (found == plain).all()
 
 
-def test_the_highest_bit_alone(pair):
-    values = draw(200, scale=2.0**15)
-    values[:2] = torch.tensor([0.0, 2.0**-20])
-    plain = (values * 2**BITS).round().long().numpy().view(np.uint64)
-    found = words_of(pair, lambda m: m.highest_bit(m.bits_of(shared(m, values))))
-    assert found.tolist() == [1 << int(each).bit_length() - 1 if each else 0 for each in plain]
-
-
 def test_bits_as_numbers_and_signs(members):
     values = draw(40)
     values[0] = 0.0

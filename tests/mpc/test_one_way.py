@@ -6,7 +6,6 @@ import torch
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import decode, encode, inner, matmul
 from vfl.mpc.rules import Rules
-from vfl.mpc.shares import SharedTensor
 from vfl.mpc.three_party.trio import Trio
 
 ROWS, COLUMNS, WIDTH = 6, 5, 3
@@ -71,17 +70,6 @@ def test_the_backward_product(trio, split, width):
     assert float((value_of(trio.run(program)) - wanted).abs().max()) < 1e-5
 
 
-def test_selected_rows_keep_their_opening(trio):
-    index = torch.tensor([4, 1])
-
-    def program(party):
-        (x,) = party.open(columns(party, 2))
-        x, (w,) = x.rows(index), party.open(mixed(party, W).facing(x))
-        return party.multiply(x, w, matmul, where="z")[0]
-
-    assert float((value_of(trio.run(program)) - X[index] @ W).abs().max()) < 1e-5
-
-
 @pytest.mark.parametrize("split", [0, 2, COLUMNS])
 def test_each_word_travels_one_way(trio, split):
     """P0 opens its columns, and its share of the weights that meet the columns of P1."""
@@ -131,31 +119,6 @@ def test_factors_that_were_opened_for_others_are_refused(trio):
 
     with pytest.raises(ValueError, match="facing"):
         trio.run(other_columns)
-
-
-def test_an_opening_is_used_again_only_for_whom_it_was_made():
-    words = torch.ones(COLUMNS, WIDTH, dtype=torch.int64)
-    left = SharedTensor(torch.ones(ROWS, COLUMNS, dtype=torch.int64), 21, owned=2)
-    both_ways, one_way = (
-        SharedTensor(words, 21, opened=object()),
-        SharedTensor(words, 21, object(), faced=2),
-    )
-    assert both_ways.facing(left) is both_ways
-    assert one_way.facing(left) is one_way
-    for other in (SharedTensor(left.share, 21, owned=3), SharedTensor(left.share, 21)):
-        again = one_way.facing(other)
-        assert (again.opened, again.faced) == (None, other.owned)
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "together"), [(4, 0, 4), (4, 3, 7), (2, 0, 2), (2, 3, None), (None, 0, None)]
-)
-def test_owners_of_joined_columns(left, right, together):
-    parts = [
-        SharedTensor(torch.zeros(2, width, dtype=torch.int64), 21, owned=owned)
-        for width, owned in ((4, left), (3, right))
-    ]
-    assert parts[0].beside(parts[1]).owned == together
 
 
 class Watched:

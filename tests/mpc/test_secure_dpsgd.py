@@ -64,16 +64,6 @@ def test_the_root_of_nothing_is_nothing(form):
         assert roots(members, torch.zeros(40), form).abs().max() <= 2.0**-30
 
 
-def test_the_permuted_form_alone_shows_the_dealer_anything():
-    values = torch.full((40,), 2.0, dtype=torch.float64)
-    seen = {}
-    for form in ("polynomial", "permuted"):
-        with LocalMembers(2) as members:
-            roots(members, values, form)
-            seen[form] = [leak.what for leak in members.leaks() if leak.observer == "P2"]
-    assert seen == {"polynomial": [], "permuted": ["permuted values"]}
-
-
 @pytest.mark.parametrize("holders", [2, 3, 5])
 def test_noise_of_all_and_of_two_thirds(holders):
     """Half as much again as is asked for; what a third of the holders leaves out is spare."""
