@@ -4,7 +4,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from vfl.compression.coding.bits import Enumerative, PlainIndex, index_set, pack, to_bits
+from vfl.compression.coding.bits import Enumerative, PlainIndex, index_set, to_bits
 from vfl.core.errors import CorruptFrameError, WidthError
 
 THESIS = [
@@ -60,14 +60,6 @@ def test_plain_places_out_of_range_or_order_are_refused(indices):
     bits = to_bits(np.array([[0, 1, 2], indices]), 7)
     with pytest.raises(CorruptFrameError, match="increasing"):
         PlainIndex(100, 3).from_bits(bits)
-
-
-@pytest.mark.parametrize(("width", "k"), THESIS)
-def test_enumeration_beats_plain_places(width, k):
-    indices = random_sets(width, k)
-    assert len(pack(Enumerative(width, k).to_bits(indices))) < len(
-        pack(PlainIndex(width, k).to_bits(indices))
-    )
 
 
 def test_a_table_too_large_is_refused_with_the_cure():

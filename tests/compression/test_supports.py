@@ -73,15 +73,6 @@ def test_a_table_has_its_limit(monkeypatch):
     assert sets._columns.size <= 60
 
 
-def test_the_table_of_the_widest_cuts_stays_within_its_limit():
-    for width in (1280, 65536):
-        sets = Supports(width)
-        most = int(np.flatnonzero(sets.bits[: width // 2 + 1] < width).max())
-        used = masks(width, [most])
-        assert (sets.from_bits(sets.to_bits(used), np.array([most])) == used).all()
-        assert sets._columns.size <= module.SUPPORT_TABLE_LIMIT
-
-
 @pytest.mark.parametrize(("width", "count"), [(5, 2), (128, 3), (128, 60), (128, 125)])
 def test_a_number_without_a_set_is_refused(width, count):
     sets = Supports(width)

@@ -10,7 +10,7 @@ from vfl.core.errors import CorruptFrameError
 
 pytestmark = pytest.mark.skipif(not compiled.COMPILED, reason="needs numba")
 
-SHAPES = [(256, 160), (100, 300), (70, 64), (3, 1280), (130, 77), (64, 16)]
+SHAPES = [(256, 160), (3, 1280), (130, 77), (64, 16)]
 
 
 def counts_of(width, bits, seed=0, steps=2):
@@ -32,7 +32,7 @@ def drawn(rows, width, bits):
     return codes
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bits", [1, 3, 4, 8])
 @pytest.mark.parametrize(("rows", "width"), SHAPES)
 @pytest.mark.parametrize("states", [16, 64, 256])
 def test_bytes_and_codes_are_the_same(monkeypatch, both, bits, rows, width, states):

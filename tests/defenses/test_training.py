@@ -101,8 +101,9 @@ def killer(step):
     return watch
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "in_flight"), [*((spec, 1) for spec in SPECS), (SPECS[0], 3), (SPECS[-1], 3)]
+)
 def test_it_goes_on_after_a_kill_to_the_same_weights(data, tmp_path, spec, in_flight):
     settings = experiment(spec, in_flight=in_flight, codec="randtopk:k=4,grad=4")
     whole = LocalSession(settings, data, outputs=10).run()
@@ -127,7 +128,7 @@ def test_a_prediction_uses_what_was_trained(data, spec):
     assert asked.label.history[-1]["test_loss"] == trained.label.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize("kind", ["random", "pca", "autoencoder"])
+@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
 def test_no_label_reaches_a_label_free_party(data, kind):
     """Bottoms are those of other labels, gradients are zeros, and the top still learns."""
     settings = experiment(f"label_free:kind={kind},features=64,epochs=3")
@@ -139,16 +140,6 @@ def test_no_label_reaches_a_label_free_party(data, kind):
     assert not any(np.frombuffer(note.payload, np.uint8).any() for note in trace)
     losses = [record["train_loss"] for record in true.label.history]
     assert losses[-1] < losses[0]
-
-
-def test_the_label_partys_own_columns_are_left_alone():
-    data = load_bundled("digits", ["left", "label"], 0, "label", flatten=True, limit=300)
-    settings = experiment("label_free:features=16", parties=("left", "label"))
-    session = LocalSession(settings, data, outputs=10)
-    own = session.label.model["bottom"]
-    before = own[-1].weight.clone()
-    session.run()
-    assert not torch.equal(own[-1].weight, before)
 
 
 def test_an_estimator_fits_once_and_goes_on():
@@ -170,7 +161,7 @@ def test_classes_are_needed_for_some(spec):
         VFLRegressor(2, defense=spec, epochs=1).fit(X[:50], X[:50, 20])
 
 
-@pytest.mark.parametrize("spec", ["dcor", "nopeek", "bottleneck", "label_free:features=16"])
+@pytest.mark.parametrize("spec", ["dcor", "bottleneck", "label_free:features=16"])
 def test_a_regression_may_use_the_others(spec):
     X, _ = load_digits(return_X_y=True)
     model = VFLRegressor(2, defense=spec, epochs=1, random_state=0).fit(X[:200, :32], X[:200, 40])
