@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from vfl.core.errors import ReusedPadError, RingRangeError, RunFolderError, WidthError
-from vfl.core.frame import HEADER_BYTES
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import gated_silu, mixture, scores_of, softmax
 from vfl.llm.two_party import (
@@ -118,16 +117,6 @@ def test_a_product_with_a_constant(table):
     assert table.payloads() == [(1, SIZE * ROWS * INNER)]
 
 
-@both_modes
-def test_a_product_with_a_constant_reuses_its_initialisation(table):
-    kept = constants_of(table, one=(W, None, 16))
-    program = lambda party: party.multiply(asked(party, X), kept[party.role]["one"])  # noqa: E731
-    first = table.value(program)
-    frames = [payload for _, payload in table.frames]
-    assert (table.value(program) - first).abs().max() < 1e-3
-    assert frames != [payload for _, payload in table.frames]
-
-
 HEADS, GROUPS, HEAD = 4, 2, 6
 
 
@@ -219,22 +208,6 @@ def test_a_function(table, name):
     seen = [leak for leak in table.parties[1].leakage.leaks() if leak.what == "permuted values"]
     assert [leak.elements for leak in seen] == [count]
     assert not table.parties[0].leakage.leaks()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_more_bytes_show_more(mode):
-    values, errors = draw(1, 200, seed=6), []
-    for shown in (2, 3, 5):
-        with Table(mode, shown_bytes=shown, first_bytes=5) as table:
-            found = table.value(
-                lambda party: party.apply(
-                    asked(party, values, bits=30), torch.tanh, 20, 40, "layer", "elements"
-                )
-            )
-            assert (0, 200 * shown) in table.payloads()
-        errors.append(float((found - torch.tanh(values)).abs().max()))
-    assert errors[0] > 50 * errors[1] > 50 * errors[2]
-    assert errors[2] < 1e-6
 
 
 @both_modes
@@ -337,27 +310,6 @@ def test_a_prediction(table, count):
         (1, packed_bytes(count, 1)),
         (0, 4),
     ]
-
-
-@both_modes
-def test_predictions_of_several_rows_in_the_messages_of_one(table):
-    scores = draw(4, 70, seed=8)
-    found = table.both(
-        lambda party: party.choose(asked(party, scores, bits=30), lambda seen: int(seen.argmax()))
-    )
-    assert found == [[0] * 4, scores.argmax(1).tolist()]
-    assert len(table.frames) == 4
-
-
-def test_a_prediction_by_any_strategy_gives_that_score_s_index():
-    table, scores = Table("fast"), draw(1, 64, seed=8)
-    for rank in range(10):
-        found = table.both(
-            lambda party, rank=rank: party.choose(
-                asked(party, scores, bits=30), lambda seen: int(seen.argsort()[rank])
-            )
-        )
-        assert found[1] == [int(scores[0].argsort()[rank])]
 
 
 def test_p0_learns_nothing_of_the_query():
@@ -532,10 +484,6 @@ def test_material_is_used_once_also_after_a_restart(tmp_path):
     assert len(MaterialStore(tmp_path / "P1", "P1", "model").take("b")) == 2
 
 
-def _refuse(path, **_):
-    raise OSError("no")
-
-
 def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
     """Between the mark and the end of `take`: the content may be left, and is not given."""
     store = MaterialStore(tmp_path, "P1", "model")
@@ -560,9 +508,3 @@ def test_material_is_private_and_of_its_weights(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()} == {0o600}
     with pytest.raises(RunFolderError):
         MaterialStore(tmp_path / "new", "P1", "other").take("a")
-
-
-def test_headers_are_counted(table):
-    kept = constants_of(table, one=(W, None, 16))
-    table.both(lambda party: party.multiply(asked(party, X), kept[party.role]["one"]))
-    assert table.parties[1].channels[0].sent["online"] == SIZE * ROWS * INNER + HEADER_BYTES
