@@ -8,7 +8,6 @@ import torch
 
 from vfl.core.errors import (
     DisagreementError,
-    LostPeerError,
     PeerError,
     PeerFailedError,
     ProtocolError,
@@ -87,29 +86,6 @@ def test_who_dies_takes_the_others_along(mode, role):
     assert "1.2345" not in str(caught.value)
 
 
-@pytest.mark.parametrize("role", [0, 1, 2])
-def test_a_link_that_is_gone_ends_a_waiting_party(role):
-    links, _ = mesh(timeout_s=60)
-    found = []
-
-    def wait(peer):
-        try:
-            links[peer][role].receive()
-        except LostPeerError as error:
-            found.append(error)
-
-    waiting = [threading.Thread(target=wait, args=(peer,)) for peer in links[role]]
-    for each in waiting:
-        each.start()
-    for link in links[role].values():
-        link.close()
-        with pytest.raises(LostPeerError):
-            link.send(Frame(Kind.PROTOCOL))
-    for each in waiting:
-        each.join(60)
-    assert len(found) == 2
-
-
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_parties_with_other_plans_never_begin(odd):
     links, _ = mesh(timeout_s=60)
@@ -164,13 +140,6 @@ def test_index_lists_arrive_as_they_were():
     found, indices = Channel(links[1][0], "P0").receive_moved([(2, 3), (1,)], [5, 9], 3)
     assert all(torch.equal(one, two) for one, two in zip(found, words, strict=True))
     assert [(p.large.tolist(), p.small.tolist()) for p in indices] == [([0, 4], [2]), ([], [])]
-
-
-def test_another_operation_is_refused():
-    links, _ = mesh(timeout_s=60)
-    links[0][1].send(Frame(Kind.PROTOCOL, 8, bytes(8)))
-    with pytest.raises(ProtocolError, match="out of turn"):
-        Channel(links[1][0], "P0").receive([(1,)], 7)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -49,19 +49,6 @@ def overheard(private):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_dealer_hears_permuted_values_and_nothing_else(setting, chain, mode):
-    inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).double()
-    private = setting(mode, chain(6, 3, 2), inputs)
-    heard = overheard(private)
-    private.infer()
-    word = 8 if mode == "thesis" else 5
-    for holder in (0, 1):
-        assert [len(frame) for frame in heard[2, holder]] == [word * 120, word * 80]
-    seen = {leak.where: leak.elements for leak in private.trio.leaks() if leak.observer == "P2"}
-    assert seen == {"layer 0": 120, "layer 1": 80}
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_what_one_holder_hears_is_uniform(setting, chain, mode):
     inputs = torch.zeros(500, 40, dtype=torch.float64)
     private = setting(mode, chain(40, 1), inputs)

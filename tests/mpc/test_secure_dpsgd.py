@@ -106,7 +106,7 @@ TERMS = SecureSgd(
     rows=(150, 150),
     columns=5,
     classes=3,
-    steps=12,
+    steps=6,
     batch_size=60,
     learning_rate=3.0,
     clip=0.5,
@@ -159,8 +159,9 @@ def in_clear(terms, rows, clipped=None):
     return weights
 
 
-@pytest.mark.parametrize("form", ["polynomial", "permuted"])
-@pytest.mark.parametrize("rows_of", [(150, 150), (60, 140, 100)])
+@pytest.mark.parametrize(
+    ("form", "rows_of"), [("permuted", (150, 150)), ("polynomial", (60, 140, 100))]
+)
 def test_a_training_computes_what_the_plain_one_does(rows, form, rows_of):
     terms = replace(TERMS, form=form, rows=rows_of)
     (*found, dealers), leaks = trained(terms, rows)
@@ -185,7 +186,7 @@ def test_no_gradient_is_longer_than_the_bound(rows):
         TERMS, rows=(1, 1), steps=1, batch_size=1, learning_rate=1.0, clip=0.05, noise=1e-5
     )
     inputs, labels = rows[0] * 3, rows[1]
-    for at in range(0, 40, 2):
+    for at in range(0, 12, 2):
         pair = (inputs[at : at + 2], labels[at : at + 2])
         seed = next(s for s in range(99) if replace(one, seed=s).batch(0).tolist() == [0])
         (found, *_), _ = trained(replace(one, seed=seed), pair)

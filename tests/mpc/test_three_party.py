@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.core.errors import PrivateLayerError, ReusedPadError, RunFolderError
+from vfl.core.errors import PrivateLayerError, RunFolderError
 from vfl.core.seeds import Secret
 from vfl.mpc import Rules, Trio
 from vfl.mpc.three_party import training as three_party
@@ -156,34 +156,6 @@ def test_the_label_party_alone_is_disclosed_the_outputs_of_the_same_network(
 
 
 @pytest.mark.parametrize("mode", ["thesis", "fast"])
-@pytest.mark.parametrize("widths", [(), (4,)])
-@pytest.mark.parametrize("asked", [False, True], ids=["after a step", "after an evaluation"])
-def test_a_training_goes_on_to_the_bit_under_the_same_keys(session, mode, widths, asked):
-    layers = layers_of(*widths)
-    whole = session(mode, layers)
-    whole.train(range(2))
-    if asked:
-        whole.outputs()
-    states = through_a_file(whole.states())
-    whole.train(range(2, 4))
-    whole.outputs()
-
-    resumed = session(mode, layers)
-    resumed.load(states, same_keys=True)
-    number = states[0]["operations"]
-    assert not any(resumed.since(number).values())
-    resumed.train(range(2, 4))
-    resumed.outputs()
-
-    assert resumed.since(number) == whole.since(number)
-    assert any(len(sent) > 2 for sent in whole.since(number).values())
-    for before, after in zip(whole.shares(), resumed.shares(), strict=True):
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[name], after[name]) for name in before)
-    assert resumed.accounts() == whole.accounts()
-
-
-@pytest.mark.parametrize("mode", ["thesis", "fast"])
 def test_a_new_attempt_goes_on_under_new_keys(session, mode):
     layers = layers_of(4)
     whole = session(mode, layers)
@@ -210,14 +182,6 @@ def test_the_dealer_keeps_no_share_and_a_state_holds_no_key(session):
     assert states[2]["weights"] == {}
     assert set(states[0]) == {"weights", "openings", "operations", "leakage", "traffic"}
     assert all(each["openings"] == {} for each in states)  # weights have moved since
-
-
-def test_operations_are_not_counted_again_under_the_same_keys(session):
-    played = session("fast", layers_of())
-    states = played.states()
-    played.train(range(1))
-    with pytest.raises(ReusedPadError):
-        played.networks[0].load_state_dict(states[0], same_keys=True)
 
 
 def test_shares_of_another_network_are_refused(session):
