@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import random
 import stat
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ import torch
 from vfl.config import Experiment
 from vfl.config.party_file import tidy_store
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import RunFolderError, StorageError, VFLError
+from vfl.core.errors import RunFolderError, VFLError
 from vfl.core.storage import (
     Seal,
     append_line,
@@ -40,7 +38,6 @@ from vfl.training import run
 
 SEAL = Seal("thing", "bank", "loans", 7)
 STATE = {"weight": torch.arange(24.0).reshape(4, 6), "steps": torch.tensor(3)}
-MEMORY_BYTES = 64 * 2**20
 
 #: How each form is written and read.
 FORMS = {
@@ -191,19 +188,6 @@ def test_a_flip_anywhere_in_what_a_run_left_is_found(trained):
     # The last line of an index may be torn by a kill, so without its end it is left out.
     assert [name for name in silent if name != "index.jsonl"] == []
     assert silent.count("index.jsonl") <= 1
-
-
-def test_a_cut_anywhere_in_what_a_run_left_is_found(trained):
-    draw = random.Random(0)
-    for path in stored_files(trained):
-        whole = path.read_bytes()
-        if path.name == "index.jsonl":
-            continue
-        for length in [0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(5))]:
-            path.write_bytes(whole[:length])
-            with pytest.raises(RunFolderError):
-                everything(trained)
-        path.write_bytes(whole)
 
 
 def test_weights_of_another_run_of_the_experiment_do_not_answer(trained, tmp_path):
@@ -366,12 +350,6 @@ def test_a_run_leaves_nothing_others_can_read(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
-def test_a_folder_in_the_way_of_a_folder_is_told(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError), locked(tmp_path / "file"):
-        pass
-
-
 # --- anything at all ----------------------------------------------------------------------------
 
 
@@ -411,11 +389,6 @@ def _mutated(content, draw):
         else:
             content[:] = draw.randbytes(draw.randrange(0, 200))
     return bytes(content)
-
-
-def resident_bytes():
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if "VmRSS" in line).split()[1]) * 1024
 
 
 def test_damaged_files_are_typed_errors(tmp_path):
@@ -478,24 +451,6 @@ def fuzz_a_run(run_folder, cases):
 
 def test_damaged_files_of_a_run_are_typed_errors(trained):
     assert fuzz_a_run(trained, 300) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of this process in /proc")
-def test_a_hundred_thousand_damaged_files_of_a_run(trained):
-    fuzz_a_run(trained, 300)
-    before = resident_bytes()
-    assert fuzz_a_run(trained, 100_000) == []
-    assert resident_bytes() - before < MEMORY_BYTES
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of this process in /proc")
-def test_a_hundred_thousand_damaged_files(tmp_path):
-    fuzz_stored_files(tmp_path, 300)
-    before = resident_bytes()
-    assert fuzz_stored_files(tmp_path, 100_000) == 0
-    assert resident_bytes() - before < MEMORY_BYTES
 
 
 def test_no_error_of_a_stored_file_holds_its_content(path):

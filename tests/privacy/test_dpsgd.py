@@ -153,19 +153,6 @@ def test_layers_of_ones_own(name):
     close(sums, totals)
 
 
-def test_frozen_weights_are_in_no_norm():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    model[0].weight.requires_grad_(False)
-    rows, grad = torch.randn(ROWS, 3), torch.randn(ROWS, 2)
-    totals, _ = by_loop(model, rows, grad, 0.3)
-    clipper = RowClipper(model, 0.3)
-    with clipper.recording() as calls:
-        output = model(rows)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    close(clipper.sums(output, grad, weights, calls)[0], totals[1:])
-
-
 @pytest.mark.parametrize("name", sorted(OVER_THE_BATCH))
 def test_a_model_that_looks_at_the_batch_is_refused_with_what_to_use(name):
     model = make_bottom(name).build(OVER_THE_BATCH[name], 8)
