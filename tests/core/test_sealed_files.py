@@ -353,26 +353,6 @@ def test_a_run_leaves_nothing_others_can_read(tmp_path):
 # --- anything at all ----------------------------------------------------------------------------
 
 
-def fuzz_stored_files(folder, cases):
-    """Damage stored files in many ways; how often one was loaded as if nothing had happened."""
-    draw, silent = random.Random(1), 0
-    forms = []
-    for name, (write, read_it) in FORMS.items():
-        path = folder / name
-        write(path)
-        forms.append((path, path.read_bytes(), read_it))
-    for case in range(cases):
-        path, whole, read_it = forms[case % len(forms)]
-        content = _mutated(bytearray(whole), draw)
-        path.write_bytes(content)
-        try:
-            read_it(path, SEAL)
-        except RunFolderError:
-            continue
-        silent += content != whole
-    return silent
-
-
 def _mutated(content, draw):
     for _ in range(draw.choice((1, 1, 2, 5))):
         how, place = draw.randrange(6), draw.randrange(len(content) or 1)
@@ -389,10 +369,6 @@ def _mutated(content, draw):
         else:
             content[:] = draw.randbytes(draw.randrange(0, 200))
     return bytes(content)
-
-
-def test_damaged_files_are_typed_errors(tmp_path):
-    assert fuzz_stored_files(tmp_path, 600) == 0
 
 
 def own_files(party):

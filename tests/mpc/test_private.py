@@ -265,7 +265,7 @@ LOGISTIC = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
         (LOGISTIC, torch.tensor([0.0] * 7 + [1.5]), {}, DataError, "sigmoid"),
         (LOGISTIC, torch.tensor([0.0] * 7 + [float("nan")]), {}, DataError, "sigmoid"),
         (nn.Sequential(nn.Linear(2, 1)), torch.zeros(8), {}, BadOptionError, "sigmoid"),
-        (nn.Sequential(nn.Linear(3, 1)), torch.zeros(8), {"loss": "squared"}, WidthError, ""),
+        (nn.Sequential(nn.Linear(3, 1)), torch.zeros(8), {"loss": "squared"}, WidthError, "3"),
     ],
 )
 def test_a_training_that_cannot_be_is_refused(plain, targets, options, error, said):
