@@ -57,20 +57,6 @@ def test_counts_are_the_same(both, bits):
     assert first == second
 
 
-def test_shares_of_1_and_of_all_that_is_left(both, monkeypatch):
-    """Quotients up to 2^17, and states that a share of nearly all hardly moves."""
-    monkeypatch.setattr(range_coder, "state_count", lambda *_: 16)
-    counts = AdaptiveCounts(np.full((32, 16), 4), weight=24)
-    for step in range(2):
-        counts.count_columns(step, np.full((5000, 32), 3, np.uint8))
-    codes = np.random.default_rng(0).choice(16, (500, 32)).astype(np.uint8)
-    sizes = counts.table & 0xFFFF
-    assert sizes.min() == 1
-    assert sizes.max() > 2**15 - 40
-    first, second = both(lambda: encode_columns(counts.table, codes))
-    assert first == second
-    for found in both(lambda: decode_columns(first, counts.table, counts.splits, 500)):
-        assert np.array_equal(found, codes)
 
 
 @pytest.mark.parametrize(("bits", "width"), [(2, 64), (4, 77), (8, 48)])
