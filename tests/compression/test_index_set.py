@@ -1,5 +1,4 @@
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -24,15 +23,6 @@ def random_sets(width, k, rows=50):
 
 def rank_by_definition(indices):
     return sum(math.comb(int(place), j + 1) for j, place in enumerate(indices))
-
-
-@pytest.mark.parametrize(("width", "k"), [(1, 1), (5, 2), (6, 6), (7, 1), (9, 4), (10, 8)])
-def test_ranks_number_every_set_once(width, k):
-    indices = np.array(sorted(combinations(range(width), k), key=lambda s: s[::-1]), np.int64)
-    sets = Enumerative(width, k)
-    expected = to_bits(np.arange(len(indices))[:, None], sets.bits)
-    assert (sets.to_bits(indices) == expected).all()
-    assert (sets.from_bits(expected) == indices).all()
 
 
 @pytest.mark.parametrize(("width", "k"), [*THESIS, (40, 40), (200, 100), (1280, 64)])

@@ -113,14 +113,6 @@ def test_a_query_teaches_nothing(spec):
     assert bytes(codec.encode(cut_of(1)).payload) == bytes(other.encode(cut_of(1)).payload)
 
 
-def test_counts_forget_by_halves():
-    counts = AdaptiveCounts(np.array([[1, 0, 5]]), weight=20_000)
-    for step, symbol in enumerate([0, 0, 0, 2]):
-        counts.count(step, counts.cells(np.array([0]), np.array([symbol])))
-    # 1, 20 001, 40 001, 60 001 of 60 006 forget to 30 001 and 3, then 2 gets 20 000.
-    assert counts.state_dict()["counts"].tolist() == [[30_001, 0, 20_003]]
-
-
 @pytest.mark.parametrize("contexts", [1, 2000])
 def test_counts_of_few_of_many_contexts_are_those_of_all(contexts):
     counts = AdaptiveCounts(np.full((contexts, 3), 4), weight=2)

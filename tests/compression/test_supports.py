@@ -57,11 +57,6 @@ def test_rows_of_all_sizes_come_back_and_fewer_places_come_first(width):
     assert (sets.from_bits(bits, counts) == used).all()
 
 
-def test_a_set_takes_the_bits_of_all_sets_of_its_size():
-    expected = [math.ceil(math.log2(math.comb(100, count))) for count in range(101)]
-    assert Supports(100).bits.tolist() == expected
-
-
 def test_a_table_has_its_limit(monkeypatch):
     """Beyond it a row is a bit for every place, so that memory stays bounded."""
     monkeypatch.setattr(module, "SUPPORT_TABLE_LIMIT", 60)

@@ -57,8 +57,6 @@ def test_counts_are_the_same(both, bits):
     assert first == second
 
 
-
-
 @pytest.mark.parametrize(("bits", "width"), [(2, 64), (4, 77), (8, 48)])
 def test_damaged_payloads_are_read_or_refused_alike(both, monkeypatch, bits, width):
     """Whatever the bytes are: the same codes, which then encode to them, or the same refusal."""

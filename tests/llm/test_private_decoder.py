@@ -93,7 +93,7 @@ def logit_errors(model, prompts):
 @pytest.mark.parametrize("shape", [GPT, LLAMA, {**GPT, "mlp": "gelu_tanh", "epsilon": 1e-3}])
 def test_logits_are_close(shape):
     """Largest errors beside logits of deviation 8 (tied) and 2."""
-    prompts = torch.randint(0, 100, (20, 5), generator=torch.Generator().manual_seed(1)).tolist()
+    prompts = torch.randint(0, 100, (8, 5), generator=torch.Generator().manual_seed(1)).tolist()
     same, worst = logit_errors(decoder(**shape), prompts)
     assert same == len(prompts)
     assert worst < (2e-2 if shape is LLAMA else 4e-2)
@@ -107,7 +107,7 @@ def test_words_of_small_vectors_are_seen_as_well_as_others(shape):
         model.tokens.weight.mul_(0.02)
         if shape is GPT:
             model.positions.weight.mul_(0.02)
-    prompts = torch.randint(0, 100, (15, 5), generator=torch.Generator().manual_seed(2)).tolist()
+    prompts = torch.randint(0, 100, (6, 5), generator=torch.Generator().manual_seed(2)).tolist()
     same, worst = logit_errors(model, prompts)
     assert same == len(prompts)
     assert worst < (1.6e-2 if shape is GPT else 3.5e-2)  # .026 and .076 of 11 bits
@@ -341,15 +341,6 @@ def test_several_texts_take_the_messages_of_one(mode):
         assert [token for each, token in told if each == text] == answer
 
 
-def test_several_texts_end_when_all_have_ended():
-    model = decoder(**LLAMA)
-    prompts = [[5], [7]]
-    first, second = (model.generate(prompt, 4) for prompt in prompts)
-    with private(model) as hidden:
-        found = hidden.generate_all(prompts, 4, stop=[first[0], second[1]])
-    assert found == [first[:1], second[: second.index(second[1]) + 1]]
-
-
 def test_probabilities_are_one_together():
     rows = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = softmax(rows, 12)
@@ -382,17 +373,6 @@ def test_a_classifier_gives_the_logits_of_plain_torch(mode):
         seen = {(leak.observer, leak.what) for leak in hidden.leaks()}
         assert seen == {("P1", "permuted values"), ("P1", "values")}
         assert [leak.where for leak in hidden.leaks() if leak.what == "values"] == ["classes"]
-
-
-def test_a_classifier_is_dealt_for_ahead(tmp_path):
-    model = encoder(layers=1)
-    with private(model, folder=tmp_path) as hidden:
-        hidden.deal(3, questions=2)
-        one, _ = hidden.left(3)
-        hidden.classify([1, 2, 3])
-        assert len(hidden.left(3)) == 1
-        with pytest.raises(ReusedPadError):
-            hidden._online(one, lambda layers, party: None)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_what_a_function_and_a_product_say_is_uniform():
     """The same question over and over: each position of each message takes every value."""
     seen = {}
     with Table("fast") as table:
-        for _ in range(40):
+        for _ in range(25):
             attend(table)
             for place, (_, payload) in enumerate(table.frames):
                 seen.setdefault(place, []).append(np.frombuffer(payload, np.uint8)[:-1])
