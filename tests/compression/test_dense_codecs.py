@@ -267,7 +267,7 @@ class TestRate:
         model = nn.Sequential(nn.Linear(4, WIDTH), codec.client_module(WIDTH))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         inputs, sizes = normal(64, 4), []
-        for step in range(150):
+        for step in range(80):
             cut = model(inputs)
             sizes.append(len(codec.encode(cut.detach(), StepContext(step, training=True)).payload))
             codec.commit(step)

@@ -173,7 +173,7 @@ def test_a_training_computes_what_the_plain_one_does(rows, form, rows_of):
     # Of the polynomial a clipped gradient is up to 1 % short.
     assert torch.allclose(found[0], plain, rtol=0.01, atol=0.01 if form == "polynomial" else 1e-3)
     inputs = torch.cat([rows[0], torch.ones(300, 1)], 1)
-    assert ((inputs @ found[0]).argmax(1) == rows[1]).double().mean() > 0.9
+    assert ((inputs @ found[0]).argmax(1) == rows[1]).double().mean() > 0.8
     shown = {leak.observer: leak.what for leak in leaks}
     dealer = f"P{len(rows_of)}"
     assert shown.pop(dealer, None) == ("permuted values" if form == "permuted" else None)
