@@ -167,7 +167,7 @@ def test_a_function_may_come_again():
 def test_how_long_a_party_waits_is_set():
     """What comes of it `test_failures.py` says."""
     with private(model(4, 1), timeout_s=41.5) as hidden:
-        links = [one.link for party in hidden.trio.parties for one in party.channels.values()]
+        links = [one.link for party in hidden._trio.parties for one in party.channels.values()]
         assert {link._timeout_s for link in links} == {41.5}
 
 
