@@ -89,11 +89,6 @@ class TestManyClasses(DefenseContract):
     classes = 12
 
 
-class Narrowing(Defense):
-    def embedding(self, cut, context):
-        return cut[:, 1:]
-
-
 class InPlace(Defense):
     def gradient(self, grad, labels, context):
         return grad.mul_(2)
@@ -102,14 +97,6 @@ class InPlace(Defense):
 class GlobalNoise(Defense):
     def embedding(self, cut, context):
         return cut + torch.randn_like(cut)
-
-
-class Unrepeatable(Defense):
-    rounds = 0
-
-    def logits(self, logits, context):
-        type(self).rounds += 1
-        return logits + self.rounds
 
 
 class Detached(Defense):
@@ -196,12 +183,10 @@ SAID = "what_it_takes_is_said_before_it_is_built"
 STATED = "its_side_its_promise_and_its_refusals_are_stated"
 PREDICTION = "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"
 BROKEN = [
-    (Narrowing, HOOKS, "cut changed its shape"),
     (Shrinking, SAID, "falls where more is asked"),
     (Unsaved, MODELS, "not among the weights"),
     (InPlace, HOOKS, "changed in place: gradient"),
     (GlobalNoise, HOOKS, "a global generator moved: torch"),
-    (Unrepeatable, HOOKS, "not repeatable: logits"),
     (Detached, "gradients_flow_through", "logits lost its graph"),
     (BatchScaled, PREDICTION, "a row depends on its batch"),
     (Averageable, PREDICTION, "could average"),
