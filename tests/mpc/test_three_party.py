@@ -1,4 +1,4 @@
-"""One party's part of a network that nobody holds: its state, its frames, and what it consists of."""
+"""A party's part of a network that nobody holds: its state, its frames, what it consists of."""
 
 from itertools import pairwise
 
