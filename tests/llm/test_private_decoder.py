@@ -282,7 +282,7 @@ SCORES = torch.tensor([0.5, 3.0, -2.0, 2.5, 2.9, 0.0, 1.0, -1.0])
 
 
 def test_sampling_is_of_the_right_law():
-    """Against softmax, its k best and its nucleus, over 4,000 draws."""
+    """Against softmax, its k best and its nucleus, over 1,500 draws."""
     chances = torch.softmax(SCORES / 0.7, -1)
     nucleus = torch.zeros(8)
     nucleus[[1, 4]] = chances[[1, 4]]  # .41 and .35: two are .7 of it, one is not
@@ -290,8 +290,8 @@ def test_sampling_is_of_the_right_law():
     best[[1, 3, 4]] = chances[[1, 3, 4]]
     for options, law in (({}, chances), ({"top_k": 3}, best), ({"top_p": 0.7}, nucleus)):
         pick = Sampling(temperature=0.7, seed=5, **options)
-        counts = torch.bincount(torch.tensor([pick(SCORES) for _ in range(4000)]), minlength=8)
-        assert (counts / 4000 - law / law.sum()).abs().max() < 0.03
+        counts = torch.bincount(torch.tensor([pick(SCORES) for _ in range(1500)]), minlength=8)
+        assert (counts / 1500 - law / law.sum()).abs().max() < 0.05
 
 
 def test_sampling_depends_on_the_seed_and_not_on_the_order():

@@ -350,12 +350,16 @@ def test_what_everybody_learned_is_sizes_and_the_model():
     assert "norms of gradients" in make("pea:form=permuted").promise(session.terms)
 
 
-def test_a_beginning_costs_its_part_of_the_budget():
+def test_a_beginning_costs_its_part_of_the_budget(monkeypatch):
+    """What it is `test_secure_dpsgd.py` says; here all of two holders and a dealer begin with it."""
+    begun, started = [], pea.started
+    monkeypatch.setattr(pea, "started", lambda *given: begun.append(1) or started(*given))
     budget = {"epsilon": 8.0, "delta": 1e-4}
     sessions = [
         trained(experiment(secure, dp=budget, batch_size=120))[0]
         for secure in ("pea:start=best", "pea:start=average", "pea")
     ]
+    assert len(begun) == 2 * 3
     for session in sessions:
         (state,) = session.label.privacy()
         assert state.epsilon == pytest.approx(8.0, rel=1e-2)
