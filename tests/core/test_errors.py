@@ -29,6 +29,11 @@ def test_the_drawing_is_the_tree():
     assert drawn_tree() == {c.__name__: (c.__base__.__name__, c.code) for c in CLASSES}
 
 
+def test_codes_are_used_once():
+    codes = [member.code for member in CLASSES]
+    assert len(set(codes)) == len(codes)
+
+
 @pytest.mark.parametrize("member", CLASSES)
 def test_exit_codes_tell_whose_fault_it_was(member):
     wanted = 2 if issubclass(member, UserError) else 3 if issubclass(member, PeerError) else 1

@@ -52,6 +52,16 @@ def test_a_service_that_ends_before_it_is_ready(tmp_path):
     assert service.wait() == 3
 
 
+def test_a_service_that_takes_too_long(tmp_path):
+    service = python("it", "import time; time.sleep(600)", tmp_path / "log")
+    try:
+        with pytest.raises(LostPeerError) as caught:
+            service.wait_for("ready", timeout_s=0.2)
+        assert caught.value.got == "still starting"
+    finally:
+        service.stop()
+
+
 def test_a_service_that_is_refused_is_not_waited_for(tmp_path):
     script = "print('no such key'); import time; time.sleep(600)"
     service, started = python("it", script, tmp_path / "log"), time.monotonic()

@@ -201,6 +201,11 @@ def test_a_package_may_name_a_class_where_it_is_not_written(monkeypatch):
     assert type(family.make("dot")) is Dot
 
 
+def test_an_entry_point_must_meet_the_contract(outside):
+    with pytest.raises(SpecError, match="does not derive"):
+        outside[0].make("stranger")
+
+
 class Sized(Shape):
     def __init__(self, learning_rate: float = 1.0, rate: int = 0) -> None:
         self.given = learning_rate

@@ -147,6 +147,13 @@ def test_it_follows_from_the_partys_secret(kind):
     assert not torch.allclose(cuts[0], cuts[2])
 
 
+def test_a_few_rows_are_enough():
+    for rows in (2, 129):
+        for kind in KINDS:
+            spec = f"label_free:kind={kind},epochs=1,features=32"
+            assert torch.isfinite(bottom_of(spec, inputs_of(rows))(inputs_of())).all()
+
+
 def test_gradients_tell_nothing():
     grad = torch.ones(4, 3)
     assert not make("label_free").gradient(grad, torch.arange(4), StepContext()).any()

@@ -351,7 +351,7 @@ def test_what_everybody_learned_is_sizes_and_the_model():
 
 
 def test_a_beginning_costs_its_part_of_the_budget(monkeypatch):
-    """What it is `test_secure_dpsgd.py` says; here all of two holders and a dealer begin with it."""
+    """What it is `test_secure_dpsgd.py` says; here two holders and a dealer begin with it."""
     begun, started = [], pea.started
     monkeypatch.setattr(pea, "started", lambda *given: begun.append(1) or started(*given))
     budget = {"epsilon": 8.0, "delta": 1e-4}

@@ -134,3 +134,8 @@ def test_a_key_stays_in_its_file(tmp_path):
     path.write_text("no key")
     with pytest.raises(UserError, match="no worker's key"):
         signing_key(path)
+
+
+def test_what_is_no_fingerprint_is_refused():
+    with pytest.raises(UserError, match="no fingerprint of bob"):
+        WorkerKeys("alice", known={"bob": "1234"})
