@@ -378,3 +378,21 @@ def test_a_plan_shows_who_learns_what(tmp_path):
     assert "permuted values" in facts["secure"]
     assert facts["inputs"] == {"radiology": "15", "pathology": "15"}
     assert list(itertools.islice(facts, 2)) == ["parties", "label_party"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_mnist_as_in_figure_5_4(data_root, monkeypatch, mode):
+    """784-128-10, half of the rows: within 0.1 point of the training in plaintext."""
+    monkeypatch.setenv("VFL_DATA", str(data_root))
+    content = settings(
+        mode, "lender", "mlp:hidden=128", "mnist", 35_000, batch_size=128, learning_rate=0.1
+    )
+    experiment, data = given(content)
+    session = session_of(experiment, data, "train", secrets=SECRETS).run()
+    outputs, _ = in_clear(session, data)
+    truth = data["lender"].labels[data["lender"].split.test]
+    accuracy = float((outputs.argmax(1) == truth).double().mean())
+    assert accuracy > 0.8
+    print(f"{mode}: {session.label.history[-1]['test_accuracy']:.4f}, in plaintext {accuracy:.4f}")
+    assert abs(session.label.history[-1]["test_accuracy"] - accuracy) <= 0.001 + 1e-9
