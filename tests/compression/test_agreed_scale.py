@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import StepContext, make
+from vfl.compression import INFERENCE, StepContext, make
 from vfl.compression.coding.values import from_bfloat16
 from vfl.core import compiled
 from vfl.core.errors import CorruptFrameError
