@@ -10,8 +10,7 @@ from scipy.special import gammaln
 from scipy.stats import entropy
 
 from vfl.compression import CODECS, INFERENCE, StepContext, make
-from vfl.compression.base import Symbols
-from vfl.compression.measure import entropy_bits, entropy_bound_bits
+from vfl.compression.measure import entropy_bound_bits
 from vfl.core.registry import parse
 from vfl.core.seeds import Secret, generator
 
@@ -96,13 +95,6 @@ def test_top_k_needs_its_sets_and_its_values(width, k, values, bits):
     assert bound == pytest.approx(9 * (log2_sets(width, k) + k * bits), rel=1e-9)
 
 
-def test_every_value_of_a_fixed_dense_code_needs_its_bits():
-    cut = uneven_cut()
-    for spec, bits in [("none", 32), ("quantise:values=5", 5), ("sign", 1), ("rate", None)]:
-        if bits:
-            assert bound_of(spec, cut) == pytest.approx(bits * ROWS * WIDTH)
-
-
 def test_a_rectified_cut_needs_its_supports_how_large_they_are_and_its_values():
     cut = uneven_cut()
     sizes = [sum(value > 0 for value in row) for row in cut.tolist()]
@@ -157,23 +149,3 @@ def test_batches_count_together():
     halves = [make(spec).symbols(half, TRAINING) for half in cut.chunk(2)]
     assert entropy_bound_bits(halves) == pytest.approx(bound_of(spec, cut))
     assert entropy_bound_bits(halves) > sum(entropy_bound_bits([half]) for half in halves)
-
-
-def test_nothing_that_is_told_bounds_nothing():
-    assert math.isnan(entropy_bound_bits([]))
-
-
-def test_a_cut_that_never_changes_needs_nothing_once_it_may_be_learned():
-    assert bound_of("relu:values=4", torch.zeros(5, WIDTH)) == 0
-    assert bound_of("quantise:values=4,packer=range", torch.ones(5, WIDTH)) == 0
-
-
-def test_entropies():
-    assert entropy_bits([8]) == 0
-    assert entropy_bits([]) == 0
-    assert entropy_bits([3, 0, 5]) == pytest.approx(8 * entropy([3 / 8, 5 / 8], base=2))
-
-
-def test_symbols_without_any_value():
-    nothing = Symbols(np.zeros((4, 3), bool), np.zeros(0, np.int64), choices=15)
-    assert entropy_bound_bits([nothing]) == 0

@@ -43,12 +43,6 @@ def test_untrained_modules_start_alike_and_leave_random_state_alone(cut):
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_each_codec_is_announced(cut):
-    said = []
-    compare_codecs(cut, ["none", "topk:k=2"], say=said.append)
-    assert said == ["measuring none", "measuring topk:k=2"]
-
-
 def test_unknown_figures_are_null():
     rows = compare_codecs(torch.zeros(3, 4), ["topk:k=1,values=4,packer=range", "relu"])
     assert rows[1].record()["entropy_bound_bytes"] == 0

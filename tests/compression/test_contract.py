@@ -23,7 +23,6 @@ class TestRegisteredCodecs(CodecContract):
         "topk:k=3,values=1",
         "topk:k=3,values=8,packer=index",
         "topk:k=12,values=4",
-        "topk:k=11",
         "topk:k=3,values=bf16,packer=bitmap,grad=bf16",
         "topk:k=3,values=4,packer=range,grad=4",
         "topk:k=12,values=1,packer=range,scale=row,grad=2",
@@ -32,12 +31,10 @@ class TestRegisteredCodecs(CodecContract):
         "quantise",
         "quantise:values=1,scale=row,grad=4",
         "quantise:values=3,packer=range,grad=bf16",
-        "quantise:values=5,scale=agreed",
         "quantise:values=bf16",
         "relu",
         "relu:values=fp32,packer=bitmap",
         "relu:values=2,packer=bitmap,scale=row,grad=4",
-        "relu:values=8,packer=dense",
         "relu:values=4,scale=agreed",
         "relu:values=4,packer=enumerative",
         "relu:values=fp32,packer=enumerative,grad=bf16",
@@ -50,18 +47,11 @@ class TestRegisteredCodecs(CodecContract):
         "sign:width=20,grad=4",
         "rate",
         "rate:weight=0.1,bits=2,grad=4",
-        "topk:k=3,values=4,packer=range,pad=no",
         "quantise:values=3,packer=range,pad=no",
         "relu:pad=no",
-        "relu:values=4,packer=bitmap,scale=row,pad=no",
-        "relu:values=fp32,packer=enumerative,pad=no",
-        "rate:pad=no",
-        "topk:k=3,values=4,packer=range,pad=always,grad=4",
         "randtopk:k=3,values=8,packer=range,scale=agreed,pad=always",
         "quantise:values=3,packer=range,pad=always",
         "relu:grad=4,pad=always",
-        "relu:values=2,packer=bitmap,pad=always",
-        "l1:target=3,packer=enumerative,pad=always",
         "rate:pad=always",
         "randtopk:k=3",
         "randtopk:k=3,alpha=0.5,law=multinomial,values=8",
@@ -114,11 +104,3 @@ def test_the_contract_finds_queries_whose_lengths_differ(monkeypatch):
 def test_naming_the_contracts_loads_no_torch():
     script = "import sys, vfl.testing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
-
-
-def test_a_contract_without_specs_is_an_error():
-    class TestNothing(CodecContract):
-        pass
-
-    with pytest.raises(ValueError, match="names no codec"):
-        TestNothing().pytest_generate_tests(None)

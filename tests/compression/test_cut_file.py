@@ -87,15 +87,6 @@ def test_other_files_are_refused(tmp_path, name, content):
         read_cut(tmp_path / name)
 
 
-def test_a_file_that_ends_early(tmp_path):
-    for name, save in (("cut.npy", np.save), ("cut.npz", np.savez)):
-        save(tmp_path / name, VALUES)
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(whole[:-40])
-        with pytest.raises(DataError, match="without pickle"):
-            read_cut(tmp_path / name)
-
-
 def test_a_file_that_is_not_there_and_the_one_that_was_meant(tmp_path):
     np.save(tmp_path / "cut.npy", VALUES)
     with pytest.raises(MissingDataError) as caught:

@@ -54,11 +54,6 @@ def test_a_rectified_cut_keeps_its_zeros(packer):
     assert float((found - cut).abs().max()) <= float(cut.max()) / 15 * 1.02
 
 
-def test_enumerated_floats_are_exact():
-    cut = normal().relu()
-    assert torch.equal(back("relu:values=fp32,packer=enumerative", cut), cut)
-
-
 def test_a_bitmap_of_floats_is_exact():
     cut = normal().relu()
     codec = make("relu:values=fp32,packer=bitmap")
@@ -146,12 +141,6 @@ def test_signs_are_one_bit_each():
     assert make("sign:width=117").formula_ratio(128) == pytest.approx(117 / 128 / 32)
 
 
-def test_the_gradient_of_a_sign_goes_straight_through():
-    cut = normal().requires_grad_()
-    make("sign").simulate(cut, TRAINING).backward(grad := normal(ROWS, WIDTH))
-    assert torch.equal(cut.grad, grad)
-
-
 def test_a_mask_is_the_same_at_both_ends_and_keeps_its_units():
     one, other = make("size:k=3,kind=mask"), make("size:k=3,kind=mask")
     cut = normal()
@@ -177,7 +166,8 @@ def test_a_narrow_cut_trains_a_layer_at_each_end():
     ["size:k=0", "size:k=2,kind=wide", "sign:width=-1", "quantise:values=9", "quantise:scale=all",
      "l1:target=-1", "l1:weight=inf", "rate:weight=-1", "rate:bits=9", "relu:values=bf16",
      "sign:width=65537", "topk:k=0", "topk:k=-1", "topk:k=two", "topk:k=2,values=9",
-     "topk:k=2,packer=zip", "randtopk:k=0", "randtopk:k=1,values=16", "randtopk:k=1,law=uniform",
+     "topk:k=2,packer=zip", "topk:k=2,packer=range", "quantise:values=bf16,packer=range",
+     "relu:values=fp32", "randtopk:k=0", "randtopk:k=1,values=16", "randtopk:k=1,law=uniform",
      *(f"randtopk:k=2,alpha={alpha}" for alpha in ("-0.1", "1.1", "nan", "inf"))],
 )  # fmt: skip
 def test_options_that_cannot_be(spec):
@@ -196,12 +186,12 @@ class TestL1:
         loss = make("l1:target=0,weight=0.25").local_loss(cut, TRAINING)
         assert float(loss) == pytest.approx(0.25 * float(cut.sum(dim=1).mean()), rel=1e-6)
 
-    @pytest.mark.parametrize("target", [4, 6, 10])
+    @pytest.mark.parametrize("target", [4, 10])
     def test_the_controller_finds_the_weight_that_gives_the_target(self, target):
         """A cut whose count above zero falls with the logarithm of the weight, by its own law."""
-        codec, width, rows = make(f"l1:target={target},anneal=300,packer=bitmap"), 64, 4
+        codec, width, rows = make(f"l1:target={target},anneal=150,packer=bitmap"), 64, 4
         counts = []
-        for step in range(1500):
+        for step in range(900):
             count = min(max(20 - 6 * math.log10(codec.weight_now / 0.01), 0), width)
             cut = torch.zeros(rows, width)
             cut[:, : round(count)] = 1
@@ -232,9 +222,6 @@ class TestL1:
         codec.commit(3)
         assert codec.weight_now == 0.5
 
-    def test_its_formula_is_that_of_top_k_with_the_target(self):
-        assert make("l1:target=6,values=4").formula_ratio(128) == 6 / 128 * (4 + 7) / 32
-
 
 class TestRate:
     def test_bits_are_those_of_a_logistic_distribution(self):
@@ -263,12 +250,6 @@ class TestRate:
         cut = torch.tensor([[0.2, 0.6, 2.5, 70.0, -3.0]])
         assert back("rate:bits=6", cut).tolist() == [[0.0, 1.0, 2.0, 63.0, 0.0]]
 
-    def test_its_ends_undo_each_other_at_the_start(self):
-        codec = make("rate")
-        cut = normal().relu()
-        there, here = codec.client_module(WIDTH), codec.server_module(WIDTH)
-        torch.testing.assert_close(here(there(cut)), cut)
-
     def test_the_noise_is_the_partys_own_and_repeatable(self):
         codec = make("rate:weight=1")
         codec.client_module(WIDTH)
@@ -286,10 +267,11 @@ class TestRate:
         model = nn.Sequential(nn.Linear(4, WIDTH), codec.client_module(WIDTH))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         inputs, sizes = normal(64, 4), []
-        for step in range(150):
+        for step in range(80):
             cut = model(inputs)
-            sizes.append(len(codec.encode(cut.detach(), StepContext(step, training=True)).payload))
-            codec.commit(step)
+            if step in (0, 79):
+                context = StepContext(step, training=True)
+                sizes.append(len(codec.encode(cut.detach(), context).payload))
             optimizer.zero_grad()
             codec.local_loss(cut, StepContext(step, True, Secret.of_simulation(0, "p"))).backward()
             optimizer.step()

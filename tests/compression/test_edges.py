@@ -68,21 +68,3 @@ def test_rows_of_one_value_and_of_zeros_among_others(spec, context):
     if spec.startswith(("relu", "l1")):
         assert not arrived[0].any()
         assert not grad[0].any()
-
-
-@pytest.mark.parametrize("values", ["fp32", "8"])
-@pytest.mark.parametrize("packer", ["enumerative", "index", "bitmap"])
-def test_all_units_kept_are_the_whole_cut(packer, values):
-    cut = normal()
-    arrived, grad = trip(f"topk:k={WIDTH},values={values},packer={packer}", cut, INFERENCE)
-    step = (cut.max(dim=1).values - cut.min(dim=1).values).max() / 2**8
-    assert float((arrived - cut).abs().max()) <= (0 if values == "fp32" else 0.6 * float(step))
-    assert torch.equal(grad, torch.ones_like(cut))
-
-
-def test_fewer_others_than_kept():
-    """d - k < k: with alpha = 1 the one other place is taken, and k - 1 of the top ones stay."""
-    cut = torch.arange(WIDTH, 0, -1.0).expand(30, WIDTH)
-    arrived, _ = trip("randtopk:k=5,alpha=1", cut, TRAINING)
-    assert ((arrived != 0).sum(dim=1) == 5).all()
-    assert (arrived[:, WIDTH - 1] == 1).all()

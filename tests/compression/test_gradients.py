@@ -8,7 +8,7 @@ import torch
 
 from vfl.compression import INFERENCE, StepContext
 from vfl.compression.coding.values import GradientCode
-from vfl.core.errors import BadOptionError, CorruptFrameError, NonFiniteError, TruncatedFrameError
+from vfl.core.errors import CorruptFrameError, NonFiniteError, TruncatedFrameError
 from vfl.core.seeds import Secret, generator
 
 ROWS, WIDTH = 6, 5
@@ -85,10 +85,6 @@ def test_a_mask_leaves_the_others_out(spec):
     assert bytes(code.encode(hidden, mask, context())) == payload
 
 
-def test_four_bits_of_three_values_are_28_bits_a_row():
-    assert GradientCode("4").payload_bytes(256, 3 * 256) == 256 * 28 // 8
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_refused(bad):
     grad = gradient()
@@ -109,8 +105,3 @@ def test_what_no_encoder_writes_is_refused():
     payload[1] = 0x80  # a negative scale
     with pytest.raises(CorruptFrameError, match="out of their range"):
         code.decode(payload, ROWS, WIDTH, None)
-
-
-def test_an_unknown_format():
-    with pytest.raises(BadOptionError):
-        GradientCode("1")

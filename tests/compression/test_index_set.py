@@ -1,10 +1,9 @@
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
 
-from vfl.compression.coding.bits import Enumerative, PlainIndex, index_set, pack, to_bits
+from vfl.compression.coding.bits import Enumerative, PlainIndex, index_set, to_bits
 from vfl.core.errors import CorruptFrameError, WidthError
 
 THESIS = [
@@ -24,15 +23,6 @@ def random_sets(width, k, rows=50):
 
 def rank_by_definition(indices):
     return sum(math.comb(int(place), j + 1) for j, place in enumerate(indices))
-
-
-@pytest.mark.parametrize(("width", "k"), [(1, 1), (5, 2), (6, 6), (7, 1), (9, 4), (10, 8)])
-def test_ranks_number_every_set_once(width, k):
-    indices = np.array(sorted(combinations(range(width), k), key=lambda s: s[::-1]), np.int64)
-    sets = Enumerative(width, k)
-    expected = to_bits(np.arange(len(indices))[:, None], sets.bits)
-    assert (sets.to_bits(indices) == expected).all()
-    assert (sets.from_bits(expected) == indices).all()
 
 
 @pytest.mark.parametrize(("width", "k"), [*THESIS, (40, 40), (200, 100), (1280, 64)])
@@ -60,14 +50,6 @@ def test_plain_places_out_of_range_or_order_are_refused(indices):
     bits = to_bits(np.array([[0, 1, 2], indices]), 7)
     with pytest.raises(CorruptFrameError, match="increasing"):
         PlainIndex(100, 3).from_bits(bits)
-
-
-@pytest.mark.parametrize(("width", "k"), THESIS)
-def test_enumeration_beats_plain_places(width, k):
-    indices = random_sets(width, k)
-    assert len(pack(Enumerative(width, k).to_bits(indices))) < len(
-        pack(PlainIndex(width, k).to_bits(indices))
-    )
 
 
 def test_a_table_too_large_is_refused_with_the_cure():

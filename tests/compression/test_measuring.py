@@ -1,10 +1,8 @@
 """The script that measures codecs in training counts what really travels."""
 
-import math
 import runpy
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_codecs.py"
@@ -26,9 +24,3 @@ def test_bits_entropy_and_values_above_zero(script):
     assert 0 < found["entropy_by_unit"] <= found["entropy_pooled"] <= 256
     assert 20 < found["accuracy"] < 100
     assert 20 < found["above_zero"] < 128
-
-
-def test_entropy_of_shares(script):
-    codes = np.array([[0, 0], [0, 1], [2, 1], [2, 3]])
-    expected = -sum(n / 8 * math.log2(n / 8) for n in (3, 2, 2, 1))
-    assert script["entropy"](codes) == pytest.approx(expected)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from vfl.compression import INFERENCE, StepContext, make
-from vfl.compression.topk import RandTopK
-from vfl.core.errors import BadOptionError, UserError, WidthError
+from vfl.core.errors import UserError
 from vfl.core.seeds import Secret, generator
 
 SECRET = Secret.of_simulation(0, "feature")
@@ -55,14 +54,6 @@ def test_replacements_keep_the_values_of_their_places():
     assert replaced == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / 800))
 
 
-def test_a_rows_draws_do_not_depend_on_the_rows_that_follow():
-    cut = normal_cut(40, 30)
-    spec = "randtopk:k=4,alpha=0.5"
-    together = kept_places(spec, cut, training())
-    for rows in (1, 7, 39):
-        assert torch.equal(kept_places(spec, cut[:rows], training()), together[:rows])
-
-
 def test_steps_and_secrets_have_draws_of_their_own():
     cut = normal_cut(40, 30)
     indices = [
@@ -78,10 +69,3 @@ def test_training_without_a_secret_is_refused():
     with pytest.raises(UserError, match="no secret"):
         codec.encode(normal_cut(3, 8), StepContext(4, training=True))
     codec.encode(normal_cut(3, 8), INFERENCE)
-
-
-def test_bad_options_are_refused_in_python_too():
-    with pytest.raises(BadOptionError, match="sequential, multinomial"):
-        RandTopK(k=1, law="uniform")
-    with pytest.raises(WidthError):
-        make("randtopk:k=9").check(8)

@@ -1,17 +1,14 @@
 """Adaptive range coding of cuts: both ends learn alike, and only from what was committed."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 import torch
 
 from vfl.compression import StepContext, make
 from vfl.compression.coding import range_coder
-from vfl.compression.coding.layouts import first_index_counts, new_layout
+from vfl.compression.coding.layouts import new_layout
 from vfl.compression.coding.range_coder import AdaptiveCounts
 from vfl.core.errors import (
-    BadOptionError,
     CheckpointError,
     CorruptFrameError,
     TruncatedFrameError,
@@ -116,14 +113,6 @@ def test_a_query_teaches_nothing(spec):
     assert bytes(codec.encode(cut_of(1)).payload) == bytes(other.encode(cut_of(1)).payload)
 
 
-def test_counts_forget_by_halves():
-    counts = AdaptiveCounts(np.array([[1, 0, 5]]), weight=20_000)
-    for step, symbol in enumerate([0, 0, 0, 2]):
-        counts.count(step, counts.cells(np.array([0]), np.array([symbol])))
-    # 1, 20 001, 40 001, 60 001 of 60 006 forget to 30 001 and 3, then 2 gets 20 000.
-    assert counts.state_dict()["counts"].tolist() == [[30_001, 0, 20_003]]
-
-
 @pytest.mark.parametrize("contexts", [1, 2000])
 def test_counts_of_few_of_many_contexts_are_those_of_all(contexts):
     counts = AdaptiveCounts(np.full((contexts, 3), 4), weight=2)
@@ -172,25 +161,6 @@ def test_several_states_and_only_as_many_as_the_encoder_takes(monkeypatch, rows)
         except CorruptFrameError:
             continue
         assert layout.pack(none, changed) == bytes(broken)
-
-
-@pytest.mark.parametrize(("width", "k"), [(5, 1), (6, 3), (7, 7)])
-def test_first_counts_take_every_set_for_equally_likely(width, k):
-    counts = first_index_counts(width, k).reshape(k, width, width)
-    sets = list(combinations(range(width), k))
-    for j in range(k):
-        for before in range(-1, width - 1):
-            going = [one for one in sets if (one[j - 1] if j else -1) == before]
-            for place in range(width):
-                share = sum(one[j] == place for one in going) / max(len(going), 1)
-                expected = 1 + int(64 * share + 1e-9) if share else 0
-                assert counts[j, before + 1, place] == expected
-
-
-def test_float_values_have_no_counts():
-    for spec in ("topk:k=2,packer=range", "quantise:values=bf16,packer=range", "relu:values=fp32"):
-        with pytest.raises(BadOptionError, match="how often each code"):
-            make(spec)
 
 
 def test_a_table_that_would_be_too_large():

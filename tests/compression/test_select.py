@@ -1,22 +1,16 @@
 """The random laws against the exact probability of every set of indices."""
 
-import math
 from collections import Counter
 from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chi2
 
 from vfl.compression.topk import (
     DRAWS,
-    find_top,
-    multinomial_drops,
     random_indices,
-    sequential_drops,
 )
-from vfl.core.errors import NonFiniteError
 
 ROWS = 30_000
 CASES = [(8, 3, 0.1), (8, 3, 0.3), (6, 4, 0.5), (5, 4, 0.9), (7, 2, 1.0), (9, 3, 0.05), (6, 3, 0.9)]
@@ -91,23 +85,6 @@ def test_sequential_law_is_equation_3_19(width, k, alpha):
     assert chi_square_p(sample(width, k, alpha, "sequential"), law) > 1e-3
 
 
-@pytest.mark.parametrize(("width", "k", "alpha"), CASES[:-1])
-def test_equation_3_19_has_the_closed_form(width, k, alpha):
-    """P(S) = P(m) / (C(k,m) C(d-k,m)) with m = min(Binomial(k, a), d-k) places from outside."""
-    others = width - k
-    law = equation_3_19(width, k, alpha)
-    for indices in combinations(range(width), k):
-        outside = sum(place >= k for place in indices)
-        hits = range(k + 1) if outside == others else [outside]
-        chance = sum(
-            math.comb(k, n) * alpha**n * (1 - alpha) ** (k - n)
-            for n in hits
-            if min(n, others) == outside
-        )
-        share = chance / (math.comb(k, outside) * math.comb(others, outside))
-        assert law[indices] == pytest.approx(share, abs=1e-12)
-
-
 @pytest.mark.parametrize(("width", "k", "alpha"), [c for c in CASES if c[2] < 1])
 def test_multinomial_law_is_that_of_fixed_weights(width, k, alpha):
     law = fixed_weights(width, k, alpha)
@@ -116,20 +93,6 @@ def test_multinomial_law_is_that_of_fixed_weights(width, k, alpha):
     assert chi_square_p(counts, law) > 1e-3
     if width - k > 1:  # a single other place is nearly always taken, under either law
         assert chi_square_p(counts, equation_3_19(width, k, alpha)) < 5e-9
-
-
-@pytest.mark.parametrize(
-    ("width", "k", "alpha", "effective", "none"),
-    [(128, 3, 0.1, 0.155, 0.578), (128, 13, 0.1, 0.180, 0.030), (300, 9, 0.2, 0.291, None)],
-)
-def test_multinomial_replaces_more_than_alpha(width, k, alpha, effective, none):
-    """Shares of replaced indices, and chances of none, measured on the released program's law."""
-    draws = np.random.default_rng(0).random((ROWS, 2 * k))
-    drops = multinomial_drops(draws, width - k, alpha)
-    assert drops.mean() == pytest.approx(effective, abs=0.002)
-    if none is not None:
-        assert (~drops.any(axis=1)).mean() == pytest.approx(none, abs=0.005)
-    assert sequential_drops(draws, width - k, alpha).mean() == pytest.approx(alpha, abs=0.002)
 
 
 def test_alpha_one_takes_no_top_place_and_alpha_zero_only_them():
@@ -147,34 +110,3 @@ def test_an_exhausted_pool_passes_its_mass_on(law):
     sets = {indices: 1 / 4 for indices in combinations(range(5), 4) if 4 in indices}
     assert set(counts) == set(sets)
     assert chi_square_p(counts, sets) > 1e-3
-
-
-def test_each_row_uses_its_own_draws():
-    draws = np.random.default_rng(0).random((20, 3))
-    top = np.sort(np.random.default_rng(1).permuted(np.tile(np.arange(30), (20, 1)), axis=1)[:, :3])
-    together = random_indices(top, 30, 0.4, "sequential", draws)
-    for row in range(20):
-        alone = random_indices(top[row : row + 1], 30, 0.4, "sequential", draws[row : row + 1])
-        assert (alone == together[row]).all()
-
-
-def top_by_sorting(row, k):
-    return sorted(sorted(range(len(row)), key=lambda place: (-abs(row[place]), place))[:k])
-
-
-@pytest.mark.parametrize("k", [1, 2, 5, 9, 10])
-@pytest.mark.parametrize("levels", [2, 3, 1000])
-def test_top_places_are_the_first_of_a_stable_sort(k, levels):
-    draw = np.random.default_rng([k, levels])
-    cut = torch.from_numpy(draw.integers(-levels, levels, (200, 10)).astype(np.float32))
-    assert find_top(cut, k).indices.tolist() == [top_by_sorting(row, k) for row in cut.tolist()]
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 6])
-def test_a_cut_that_is_not_finite_is_refused(bad, place):
-    cut = torch.ones(3, 7)
-    cut[1, place] = bad
-    for k in (1, 7):
-        with pytest.raises(NonFiniteError):
-            find_top(cut, k)

@@ -57,11 +57,6 @@ def test_rows_of_all_sizes_come_back_and_fewer_places_come_first(width):
     assert (sets.from_bits(bits, counts) == used).all()
 
 
-def test_a_set_takes_the_bits_of_all_sets_of_its_size():
-    expected = [math.ceil(math.log2(math.comb(100, count))) for count in range(101)]
-    assert Supports(100).bits.tolist() == expected
-
-
 def test_a_table_has_its_limit(monkeypatch):
     """Beyond it a row is a bit for every place, so that memory stays bounded."""
     monkeypatch.setattr(module, "SUPPORT_TABLE_LIMIT", 60)
@@ -71,15 +66,6 @@ def test_a_table_has_its_limit(monkeypatch):
     bits = sets.to_bits(used)
     assert (sets.from_bits(bits, counts) == used).all()
     assert sets._columns.size <= 60
-
-
-def test_the_table_of_the_widest_cuts_stays_within_its_limit():
-    for width in (1280, 65536):
-        sets = Supports(width)
-        most = int(np.flatnonzero(sets.bits[: width // 2 + 1] < width).max())
-        used = masks(width, [most])
-        assert (sets.from_bits(sets.to_bits(used), np.array([most])) == used).all()
-        assert sets._columns.size <= module.SUPPORT_TABLE_LIMIT
 
 
 @pytest.mark.parametrize(("width", "count"), [(5, 2), (128, 3), (128, 60), (128, 125)])

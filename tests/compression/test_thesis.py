@@ -1,7 +1,8 @@
 """Chapter 3 of the thesis: its tables to the printed digit, and its errata.
 
-Two more errata are held elsewhere by whole distributions: alpha = 1 and empty pools (E6, E7), in
-`test_select.py`. E9 is about accuracies; `docs/results/reproduction.md` has it.
+Others are held where they belong: codes and ends of a range (E3 to E5) in `test_values.py` and
+`test_topk.py`; alpha = 1 and empty pools (E6, E7), by whole distributions, in `test_select.py`. E9
+is about accuracies; `docs/results/reproduction.md` has it.
 """
 
 import math
@@ -12,7 +13,6 @@ import pytest
 import torch
 
 from vfl.compression import StepContext, make
-from vfl.compression.coding.values import dequantise, quantise
 from vfl.core.seeds import Secret, generator
 
 TRAINING = StepContext(1, training=True, secret=Secret.of_simulation(0, "client"))
@@ -99,54 +99,6 @@ def test_e2_the_cut_is_quantised_and_the_gradient_passes_straight_through():
     sent.backward(grad)
     assert len(sent.unique()) == 4
     assert torch.equal(cut.grad, grad)
-
-
-def test_e3_the_largest_value_has_a_code_of_b_bits():
-    """Equation (3-1) as printed gives it 2^b; the nearest of the 2^b middles is 2^b - 1."""
-    values, low, high, bits = np.array([-2.0, 0.3, 3.0]), -2.0, 3.0, 4
-    printed = np.floor((values - low) / (high - low) * 2**bits)
-    assert printed[-1] == 2**bits
-    middles = dequantise(np.arange(2**bits), low, high, bits)
-    nearest = np.abs(middles - values[:, None]).argmin(axis=1)
-    assert quantise(values, low, high, bits).tolist() == nearest.tolist() == [0, 7, 15]
-
-
-@pytest.mark.parametrize("spec", ["quantise:values=1", "quantise:values=4,scale=row", "topk:k=2"])
-@pytest.mark.parametrize("value", [0.0, 1.5, -3.0])
-def test_e4_a_constant_cut_is_read_back(spec, value):
-    """Equation (3-1) as printed divides by zero."""
-    arrived = round_trip(spec, torch.full((ROWS, 2), value))[0]
-    assert (arrived == value).all()
-
-
-def test_e5_both_ends_of_a_range_travel():
-    """Table 3.1 leaves them out: 64 bits a row would be 1.56 points at d = 128, ours are half."""
-    dense = 4 * ROWS * 128
-    body = ROWS * 128 * 2 // 8
-    assert round_trip("quantise:values=2", normal_cut(ROWS, 128))[1] == body + 4
-    assert round_trip("quantise:values=2,scale=row", normal_cut(ROWS, 128))[1] == body + 4 * ROWS
-    assert printed_as(2 * 4 * ROWS / dense, like="0.01") == "1.56"
-
-
-def test_e6_alpha_one_takes_no_top_unit_and_the_uniform_choice_is_another():
-    """Printed: alpha = 1 is dropout. Every unit is equally likely with alpha = (d - k)/d."""
-    rows, width, k = 20_000, 5, 2
-    cut = torch.arange(width, 0, -1.0).expand(rows, width)
-    shares = {
-        alpha: (round_trip(f"randtopk:k={k},alpha={alpha}", cut)[0] != 0).float().mean(dim=0)
-        for alpha in (1, (width - k) / width)
-    }
-    assert shares[1][:k].tolist() == [0, 0]
-    error = 5 * math.sqrt(k / width * (1 - k / width) / rows)
-    assert shares[(width - k) / width].tolist() == pytest.approx([k / width] * width, abs=error)
-
-
-def test_e7_an_empty_pool_passes_its_mass_on():
-    """Equation (3-19) is silent: min(Binomial(k, alpha), d - k) units are not of the top k."""
-    cut = torch.arange(5, 0, -1.0).expand(ROWS, 5)
-    taken = round_trip("randtopk:k=4,alpha=1", cut)[0] != 0
-    assert taken[:, 4].all()
-    assert (taken.sum(dim=1) == 4).all()
 
 
 def test_e8_the_cut_of_dbpedia_is_600_wide():

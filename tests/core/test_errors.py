@@ -4,7 +4,7 @@ import re
 import pytest
 
 from vfl.core import errors
-from vfl.core.errors import DisagreementError, FrameError, PeerError, UserError, VFLError, nearest
+from vfl.core.errors import DisagreementError, PeerError, UserError, VFLError, nearest
 
 CLASSES = [
     member
@@ -50,11 +50,6 @@ def test_a_message_has_its_parts_in_order():
         "  try   send a file",
         "  more  vfl explain V402",
     ]
-
-
-def test_parts_that_are_not_known_take_no_line():
-    lines = str(FrameError("short", want="16 bytes")).split("\n")
-    assert lines == ["error[V450]: short", "  want  16 bytes", "  more  vfl explain V450"]
 
 
 def test_a_record_rebuilds_the_error():

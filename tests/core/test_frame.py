@@ -107,7 +107,7 @@ def test_a_flipped_bit_anywhere_is_found():
             from_bytes(flipped)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(raw=st.binary(max_size=64))
 def test_any_bytes_are_a_frame_or_a_frame_error(raw):
     try:

@@ -114,14 +114,6 @@ def test_a_worker_that_does_not_listen_is_ended_all_the_same():
     assert time.monotonic() - started < HANGS_S
 
 
-def test_after_an_error_a_worker_ends_at_once():
-    started = time.monotonic()
-    with pytest.raises(KeyError), worker("import time; time.sleep(600)") as busy:
-        raise KeyError
-    assert not busy.alive
-    assert time.monotonic() - started < HANGS_S
-
-
 class Standing:
     name = "the SuperNode of bank"
 

@@ -102,12 +102,6 @@ def test_values_of_another_type(shapes, options, what, want):
     assert (caught.value.got, caught.value.want) == (value, want)
 
 
-def test_the_nearest_choice(shapes):
-    with pytest.raises(BadOptionError) as caught:
-        shapes.make("square:side=1,colour=blu")
-    assert caught.value.fix == "did you mean 'blue'?"
-
-
 def test_an_unknown_name_comes_with_the_nearest(shapes):
     with pytest.raises(UnknownNameError, match="no shape is called 'sqare'") as caught:
         shapes.make("sqare:side=3")
@@ -134,10 +128,6 @@ def test_a_published_name_makes_the_same_member():
     family.register("square", Square)
     assert family.make("quadrat:side=2").options[0] == 2
     assert family.names() == ["square"]
-
-
-def test_listing_names_imports_nothing(shapes):
-    assert shapes.names() == ["dot", "none", "square"]
 
 
 def test_a_class_that_does_not_meet_the_contract(shapes):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from vfl.core import storage
 from vfl.core.errors import RunFolderError, StorageError
@@ -20,10 +19,8 @@ from vfl.core.storage import (
     read_json,
     read_lines,
     save_weights,
-    stamp,
     weights_digest,
     write_bytes,
-    write_json,
     write_text,
 )
 from vfl.core.version import VERSION
@@ -80,12 +77,6 @@ def test_the_content_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_text(encoding="utf-8") == "größe"
 
 
-def test_json_comes_back(tmp_path):
-    path = tmp_path / "record.json"
-    write_json(path, {"classes": ["größe", 3, None]})
-    assert read_json(path) == {"classes": ["größe", 3, None]}
-
-
 def test_json_that_is_missing_or_damaged(tmp_path):
     path = tmp_path / "record.json"
     with pytest.raises(RunFolderError, match="missing"):
@@ -129,21 +120,6 @@ def test_another_format_is_refused_and_its_writer_named(tmp_path, record, got, c
     assert caught.value.got.startswith(got)
     assert caught.value.want == f"format {FORMAT}, as vfl {VERSION} writes it"
     assert cure in caught.value.fix
-
-
-def test_a_stamped_record_is_of_this_format(tmp_path):
-    check_format(stamp() | {"more": 1}, tmp_path)
-    check_format({"format": FORMAT}, tmp_path)
-    assert stamp()["vfl"] == VERSION
-
-
-def test_weights_come_back_bit_by_bit(tmp_path):
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    path = tmp_path / "weights.safetensors"
-    save_weights(path, model.state_dict(), SEAL)
-    loaded = load_weights(path, SEAL)
-    assert weights_digest(loaded) == weights_digest(model.state_dict())
-    assert loaded["1.num_batches_tracked"].dtype == torch.int64
 
 
 def test_shared_and_strided_weights_are_kept(tmp_path):

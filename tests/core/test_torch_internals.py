@@ -50,36 +50,6 @@ def test_nothing_else_in_the_kernel_touches_what_torch_keeps_private():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "options"),
-    [
-        ("adam", torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.2}),
-        ("sgd", torch.optim.SGD, {"lr": 0.01, "weight_decay": 0.2, "momentum": 0.5}),
-    ],
-)
-def test_optimizers_follow_the_settings(name, kind, options):
-    settings = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.2, momentum=0.5)
-    built = Optimization(settings).build(nn.Linear(2, 2).parameters())
-    assert isinstance(built, kind)
-    assert {key: built.param_groups[0][key] for key in options} == options
-
-
-@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
-def test_optimizers_move_weights_as_those_of_torch(name, kind):
-    """Bit for bit, although they come without what torch.compile needs."""
-    settings = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.2, momentum=0.5)
-    weights = [nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2)]
-    options = {"lr": 0.01, "weight_decay": 0.2} | ({"momentum": 0.5} if name == "sgd" else {})
-    optimizers = [Optimization(settings).build([weights[0]]), kind([weights[1]], **options)]
-    for step in range(4):
-        for weight, optimizer in zip(weights, optimizers, strict=True):
-            optimizer.zero_grad()
-            (weight**3 * (step + 1)).sum().backward()
-            optimizer.step()
-            optimizer.load_state_dict(optimizer.state_dict())
-    assert torch.equal(*weights)
-
-
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_what_was_registered_for_every_optimizer_runs_around_each_step(name):
     from torch.optim.optimizer import (

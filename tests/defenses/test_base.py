@@ -12,24 +12,6 @@ CONTEXT = StepContext(2, training=True, secret=Secret.of_simulation(0, "bank"))
 SECRET = Secret.of_simulation(0, "lender")
 
 
-def test_every_hook_does_nothing_by_default():
-    defense, module, tensor = Defense(), nn.Linear(2, 2), torch.ones(3, 2)
-    assert defense.labels(tensor, SECRET) is tensor
-    assert defense.wrap_bottom(module, 2) is module
-    assert defense.wrap_top(module, 2) is module
-    assert defense.batch(tensor, None, CONTEXT) == (tensor, None)
-    assert defense.embedding(tensor, CONTEXT) is tensor
-    assert defense.logits(tensor, CONTEXT) is tensor
-    assert defense.gradient(tensor, tensor, CONTEXT) is tensor
-    assert defense.targets(tensor, 2, CONTEXT) is tensor
-    assert defense.fit(module, tensor, SECRET) is None
-    assert defense.local_loss(tensor, tensor, CONTEXT) is None
-    assert defense.loss({"bank": tensor}, tensor, tensor, CONTEXT) is None
-    assert defense.received(tensor, tensor, CONTEXT) is tensor
-    assert defense.privacy() == ()
-    assert defense.state_dict() == {}
-
-
 class Affine(Defense):
     """Every hook computes scale * x + 1, so that the order of two of them shows."""
 
@@ -115,12 +97,7 @@ class TestChain:
         assert self.chain.loss({}, self.ones, self.ones, CONTEXT) == 2 * (2 + 3)
         assert Chain([Defense(), Defense()]).loss({}, self.ones, self.ones, CONTEXT) is None
 
-    def test_each_member_has_its_own_state(self):
-        other = Chain([Affine(5), Defense(), Affine(7)])
-        other.load_state_dict(self.chain.state_dict())
-        assert [float(other.members[at].kept) for at in (0, 2)] == [2, 3]
-
-    def test_more_than_ten_members_keep_their_states_apart(self):
+    def test_each_of_more_than_ten_members_has_its_own_state(self):
         chain = Chain([Affine(scale) for scale in range(1, 13)])
         other = Chain([Affine(0) for _ in range(12)])
         other.load_state_dict(chain.state_dict())
@@ -168,18 +145,6 @@ def test_a_chain_promises_what_its_members_promise():
 def test_the_sign_of_a_number_joins_nothing():
     assert parts("none+layer_norm") == ["none", "layer_norm"]
     assert parts("noise:sigma=1e+2+none") == ["noise:sigma=1e+2", "none"]
-
-
-def test_a_promise_in_words():
-    plain = PrivacyStatement("labels", "everybody")
-    assert str(plain) == "labels against everybody (no epsilon)"
-    bound = PrivacyStatement(
-        "labels", "everybody", 2.0, 0.0, "label", relation="replace", accountant="a coin"
-    )
-    assert str(bound) == (
-        "labels against everybody: epsilon 2 for one label in one training"
-        " (replace; adversary: partner; accountant: a coin)"
-    )
 
 
 class Peeking(Defense):

@@ -36,13 +36,6 @@ def test_entropy_makes_codes_uncertain():
     assert entropy("confusion:entropy=0") + 0.3 < entropy("confusion:entropy=0.5") < 2.31
 
 
-def test_contrast_takes_codes_away_from_their_class():
-    def own(spec):
-        return codes_of(make(spec), 10).diagonal().max().item()
-
-    assert own("confusion:contrast=1,entropy=1") < own("confusion:contrast=0,entropy=1") / 2
-
-
 def test_training_sees_codes_and_raw_logits():
     defense = make("confusion")
     codes = codes_of(defense, 4)

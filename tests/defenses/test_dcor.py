@@ -34,17 +34,13 @@ def test_it_is_the_definition(rows, width):
     assert found == pytest.approx(by_hand(cut, other), rel=1e-4)
 
 
-def test_labels_are_one_hot_rows():
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_labels_are_one_hot_rows_or_numbers(task):
     cut, labels = drawn(30, 4), torch.arange(30) % 3
-    hot = torch.nn.functional.one_hot(labels).float()
+    labels = drawn(30, 1, "labels")[:, 0] if task == "numbers" else labels
+    rows = labels if task == "numbers" else torch.nn.functional.one_hot(labels).float()
     found = distance_correlation(distances(cut), label_distances(labels)).item()
-    assert found == pytest.approx(by_hand(cut, hot), rel=1e-4)
-
-
-def test_a_regressions_labels_are_numbers():
-    cut, labels = drawn(30, 4), drawn(30, 1, "labels")[:, 0]
-    found = distance_correlation(distances(cut), label_distances(labels)).item()
-    assert found == pytest.approx(by_hand(cut, labels), rel=1e-4)
+    assert found == pytest.approx(by_hand(cut, rows), rel=1e-4)
 
 
 def test_its_ends():

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from vfl.compression import StepContext
-from vfl.config import Experiment
-from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.errors import SpecError
 from vfl.core.frame import Kind
 from vfl.core.seeds import Secret
-from vfl.datasets import load_bundled
 from vfl.defenses import LabelKind, make
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
@@ -22,27 +20,8 @@ PARTIES = ("left", "right")
 STEPS = 4
 
 
-def experiment(spec, in_flight=1, weight_decay=0.0):
-    return Experiment.model_validate(
-        {
-            "defense": spec,
-            "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
-            "label": {"party": "label", "top": "mlp:hidden=12"},
-            "train": {
-                "epochs": 2, "batch_size": 32, "in_flight": in_flight, "learning_rate": 0.01,
-                "weight_decay": weight_decay, "checkpoint_every": 3,
-            },
-        }
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data():
-    return load_bundled("digits", PARTIES, 0, "label", flatten=True, limit=300)
-
-
 @pytest.mark.parametrize("in_flight", [1, 3])
-def test_bottoms_move_while_gradients_come_and_then_never(data, in_flight):
+def test_bottoms_move_while_gradients_come_and_then_never(experiment, data, in_flight):
     """Not by an optimiser's momentum either, nor by its weight decay."""
     trace, digests = Trace(kinds=[Kind.GRAD]), {}
 
@@ -80,7 +59,7 @@ def test_dropout_and_batch_statistics_stand_still_once_frozen():
     assert all(torch.equal(value, before[name]) for name, value in bottom.state_dict().items())
 
 
-def test_with_an_epsilon_nothing_that_is_sent_depends_on_true_labels(data, monkeypatch):
+def test_with_an_epsilon_nothing_that_is_sent_depends_on_true_labels(experiment, data, monkeypatch):
     """All labels are others, and only their answers are the same: every frame down is, too."""
     spec = f"few_rounds:steps={STEPS},epsilon=1,epochs=1"
     answers = {}
@@ -139,9 +118,3 @@ def test_what_sees_true_labels_is_refused_beside_an_epsilon():
         make("few_rounds:epsilon=1").prepare(LabelKind(classes=None))
     with pytest.raises(SpecError, match="weigh the same"):
         make("few_rounds:epsilon=1").prepare(LabelKind(classes=3, weighted=True))
-
-
-@pytest.mark.parametrize("spec", ["few_rounds:steps=-1", "few_rounds:epsilon=-1"])
-def test_what_it_refuses(spec):
-    with pytest.raises(BadOptionError, match="out of range"):
-        make(spec)

@@ -115,27 +115,6 @@ def test_in_a_training_late_rows_are_silent_in_the_first_stage_only(data):
     assert session.label.history[-1]["test_accuracy"] > 0.6
 
 
-def test_a_training_that_is_resumed_ends_alike(data, tmp_path):
-    class Crash(Exception):
-        pass
-
-    class Crashing(Adversary):
-        def received(self, party, values, context):
-            if context.step == at:
-                raise Crash
-
-    asked = experiment("label_dp_two_stage:epsilon=3,epochs=2")
-    whole = LocalSession(asked, data, outputs=10).run().weights_digest()
-    for at in (24, 48):  # in the first stage, and in the second
-        folder = tmp_path / str(at)
-        with pytest.raises(Crash):
-            LocalSession(
-                asked, data, outputs=10, checkpoints=folder, adversaries={"bank": Crashing()}
-            ).run()
-        resumed = LocalSession(asked, data, outputs=10, checkpoints=folder)
-        assert resumed.run().weights_digest() == whole
-
-
 def test_what_it_cannot_serve_is_refused(data):
     for options in ("epsilon=-1", "epsilon=inf", "epochs=0", "share=0", "share=1"):
         with pytest.raises(BadOptionError):

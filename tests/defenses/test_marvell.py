@@ -7,10 +7,10 @@ from leaking import figures
 from scipy.optimize import minimize
 
 from vfl.compression import StepContext
-from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret, generator
 from vfl.defenses import LabelKind, make
-from vfl.defenses.marvell import Gradients, Noise, best, divergence, golden, measure
+from vfl.defenses.marvell import Gradients, Noise, best, divergence, measure
 
 LENDER, OTHER = (Secret.of_simulation(0, name) for name in ("lender", "other"))
 CASES = [
@@ -70,25 +70,6 @@ def test_no_general_solver_finds_better_noise(found, power):
         rival = np.maximum(other.x, 0)
         rival *= min(1, power / spent(found, Noise(*rival)))
         assert divergence(found, noise) <= kl_sum(found, Noise(*rival)) * (1 + 1e-5)
-
-
-def test_equal_round_classes_get_all_noise_along_the_difference():
-    noise = best(Gradients(1.0, 0.1, 0.1, 0.5, 8), power=2.0)
-    assert noise.across0 == noise.across1 == pytest.approx(0, abs=1e-6)
-    assert noise.along0 == pytest.approx(2.0, rel=1e-2)  # both spend half of p 2 + (1 - p) 2
-    assert noise.along1 == pytest.approx(2.0, rel=1e-2)
-
-
-def test_classes_change_places():
-    found = CASES[1]
-    mirrored = Gradients(found.distance2, found.spread1, found.spread0, 1 - found.share1, 16)
-    noise, swapped = best(found, 3.0), best(mirrored, 3.0)
-    assert (noise.along0, noise.across0) == (swapped.along1, swapped.across1)
-
-
-def test_the_golden_section_finds_a_valley():
-    assert golden(lambda x: (x - 0.3) ** 2, 0.0, 1.0) == pytest.approx(0.3, abs=1e-6)
-    assert golden(lambda x: x, 2.0, 5.0) == pytest.approx(2.0, abs=1e-5)
 
 
 def batch(rows=40_000, width=6):
@@ -160,12 +141,6 @@ def test_labels_of_other_than_two_classes(spec):
     with pytest.raises(SpecError, match="the labels of a regression are numbers"):
         make(spec).prepare(LabelKind(None))
     make(spec).prepare(LabelKind(2))
-
-
-@pytest.mark.parametrize("options", ["power=-1", "power=inf", "shape=round"])
-def test_options_out_of_range(options):
-    with pytest.raises(BadOptionError):
-        make(f"marvell:{options}")
 
 
 def context(step=2, secret=LENDER):

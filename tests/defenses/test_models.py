@@ -81,14 +81,6 @@ class TestPassport:
         assert not torch.isclose(first.scale_passports, second.scale_passports).any()
         assert not torch.isclose(first.scale_passports, first.shift_passports).any()
 
-    def test_draws_are_new_in_training_and_none_in_a_prediction(self):
-        layer, rows = self.layer(), torch.ones(2, 5)
-        with scoped(3):
-            first, second = layer(rows), layer(rows)
-        assert not torch.equal(first, second)
-        layer.eval()
-        assert torch.equal(layer(rows), layer(rows))
-
     def test_every_bottom_and_the_top_have_one(self):
         defense = make("passport")
         bottom, top = defense.wrap_bottom(nn.Identity(), 5), defense.wrap_top(nn.Identity(), 8)

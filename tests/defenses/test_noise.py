@@ -9,7 +9,7 @@ from scipy.integrate import quad
 from scipy.stats import kstest, norm
 
 from vfl.compression import StepContext
-from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret, generator
 from vfl.defenses import LabelKind, make
 from vfl.defenses.noise import RowNoise, gaussian_epsilon
@@ -69,15 +69,6 @@ def test_what_is_added_has_the_law_and_the_scale(law, name):
     rows = torch.zeros(4000, 5)
     found = RowNoise(2.0, 0.5, law, 1e-5).noised(rows, BANK, "law", unit=0.1).double().numpy()
     assert kstest(found.ravel() / (2.0 * 0.5 * 0.1), name).pvalue > 0.01
-
-
-@pytest.mark.parametrize(
-    "text", ["norm=0", "norm=-1", "sigma=-1", "sigma=inf", "delta=0", "delta=1", "law=uniform"]
-)
-@pytest.mark.parametrize("name", ["gradient_noise", "clipped_noise"])
-def test_options_out_of_range(name, text):
-    with pytest.raises(BadOptionError):
-        make(f"{name}:{text}")
 
 
 class TestGradientNoise:
@@ -145,13 +136,6 @@ class TestClippedNoise:
     def test_without_queries_cuts_are_only_clipped(self):
         found = make("clipped_noise:norm=1,sigma=1,queries=false").embedding(ROWS, query(3))
         assert torch.equal(found, clip(ROWS))
-
-    def test_averaging_over_steps_leaves_a_root_of_the_noise(self):
-        """What the promise says adds up over epochs: 100 cuts of one row leave a tenth."""
-        defense = make("clipped_noise:norm=1,sigma=1")
-        cuts = [defense.embedding(ROWS, context(BANK, step)) for step in range(100)]
-        left = torch.stack(cuts).mean(0) - clip(ROWS)
-        assert left.std() == pytest.approx(0.1, abs=0.01)
 
 
 def clip(rows):

@@ -10,11 +10,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from vfl import VFLClassifier, VFLRegressor
-from vfl.config import Experiment
 from vfl.core.errors import SpecError
 from vfl.core.frame import Kind
 from vfl.core.seeds import permutation
-from vfl.datasets import load_bundled
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -28,30 +26,8 @@ SPECS = [
     "pretrained:epochs=1",
     "few_rounds:steps=8,epochs=1",
     "few_rounds:steps=8,epsilon=1,kind=vicreg,epochs=1",
+    "label_dp_two_stage:epsilon=3,epochs=1",
 ]
-
-
-def experiment(defense, parties=PARTIES, in_flight=1, label="label", codec="none"):
-    return Experiment.model_validate(
-        {
-            "defense": defense,
-            "codec": codec,
-            "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in parties},
-            "label": {"party": label, "top": "mlp:hidden=12"},
-            "train": {
-                "epochs": 2,
-                "batch_size": 32,
-                "checkpoint_every": 5,
-                "in_flight": in_flight,
-                "learning_rate": 0.01,
-            },
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def data():
-    return load_bundled("digits", PARTIES, 0, "label", flatten=True, limit=300)
 
 
 def energy_of(cut, labels):
@@ -62,7 +38,7 @@ def energy_of(cut, labels):
     return (1 / angles).mean()
 
 
-def test_a_split_training_minimises_what_one_network_would(data):
+def test_a_split_training_minimises_what_one_network_would(experiment, data):
     session = LocalSession(experiment("potential:alpha=2"), data, outputs=10)
     bottoms = [copy.deepcopy(client.end.model["bottom"]) for client in session.clients]
     top = copy.deepcopy(session.label.model["top"])
@@ -101,12 +77,13 @@ def killer(step):
     return watch
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("spec", SPECS)
-def test_it_goes_on_after_a_kill_to_the_same_weights(data, tmp_path, spec, in_flight):
+@pytest.mark.parametrize(
+    ("spec", "in_flight"), [*((spec, 1) for spec in SPECS), (SPECS[0], 3), (SPECS[-2], 3)]
+)
+def test_it_goes_on_after_a_kill_to_the_same_weights(experiment, data, tmp_path, spec, in_flight):
     settings = experiment(spec, in_flight=in_flight, codec="randtopk:k=4,grad=4")
     whole = LocalSession(settings, data, outputs=10).run()
-    for step in (2, 12):
+    for step in (7, 12):  # in either epoch, behind a checkpoint
         with pytest.raises(Killed):
             LocalSession(
                 settings, data, outputs=10, checkpoints=tmp_path, observers=[killer(step)]
@@ -118,7 +95,7 @@ def test_it_goes_on_after_a_kill_to_the_same_weights(data, tmp_path, spec, in_fl
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_prediction_uses_what_was_trained(data, spec):
+def test_a_prediction_uses_what_was_trained(experiment, data, spec):
     """Weights come back into new sessions, where nothing is fitted or drawn again."""
     trained = LocalSession(experiment(spec), data, outputs=10).run()
     asked = LocalSession(
@@ -127,8 +104,8 @@ def test_a_prediction_uses_what_was_trained(data, spec):
     assert asked.label.history[-1]["test_loss"] == trained.label.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize("kind", ["random", "pca", "autoencoder"])
-def test_no_label_reaches_a_label_free_party(data, kind):
+@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
+def test_no_label_reaches_a_label_free_party(experiment, data, kind):
     """Bottoms are those of other labels, gradients are zeros, and the top still learns."""
     settings = experiment(f"label_free:kind={kind},features=64,epochs=3")
     others = replace(data["label"], labels=data["label"].labels.flip(0))
@@ -139,16 +116,6 @@ def test_no_label_reaches_a_label_free_party(data, kind):
     assert not any(np.frombuffer(note.payload, np.uint8).any() for note in trace)
     losses = [record["train_loss"] for record in true.label.history]
     assert losses[-1] < losses[0]
-
-
-def test_the_label_partys_own_columns_are_left_alone():
-    data = load_bundled("digits", ["left", "label"], 0, "label", flatten=True, limit=300)
-    settings = experiment("label_free:features=16", parties=("left", "label"))
-    session = LocalSession(settings, data, outputs=10)
-    own = session.label.model["bottom"]
-    before = own[-1].weight.clone()
-    session.run()
-    assert not torch.equal(own[-1].weight, before)
 
 
 def test_an_estimator_fits_once_and_goes_on():
@@ -170,7 +137,7 @@ def test_classes_are_needed_for_some(spec):
         VFLRegressor(2, defense=spec, epochs=1).fit(X[:50], X[:50, 20])
 
 
-@pytest.mark.parametrize("spec", ["dcor", "nopeek", "bottleneck", "label_free:features=16"])
+@pytest.mark.parametrize("spec", ["dcor", "bottleneck", "label_free:features=16"])
 def test_a_regression_may_use_the_others(spec):
     X, _ = load_digits(return_X_y=True)
     model = VFLRegressor(2, defense=spec, epochs=1, random_state=0).fit(X[:200, :32], X[:200, 40])

@@ -94,20 +94,6 @@ def test_tokens_are_drawn_as_the_options_say():
     assert len(fresh) > 1  # another seed each time
 
 
-@pytest.mark.parametrize("damage", ["config", "weights", "shape"])
-def test_a_damaged_model_is_told(vfl, model, damage):
-    if damage == "config":
-        (model / "config.json").write_text("{}")
-    elif damage == "weights":
-        (model / "model.safetensors").write_bytes(b"\xff" * 20)
-    else:
-        config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"layers": 3}))
-    done = vfl("llm", "init", "project", "--model", model)
-    assert done.code == 2
-    assert "decoder" in done.err or "model" in done.err
-
-
 @pytest.mark.slow
 def test_the_demo_gives_plain_torchs_tokens_and_says_what_crossed_the_wire(vfl, model):
     done = vfl("llm", "demo", "a film", "--model", model, "--max-tokens", 5, "--json")

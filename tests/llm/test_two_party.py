@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from vfl.core.errors import ReusedPadError, RingRangeError, RunFolderError, WidthError
-from vfl.core.frame import HEADER_BYTES
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import gated_silu, mixture, scores_of, softmax
 from vfl.llm.two_party import (
@@ -106,85 +105,9 @@ def constants_of(table, **weights):
 
 X = draw(ROWS, INNER, seed=1)
 W, BIAS = draw(INNER, WIDTH, seed=2, scale=0.2), draw(WIDTH, seed=3)
-BIAS_OF_COLUMNS = draw(INNER, seed=5)
-
-
-@both_modes
-def test_a_product_with_a_constant(table):
-    kept = constants_of(table, one=(W, BIAS, 16))
-    found = table.value(lambda party: party.multiply(asked(party, X), kept[party.role]["one"]))
-    assert (found - (X @ W + BIAS)).abs().max() < 4e-4
-    # fast: the question itself; thesis: the question's share, masked. Nothing else.
-    assert table.payloads() == [(1, SIZE * ROWS * INNER)]
-
-
-@both_modes
-def test_a_product_with_a_constant_reuses_its_initialisation(table):
-    kept = constants_of(table, one=(W, None, 16))
-    program = lambda party: party.multiply(asked(party, X), kept[party.role]["one"])  # noqa: E731
-    first = table.value(program)
-    frames = [payload for _, payload in table.frames]
-    assert (table.value(program) - first).abs().max() < 1e-3
-    assert frames != [payload for _, payload in table.frames]
 
 
 HEADS, GROUPS, HEAD = 4, 2, 6
-
-
-@both_modes
-@pytest.mark.parametrize("which", ["scores", "mixture"])
-def test_a_product_that_grows(table, which):
-    steps, reference = [], []
-    for index, new in enumerate((3, 1, 1)):
-        more = draw(GROUPS, new, HEAD, seed=10 + index)
-        whole = sum(each.shape[1] for each, _ in steps) + new
-        axes = (HEADS, new, HEAD) if which == "scores" else (HEADS, new, whole)
-        steps.append((more, draw(*axes, seed=20 + index)))
-    product = scores_of if which == "scores" else mixture
-    kept_all = []
-    for more, other in steps:
-        sizes = more.numel(), other.numel()
-        eye = {
-            name: (torch.eye(size, dtype=torch.float64), None, 0)
-            for name, size in zip(("grows", "other"), sizes, strict=True)
-        }
-        kept_all.append(constants_of(table, **eye))
-
-    def program(party):
-        cache, results, whole = Growing(), [], 0
-        for (more, other), kept in zip(steps, kept_all, strict=True):
-            whole += more.shape[1]
-            made = []
-            for values, name in ((more, "grows"), (other, "other")):
-                flat = party.multiply(asked(party, values.reshape(1, -1)), kept[party.role][name])
-                axes = values.shape
-                made.append(flat.map(lambda share, axes=axes: share.reshape(axes)))
-            last = HEAD if which == "mixture" else whole
-            shape = (HEADS, other.shape[1], last)
-            results.append(party.multiply_growing(cache, *made, product, shape))
-        return results
-
-    first, second = table.both(program)
-    so_far = []
-    expected_frames = []
-    for (more, other), one, two in zip(steps, first, second, strict=True):
-        so_far.append(more)
-        reference = product(torch.cat(so_far, 1), other)
-        total = ((one.share + two.share) << 24) >> 24
-        assert (total.double() * 2.0**-28 - reference).abs().max() < 1e-2
-        sizes = more.numel(), other.numel()
-        expected_frames += [(1, SIZE * size) for size in sizes]
-        opened = SIZE * sum(sizes)
-        # Only what is new is opened: once in fast mode, by P0, and by both in thesis mode.
-        expected_frames += (
-            [(0, opened)]
-            if table.parties[0].form.mode == "fast"
-            else [
-                (0, opened),
-                (1, opened),
-            ]
-        )
-    assert sorted(table.payloads()) == sorted(expected_frames)
 
 
 FUNCTIONS = {
@@ -221,22 +144,6 @@ def test_a_function(table, name):
     assert not table.parties[0].leakage.leaks()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_more_bytes_show_more(mode):
-    values, errors = draw(1, 200, seed=6), []
-    for shown in (2, 3, 5):
-        with Table(mode, shown_bytes=shown, first_bytes=5) as table:
-            found = table.value(
-                lambda party: party.apply(
-                    asked(party, values, bits=30), torch.tanh, 20, 40, "layer", "elements"
-                )
-            )
-            assert (0, 200 * shown) in table.payloads()
-        errors.append(float((found - torch.tanh(values)).abs().max()))
-    assert errors[0] > 50 * errors[1] > 50 * errors[2]
-    assert errors[2] < 1e-6
-
-
 @both_modes
 def test_only_as_many_bits_are_shown_as_are_needed(table):
     values = draw(1, 300, seed=6)
@@ -248,24 +155,6 @@ def test_only_as_many_bits_are_shown_as_are_needed(table):
     # Of the ring of 40 bits 10 before the point and 11 behind it.
     assert (0, packed_bytes(300, 21)) in table.payloads()
     assert 1e-5 < (found - torch.tanh(values)).abs().max() < 2**-10
-
-
-@both_modes
-def test_a_product_with_factors_of_columns(table):
-    factors = draw(1, INNER, seed=4)
-    kept = constants_of(table, one=(factors, BIAS_OF_COLUMNS, 16))
-    found = table.value(lambda party: party.scale(asked(party, X), kept[party.role]["one"]))
-    assert (found - (X * factors + BIAS_OF_COLUMNS)).abs().max() < 4e-4
-    assert table.payloads() == [(1, SIZE * ROWS * INNER)]
-
-
-@both_modes
-def test_values_that_are_shown_to_p1_alone(table):
-    values = draw(2, 5, seed=4)
-    found = table.both(lambda party: party.show_all(asked(party, values), "answer"))
-    assert found[0] is None
-    assert (found[1] - values).abs().max() < 2**-BITS
-    assert not table.parties[0].leakage.leaks()
 
 
 @both_modes
@@ -318,48 +207,6 @@ def test_the_order_of_vectors_changes_too():
     assert len(orders) > 2  # of 24; two of eight by chance are (1 / 24)^6
 
 
-@both_modes
-@pytest.mark.parametrize("count", [50, 300])
-def test_a_prediction(table, count):
-    scores = draw(1, count, seed=8)
-
-    def pick(seen):
-        return int(seen.argmax())
-
-    kept = table.prepare(lambda party: party.choose(asked(party, scores, bits=30), pick))
-    found = table.answer(lambda party: party.choose(asked(party, scores, bits=30), pick), kept)
-    assert found == [[0], [int(scores.argmax())]]
-    first = 40 if table.parties[0].form.mode == "fast" else 32
-    # The values, then their order opened, the query by a set, the answer.
-    assert table.payloads() == [
-        (1, packed_bytes(count, first)),
-        (0, 3 * count),
-        (1, packed_bytes(count, 1)),
-        (0, 4),
-    ]
-
-
-@both_modes
-def test_predictions_of_several_rows_in_the_messages_of_one(table):
-    scores = draw(4, 70, seed=8)
-    found = table.both(
-        lambda party: party.choose(asked(party, scores, bits=30), lambda seen: int(seen.argmax()))
-    )
-    assert found == [[0] * 4, scores.argmax(1).tolist()]
-    assert len(table.frames) == 4
-
-
-def test_a_prediction_by_any_strategy_gives_that_score_s_index():
-    table, scores = Table("fast"), draw(1, 64, seed=8)
-    for rank in range(10):
-        found = table.both(
-            lambda party, rank=rank: party.choose(
-                asked(party, scores, bits=30), lambda seen: int(seen.argsort()[rank])
-            )
-        )
-        assert found[1] == [int(scores[0].argsort()[rank])]
-
-
 def test_p0_learns_nothing_of_the_query():
     """Each position is in the set half of the time, whether it is asked for or not."""
     table, scores = Table("fast"), torch.zeros(1, 64, dtype=torch.float64)
@@ -380,12 +227,13 @@ def test_p0_learns_nothing_of_the_query():
     assert 12 < sum(inside) < 48  # 60 fair coins, 4.6 deviations
 
 
-def joined_attention(table, steps=3):
-    """Steps of `mix`: what both found, and what plain tensors give."""
+def attend(table, steps=2):
+    """Steps of attention by `mix`, of the same keys, queries and values each time."""
     made = [
-        (draw(GROUPS, 1, HEAD, seed=i), draw(HEADS, 1, HEAD, seed=20 + i)) for i in range(steps)
-    ]
-    more = [draw(GROUPS, 1, HEAD, seed=40 + i) for i in range(steps)]
+        tuple(draw(heads, 1, HEAD, seed=20 * place + step)
+              for place, heads in enumerate((GROUPS, HEADS, GROUPS)))
+        for step in range(steps)
+    ]  # fmt: skip
     eye = {size: torch.eye(size, dtype=torch.float64) for size in (GROUPS * HEAD, HEADS * HEAD)}
     kept = constants_of(table, **{str(size): (each, None, 0) for size, each in eye.items()})
 
@@ -396,47 +244,23 @@ def joined_attention(table, steps=3):
             return product.map(lambda share: share.reshape(values.shape))
 
         caches, results = (Growing(), Growing()), []
-        for step, ((k, q), v) in enumerate(zip(made, more, strict=True)):
-            k, q, v = known(k, RING), known(q, RING), known(v, 42)
-            axes = (HEADS, 1, step + 1)
+        for count, step in enumerate(made, 1):
+            k, q, v = (known(each, ring) for each, ring in zip(step, (RING, RING, 42), strict=True))
+            axes = (HEADS, 1, count)
             scores = party.multiply_growing(caches[0], k, q, scores_of, axes, (caches[1], v))
-            flat = scores.map(lambda share, n=step + 1: share.reshape(HEADS, n))
+            flat = scores.map(lambda share, n=count: share.reshape(HEADS, n))
             results.append(party.mix(flat, softmax, 12, "attention", caches[1], v, mixture, 8, 11))
         return results
 
-    plain = []
-    for step in range(steps):
-        k, v = (torch.cat(each[: step + 1], 1) for each in ([k for k, _ in made], more))
-        plain.append(mixture(v, torch.softmax(scores_of(k, made[step][1]), -1)))
-    return table.both(program), plain
-
-
-def test_a_function_and_a_product_with_what_grows():
-    """What both find together; P1's share is a pad, and what is said is of the sizes told."""
-    with Table("fast") as table:
-        (first, second), plain = joined_attention(table)
-        for one, two, want in zip(first, second, plain, strict=True):
-            assert (one.bits, one.ring, two.known) == (12, 34, True)
-            total = ((one.share + two.share) << 30) >> 30
-            assert (total.double() * 2.0**-12 - want).abs().max() < 8e-3  # of 8 fraction bits
-        last = table.payloads()[-4:]
-        wide, keys = HEADS * HEAD, HEADS * 3
-        opened = packed_bytes(GROUPS * HEAD, RING) + packed_bytes(wide, RING)
-        assert last == [
-            (0, opened + packed_bytes(GROUPS * HEAD, 42)),
-            (1, packed_bytes(keys, 37)),  # of 16 fraction bits 11 are shown, and two more before
-            (0, packed_bytes(keys, 35)),
-            (1, packed_bytes(keys, 42) + 2 * packed_bytes(wide, 34)),
-        ]
-        assert not table.parties[0].leakage.leaks()
+    table.both(program)
 
 
 def test_what_a_function_and_a_product_say_is_uniform():
     """The same question over and over: each position of each message takes every value."""
     seen = {}
     with Table("fast") as table:
-        for _ in range(40):
-            joined_attention(table, steps=2)
+        for _ in range(25):
+            attend(table)
             for place, (_, payload) in enumerate(table.frames):
                 seen.setdefault(place, []).append(np.frombuffer(payload, np.uint8)[:-1])
     for payloads in seen.values():
@@ -532,10 +356,6 @@ def test_material_is_used_once_also_after_a_restart(tmp_path):
     assert len(MaterialStore(tmp_path / "P1", "P1", "model").take("b")) == 2
 
 
-def _refuse(path, **_):
-    raise OSError("no")
-
-
 def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
     """Between the mark and the end of `take`: the content may be left, and is not given."""
     store = MaterialStore(tmp_path, "P1", "model")
@@ -560,9 +380,3 @@ def test_material_is_private_and_of_its_weights(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()} == {0o600}
     with pytest.raises(RunFolderError):
         MaterialStore(tmp_path / "new", "P1", "other").take("a")
-
-
-def test_headers_are_counted(table):
-    kept = constants_of(table, one=(W, None, 16))
-    table.both(lambda party: party.multiply(asked(party, X), kept[party.role]["one"]))
-    assert table.parties[1].channels[0].sent["online"] == SIZE * ROWS * INNER + HEADER_BYTES

@@ -49,11 +49,6 @@ def test_a_class_makes_a_bottom_and_a_function_makes_a_top():
     assert top(bottom(torch.ones(4, 3))).shape == (4, 5)
 
 
-def test_each_build_has_weights_of_its_own():
-    recipe = bring("users_model:Shallow")
-    assert recipe.build((3,), 2).layer.weight is not recipe.build((3,), 2).layer.weight
-
-
 @pytest.mark.parametrize("path", ["", "users_model", "users_model:", ":head", "../x:y", "a b:c"])
 def test_a_malformed_path_is_refused(path):
     with pytest.raises(SpecError, match=r"package\.module:name"):

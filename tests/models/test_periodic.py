@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vfl.core import seeds
-from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.errors import SpecError
 from vfl.models import make_bottom
 from vfl.models.periodic import PeriodicEmbedding
 
@@ -29,24 +29,6 @@ def test_the_embedding_is_what_the_paper_writes():
                 assert float(found[row, column, place]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_it_learns_a_jagged_function_that_a_perceptron_does_not():
-    """What trees are good at: sixteen steps up and down along one number."""
-    with seeds.scoped(1):
-        x = torch.rand(1024, 1) * 2 - 1
-        y = torch.sign(torch.sin(8 * math.pi * x[:, 0]))
-        errors = {}
-        for spec in ("mlp:hidden=64-32", "periodic:hidden=64-32,sigma=2"):
-            module = make_bottom(spec).build((1,), 1)
-            optimizer = torch.optim.Adam(module.parameters(), 3e-3)
-            for _ in range(150):
-                loss = (module(x)[:, 0] - y).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            errors[spec[:3]] = float(loss.detach())
-    assert errors["per"] < 0.3 < 0.7 < errors["mlp"]
-
-
 def test_columns_behind_the_first_are_not_embedded():
     module = make_bottom("periodic:first=2").build((5,), 4)
     assert module.embedding.frequency_weight.shape[0] == 2
@@ -56,9 +38,3 @@ def test_columns_behind_the_first_are_not_embedded():
 def test_rows_that_do_not_fit_are_refused(shape):
     with pytest.raises(SpecError, match="takes rows of columns"):
         make_bottom("periodic:first=3").build(shape, 4)
-
-
-@pytest.mark.parametrize("option", ["first=-1", "sigma=0", "frequencies=0", "size=5000"])
-def test_options_out_of_range_are_refused(option):
-    with pytest.raises(BadOptionError):
-        make_bottom(f"periodic:{option}")

@@ -101,36 +101,12 @@ class Liar(AuthenticatedMember):
         return super()._sums(parts, number, numbers)
 
 
-PROGRAMS = {
-    "reveal": (lambda each: shared(each, VALUES), 1),
-    "multiply": (lambda each: each.multiply(shared(each, VALUES), shared(each, VALUES)), 1),
-    "matmul": (lambda each: each.multiply(shared(each, VALUES[None]),
-                                          shared(each, VALUES[:, None]), matmul), 1),
-    "divide": (lambda each: each.divide(shared(each, VALUES), 16), 1),
-    "is_negative": (lambda each: each.is_negative(shared(each, VALUES)), 9),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("by", [1, 1 << 60, P - 1])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_holder_that_lies_is_found_at_every_opening(program, by):
-    run, openings = PROGRAMS[program]
-    for when in range(1, openings + 1):
-        for role in (0, 1):
-            liar = type("Liar", (Liar,), {"when": when, "by": by, "seen": 0})
-            parties = members(lying={role: liar})
-            with pytest.raises(CheatingError, match="lied"), parties:
-                parties.run(lambda each: each.opened(run(each)))
-            assert liar.seen >= when
-
-
-class LateLiar(AuthenticatedMember):
-    """Lies, and then about its part of the check, knowing what the other holders told."""
-
-    def _check(self, parts, number):
-        return super()._check([FIELD.add(each, torch.tensor(5)) for each in parts], number)
-
-
-def test_a_lie_in_the_check_itself_is_found():
-    with pytest.raises(CheatingError), members(3, {1: LateLiar}) as parties:
-        parties.run(lambda each: each.opened(shared(each, VALUES)))
+@pytest.mark.parametrize("by", [1, P - 1])
+@pytest.mark.parametrize("role", [0, 1])
+@pytest.mark.parametrize("when", range(1, 10))
+def test_a_holder_that_lies_at_any_opening_of_a_sign_is_found(when, role, by):
+    """Of the other steps `test_holders.py` says so."""
+    liar = type("Liar", (Liar,), {"when": when, "by": by, "seen": 0})
+    with pytest.raises(CheatingError, match="lied"), members(lying={role: liar}) as parties:
+        parties.run(lambda each: each.opened(each.is_negative(shared(each, VALUES))))
+    assert liar.seen >= when

@@ -8,7 +8,7 @@ import torch
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import SharedTensor, Truncation, blank
-from vfl.mpc.three_party.network import fixed_point_rate, learning_rate_truncations
+from vfl.mpc.three_party.network import fixed_point_rate
 from vfl.mpc.three_party.party import Product
 from vfl.mpc.three_party.trio import Trio
 
@@ -18,22 +18,6 @@ ROWS = 40
 def unfinished(left_bits, right_bits, truncations=()):
     left, right = (SharedTensor(blank((2, 2)), bits) for bits in (left_bits, right_bits))
     return Product(1, left, right, matmul, truncations, "layer 0")
-
-
-@pytest.mark.parametrize(
-    ("bits", "right_bits", "truncations", "size"),
-    [
-        (21, 21, (), 6),  # what P2 is asked about
-        (21, 16, (), 8),  # a gradient whose slope has a division of its own
-        (21, 16, (Truncation(21, 45),), 6),
-        (21, 16, learning_rate_truncations(Rules("fast"), 128, 16, 0.1 / 128), 5),
-        (8, 8, (), 8),
-        (8, 8, (Truncation(8, 24),), 8),
-    ],
-)
-def test_which_bytes_are_dealt(bits, right_bits, truncations, size):
-    rules = Rules("fast", bits, delta_bits=8)
-    assert unfinished(bits, right_bits, truncations).dealt_bytes(rules) == size
 
 
 @pytest.mark.parametrize(("bits", "rate"), [*pairs(range(8, 29), (1e-5, 0.1 / 128, 0.3, 7.0))])
@@ -79,28 +63,3 @@ def test_the_product_is_off_by_half_a_byte_that_was_dealt(owned, operation):
     exact = operation((x * 2**21).round().long(), (w * 2**21).round().long())
     assert 0 < int((found - exact).abs().max()) <= 2**15
     assert sum(each.wire_bytes for each in dealt) == 6 * ROWS * ROWS + 16
-
-
-def test_an_update_is_off_by_little_more_than_a_unit():
-    rules, rate = Rules("fast"), 0.1 / 128
-    source = torch.Generator().manual_seed(1)
-    x, delta = (torch.randn(ROWS, ROWS, generator=source, dtype=torch.float64) for _ in range(2))
-    truncations = learning_rate_truncations(rules, ROWS, rules.delta_bits, rate)
-    shares = []
-
-    def program(party):
-        left = party.share(0, (ROWS, ROWS), x if party.role == 0 else None, "x")
-        own = delta if party.role == 1 else None
-        right = party.share(1, (ROWS, ROWS), own, "delta", rules.delta_bits)
-        left, right = party.open(left, right.alone())
-        z, _ = party.multiply(left, right, inner, truncations, where="z")
-        shares.append(z.share.clone() if party.role < 2 else 0)
-
-    with Trio(rules, timeout_s=60) as trio:
-        trio.run(program)
-        dealt = [each for each in trio.traffic() if each.phase == "offline"]
-    assert sum(each.wire_bytes for each in dealt) == 5 * ROWS * ROWS + 16
-    times, shift = fixed_point_rate(rate)
-    exact = inner((x * 2**21).round().long(), (delta * 2**16).round().long()).double()
-    wanted = exact * times / 2.0 ** (16 + shift)
-    assert float((sum(shares) - wanted).abs().max()) <= 1 + 1 / 8 + times / 2**shift

@@ -35,7 +35,7 @@ OF_MODES = {
     "sum": ("masked sum",),
     "beaver": ("shared layer",),
     "permuted": ("thesis", "fast"),
-    "pea": ("many: product", "many: apply", "many: signs"),
+    "pea": ("many: product", "many: apply of three", "many: signs"),
 }
 
 
@@ -79,13 +79,13 @@ def mac(step, result, holders=2, tolerance=0.0):
 
 # Shares of many.
 
-MANY = draw(20, 16, seed=1)
+MANY, FEW = draw(20, 16, seed=1), draw(2, 3, seed=1)
 
 
-def many(step, result, holders=2, **more):
+def many(step, result, holders=2, values=MANY, **more):
     def program(member, note):
         own = [
-            member.share(owner, MANY.shape, MANY if member.role == owner else None, "values")
+            member.share(owner, values.shape, values if member.role == owner else None, "values")
             for owner in (0, 1)
         ]
         return member.reveal(step(member, note, *own), "result")
@@ -135,14 +135,14 @@ def three(mode):
 
 # Rows in common.
 
-IDS = [b"id %d" % each for each in range(40)], [b"id %d" % each for each in range(20, 60)]
-COLUMNS = draw(40, 1, seed=6), draw(40, 1, seed=7)
-JOINED = torch.cat([torch.ones(20, 1).double(), COLUMNS[0][20:], COLUMNS[1][:20]], 1)
+IDS = [b"id %d" % each for each in range(12)], [b"id %d" % each for each in range(6, 18)]
+COLUMNS = draw(12, 1, seed=6), draw(12, 1, seed=7)
+JOINED = torch.cat([torch.ones(6, 1).double(), COLUMNS[0][6:], COLUMNS[1][:6]], 1)
 
 
 def common(party, note):
     ids, values = [*IDS, None][party.role], COLUMNS[1] if party.role == 1 else None
-    hidden = intersect(party, 40, 1, ids, values)
+    hidden = intersect(party, 12, 1, ids, values)
     return moments(party, hidden, COLUMNS[0] if party.role == 0 else None, 1)
 
 
@@ -214,19 +214,12 @@ PROTOCOLS = {
     "macs: product": mac(
         lambda member, one, two: member.multiply(one, two), INTEGERS * (INTEGERS + 1)
     ),
-    "macs: product of three": mac(
-        lambda member, one, two: member.multiply(one, two), INTEGERS * (INTEGERS + 1), 3
-    ),
     "macs: divide": mac(lambda member, one, two: member.divide(one, 4), INTEGERS >> 4, 2, 1.0),
     "many: product": many(
         lambda member, note, one, two: member.divide(member.multiply(one, two), member.bits),
         MANY * MANY,
         3,
     ),
-    "many: signs": many(
-        lambda member, note, one, two: member.is_negative(one), (MANY < 0).double()
-    ),
-    "many: apply": many(applied, (MANY * MANY).relu(), 2, helper="permuted"),
     "many: apply of three": many(applied, (MANY * MANY).relu(), 3, helper="permuted"),
     **{mode: three(mode) for mode in MODES},
     "intersection": Protocol(
@@ -247,10 +240,20 @@ PROTOCOLS = {
 }
 
 
+SIGNS = many(lambda member, note, one, two: member.is_negative(one), (FEW < 0).double(), values=FEW)
+
+
 class TestProtocols(HolderContract):
     protocols = PROTOCOLS
 
 
+class TestSigns(HolderContract):
+    protocols = {"many: signs": SIGNS}  # noqa: RUF012
+    #: Without MACs nothing is found: a product says so of the same openings in a tenth of the time.
+    test_a_lie_in_the_right_form = None
+
+
 def test_every_mode_of_a_session_is_under_the_contract():
     assert set(OF_MODES) == set(SECURE.names()), "a mode without its protocols in this table"
-    assert {name for names in OF_MODES.values() for name in names} <= set(PROTOCOLS)
+    named = {name for names in OF_MODES.values() for name in names}
+    assert named <= {*PROTOCOLS, *TestSigns.protocols}

@@ -13,8 +13,6 @@ from vfl.mpc import Rules, Trio
 from vfl.mpc.channel import Channel
 from vfl.mpc.three_party.intersection import (
     BITS,
-    _placed,
-    _table,
     bins_for,
     intersect,
     moments,
@@ -139,22 +137,3 @@ def test_answers_about_common_rows_and_others_are_equally_random(wire):
 def test_a_party_with_more_ids_is_refused():
     with pytest.raises(BadOptionError, match="more ids"):
         found(range(PAD + 1), range(3))
-
-
-def test_ids_stand_in_bins_of_their_own():
-    draw = np.random.default_rng(0)
-    places = draw.integers(0, bins_for(500), (500, 3))
-    rows, functions = _placed(places, bins_for(500))
-    for bin_ in np.flatnonzero(rows >= 0):
-        assert places[rows[bin_], functions[bin_]] == bin_
-    assert sorted(rows[rows >= 0]) == list(range(500))
-    assert _placed(np.zeros((3, 3), dtype=int), 10) is None
-
-
-def test_a_table_holds_its_keys_and_says_when_it_cannot():
-    draw = np.random.default_rng(0)
-    slots = draw.integers(0, 200, (450, 3)) + 200 * np.arange(3)
-    values = draw.integers(0, 2**63, (450, 2)).astype("<u8")
-    table = _table(slots, values, 600)
-    assert (np.bitwise_xor.reduce(table[slots], axis=1) == values).all()
-    assert _table(slots[[0, 0]], values[:2], 600) is None

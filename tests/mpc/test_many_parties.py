@@ -129,43 +129,6 @@ def test_bits_are_those_of_the_number(members):
     assert (found == plain).all()
 
 
-def test_the_highest_bit_alone(pair):
-    values = draw(200, scale=2.0**15)
-    values[:2] = torch.tensor([0.0, 2.0**-20])
-    plain = (values * 2**BITS).round().long().numpy().view(np.uint64)
-    found = words_of(pair, lambda m: m.highest_bit(m.bits_of(shared(m, values))))
-    assert found.tolist() == [1 << int(each).bit_length() - 1 if each else 0 for each in plain]
-
-
-def test_bits_as_numbers_and_signs(members):
-    values = draw(40)
-    values[0] = 0.0
-    places = [0, 19, 20, 63]
-    found = value_of(members, lambda m: m.numbers_of(m.bits_of(shared(m, values)), places))
-    plain = (values * 2**BITS).round().long()
-    assert torch.equal(found, torch.stack([plain >> place & 1 for place in places]).double())
-    found = value_of(members, lambda m: m.is_negative(shared(m, values)))
-    assert torch.equal(found, (values < 0).double())
-
-
-def test_a_function_by_the_dealer_who_sees_what_but_not_where(members):
-    values = torch.arange(50.0, dtype=torch.float64) / 7
-    seen = []
-
-    def function(each):
-        seen.append(each)
-        return each.sqrt()
-
-    found = value_of(members, lambda m: m.apply(shared(m, values), function, "roots"))
-    assert torch.allclose(found, values.sqrt(), rtol=0, atol=1e-6)
-    (order,) = seen
-    assert torch.equal(order.sort().values, exact(values))
-    assert not torch.equal(order, exact(values))
-    leaks = [leak for leak in members.leaks() if leak.what == "permuted values"]
-    dealer = f"P{members.parties[0].holders}"
-    assert [(leak.observer, leak.elements) for leak in leaks] == [(dealer, 50)]
-
-
 def test_few_values_are_not_shown_to_the_dealer(pair):
     values = draw(LEAST_PERMUTED - 1)
     with pytest.raises(WidthError, match="too few values"):

@@ -1,5 +1,4 @@
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -9,16 +8,13 @@ from torch import nn
 from vfl.core.errors import (
     BadOptionError,
     DataError,
-    PeerError,
     PrivateLayerError,
-    RingRangeError,
     WidthError,
 )
 from vfl.core.seeds import permutation
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
-from vfl.mpc.three_party.private_module import batches, weights_of, with_weights
-from vfl.session import schedule
+from vfl.mpc.three_party.private_module import weights_of, with_weights
 
 
 def model(*widths, last=None):
@@ -77,18 +73,6 @@ def test_training_follows_the_plaintext(mode):
     assert max(error_of(before, after) for before, after in both) > 0.1
 
 
-@pytest.mark.parametrize(("rows", "batch_size"), [(9, 4), (10, 4), (8, 4), (3, 1), (1, 1), (5, 5)])
-def test_batches_are_those_of_a_training_in_clear(rows, batch_size):
-    """Of each epoch every row but a single last one."""
-    found = list(batches(rows, batch_size, 2, seed=3))
-    wanted = [
-        batch
-        for epoch in range(2)
-        for batch in schedule.batches(permutation(3, rows, "mpc", epoch), batch_size)
-    ]
-    assert [index.tolist() for index in found] == [list(batch) for batch in wanted]
-
-
 def in_clear(plain, inputs, targets):
 
     trained = with_weights(plain, weights_of(plain)).double()
@@ -119,6 +103,25 @@ class Doubled(nn.Linear):
         return 2 * super().forward(inputs)
 
 
+def tied():
+    one, two = nn.Linear(3, 3), nn.Linear(3, 3)
+    two.weight = one.weight
+    return [one, nn.ReLU(), two]
+
+
+def again():
+    layer = nn.Linear(3, 3)
+    return [layer, nn.ReLU(), nn.Sequential(layer)]
+
+
+def hooked(module, how="register_forward_hook"):
+    getattr(module, how)(lambda *arguments: None)
+    return module
+
+
+WEIGHT_NORM = nn.utils.parametrizations.weight_norm
+
+
 @pytest.mark.parametrize(
     ("layers", "named", "instead"),
     [
@@ -133,26 +136,23 @@ class Doubled(nn.Linear):
         ([Doubled(2, 2)], "layer '0'", "nn.Linear"),
         ([nn.Linear(2, 2), nn.Flatten(0)], "layer '1'", "nn.Flatten(1)"),
         ([nn.Flatten()], "the model", "nn.Linear"),
+        ([nn.Linear(2, 3), nn.ReLU(), nn.Linear(4, 1)], "layer '2'", ""),
+        ([nn.Linear(2, 1, dtype=torch.complex64)], "layer '0'", ""),
+        (again(), "layer '2.0'", "deepcopy"),
+        (tied(), "layer '2'", "deepcopy"),
+        (hooked(nn.Sequential(nn.Linear(2, 2))), "the model", "remove them"),
+        ([hooked(nn.Linear(2, 2))], "layer '0'", "remove them"),
+        ([hooked(nn.Linear(2, 2), "register_forward_pre_hook")], "layer '0'", "remove them"),
+        ([nn.Linear(2, 2), hooked(nn.Identity())], "layer '1'", "remove them"),
+        # A copy with other weights would keep the old ones.
+        ([WEIGHT_NORM(nn.Linear(2, 2))], "layer '0'", "remove_parametrizations"),
     ],
 )
 def test_other_layers_are_refused_by_name(layers, named, instead):
     with pytest.raises(PrivateLayerError) as caught:
-        private(nn.Sequential(*layers))
+        private(layers if isinstance(layers, nn.Module) else nn.Sequential(*layers))
     assert caught.value.where == named
-    assert instead in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("layers", "where", "got"),
-    [
-        ([nn.Linear(2, 3), nn.ReLU(), nn.Linear(4, 1)], "layer '2'", "4 inputs"),
-        ([nn.Linear(2, 1, dtype=torch.complex64)], "layer '0'", "weights of torch.complex64"),
-    ],
-)
-def test_weights_that_fit_nothing_are_refused(layers, where, got):
-    with pytest.raises(PrivateLayerError) as caught:
-        private(nn.Sequential(*layers))
-    assert (caught.value.where, caught.value.got) == (where, got)
+    assert instead in (caught.value.fix or "")
 
 
 def test_a_function_may_come_again():
@@ -164,71 +164,11 @@ def test_a_function_may_come_again():
         assert error_of(hidden(inputs), plain(inputs)) < 2e-5
 
 
-def tied():
-    one, two = nn.Linear(3, 3), nn.Linear(3, 3)
-    two.weight = one.weight
-    return [one, nn.ReLU(), two]
-
-
-def again():
-    layer = nn.Linear(3, 3)
-    return [layer, nn.ReLU(), nn.Sequential(layer)]
-
-
-@pytest.mark.parametrize(("layers", "where"), [(again(), "2.0"), (tied(), "2")])
-def test_weights_that_come_again_are_refused(layers, where):
-    with pytest.raises(PrivateLayerError, match="same weights") as caught:
-        private(nn.Sequential(*layers))
-    assert (caught.value.where, caught.value.got) == (f"layer '{where}'", "weights of layer '0'")
-    assert "deepcopy" in caught.value.fix
-
-
-def hooked(module, how):
-    getattr(module, how)(lambda *arguments: None)
-    return module
-
-
-@pytest.mark.parametrize("how", ["register_forward_hook", "register_forward_pre_hook"])
-@pytest.mark.parametrize(
-    ("make", "where"),
-    [
-        (lambda how: hooked(nn.Sequential(nn.Linear(2, 2)), how), "the model"),
-        (lambda how: nn.Sequential(hooked(nn.Linear(2, 2), how)), "layer '0'"),
-        (lambda how: nn.Sequential(nn.Linear(2, 2), hooked(nn.Identity(), how)), "layer '1'"),
-    ],
-)
-def test_hooks_are_refused(how, make, where):
-    with pytest.raises(PrivateLayerError, match="not computed on shares") as caught:
-        private(make(how))
-    assert caught.value.where == where
-    assert "remove them" in caught.value.fix
-
-
-def test_parametrized_weights_are_refused():
-    """A copy with other weights would keep the old ones."""
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-    with pytest.raises(PrivateLayerError) as caught:
-        private(nn.Sequential(layer))
-    assert caught.value.where == "layer '0'"
-    assert "remove_parametrizations" in caught.value.fix
-
-
-@pytest.mark.parametrize(("timeout_s", "waits"), [(0.1, False), (5.0, True)])
-def test_how_long_a_party_waits_is_set(monkeypatch, timeout_s, waits):
-    with private(model(4, 1), timeout_s=timeout_s) as hidden:
-        helper = hidden._networks[2]
-        infer = helper.infer
-
-        def slow(*arguments):
-            time.sleep(0.6)
-            return infer(*arguments)
-
-        monkeypatch.setattr(helper, "infer", slow)
-        if waits:
-            assert hidden(torch.zeros(2, 4)).shape == (2, 1)
-        else:
-            with pytest.raises(PeerError, match=r"P[012] sent nothing in time"):
-                hidden(torch.zeros(2, 4))
+def test_how_long_a_party_waits_is_set():
+    """What comes of it `test_failures.py` says."""
+    with private(model(4, 1), timeout_s=41.5) as hidden:
+        links = [one.link for party in hidden._trio.parties for one in party.channels.values()]
+        assert {link._timeout_s for link in links} == {41.5}
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1, 0, 1e9])
@@ -236,11 +176,6 @@ def test_a_wait_that_is_none_is_refused(timeout_s):
     with pytest.raises(BadOptionError) as caught:
         private(model(4, 1), timeout_s=timeout_s)
     assert (caught.value.where, caught.value.want) == ("option 'timeout_s'", "0.001 to 604800")
-
-
-def test_inputs_of_another_width():
-    with private(model(4, 1)) as hidden, pytest.raises(WidthError):
-        hidden(torch.zeros(2, 5))
 
 
 @pytest.mark.parametrize(
@@ -271,35 +206,22 @@ def test_whole_numbers_are_answered_with_fractions():
         assert error_of(hidden(rows), plain(rows.float())) < 2e-5
 
 
-@pytest.mark.parametrize("option", [{"epochs": -1}, {"epochs": 0}, {"seed": -1}])
-def test_a_training_of_nothing_is_refused(option):
-    plain = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
-    with private(plain) as hidden, pytest.raises(BadOptionError, match=next(iter(option))):
-        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_size=4, **option)
+LOGISTIC = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
 
 
-def test_an_input_that_is_too_large():
-    with private(model(2, 1)) as hidden, pytest.raises(RingRangeError) as caught:
-        hidden(torch.tensor([[0.0, 1.5e9]]))
-    assert caught.value.where == "inputs"
-    assert "1500000000" not in str(caught.value)
-
-
-def test_every_row_needs_its_target():
-    with private(model(2, 1)) as hidden, pytest.raises(WidthError, match="target"):
-        hidden.fit(torch.zeros(8, 2), torch.zeros(7), batch_size=4)
-
-
-def test_cross_entropy_needs_a_sigmoid():
-    with private(model(2, 1)) as hidden, pytest.raises(BadOptionError, match="sigmoid"):
-        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_size=4)
-
-
-@pytest.mark.parametrize("target", [1.5, -0.25, float("nan")])
-def test_targets_that_no_sigmoid_reaches_are_refused(target):
-    targets = torch.zeros(8)
-    targets[3] = target
-    hidden_model = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
-    with private(hidden_model) as hidden, pytest.raises(DataError, match="sigmoid") as caught:
-        hidden.fit(torch.zeros(8, 2), targets, batch_size=4)
-    assert str(target) not in str(caught.value)
+@pytest.mark.parametrize(
+    ("plain", "targets", "options", "error", "said"),
+    [
+        (LOGISTIC, torch.zeros(8), {"epochs": 0}, BadOptionError, "epochs"),
+        (LOGISTIC, torch.zeros(8), {"seed": -1}, BadOptionError, "seed"),
+        (LOGISTIC, torch.zeros(7), {}, WidthError, "target"),
+        (LOGISTIC, torch.tensor([0.0] * 7 + [1.5]), {}, DataError, "sigmoid"),
+        (LOGISTIC, torch.tensor([0.0] * 7 + [float("nan")]), {}, DataError, "sigmoid"),
+        (nn.Sequential(nn.Linear(2, 1)), torch.zeros(8), {}, BadOptionError, "sigmoid"),
+        (nn.Sequential(nn.Linear(3, 1)), torch.zeros(8), {"loss": "squared"}, WidthError, "3"),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused(plain, targets, options, error, said):
+    with private(plain) as hidden, pytest.raises(error, match=said) as caught:
+        hidden.fit(torch.zeros(8, 2), targets, batch_size=4, **options)
+    assert "1.5" not in str(caught.value)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.core.errors import AuthenticationError, LostPeerError, PeerFailedError, ProtocolError
+from vfl.core.errors import AuthenticationError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.mpc import Rules, make_party
@@ -161,17 +161,3 @@ def test_who_waits_for_one_party_keeps_few_messages_of_another():
         streams.inner["P0"].send(Frame(Kind.OPENING))
     with pytest.raises(ProtocolError):
         outer.direct.receive()
-
-
-def test_streams_of_threads_end_with_who_stops():
-    streams = Star(NAMES, "P0", timeout_s=0.05)
-    with pytest.raises(LostPeerError):
-        streams.receive_any()
-    streams.outer["P1"].send(Frame(Kind.PROTOCOL, 3))
-    assert streams.receive_any()[0] == "P1"
-    streams.outer["P2"].fail(ProtocolError("no"))
-    with pytest.raises(PeerFailedError):
-        streams.receive_any()
-    streams.inner["P1"].close()
-    with pytest.raises(LostPeerError):
-        streams.outer["P1"].receive()

@@ -38,10 +38,6 @@ def test_what_is_not_finite(value):
         encode(torch.tensor([value]), 20, "x")
 
 
-def test_nothing_can_be_encoded():
-    assert encode(torch.empty(0, 3), 20, "x").shape == (0, 3)
-
-
 @pytest.mark.parametrize("rows", [0, 1, 8, 9, 33])
 @pytest.mark.parametrize("inner", [1, 6, 40])
 @pytest.mark.parametrize(

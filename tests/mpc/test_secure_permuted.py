@@ -25,13 +25,10 @@ from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import of_experiment
-from vfl.mpc import Party, Rules, Trio
-from vfl.mpc.channel import Channel
 from vfl.mpc.ring import decode
 from vfl.mpc.secure.permuted import PermutedEnd
-from vfl.mpc.three_party import training as three_party
 from vfl.mpc.three_party.network import fixed_point_rate
-from vfl.mpc.three_party.training import ThreePartyNetwork, first_weights, targets_of, whole_network
+from vfl.mpc.three_party.training import first_weights, targets_of
 from vfl.session import rules, secure_mode
 from vfl.training import run as in_process
 from vfl.training.local import LocalSession
@@ -125,13 +122,12 @@ def in_clear(session, data):
         return outputs(torch.from_numpy(label.split.test)), weights
 
 
-@pytest.mark.parametrize("mode", ["thesis", "fast"])
 @pytest.mark.parametrize(
-    ("source", "label", "top"),
+    ("mode", "source", "label", "top"),
     [
-        ("breast_cancer", "lender", "linear"),
-        ("breast_cancer", "bank", "mlp:hidden=8"),
-        ("digits", "shop", "mlp:hidden=16"),
+        ("fast", "breast_cancer", "lender", "linear"),
+        ("thesis", "breast_cancer", "bank", "mlp:hidden=8"),
+        ("fast", "digits", "shop", "mlp:hidden=16"),
     ],
 )
 def test_the_curve_is_that_in_clear(mode, source, label, top):
@@ -161,8 +157,8 @@ def regression(folder, unit=1.0):
     return content
 
 
-@pytest.mark.parametrize("unit", [1.0, 1000.0])
-def test_a_regression_in_the_units_of_its_labels(tmp_path, unit):
+def test_a_regression_in_the_units_of_its_labels(tmp_path):
+    unit = 1000.0
     experiment, data = given(regression(tmp_path, unit))
     session = session_of(experiment, data, "train", secrets=SECRETS).run()
     outputs, _ = in_clear(session, data)
@@ -185,70 +181,6 @@ def test_columns_that_are_too_large_are_named(tmp_path):
         trained(content)
     assert caught.value.where == "test inputs of P1"
     assert caught.value.fix.startswith("scale the columns")
-
-
-@pytest.fixture
-def fixed_keys(monkeypatch):
-    """Keys of pairs that are always the same, whatever the session."""
-    use = Party.use_key
-    monkeypatch.setattr(
-        Party,
-        "use_key",
-        lambda self, peer, secret, session, attempt: use(
-            self, peer, bytes([10 * min(self.role, peer) + max(self.role, peer)]) * 32, "s", 0
-        ),
-    )
-
-
-@pytest.mark.parametrize("mode", ["thesis", "fast"])
-@pytest.mark.parametrize(("label", "top"), [("lender", "linear"), ("shop", "mlp:hidden=6")])
-def test_the_shares_are_those_of_the_protocol_alone(fixed_keys, mode, label, top):
-    """Without session, relay or seals, to the bit; so are the bytes each party sends another."""
-    experiment, data = given(settings(mode, label, top))
-    session = session_of(experiment, data, "train", secrets=SECRETS).run()
-    layers, split = layers_of(session), data[label].split
-    columns = tuple(data[name].inputs[0].numel() for name in HOLDERS)
-    role = {"lender": 2, "shop": 1}[label]
-
-    def program(party):
-        network = ThreePartyNetwork(party, layers, columns, role)
-        name = HOLDERS[party.role] if party.role < 2 else None
-        network.share_weights(None if name is None else first_weights(layers, SECRETS[name]))
-        for phase, rows in (("train", split.train), ("test", split.test)):
-            own = None if name is None else data[name].inputs[rows].double()
-            network.share_rows(phase, len(rows), own, "inputs")
-        truth = targets_of(data[label].labels[split.train], 2) if party.role == role else None
-        network.share_targets(len(split.train), truth)
-        for exchange in rules.schedule(session.terms, session.label.network.split):
-            index = torch.from_numpy(exchange.rows)
-            if exchange.trains:
-                network.train_step(index, 0.5)
-            else:
-                network.outputs("test", index, "outputs")
-        return network.weights(), {
-            peer: dict(channel.sent) for peer, channel in party.channels.items()
-        }
-
-    with Trio(Rules(mode)) as trio:
-        found = trio.run(program)
-    shares = session.weights()
-    for holder, (weights, _) in zip(HOLDERS, found, strict=False):
-        prefix = "share." if holder == label else ""
-        assert all(torch.equal(shares[holder][prefix + one], weights[one]) for one in weights)
-    names = (*HOLDERS, "lender" if label == "lender" else "notary")
-    sent = {
-        (row["party"], row["receiver"], row["phase"]): row["wire_bytes"]
-        for row in session.traffic()
-        if row["phase"] != "setup"
-    }
-    wanted = {
-        (names[role], names[peer], phase): count
-        for role, (_, channels) in enumerate(found)
-        for peer, phases in channels.items()
-        for phase, count in phases.items()
-        if phase != "setup"
-    }
-    assert sent == wanted
 
 
 def test_first_weights_and_shares_are_secret():
@@ -446,32 +378,6 @@ def test_a_plan_shows_who_learns_what(tmp_path):
     assert "permuted values" in facts["secure"]
     assert facts["inputs"] == {"radiology": "15", "pathology": "15"}
     assert list(itertools.islice(facts, 2)) == ["parties", "label_party"]
-
-
-def test_the_network_of_both_spellings():
-    linear = torch.nn.Linear(5, 1)
-    assert [each.inputs for each in whole_network((3, 2), None, linear, 2)] == [5]
-
-
-@pytest.mark.parametrize("mode", ["thesis", "fast"])
-def test_no_frame_is_larger_than_a_block_and_a_batch(monkeypatch, fixed_keys, mode):
-    """Rows are shared, opened and asked in blocks, and the figures are the same."""
-    sizes, send = [], Channel.send_bytes
-
-    def watched(self, payload, number, phase):
-        sizes.append(len(payload))
-        send(self, payload, number, phase)
-
-    monkeypatch.setattr(Channel, "send_bytes", watched)
-    found, largest = [], []
-    for block_bytes in (1 << 26, 1 << 13):
-        monkeypatch.setattr(three_party, "BLOCK_BYTES", block_bytes)
-        sizes.clear()
-        session = trained(settings(mode, source="digits", rows=400, batch_size=8, epochs=1))
-        found.append(session.label.history[-1]["test_accuracy"])
-        largest.append(max(sizes))
-    assert found[0] == pytest.approx(found[1], abs=0.02)
-    assert largest[1] < 2 * (1 << 13) < largest[0]
 
 
 @pytest.mark.slow

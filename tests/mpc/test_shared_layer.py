@@ -102,19 +102,6 @@ def test_the_shares_of_an_update_add_up_exactly():
     assert torch.allclose(found, 0.25 * ones.t() @ layer.gradient.double(), atol=1e-3)
 
 
-def test_a_hundred_updates_lose_nothing():
-    """There is no truncation, so no share can wrap and no error adds up."""
-    layer = Layer()
-    total = torch.zeros(COLUMNS + 1, WIDTH, dtype=torch.int64)
-    for step in range(100):
-        own, other = layer.backward(step)
-        layer.first = layer.first - own
-        layer.partner.move(other)
-        total += own + other
-    assert torch.equal(total, 100 * (own + other))
-    assert torch.equal(layer.first + layer.partner.share, encode_weights(layer.module) - total)
-
-
 def test_what_anybody_gets_is_uniform():
     """Chi-square over all bytes of what is opened and dealt; the plain numbers fail it."""
     layer = Layer()

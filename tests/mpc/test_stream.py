@@ -53,15 +53,6 @@ def test_a_pad_without_a_step_is_given_once():
         pads.elements32(2, "once")
 
 
-def test_pads_are_the_callers_own():
-    pads = PadStream(KEY)
-    first = pads.elements64(5, "a", 0)
-    kept = first.copy()
-    first += np.uint64(1)
-    assert (pads.elements64(5, "a", 1) != kept).all()
-    assert (first == kept + np.uint64(1)).all()
-
-
 def test_words_are_uniform():
     words = PadStream(KEY).elements64(100_000, "uniform")
     ones = np.unpackbits(words.view(np.uint8)).reshape(len(words), 64).mean(axis=0)
@@ -78,10 +69,6 @@ def test_a_key_has_32_bytes():
     with pytest.raises(ValueError, match="32 bytes"):
         PadStream(bytes(16))
     assert "\\x" not in repr(PadStream(KEY))
-
-
-def test_nothing_was_wanted():
-    assert len(PadStream(KEY).elements64(0, "nothing")) == 0
 
 
 def test_keys_derived_before_give_the_same_pads_and_use_none():

@@ -62,16 +62,6 @@ def test_a_right_mechanism_is_seldom_refuted_and_a_wrong_one_is():
     assert broken.right == broken.guesses
 
 
-def test_what_is_proved_of_a_randomised_response_is_below_its_epsilon_in_all_but_a_few():
-    """Of pure epsilon 1: the truth with probability e / (1 + e)."""
-    draw, over = np.random.default_rng(1), 0
-    for _ in range(60):
-        included = draw.random(300) < 0.5
-        told = included ^ (draw.random(300) > math.e / (1 + math.e))
-        over += bound_of({"s": told.astype(float)}, included, 0.0, 0.9).epsilon > 1
-    assert over <= 12  # 6 expected at most
-
-
 def test_many_runs_prove_what_the_rates_of_errors_do():
     draw = np.random.default_rng(2)
     included, scores = gaussian(draw, 4000, 1.0)

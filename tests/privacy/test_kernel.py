@@ -34,7 +34,7 @@ class Slow(nn.Module):
 NETWORKS = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 3)), (6,)),
     "positions": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Flatten(), nn.Linear(21, 2)), (7, 6)),
-    "few positions": (lambda: nn.Sequential(nn.Linear(90, 80), nn.Flatten()), (2, 90)),
+    "few positions": (lambda: nn.Sequential(nn.Linear(12, 10), nn.Flatten()), (2, 12)),
     "convolution": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)),
         (1, 4, 4),
@@ -70,7 +70,7 @@ def clipper_of(name, norm, model):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(weights=magnitudes, inputs=magnitudes, back=magnitudes, norm=norms, seed=st.integers(0, 99))
 def test_one_row_moves_a_sum_by_at_most_the_norm(name, weights, inputs, back, norm, seed):
     """Whatever weights, inputs and gradients are: also where float32 overflows or underflows.
@@ -90,7 +90,7 @@ def test_one_row_moves_a_sum_by_at_most_the_norm(name, weights, inputs, back, no
             return torch.zeros(1).double()
         return torch.cat([one.reshape(-1) for one in sums])
 
-    grad = 10.0**back * torch.randn(ROWS, 160)
+    grad = 10.0**back * torch.randn(ROWS, 21)
     grad[1] *= -1e3
     whole = clipped(grad)
     assert whole.dtype is torch.float64

@@ -150,7 +150,7 @@ def clipped(found, clipper):
     return sums, norms
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     models(), st.sampled_from([1, 2, 3, 4]), st.sampled_from([0.01, 1.0, 1e6]),
     st.sampled_from(["half", "layer"]), st.booleans(),
@@ -224,20 +224,6 @@ def test_rules_that_failed_for_rows_of_one_shape_are_not_trusted_for_another():
     for shape in ((12,), (3,)):
         prove(clipper, forward, [shape], "the model")
         assert clipper.trusts_rules is False
-
-
-def test_norms_of_rows_are_true_where_a_batch_has_as_many_rows_as_tokens():
-    model = nn.Sequential(tokens_first(nn.Linear(2, 3), 4, 2), nn.Linear(12, 2))
-    clipper = RowClipper(model, 1.0)
-    rows = torch.randn(4, 8)
-    with clipper.recording() as calls:
-        output = model(rows)
-    grad = torch.randn_like(output)
-    weights, found = by_row(model, rows, grad)
-    true = [sum(float(g.square().sum()) for g in one) ** 0.5 for one in found]
-    assert clipper.row_norms(output, grad, weights, calls)[0].tolist() == pytest.approx(
-        true, rel=1e-4
-    )
 
 
 # --- models that pass, without a trace ------------------------------------------------------------

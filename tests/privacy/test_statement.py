@@ -6,7 +6,6 @@ import pytest
 
 from vfl.config import Experiment
 from vfl.core.errors import PrivacyError
-from vfl.defenses import LabelKind, make
 from vfl.experiments.pages import build_report
 from vfl.privacy import PrivacyStatement, added
 from vfl.session import PartyFolder
@@ -42,15 +41,6 @@ def test_other_epsilons_are_never_added(other):
         added([one, PrivacyStatement("labels", "everybody", **LABEL | other)])
     with pytest.raises(PrivacyError):
         added([])
-
-
-def test_statements_of_label_and_record_units_stay_apart():
-    chain = make("label_dp:epsilon=2+clipped_noise:sigma=4")
-    chain.prepare(LabelKind(3))
-    units = [one.unit for one in chain.privacy()]
-    assert units == ["label", "record"]
-    with pytest.raises(PrivacyError):
-        added(chain.privacy())
 
 
 def test_a_promise_reaches_run_card_and_report(tmp_path):

@@ -3,16 +3,14 @@ from elsewhere import Connected
 
 from vfl import tensors
 
-KINDS = ["virtual", "socket", "tls"]
 
-
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=["virtual", "tls"])
 def everywhere(request):
     """Workers of every kind; connected ones for the whole run."""
     if request.param == "virtual":
         yield None
         return
-    connected = Connected(tls=request.param == "tls")
+    connected = Connected(tls=True)
     yield connected.workers
     connected.close()
 

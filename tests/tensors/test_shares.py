@@ -95,11 +95,6 @@ def test_convolution_and_pooling(shared):
         assert torch.allclose(one.grad.get().float_precision(), other.grad, atol=1e-3)
 
 
-def test_fixed_precision_here_needs_no_worker():
-    x, y = tensors.fix_precision(X), tensors.fix_precision(Y)
-    assert torch.allclose((x @ y.T + 1).float_precision(), X @ Y.T + 1, atol=1e-3)
-
-
 @pytest.mark.parametrize("rule", ["sgd", "momentum"])
 def test_a_module_learns_on_shares_what_it_learns_on_floats(workers, shared, rule):
     alice, bob, carol = workers
@@ -138,15 +133,6 @@ def test_three_holders_and_a_share_alone_tells_nothing(workers):
     assert not torch.equal(
         again.pointers()[0].location.held(again.pointers()[0]).value.share, parts[0]
     )
-
-
-def test_repr_names_holders_and_the_chain_can_be_followed(workers, shared):
-    x = shared(X)
-    assert (
-        repr(x) == "<fixed precision 2x3, 16 bits: <additive shares at alice, bob; dealer carol>>"
-    )
-    assert [type(each).__name__ for each in x.chain()] == ["FixedPrecisionTensor", "Shares"]
-    assert x.child.parent is x
 
 
 def test_shares_go_with_the_tensor(workers, shared):

@@ -42,12 +42,6 @@ def test_the_server_certificate_names_its_hosts_and_is_signed_by_the_ca():
     assert datetime.timedelta(days=1, hours=23) < left <= datetime.timedelta(days=2)
 
 
-def test_two_sessions_share_no_key():
-    first, second = session_certificate(["a"]), session_certificate(["a"])
-    assert first.key_pem != second.key_pem
-    assert first.ca_pem != second.ca_pem
-
-
 def test_the_private_key_is_not_printed_and_leaves_no_file(tmp_path, monkeypatch):
     made = session_certificate(["localhost"])
     assert "PRIVATE" not in repr(made)
@@ -210,12 +204,6 @@ def test_what_is_said_before_a_certificate_ends(folder):
     renew_server(folder, days=0)
     assert "has expired; renew it" in expiry_warning(path, "renew it")
     assert certificate(path).not_valid_after_utc < datetime.datetime.now(datetime.UTC)
-
-
-def test_a_file_that_is_no_certificate(folder):
-    (folder / "server.pem").write_text("nonsense")
-    with pytest.raises(UserError, match="no PEM certificate"):
-        days_left(folder / "server.pem")
 
 
 def test_a_new_node_key(folder):

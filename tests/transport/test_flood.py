@@ -122,40 +122,6 @@ def test_a_greeting_that_fails_costs_its_address_more_than_a_connection(open_hub
     assert not answers[1]
 
 
-def test_an_address_that_failed_is_let_in_again_soon_after(open_hub, attach, hello):
-    limits = FrontLimits(per_second=20, burst=5, failure_cost=5, longest_wait_s=0.5)
-    hub = open_hub(front=Front(limits))
-    refused = 0
-    for _ in range(40):
-        with socket.create_connection(("127.0.0.1", hub.port), 2) as connection:
-            connection.settimeout(1)
-            try:
-                connection.sendall(to_bytes(hello(token="wrong").frame()))
-                refused += not connection.recv(10)
-            except ConnectionError:
-                refused += 1
-    assert refused > 30
-    attach(hub.port)
-
-
-def test_a_crowd_makes_room_at_its_own_cost(open_hub):
-    """Of two addresses, the one that holds most places loses its oldest."""
-    hub = open_hub(front=Front(FrontLimits(strangers=4)))
-    quiet = socket.create_connection(("127.0.0.1", hub.port), source_address=(OTHER_ADDRESS, 0))
-    crowd = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(9)]
-    for connection in (quiet, *crowd):
-        connection.settimeout(60)
-    try:
-        assert [connection.recv(1) for connection in crowd[:6]] == [b""] * 6
-        for connection in (quiet, *crowd[6:]):
-            connection.settimeout(0.05)
-            with pytest.raises(TimeoutError):
-                connection.recv(1)
-    finally:
-        for connection in (quiet, *crowd):
-            connection.close()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts a connection's bytes")
 def test_too_many_bytes_before_the_greeting(open_hub, certificate):
     """TLS would go on reading this greeting of 64 KiB, and wait for its end."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfl.transport import Front, FrontLimits
-from vfl.transport.front import _Held, budget, source_of, whole_number
+from vfl.transport.front import _Held, budget, whole_number
 
 LONGEST_WAIT_S = 1
 
@@ -43,11 +43,6 @@ def test_a_burst_then_the_steady_rate(front, clock):
     assert allowed(front, "10.0.0.1", 100) == 2
     clock.now += 1000
     assert allowed(front, "10.0.0.1", 100) == 5
-
-
-def test_addresses_do_not_share(front):
-    allowed(front, "10.0.0.1", 100)
-    assert allowed(front, "10.0.0.2", 100) == 5
 
 
 def test_failures_slow_an_address_down(front, clock):
@@ -222,8 +217,3 @@ def test_a_number_is_read_whole_or_not_at_all(text, most):
 )
 def test_texts_that_other_parsers_take_for_numbers(text):
     assert whole_number(text, 10**9) is None
-
-
-@pytest.mark.parametrize("address", ["", "somewhere", "10.0.0.1", "fe80::1%eth0"])
-def test_every_address_has_a_source(address):
-    assert source_of(address) == source_of(source_of(address))

@@ -118,13 +118,9 @@ def test_an_answer_that_takes_longer_than_a_head_may_is_given(server):
     assert ask(server, b"x", "/slow") == b"x"
 
 
-@pytest.mark.parametrize("begun", [b"", b"P", b"POST / HTTP/1.1\r\nx: "])
-def test_what_is_no_whole_head_is_ended(server, dial, begun):
-    wait_for_the_end(dial(begun))
-
-
-def test_half_a_handshake_is_ended(server, dial):
-    wait_for_the_end(dial(b"\x16", whole=False))
+@pytest.mark.parametrize(("begun", "whole"), [(b"", True), (b"POST", True), (b"\x16", False)])
+def test_what_is_no_whole_head_or_handshake_is_ended(server, dial, begun, whole):
+    wait_for_the_end(dial(begun, whole))
 
 
 def test_bytes_that_drip_do_not_move_the_deadline(server, dial):

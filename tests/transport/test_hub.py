@@ -99,12 +99,6 @@ def test_a_certificate_of_another_host_is_refused(open_hub, attach):
     assert "127.0.0.1" in caught.value.got
 
 
-def test_a_ca_that_is_no_certificate(open_hub, hello, attach, certificate):
-    hub = open_hub(certificate=certificate)
-    with pytest.raises(AuthenticationError, match="cannot be read"):
-        attach(hub.port, ca=replace(certificate, ca_pem=b"nonsense"))
-
-
 def test_older_tls_is_refused(open_hub, certificate):
     hub = open_hub(certificate=certificate)
     context = ssl.create_default_context(cadata=certificate.ca_pem.decode())
@@ -242,15 +236,6 @@ def test_bad_frames_of_an_attached_party(attached, spoil, kind):
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("length", [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3])
-def test_a_frame_cut_short_by_the_end_of_the_connection(attached, length):
-    link, connection = attached
-    connection.sendall(to_bytes(Frame(Kind.CUT, 1, b"payload"))[:length])
-    connection.close()
-    with pytest.raises(LostPeerError, match="'bank' went away"):
-        link.receive()
 
 
 def test_bytes_that_trickle_do_not_stretch_the_step_timeout(attached, pool):

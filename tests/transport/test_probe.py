@@ -55,15 +55,6 @@ def test_a_server_with_a_bad_certificate(certificate, why):
     assert why in caught.value.got
 
 
-def test_a_server_of_another_authority():
-    ours, theirs = (session_certificate(["127.0.0.1"]) for _ in range(2))
-    with (
-        serving(theirs) as address,
-        pytest.raises(AuthenticationError, match="not accepted"),
-    ):
-        check_server("the SuperLink", address, ours.ca_pem.decode())
-
-
 def test_nobody_there():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

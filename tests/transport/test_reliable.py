@@ -106,15 +106,6 @@ def test_a_frame_sent_while_a_stream_attaches_follows_the_resent_ones(link):
     assert new.written[1:] == frames[1:]
 
 
-def test_resent_frames_are_the_stored_ones(link):
-    payload = bytearray(b"once encoded")
-    link.attach(Scripted(), hello(), {})
-    link.send(Frame(Kind.GRAD, 0, payload))
-    new = Scripted()
-    link.attach(new, hello(), {})
-    assert new.written[1].payload is payload
-
-
 def test_counts_that_do_not_fit_leave_the_attached_stream_alone(link):
     good = Scripted(Frame(Kind.CUT, 0), Frame(Kind.CUT, 1))
     link.attach(good, hello(), {})
@@ -220,20 +211,6 @@ def test_a_cut_changes_nothing(cut_pair, pool, what, steps, lost, size):
         assert proxy.connections == 1 + len(steps)
 
 
-def test_a_second_cut_during_the_first_return(cut_pair, pool):
-    label, feature, proxy = cut_pair
-
-    def before_read(step):
-        if step == 5:
-            for _ in range(2):
-                proxy.cut()
-                time.sleep(0.03)
-
-    other = pool.submit(play_label, label, STEPS, 1)
-    state = play_feature(feature, STEPS, 1, lambda step: None, before_read)
-    assert (state, other.result(60)) == expected(STEPS, 1)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_cuts_at_any_moment_change_nothing(cut_pair, pool, seed):
     """Cuts from a third thread meet every state of send, receive and attach."""
@@ -327,17 +304,3 @@ def test_a_party_that_stays_away_is_lost_by_name(open_hub, open_proxy, attach, f
         label.send(Frame(Kind.GRAD, 2))
     with pytest.raises(LostPeerError, match="cannot be reached"):
         feature.receive()
-
-
-def test_a_process_that_counts_from_the_start_cannot_continue(open_hub, attach, hello):
-    hub = open_hub()
-    greeting = hello()
-    first = attach(hub.port, greeting=greeting)
-    hub.wait_all(["bank"], 60)
-    label = hub.link("bank")
-    first.send(Frame(Kind.CUT, 0))
-    label.receive()
-    with pytest.raises(LostPeerError, match="started anew"):
-        attach(hub.port, greeting=greeting)
-    first.send(Frame(Kind.CUT, 1))
-    assert label.receive().step == 1

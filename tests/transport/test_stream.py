@@ -45,12 +45,6 @@ def test_a_deadline_inside_a_frame_loses_none_of_its_bytes(ends):
     assert bytes(stream.read(soon()).payload) == b"payload"
 
 
-def test_two_frames_that_arrive_together_are_two(ends):
-    ends[1].sendall(to_bytes(Frame(Kind.CUT, 1, b"a")) + to_bytes(Frame(Kind.CUT, 2, b"b")))
-    stream = Stream(ends[0])
-    assert [stream.read(soon()).step for _ in range(2)] == [1, 2]
-
-
 def test_the_limit_may_change_between_frames(ends):
     stream = Stream(ends[0], limit_bytes=4)
     ends[1].sendall(to_bytes(Frame(Kind.CUT, 1, b"1234")))
@@ -59,11 +53,6 @@ def test_the_limit_may_change_between_frames(ends):
     ends[1].sendall(to_bytes(Frame(Kind.CUT, 2, b"1234")))
     with pytest.raises(OversizedFrameError):
         stream.read(soon())
-
-
-def test_a_write_nobody_reads_ends_at_its_deadline(ends):
-    with pytest.raises(TimeoutError):
-        Stream(ends[0]).write(Frame(Kind.CUT, 1, bytes(10_000_000)), soon(0.1))
 
 
 def test_ending_wakes_a_reader(ends, pool):
@@ -94,11 +83,6 @@ def test_last_words_survive_the_close_although_bytes_lie_unread(pool):
         assert reader.recv(HEADER_BYTES + 60_000, socket.MSG_WAITALL) == to_bytes(frame)
         reader.close()
         ending.result(60)
-
-
-def test_the_round_trip_to_something_that_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert round_trip_s(f"127.0.0.1:{listener.getsockname()[1]}") > 0
 
 
 def test_no_round_trip_without_an_answer():

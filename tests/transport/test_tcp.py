@@ -1,6 +1,5 @@
 """Attached links: the contract, many parties, failures told to the other side."""
 
-import threading
 import time
 from dataclasses import replace
 
@@ -39,12 +38,6 @@ def pair(open_hub, attach, secured):
     feature = attach(hub.port, ca=secured)
     hub.wait_all(["bank"], 60)
     return hub.link("bank"), feature
-
-
-def test_a_payload_arrives_writable(pair):
-    label, feature = pair
-    feature.send(Frame(Kind.CUT, payload=b"abc"))
-    assert isinstance(label.receive().payload, bytearray)
 
 
 def test_two_ends_that_send_at_once_both_get_through(pair, pool):
@@ -262,14 +255,6 @@ def test_a_port_in_use_is_the_users_mistake(open_hub):
     hub = open_hub()
     with pytest.raises(UserError, match="cannot listen"):
         TcpHub("127.0.0.1", hub.port, Admission("other", {}))
-
-
-def test_an_idle_hub_leaves_no_thread_behind(open_hub):
-    before = set(threading.enumerate())
-    hub = open_hub()
-    assert "vfl-hub" in [each.name for each in set(threading.enumerate()) - before]
-    hub.close()
-    assert not set(threading.enumerate()) - before
 
 
 def test_last_words_of_a_closed_hub_are_read_after_a_write_failed(open_hub, attach, secured):

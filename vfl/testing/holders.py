@@ -95,15 +95,21 @@ class Adversary:
         links: of the holder, by role.
         holders: whom it waits for.
         behave: what it makes of a turn; by default what the protocol says.
+        patience_s: how long it waits for the others before it sends.
 
     Attributes:
         turns: what it should have sent in each turn.
     """
 
     def __init__(
-        self, links: Mapping[int, Polled], holders: int, behave: Behaviour | None = None
+        self,
+        links: Mapping[int, Polled],
+        holders: int,
+        behave: Behaviour | None = None,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._links, self._holders, self._behave = links, holders, behave
+        self._patience_s = patience_s
         self._held: Sent = []
         self._heard: dict[int, deque[Frame]] = defaultdict(deque)
         self.turns: list[Sent] = []
@@ -131,7 +137,7 @@ class Adversary:
             self._heard[peer][0] = frame
 
     def _listen(self, waiting: set[int]) -> dict[int, Frame]:
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + self._patience_s
         while True:
             for peer in waiting:
                 if not self._heard[peer] and (frame := self._links[peer].poll()) is not None:
@@ -213,7 +219,9 @@ def play(
                 }
                 hands = None
                 if party.role == liar:
-                    hands = adversary = Adversary(links, protocol.holders, behave)
+                    # Where every opening is checked, all holders send in each turn.
+                    patience_s = _HANGING_S if protocol.macs else _PATIENCE_S
+                    hands = adversary = Adversary(links, protocol.holders, behave, patience_s)
                 for peer, channel in party.channels.items():
                     tap = taps[party.role, peer] = Tapped(links[peer], peer, hands)
                     channel.link = tap
