@@ -6,17 +6,24 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import columns
 from benchmarks.columns import (
     PROTECTIONS,
     TASKS,
+    ColumnRow,
     Decoded,
     Known,
     blended,
     experiment_of,
+    opened,
+    picture_of,
     ranks_of,
+    reached,
     read_category,
     read_number,
+    table,
 )
+from benchmarks.studies import read_rows, write_rows
 
 
 def rows(count, columns, seed):

@@ -6,7 +6,7 @@ import torch
 from vfl.config.toml import check
 from vfl.core.errors import BadOptionError, ConfigError, InsecureWarning
 from vfl.llm.file import LlmTerms
-from vfl.llm.two_party import Form
+from vfl.llm.two_party import Form, LocalRoles
 from vfl.models.decoder import Decoder, DecoderShape
 from vfl.mpc import private
 
