@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from vfl.trees import grow as grow_module
 from vfl.trees import histograms
-from vfl.trees.grow import Growth, Layout, Split, grow
-from vfl.trees.histograms import Local, add_up, sides
+from vfl.trees.grow import Growth, Layout, Search, Split, grow
+from vfl.trees.histograms import Local, add_up, divided, sides
 from vfl.trees.objectives import Binary, Classes, Poisson, Squared
 
 ROWS, COLUMNS, BINS, ROUNDS = 1500, 6, 12, 5
@@ -142,3 +143,44 @@ def test_the_best_division_of_categories_is_found():
 def test_a_missing_cell_goes_its_own_way():
     split = Split(0, range(3), missing_left=True)
     assert sides(split, 6).tolist() == [True, True, True, False, False, True]
+
+
+def rows_of(draw, layout, rows=60, missing=0.2):
+    """Bins with missing cells, and gradients."""
+    bins = np.stack([draw.integers(0, count, rows) for count in layout.bins], axis=1)
+    bins[draw.random(bins.shape) < missing] = layout.width - 1
+    gradients = np.stack([draw.normal(size=rows), draw.random(rows)], axis=1)
+    return bins.astype(np.uint8), gradients.astype(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.2])
+@pytest.mark.parametrize("penalties", [{}, {"reg_alpha": 0.5}, {"min_child_weight": 5.0}])
+def test_a_loop_finds_the_splits_that_passes_find(monkeypatch, penalties, missing):
+    draw, layout = np.random.default_rng(3), Layout((9, 5, 12), (False,) * 3)
+    allowed = np.array([True, True, False])
+    for columns in [None] * 10 + [allowed] * 5:
+        bins, gradients = rows_of(draw, layout, missing=missing)
+        histogram = np.zeros((3, layout.width, 2))
+        add_up(bins, np.arange(len(bins)), gradients, histogram)
+        search, found = Search(Growth(**penalties), layout, columns), []
+        for loops in (False, True):
+            monkeypatch.setattr(grow_module, "COMPILED", loops)
+            found.append(search.best(histogram, gradients.sum(0), (-np.inf, np.inf)))
+        passes, loop = found
+        assert (passes is None) is (loop is None)
+        if passes is not None:
+            assert (loop.gain, loop.split) == (passes.gain, passes.split)
+            assert np.array_equal(loop.left, passes.left)
+            assert np.array_equal(loop.right, passes.right)
+
+
+def test_a_loop_divides_rows_as_passes_do(monkeypatch):
+    draw = np.random.default_rng(0)
+    rows = np.sort(draw.choice(200, 80, replace=False))
+    cells, left = draw.integers(0, 9, 200).astype(np.uint8), draw.random(9) < 0.5
+    found = []
+    for loops in (False, True):
+        monkeypatch.setattr(histograms, "COMPILED", loops)
+        found.append(divided(rows, cells, left))
+    for passes, loop in zip(*found, strict=True):
+        assert np.array_equal(passes, loop)

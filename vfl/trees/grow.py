@@ -14,9 +14,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+
+from vfl.core.compiled import COMPILED, compiled
 
 #: A split gains more than this (XGBoost's kRtEps).
 LEAST_GAIN = 1e-6
@@ -281,6 +283,57 @@ class _Grower:
         self._enqueue([child for _, left, right in pairs for child in (left, right)])
 
 
+@compiled
+def scan(
+    histogram: Any,
+    sums: Any,
+    own: Any,
+    places: Any,
+    reg_lambda: float,
+    reg_alpha: float,
+    least: float,
+) -> Any:
+    """The best split of ordered columns, as `Search` finds it in passes, without bounds.
+
+    Args:
+        histogram: axes (columns, width, 2).
+        sums: of the node, axes (2,).
+        own: gain of the node itself.
+        places: where a column may be split, bool, axes (columns, width).
+        reg_lambda: L2 penalty.
+        reg_alpha: L1 penalty.
+        least: weight that each side has at least.
+
+    Returns:
+        Gain, column, place, 1 if missing cells go left and 0 if right, and the sums of the side
+        without them.
+    """
+    columns, width = histogram.shape[0], histogram.shape[1]
+    best, at, sides = _NEVER, (0, 0, 0), (0.0, 0.0)
+    for column in range(columns):
+        for way in range(1 if histogram[column, width - 1, 1] == 0 else 2):
+            first = second = 0.0
+            for number in range(width - 1):
+                place = width - 2 - number if way else number
+                first += histogram[column, place, 0]
+                second += histogram[column, place, 1]
+                other_first, other_second = sums[0] - first, sums[1] - second
+                if not places[column, place] or second < least or other_second < least:
+                    continue
+                if second <= 0 or other_second <= 0:
+                    continue
+                one, two = first, other_first
+                if reg_alpha:
+                    one = np.sign(one) * max(abs(one) - reg_alpha, 0.0)
+                    two = np.sign(two) * max(abs(two) - reg_alpha, 0.0)
+                here = np.float32(one * one / (second + reg_lambda))
+                there = np.float32(two * two / (other_second + reg_lambda))
+                gain = (here + there) - own
+                if gain > best:
+                    best, at, sides = gain, (column, place, way), (first, second)
+    return best, at[0], at[1], at[2], sides[0], sides[1]
+
+
 class Search:
     """The best split of a node, from its histogram.
 
@@ -349,6 +402,15 @@ class Search:
         """The best split of the columns whose bins have an order."""
         if not self._places.any():
             return None
+        growth = self._growth
+        if COMPILED and not self._bounded and not growth.max_delta_step:
+            penalties = growth.reg_lambda, growth.reg_alpha, growth.min_child_weight
+            gain, column, place, way, *side = scan(histogram, sums, own, self._places, *penalties)
+            if not gain > LEAST_GAIN:
+                return None
+            one, split = np.array(side), Split(column, range(place + 1 - way), bool(way))
+            one, other = (sums - one, one) if way else (one, sums - one)
+            return _Found(float(gain), split, one, other)
         values, missing = histogram.copy(), histogram[:, -1:]
         values[:, -1] = 0
         left = np.cumsum(values, axis=1)

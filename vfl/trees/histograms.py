@@ -25,6 +25,7 @@ class Local:
 
     def __init__(self, bins: np.ndarray, layout: Layout) -> None:
         self.layout, self._bins = layout, np.ascontiguousarray(bins)
+        self._by_column = np.ascontiguousarray(bins.T)
         self._gradients = np.empty((0, 2))
         self._rows: dict[int, np.ndarray] = {}
 
@@ -51,9 +52,9 @@ class Local:
         return left if len(self._rows[left]) <= len(self._rows[right]) else right
 
     def divide(self, node: int, split: Split, left: int, right: int) -> None:
-        rows = self._rows.pop(node)
-        goes_left = sides(split, self.layout.width)[self._bins[rows, split.column]]
-        self._rows[left], self._rows[right] = rows[goes_left], rows[~goes_left]
+        rows, cells = self._rows.pop(node), self._by_column[split.column]
+        found = divided(rows, cells, sides(split, self.layout.width))
+        self._rows[left], self._rows[right] = found
 
     def values(self, tree: Tree) -> np.ndarray:
         values, others = np.empty(len(self._bins)), np.ones(len(self._bins), bool)
@@ -104,6 +105,38 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
         cells = bins[rows, column]
         for which in range(2):
             out[column, :, which] += np.bincount(cells, gradients[rows, which], minlength=width)
+
+
+def divided(
+    rows: np.ndarray, cells: np.ndarray, goes_left: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that go left and those that go right, in order.
+
+    Args:
+        rows: int64.
+        cells: bins of all rows in one column.
+        goes_left: of each bin, bool.
+    """
+    if not COMPILED:
+        left = goes_left[cells[rows]]
+        return rows[left], rows[~left]
+    out = np.empty_like(rows)
+    count = _divide(rows, cells, goes_left, out)
+    return out[:count].copy(), out[count:][::-1].copy()
+
+
+@compiled
+def _divide(rows: Any, cells: Any, goes_left: Any, out: Any) -> Any:
+    """Rows that go left from the first place on, the others from the last place back."""
+    low, high = 0, len(rows) - 1
+    for row in rows:
+        if goes_left[cells[row]]:
+            out[low] = row
+            low += 1
+        else:
+            out[high] = row
+            high -= 1
+    return low
 
 
 @compiled
