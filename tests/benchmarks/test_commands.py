@@ -149,7 +149,8 @@ def test_a_benchmark_runs_as_a_module():
 
 def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(bench, monkeypatch):
     rows = [memory.MemoryRow("feature", "text", 100.0, 184.0, 5.0)]
-    monkeypatch.setattr(memory, "bench_memory", lambda: rows)
+    main = harness.command(lambda: rows, memory.TABLE, lambda row: row.kept)
+    monkeypatch.setattr(memory, "main", main)
     done = bench("memory", "--json")
     assert done.code == 0
     assert [row["peak_mb"] for row in json.loads(done.out)] == [100.0]

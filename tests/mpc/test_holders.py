@@ -36,6 +36,7 @@ OF_MODES = {
     "beaver": ("shared layer",),
     "permuted": ("thesis", "fast"),
     "pea": ("many: product", "many: apply of three", "many: signs"),
+    "trees": (),  # bins are shown as they are
 }
 
 

@@ -40,6 +40,9 @@ from vfl.privacy.projection import private_projection
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.tensors.private import Budget, Plan, Teacher, described, tally
 from vfl.tensors.workers import Votes
+from vfl.trees.bins import randomised
+from vfl.trees.grow import Layout
+from vfl.trees.mode import Trees
 
 ROOT = Path(__file__).parents[2] / "vfl"
 SECRET = Secret(b"k" * 32)
@@ -77,6 +80,29 @@ def stated_places():
                 if states or (name == "replace" and by_name):
                     yield f"{path.relative_to(ROOT)}:{'.'.join(inside)}"
             found += [(each, inside) for each in ast.iter_child_nodes(node)]
+
+
+class EvenDraws:
+    """Draws from 0 to 1 at even distances, every pair of them once."""
+
+    def uniform(self, shape, *purpose):
+        side = round(shape[1] ** 0.5)
+        one = (np.arange(side) + 0.5) / side
+        return np.stack([np.repeat(one, side), np.tile(one, side)])
+
+
+@measures("trees/mode.py:Trees.privacy")
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_the_bin_of_a_cell_tells_as_much_as_its_epsilon(epsilon):
+    (stated,) = Trees(epsilon=epsilon).privacy()
+    layout, side = Layout((7,), (False,)), 700
+    laws = []
+    for cell in (2, layout.width - 1):
+        bins = np.full((side**2, 1), cell, np.uint8)
+        drawn = randomised(bins, layout, epsilon, EvenDraws())
+        laws.append(np.bincount(drawn[:, 0], minlength=layout.width) / side**2)
+    measured = np.abs(np.log(laws[0]) - np.log(laws[1])).max()
+    assert measured == pytest.approx(stated.epsilon, abs=0.02)
 
 
 def test_every_statement_of_an_epsilon_is_measured():
