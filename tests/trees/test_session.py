@@ -14,6 +14,7 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
+from vfl.experiments.pages import build_report
 from vfl.serving.front import settings_file
 from vfl.serving.local import serve
 from vfl.session.store.party_folder import PartyFolder
@@ -98,6 +99,35 @@ def test_one_process_grows_the_trees_of_a_federation(session):
     together = read_json(session.run / "summary.json")
     assert alone["weights_sha256"] == together["weights_sha256"]
     assert alone["test_auc"] == together["test_auc"]
+
+
+def test_rows_that_came_since_the_training_are_told_apart(session):
+    """Figures of rows that the run has seen and of new ones are each about those rows."""
+    session.play()
+    before = read_json(session.run / "summary.json")["test_auc"]
+    more = session.table[:200].assign(id=[f"z{row:03}" for row in range(200)])
+    more["paid"] = 1 - more.paid  # whoever counts old rows among the new is found out
+    for name, columns in {"bank": ["income"], "shop": ["city"], "lender": ["age", "paid"]}.items():
+        path = session.folder / name / "data.csv"
+        pd.concat([pd.read_csv(path), more[["id", *columns]]]).to_csv(path, index=False)
+    session.play(mode="evaluate")
+    after = read_json(session.run / "evaluations/0001.json")
+    assert after["test_auc"] == before
+    assert after["rows"]["new"] == 200
+    assert after["new_auc"] < 0.2
+
+
+def test_a_card_and_a_page_say_what_each_party_keeps(session):
+    session.play()
+    cards = {name: session.kept(name).card() for name in ("bank", "lender")}
+    assert "splits" in cards["bank"]["model"]["half"]
+    assert cards["bank"]["model"]["bottom"] is None
+    assert "all trees" in cards["lender"]["model"]["half"]
+    figures = read_json(session.run / "summary.json")
+    assert figures["wire_ratio"] is figures["formula_ratio"] is None, "nobody sends a cut"
+    page = build_report(session.run).read_text()
+    assert "all trees" in page
+    assert "top model" not in page
 
 
 def probabilities(client, ids):

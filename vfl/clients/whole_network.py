@@ -136,7 +136,7 @@ class WholeNetworkParty:
 
     @property
     def end(self) -> AnsweringNetwork:
-        """What stands at the end of the stream."""
+        """The party's end of the network."""
         return cast(AnsweringNetwork, self.network)
 
     def get_ready(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -124,7 +125,7 @@ class WholeNetworkLabel(AnyLabelParty):
         self.network.begin(self._shares)
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """What is known of all parties' answers together: outputs, axes (rows, outputs)."""
+        """The outputs that all parties' answers give together, axes (rows, outputs)."""
         return {SUM: self._asking.answered(exchange, inputs).float()}
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
@@ -132,7 +133,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return cuts[SUM]
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """What outputs say, in the labels' own units."""
+        """Logits of classes, or numbers in the labels' own units."""
         return self._task.answers(outputs).cpu()
 
     @property
@@ -177,23 +178,26 @@ class WholeNetworkLabel(AnyLabelParty):
             outputs = self.network.train(exchange)
             self.progress.trained(len(exchange.rows))
             if outputs is not None:
-                self._measure(outputs.float(), self._truth(exchange))
+                self._measure(outputs.float(), self._labels_of(self._aligned(exchange)))
         else:
             outputs = self.network.outputs(exchange)
             assert outputs is not None, "the label party is disclosed the outputs"
-            truth = None if self.data.labels is None else self._truth(exchange)
-            if (verdict := self._note(outputs.float(), truth, exchange)) is not None:
+            asked = self._aligned(exchange)
+            truth = None if self.data.labels is None else self._labels_of(asked)
+            if (verdict := self._note(outputs.float(), truth, asked)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
         # Only now: the last frame of an exchange needs both others to have begun, hence saved.
         if kept is not None:
             kept.commit(exchange.step)
 
-    def _truth(self, exchange: Exchange) -> Tensor:
-        """Labels of an exchange's rows, which are positions inside those of its phase."""
-        assert self.data.labels is not None, "a training has labels"
-        if exchange.phase == "predict":
-            return self.data.labels
-        return self.data.labels[getattr(self.data.split, exchange.phase)[exchange.rows]]
+    def _aligned(self, exchange: Exchange) -> Exchange:
+        """The same exchange, whose rows are positions among the aligned rows."""
+        phase = "test" if exchange.phase == "predict" else exchange.phase
+        return replace(exchange, rows=getattr(self.data.split, phase)[exchange.rows])
+
+    def _labels_of(self, exchange: Exchange) -> Tensor:
+        assert self.data.labels is not None, "asked where there are labels"
+        return self.data.labels[torch.from_numpy(exchange.rows)]
 
     def _measure(self, outputs: Tensor, truth: Tensor) -> None:
         """Count the outputs of training rows that a step has left."""
