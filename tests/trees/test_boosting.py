@@ -157,6 +157,7 @@ SPLIT = Split(np.arange(4), np.empty(0, np.int64), np.empty(0, np.int64))
         ({"bins": [4], "categorical": [False, True], "monotone": [0]}, bytes(4)),
         ({"bins": [0], "categorical": [False], "monotone": [0]}, bytes(4)),
         ({"bins": [1 << 40], "categorical": [False], "monotone": [0]}, bytes(8)),
+        ({"bins": [300], "categorical": [False], "monotone": [0]}, bytes(8)),  # agreed are 255
         ({"bins": [], "categorical": [], "monotone": []}, b""),
         ({"bins": [4.5], "categorical": [False], "monotone": [0]}, bytes(4)),
         (dict.fromkeys(("bins", "categorical", "monotone"), [1 << 15] * 200), bytes(1600)),
@@ -192,6 +193,31 @@ def test_splits_of_other_columns_are_refused(terms, split):
     label.send(Frame(Kind.PROTOCOL, 1, json.dumps([split]).encode()))
     with pytest.raises(ProtocolError):
         end.train(Exchange(1, "train", 1, np.arange(4), last=True))
+
+
+def test_a_party_keeps_no_more_splits_than_its_answers_can_hold(terms, monkeypatch):
+    monkeypatch.setattr("vfl.trees.ends.MOST_SPLITS", 3)
+    label, owner = local_pair()
+    rows = OwnRows(Secret.fresh(), split=SPLIT, inputs=torch.arange(4.0)[:, None])
+    end = Trees().outer_network("shop", terms, None, owner, rows)
+    for _ in range(2):
+        label.send(Frame(Kind.PROTOCOL, 0, b""))
+    end.begin(None)
+    for step in (1, 2):
+        label.send(Frame(Kind.PROTOCOL, step, json.dumps([[0, 1, True]] * 2).encode()))
+    end.train(Exchange(1, "train", 1, np.arange(4), last=True))
+    with pytest.raises(DataError, match="too many splits"):
+        end.train(Exchange(2, "train", 2, np.arange(4), last=True))
+
+
+def test_a_table_or_a_forest_that_is_too_large_is_refused(table, monkeypatch):
+    with monkeypatch.context() as small:
+        small.setattr("vfl.trees.ends._MOST_PLACES", 100)
+        with pytest.raises(DataError, match="too many bins"):
+            fitted(table, table[1] > 0)
+    monkeypatch.setattr("vfl.trees.ends.MOST_SPLITS", 9)
+    with pytest.raises(DataError, match="too many splits"):
+        fitted(table, table[1] > 0)
 
 
 def test_bad_arguments_and_labels_have_errors(table):

@@ -36,6 +36,10 @@ def test_a_model_is_how_the_parties_compute_together():
         ({"model": "trees", "defense": "dcor"}, ExposedCutError, "defense"),
         ({"model": "trees", "train": {"learning_rate": 0.1}}, ExposedCutError, "learning_rate"),
         ({"model": "trees", "train": {"optimizer": "sgd"}}, ExposedCutError, "optimizer"),
+        ({"model": "trees", "train": {"batch_size": 9}}, ExposedCutError, "batch_size"),
+        ({"model": "trees", "train": {"precision": "bfloat16"}}, ExposedCutError, "precision"),
+        ({"model": "trees", "merge": "mean"}, ExposedCutError, "merge"),
+        ({"model": "trees", "parties": {"bank": {"width": 3}}}, ExposedCutError, "bank.width"),
         ({"model": "trees", "dp": {"epsilon": 1}}, ConfigError, "dp"),
     ],
 )
@@ -58,14 +62,16 @@ def test_cells_become_inputs_as_they_stand():
             "city": ["ulm", "bonn", None, "jena"],
             "since": pd.to_datetime(["1970-01-02", None, "1970-01-03", "1970-01-05"]),
             "member": [True, False, True, True],
+            "huge": [1e100, -1e100, 2.0, 3.0],
         }
     )
     encoder = CellEncoder.fit(frame[:3])
     counts = Unfamiliar()
     found = encoder.transform(frame, counts)
     nan = np.nan
-    want = [[1.5, 1, 1, 1], [nan, 0, nan, 0], [2.5, nan, 2, 1], [4.0, nan, 4, 1]]
+    most = np.inf
+    want = [[1.5, 1, 1, 1, most], [nan, 0, nan, 0, -most], [2.5, nan, 2, 1, 2], [4, nan, 4, 1, 3]]
     np.testing.assert_array_equal(found, np.array(want, np.float32))
     assert counts.counts == {"city": {"unseen_categories": 1}}
-    assert encoder.categories == (0, 2, 0, 0)
+    assert encoder.categories == (0, 2, 0, 0, 0)
     assert read_encoder(encoder.to_json()) == encoder

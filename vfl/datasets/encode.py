@@ -425,7 +425,8 @@ class CellEncoder(TableEncoder):
             assert not isinstance(column, BinnedColumn), "fitted without bins"
             for start, block in _placed(column_blocks(frame, column.name)):
                 cells = column.cells(block)
-                out[start : start + len(block), place] = cells
+                with np.errstate(over="ignore"):  # numbers that float32 lacks are the largest
+                    out[start : start + len(block), place] = cells
                 known = np.asarray(block.notna())
                 if isinstance(column, TextColumn):
                     unseen = np.isnan(cells) & known
@@ -436,7 +437,7 @@ class CellEncoder(TableEncoder):
 
 
 def encoder_of(form: TableFormat) -> type[TableEncoder]:
-    """What encodes a table of this form."""
+    """The class of encoders for a table of this form."""
     return CellEncoder if form.cells else TableEncoder
 
 

@@ -34,7 +34,7 @@ class Binning:
 
     @property
     def layout(self) -> Layout:
-        """What another party may know of these columns."""
+        """The part that another party may know."""
         counts = [
             count or len(edges) + 1
             for edges, count in zip(self.edges, self.categories, strict=True)
@@ -61,7 +61,7 @@ class Binning:
         return found
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What `of_state` takes, beside the categories."""
+        """The edges as tensors, for `of_state`."""
         counts = torch.tensor([len(edges) for edges in self.edges], dtype=torch.int64)
         edges = np.concatenate([*self.edges, np.empty(0, np.float32)])
         return {"edges": torch.from_numpy(edges), "edge_counts": counts}

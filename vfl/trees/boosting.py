@@ -44,7 +44,7 @@ class Source(Histograms, Protocol):
         ...
 
     def values(self, tree: Tree) -> np.ndarray:
-        """What a tree adds to the margin of each row, axes (all rows,).
+        """Leaf values of all rows, axes (all rows,): a tree adds them to the margins.
 
         Args:
             tree: the one that has just grown, or one of before while none has begun.
@@ -90,7 +90,7 @@ class Forest:
         return margins
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What `of_state` takes."""
+        """The forest as tensors, for `of_state`."""
         trees = self.trees
         children = [pair for tree in trees for pair in tree.children]
         return {
@@ -131,7 +131,7 @@ def splits_of(trees: Iterable[Tree]) -> list[Split]:
 
 
 def splits_state(splits: Sequence[Split]) -> dict[str, Tensor]:
-    """What `splits_of_state` takes: an ordered split as how many bins go left."""
+    """Splits as tensors, for `splits_of_state`; of an ordered split how many bins go left."""
     left = [[one.left.stop] if isinstance(one.left, range) else list(one.left) for one in splits]
 
     def whole(numbers: Sequence[int]) -> Tensor:

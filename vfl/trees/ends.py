@@ -15,6 +15,7 @@ new rows are asked by their cells as they are: answers show on which side of eac
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ProtocolError, RunFolderError
+from vfl.core.errors import DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import Split as Rows
+from vfl.datasets.encode import MAX_CATEGORIES
+from vfl.mpc.secure.ends import (
+    collect_reports,
+    receive_verdict,
+    report_to_label_party,
+    require_same_rows,
+)
 from vfl.privacy import PrivacyStatement
-from vfl.session import rules
 from vfl.session.exchange import expect
 from vfl.session.relay import Switchboard
-from vfl.session.schedule import Exchange
+from vfl.session.schedule import QUERY_ROWS, Exchange
 from vfl.session.secure_mode import (
     EVALUATE,
     SETUP,
@@ -41,7 +48,7 @@ from vfl.session.secure_mode import (
     WholeNetwork,
 )
 from vfl.session.terms import Terms
-from vfl.trees.bins import MAX_BINS, Binning, fit_bins, randomised
+from vfl.trees.bins import Binning, fit_bins, randomised
 from vfl.trees.boosting import Booster, Forest, splits_of, splits_of_state, splits_state
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, goes_left
@@ -49,17 +56,20 @@ from vfl.trees.histograms import Local, goes_left
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Largest payload of any message.
-CHUNK_BYTES = 1 << 22
+#: Most splits on one party's columns: the label party chooses how many it has to keep.
+MOST_SPLITS = 1 << 18
+#: Largest payload of any message: the sides of the most rows that are asked at once.
+CHUNK_BYTES = QUERY_ROWS * MOST_SPLITS // 8
 _LABEL_PARTY = "the label party"
-_MAX_COLUMNS = 1 << 16
-#: Places of a histogram that a party may ask for, of 16 bytes each: 64 MiB a node.
-_MAX_PLACES = 1 << 22
+#: Bins of one party that the label party takes, in bytes; each party says how many columns it has.
+_MOST_BYTES = 1 << 32
+#: Places of a histogram of all columns, of 16 bytes each: 64 MiB a node.
+_MOST_PLACES = 1 << 22
 _OWN = "own."
 
 
 class TreesEnd(WholeNetwork):
-    """What both ends have in common.
+    """The common part of both ends.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
@@ -80,15 +90,6 @@ class TreesEnd(WholeNetwork):
         counts = (len(whole.train), len(whole.validation), len(whole.test))
         return Rows(*map(np.arange, counts))
 
-    def reveals(self, exchange: Exchange) -> bool:
-        return False
-
-    def everybody_saved(self, commit: Callable[[], None]) -> None:
-        raise AssertionError("nothing is revealed that must not be revealed anew")
-
-    def traffic(self) -> list[dict[str, Any]]:
-        return []
-
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         return self._mode.privacy()
 
@@ -104,11 +105,7 @@ class TreesEnd(WholeNetwork):
 
     def _restored(self, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
         """The weights of a training's state, once the rows are those that it was of."""
-        if self._digest != state["inputs"]:
-            raise RunFolderError(
-                f"the rows of party '{self.party}' changed since the checkpoint",
-                fix="put the table back as it was, or train anew",
-            )
+        require_same_rows(self.party, self._digest, state["inputs"])
         for what, of, phase, times, values in state["revealed"]:
             self._seen[what, of, phase] = times, values
         weights: Mapping[str, Tensor] = state["weights"]
@@ -198,6 +195,8 @@ class FeatureEnd(TreesEnd):
                 where="the label party's message",
                 want="a column, bins of it and a direction for each split",
             ) from None
+        if len(self._splits) + len(taken) > MOST_SPLITS:
+            raise _too_many_splits(self.party)
         self._splits += taken
         self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
 
@@ -213,22 +212,11 @@ class FeatureEnd(TreesEnd):
         answers = np.packbits(goes_left(self._splits, bins, self._own.layout), axis=1)
         self.link.send(Frame(Kind.PROTOCOL, exchange.step, answers.tobytes()))
 
-    def send_verdict(self, verdict: bytes, step: int) -> None:
-        raise AssertionError("the label party alone judges")
-
     def receive_verdict(self) -> bytes:
-        frame = self.link.receive()
-        if frame.kind is not Kind.ACK:
-            raise ProtocolError(
-                f"a message out of turn from {_LABEL_PARTY}",
-                got=frame.kind.name,
-                want="what the validation of an epoch led to",
-            )
-        return bytes(frame.payload)
+        return receive_verdict(self.link)
 
     def end(self, report: Frame) -> list[Frame]:
-        self.link.send(report)
-        return [expect(self.link, Kind.DONE, 0, _LABEL_PARTY)]
+        return report_to_label_party(self.link, report)
 
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
@@ -286,6 +274,8 @@ class LabelEnd(TreesEnd):
         self._booster: Booster | None = None
         #: How many columns each party has, in the order of the columns, the own ones first.
         self._counts: dict[str, int] = {}
+        #: How many splits the forest has on each party's columns.
+        self._split_counts = Counter[str]()
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -320,12 +310,19 @@ class LabelEnd(TreesEnd):
         if state is not None:
             self._booster.go_on(self._forest)
         self._forest = self._booster.forest
+        splits = self._forest.splits
+        self._split_counts = Counter(
+            {name: len([*self._owned(name, splits)]) for name in self.ends}
+        )
 
     def train(self, exchange: Exchange) -> Tensor:
         booster = self._boosts
         taken = splits_of(booster.add_round())
         for name in self.ends:
             own = [_written(one) for _, one in self._owned(name, taken)]
+            self._split_counts[name] += len(own)
+            if self._split_counts[name] > MOST_SPLITS:
+                raise _too_many_splits(name)
             frame = Frame(Kind.PROTOCOL, exchange.step, json.dumps(own).encode())
             self.ends[name].link.send(frame)
         return self._outputs_of(booster.margins[exchange.rows])
@@ -358,17 +355,9 @@ class LabelEnd(TreesEnd):
         for end in self.ends.values():
             end.link.send(Frame(Kind.ACK, step, verdict))
 
-    def receive_verdict(self) -> bytes:
-        raise AssertionError("the label party alone judges")
-
     def end(self, report: Frame) -> list[Frame]:
-        last = [
-            expect(self.ends[name].link, Kind.DONE, 0, f"party '{name}'")
-            for name in rules.peers(self._terms)
-        ]
-        for end in self.ends.values():
-            end.link.send(report)
-        return last
+        links = {name: end.link for name, end in self.ends.items()}
+        return collect_reports(links, self._terms, report)
 
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
@@ -412,11 +401,12 @@ class LabelEnd(TreesEnd):
         try:
             about = json.loads(bytes(self._pull(name, 0)))
             counts, kinds, signs = about["bins"], about["categorical"], about["monotone"]
-            fits = 0 < len(counts) == len(kinds) == len(signs) <= _MAX_COLUMNS
-            fits = fits and all(type(one) is int and 1 <= one <= MAX_BINS for one in counts)
+            most = max(self._mode.max_bin, MAX_CATEGORIES)
+            fits = 0 < len(counts) == len(kinds) == len(signs)
+            fits = fits and all(type(one) is int and 1 <= one <= most for one in counts)
             fits = fits and all(type(one) is int and abs(one) <= 1 for one in signs)
             layout = Layout(tuple(counts), tuple(one is True for one in kinds))
-            fits = fits and len(counts) * layout.width <= _MAX_PLACES
+            fits = fits and rows * len(counts) * 2 <= _MOST_BYTES
         except (ValueError, TypeError, KeyError, RecursionError):
             fits = False
         if not fits:
@@ -452,6 +442,14 @@ class LabelEnd(TreesEnd):
         return np.unpackbits(bits, axis=1, count=splits).astype(bool)
 
 
+def _too_many_splits(party: str) -> DataError:
+    return DataError(
+        f"the forest has too many splits on the columns of party '{party}'",
+        want=f"at most {MOST_SPLITS}, whose answers fit a message",
+        fix="fewer rounds, or smaller trees",
+    )
+
+
 def _within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
@@ -469,7 +467,7 @@ def _written(split: Split) -> list[Any]:
 
 
 def _split(written: Any, layout: Layout) -> Split:
-    """What `_written` wrote.
+    """Read a split that `_written` wrote.
 
     Raises:
         ValueError, TypeError, IndexError: no split of these columns.
@@ -493,6 +491,13 @@ def _joined(parts: Sequence[tuple[np.ndarray, Layout]]) -> tuple[np.ndarray, Lay
         tuple(one for _, own in parts for one in own.bins),
         tuple(one for _, own in parts for one in own.categorical),
     )
+    if len(layout.bins) * layout.width > _MOST_PLACES:
+        raise DataError(
+            "all columns together have too many bins",
+            got=f"{len(layout.bins)} columns of up to {layout.width - 1} bins",
+            want=f"at most {_MOST_PLACES} places of a histogram",
+            fix="fewer columns, or a smaller max_bin",
+        )
     missing = layout.width - 1
     kind = np.uint8 if missing < 256 else np.uint16
     moved = [np.where(bins == own.width - 1, missing, bins).astype(kind) for bins, own in parts]

@@ -145,7 +145,7 @@ class Tree:
 
 
 def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
-    """What a tree adds to the margin of each row, axes (rows,).
+    """Leaf values of rows, axes (rows,): a tree adds them to the margins.
 
     Args:
         tree: grown.

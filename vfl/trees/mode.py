@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from vfl.config import TrainSettings
+from vfl.config import PartySettings, TrainSettings
 from vfl.core.errors import BadOptionError, ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.registry import require_choice, require_range
@@ -34,8 +34,12 @@ from vfl.trees.objectives import Binary, Classes, Objective, Poisson, Squared
 
 _LOCAL_S = 600.0
 _MOST_DEPTH, _MOST_LEAVES, _MOST = 64, 1 << 16, 1e9
-#: Settings of [train] that have no part in boosting.
-_IDLE = ("optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight")
+#: Settings of [train] and of each party that have no part in boosting.
+_IDLE = (
+    "optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight",
+    "batch_size", "shuffle", "checkpoint_every", "precision", "compile",
+)  # fmt: skip
+_IDLE_OF_PARTIES = ("bottom", "width", "branches")
 
 
 class Trees(SecureMode):
@@ -58,7 +62,8 @@ class Trees(SecureMode):
         max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets none.
         subsample: share of the rows that each tree grows on.
         colsample_bytree: share of the columns that each tree may split on.
-        rising, falling: names of columns with which the outcome may only rise, or only fall.
+        rising, falling: names of columns with which the outcome may only rise, or only fall. All
+            parties read them in the terms.
 
     >>> Trees(max_depth=3).boosting((), seed=1).growth.max_depth
     3
@@ -69,6 +74,10 @@ class Trees(SecureMode):
     reads_cells: ClassVar[bool] = True
     whole_epochs: ClassVar[bool] = True
     serves_rows: ClassVar[bool] = True
+    keeps: ClassVar[tuple[str, str]] = (
+        "the splits on them",
+        "all trees, without the thresholds of others",
+    )
 
     def __init__(
         self,
@@ -133,16 +142,25 @@ class Trees(SecureMode):
         self._shares = subsample, colsample_bytree
 
     def refuse(self, agreed: Agreed) -> None:
-        refuse_work_on_cuts(agreed)
-        usual = TrainSettings()
-        for name in _IDLE:
-            if (got := getattr(agreed.train, name)) != (want := getattr(usual, name)):
+        usual, party = TrainSettings(), PartySettings()
+        given = [("merge", agreed.merge, "concat")]
+        given += [
+            (f"train.{one}", getattr(agreed.train, one), getattr(usual, one)) for one in _IDLE
+        ]
+        given += [
+            (f"parties.{name}.{one}", getattr(asked, one), getattr(party, one))
+            for name, asked in agreed.parties.items()
+            for one in _IDLE_OF_PARTIES
+        ]
+        for setting, got, want in given:
+            if got != want:
                 raise ExposedCutError(
-                    "trees have no optimiser, and their parameters are options of the model",
-                    got=f"train.{name} = {got}",
-                    want=f"train.{name} = {want}, which is the default and does nothing here",
-                    fix="model = 'trees:learning_rate=0.1'" if name == "learning_rate" else None,
+                    "this setting is of networks; parameters of trees are options of the model",
+                    got=f"{setting} = {got}",
+                    want=f"{setting} = {want}, the default, or none",
+                    fix="model = 'trees:learning_rate=0.1'" if "learning_rate" in setting else None,
                 )
+        refuse_work_on_cuts(agreed)
 
     def promise(self, agreed: Agreed) -> str:
         noise = ""
@@ -154,7 +172,7 @@ class Trees(SecureMode):
         )
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """What each cell's owner is promised; a row spends it for each column of a party."""
+        """The promise to each cell's owner; a row spends it for each column of a party."""
         if self.epsilon is None:
             return ()
         return (
@@ -215,7 +233,7 @@ class Trees(SecureMode):
         return Boosting(Growth(monotone=monotone, **self._growth), *self._shares, seed)
 
     def objective_of(self, classes: int) -> Objective:
-        """What is minimised, of labels of so many classes; 0 for numbers.
+        """The objective for labels of so many classes; 0 for numbers.
 
         Raises:
             BadOptionError: classes are no counts.

@@ -34,11 +34,9 @@ from vfl.mpc.ring import multiply_on
 from vfl.mpc.rules import name_of
 from vfl.mpc.secure.base import KeyedMode, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, pair_seals
-from vfl.privacy import PrivacyStatement
 from vfl.session import relay, rules
 from vfl.session.exchange import expect
 from vfl.session.relay import SealedLinks, Switchboard
-from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import (
     SETUP,
     Agreed,
@@ -235,18 +233,10 @@ class Outer(Place):
         return facts
 
     def receive_verdict(self) -> bytes:
-        frame = self._link.receive()
-        if frame.kind is not Kind.ACK:
-            raise ProtocolError(
-                f"a message out of turn from {_LABEL_PARTY}",
-                got=frame.kind.name,
-                want="what the validation of an epoch led to",
-            )
-        return bytes(frame.payload)
+        return receive_verdict(self._link)
 
     def end(self, report: Frame) -> list[Frame]:
-        self._link.send(report)
-        return [expect(self._link, Kind.DONE, 0, _LABEL_PARTY)]
+        return report_to_label_party(self._link, report)
 
     @property
     def _link(self) -> Link:
@@ -315,12 +305,7 @@ class Middle(Place):
         self._send_all(Frame(Kind.ACK, step, verdict))
 
     def end(self, report: Frame) -> list[Frame]:
-        last = [
-            expect(self.direct[name], Kind.DONE, 0, f"party '{name}'")
-            for name in rules.peers(self._terms)
-        ]
-        self._send_all(report)
-        return last
+        return collect_reports(self.direct, self._terms, report)
 
     def _send_all(self, frame: Frame) -> None:
         for link in self.direct.values():
@@ -396,7 +381,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
         about = {"terms": self._terms.digest(), "facts": facts.model_dump(mode="json")}
         player.agree(about, *self._place.attempt)
         if state is not None:
-            self._require_rows_of(state)
+            require_same_rows(self.party, self._digest, state["inputs"])
         self._started(weights, state)
         if state is not None:
             self._account.restore(state["revealed"], player)
@@ -407,15 +392,6 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
 
     def traffic(self) -> list[dict[str, Any]]:
         return self._account.traffic(self._begun)
-
-    def reveals(self, exchange: Exchange) -> bool:
-        return False
-
-    def everybody_saved(self, commit: Callable[[], None]) -> None:
-        raise AssertionError("nothing is revealed that must not be revealed anew")
-
-    def privacy(self) -> tuple[PrivacyStatement, ...]:
-        return ()
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         self._place.send_verdict(verdict, step)
@@ -448,23 +424,54 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
         elif self._role == dealer - 1:
             player.channels[dealer].send_bytes(b"", number, "online")
 
-    def _require_rows_of(self, state: Mapping[str, Any]) -> None:
-        """Refuse to go on with other rows than those of a checkpoint, by their digests.
-
-        Raises:
-            RunFolderError: they differ.
-        """
-        if self._digest != state["inputs"]:
-            raise RunFolderError(
-                f"the rows of party '{self.party}' changed since the checkpoint",
-                got=f"inputs {self._digest[:8]}...",
-                want=f"inputs {state['inputs'][:8]}...",
-                fix="put the table back as it was, or train anew",
-            )
-
     def _kept(self) -> dict[str, Any]:
         """What every party keeps to go on: which rows it has, and its account."""
         return {"inputs": self._digest, "revealed": self._account.state()}
+
+
+def receive_verdict(link: Link) -> bytes:
+    """The label party's verdict on an epoch; see `WholeNetwork.receive_verdict`.
+
+    Raises:
+        ProtocolError: another message.
+    """
+    frame = link.receive()
+    if frame.kind is not Kind.ACK:
+        raise ProtocolError(
+            f"a message out of turn from {_LABEL_PARTY}",
+            got=frame.kind.name,
+            want="what the validation of an epoch led to",
+        )
+    return bytes(frame.payload)
+
+
+def report_to_label_party(link: Link, report: Frame) -> list[Frame]:
+    """Send a party's last message, and wait for that of the label party."""
+    link.send(report)
+    return [expect(link, Kind.DONE, 0, _LABEL_PARTY)]
+
+
+def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> list[Frame]:
+    """At the label party: wait for everybody's last message, and send its own."""
+    last = [expect(links[name], Kind.DONE, 0, f"party '{name}'") for name in rules.peers(terms)]
+    for link in links.values():
+        link.send(report)
+    return last
+
+
+def require_same_rows(party: str, digest: str, trained: str) -> None:
+    """Refuse to go on with other rows than those of a checkpoint, by the digests of inputs.
+
+    Raises:
+        RunFolderError: they differ.
+    """
+    if digest != trained:
+        raise RunFolderError(
+            f"the rows of party '{party}' changed since the checkpoint",
+            got=f"inputs {digest[:8]}...",
+            want=f"inputs {trained[:8]}...",
+            fix="put the table back as it was, or train anew",
+        )
 
 
 class Framed:
