@@ -246,7 +246,7 @@ def test_a_trace_an_adversary_and_a_look_at_a_cut_are_refused(tables, tmp_path):
         session(data, trace={"phases": ["train"]}, checkpoints=tmp_path)
     with pytest.raises(ExposedCutError, match="tamper"):
         session(data, adversaries={"bank": Adversary()})
-    with pytest.raises(ExposedCutError, match="nobody a cut"):
+    with pytest.raises(ExposedCutError, match="no party has a bottom or a cut"):
         session(data).clients[0].cut(torch.arange(3))
 
 

@@ -62,7 +62,7 @@ def test_where_first_layers_are_shared_there_is_no_cut_to_compare():
         "train": {"optimizer": "sgd", "momentum": 0},
         "compare": {"codecs": ["none"]},
     }
-    with pytest.raises(ExposedCutError, match="nobody a cut"):
+    with pytest.raises(ExposedCutError, match="no party has a bottom or a cut"):
         comparison_of(Experiment.model_validate(content))
 
 

@@ -87,7 +87,7 @@ class _Served:
 
 
 class AnsweringEnd(Protocol):
-    """What stands at the end of a feature party's stream."""
+    """A feature party's end of the round while it serves."""
 
     link: Link
 

@@ -29,7 +29,7 @@ Columns = Sequence[str] | Sequence[int]
 
 
 class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
-    """What every estimator does whose parties are all in this process."""
+    """Base of estimators that play all parties in this process."""
 
     _task: ClassVar[str]
     _form: ClassVar[TableFormat] = TableFormat()
@@ -43,11 +43,11 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _settings(self, seed: int) -> Experiment:
-        """What the parties agree on."""
+        """The experiment that the estimator's arguments describe."""
         raise NotImplementedError
 
     def _weights(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """What each party keeps of the training."""
+        """Trained weights by party."""
         raise NotImplementedError
 
     def _start(self, frame: pd.DataFrame) -> None:

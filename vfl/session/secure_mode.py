@@ -201,7 +201,7 @@ class ServedEnd:
 
 
 class WholeNetwork(Protocol):
-    """One party's end of a network that nobody holds, from the first layer to the last.
+    """One party's end of a network that nobody holds, or of another model than a split network.
 
     All parties make the same calls along the schedule; rows of an exchange are positions inside
     the rows of its phase, so that a dealer, who has none, follows too.
@@ -234,18 +234,23 @@ class WholeNetwork(Protocol):
 
         Everybody saves before it, and `everybody_saved` then lets everybody commit that.
         """
+        return False
 
     def everybody_saved(self, commit: Callable[[], None]) -> None:
         """Before what `reveals`: wait until all have saved, and commit; the label party first."""
+        raise AssertionError("nothing is revealed that must not be revealed anew")
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """What the training promises to whoever has a row in it."""
+        return ()
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
-        """At the label party: send both others what an epoch's validation led to."""
+        """At the label party: send the others its verdict on an epoch."""
+        raise AssertionError("the label party alone judges")
 
     def receive_verdict(self) -> bytes:
         """At another party: wait for it."""
+        raise AssertionError("the label party does not wait for itself")
 
     def end(self, report: Frame) -> list[Frame]:
         """A last word to the label party, which says nothing but its own; what it received."""
@@ -264,10 +269,11 @@ class WholeNetwork(Protocol):
 
     def traffic(self) -> list[dict[str, Any]]:
         """What this party has sent, by receiver and phase: setup, offline, online."""
+        return []
 
 
 class AnsweringNetwork(Protocol):
-    """What a whole network has beside at another party, where the mode `serves_rows`."""
+    """The part of a whole network that answers requests at a feature party; see `serves_rows`."""
 
     link: Link
 
@@ -276,7 +282,7 @@ class AnsweringNetwork(Protocol):
 
 
 class AskingNetwork(Protocol):
-    """What a whole network has beside at the label party, where the mode `serves_rows`."""
+    """The part of a whole network that answers requests at the label party; see `serves_rows`."""
 
     @property
     def ends(self) -> Mapping[str, ServedEnd]: ...
@@ -338,6 +344,8 @@ class SecureMode:
             takes part in one names it in `consent.models`.
         whole_epochs: whether an exchange of a training has all training rows.
         serves_rows: whether a whole network also answers rows as they are asked for.
+        keeps: what a feature party and the label party keep of the model, for cards and pages; None
+            where these are a bottom and the top.
     """
 
     needs_keys: ClassVar[bool] = False
@@ -347,6 +355,7 @@ class SecureMode:
     reads_cells: ClassVar[bool] = False
     whole_epochs: ClassVar[bool] = False
     serves_rows: ClassVar[bool] = False
+    keeps: ClassVar[tuple[str, str] | None] = None
 
     # Who takes part, what is promised and refused.
 
@@ -607,7 +616,7 @@ def promise(agreed: Agreed) -> str:
 def nobodys_bottom(party: str) -> ExposedCutError:
     """What is said to whoever asks for a party's bottom, or for its cut."""
     return ExposedCutError(
-        "with shared first layers no party has a bottom, and nobody a cut",
+        "no party has a bottom or a cut in this secure mode",
         got=f"bottom or cut of party '{party}'",
         want="secure = 'none' or 'sum' for what looks at one",
     )

@@ -365,15 +365,18 @@ def _who_held_what(run: LoadedRun) -> str:
     own = " together with columns of its own" if run.label_party in run.parties else ""
     model, models = "a bottom model", "their bottom models"
     mode = run.word("secure").partition(":")[0]
+    keeps = run.summary.get("keeps")
     if mode in _SHARED:
         model = models = _SHARED[mode]
+    elif keeps is not None:
+        model = models = keeps[0]
     if len(features) == 1:
         holders = f"{features[0]} held its own columns and {model}"
     elif features:
         holders = f"{list_text(features)} each held their own columns and {model}"
     else:
         holders = f"The feature parties held their columns and {models}"
-    top = "" if mode == "permuted" else " and the top model"
+    top = f" and {keeps[1]}" if keeps else "" if mode == "permuted" else " and the top model"
     if middle := run.config.get("middle", {}).get("party"):
         top = f" and the head, {middle} the model in the middle and no data"
     labels = f"{owner} held the labels{top}{own}"

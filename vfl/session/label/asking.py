@@ -87,13 +87,13 @@ class Asking(Protocol):
     def ends(self) -> Mapping[str, AskedEnd]: ...
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> Mapping[str, Tensor]:
-        """What everybody sent of some rows, by party, or what is known of all together."""
+        """The parties' cuts of some rows, by name, or their sum under `SUM`."""
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
         """The network's outputs, axes (rows, outputs)."""
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """What outputs say, in the labels' own units."""
+        """Logits of classes, or numbers in the labels' own units."""
 
 
 class Away(Protocol):

@@ -48,7 +48,9 @@ def summarise(
         if row.phase == "train":
             sent[row.direction] += row.wire_bytes
     ratios = (compression.make(codec).formula_ratio(width) * width for codec, width in links)
-    formula = sum(ratios) / total
+    formula: float | None = sum(ratios) / total
+    if secure_mode.make(terms.secure).reads_cells:  # nobody sends a cut, dense or not
+        dense_bytes, formula = 0, None
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
     if (unseen := party.data.unseen) is not None:

@@ -389,8 +389,13 @@ def _card(
         role, half = "feature party", "a bottom"
     else:
         role, half = "party in the middle", "the model between bottoms and head"
-    if secure_mode.make(terms.secure).reveals_model:
+    mode = secure_mode.make(terms.secure)
+    if mode.keeps is not None:
+        half = mode.keeps[is_label]
+    if mode.reveals_model:
         half = "the whole model, which every holder has"
+    if mode.reads_cells:
+        asked = None
     states = [one.as_dict() for one in privacy or defenses.make(terms.defense).privacy()]
     split = data.split
     if privacy is None and (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
