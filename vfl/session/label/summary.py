@@ -49,7 +49,8 @@ def summarise(
             sent[row.direction] += row.wire_bytes
     ratios = (compression.make(codec).formula_ratio(width) * width for codec, width in links)
     formula: float | None = sum(ratios) / total
-    if secure_mode.make(terms.secure).reads_cells:  # nobody sends a cut, dense or not
+    mode = secure_mode.make(terms.secure)
+    if mode.reads_cells:  # nobody sends a cut, dense or not
         dense_bytes, formula = 0, None
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
@@ -67,6 +68,8 @@ def summarise(
         figures["best_epoch"] = last["best_epoch"]
     if traffic := party.traffic():
         figures["traffic"] = traffic
+    if mode.keeps is not None:
+        figures["keeps"] = mode.keeps
     if doubted := training_doubts(party.history) if terms.mode == "train" else []:
         figures["warnings"] = doubted
     return figures | {
