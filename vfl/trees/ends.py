@@ -26,151 +26,41 @@ from torch import Tensor
 
 from vfl.core.errors import DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
-from vfl.datasets import Split as Rows
-from vfl.datasets.encode import MAX_CATEGORIES
-from vfl.mpc.secure.ends import (
-    collect_reports,
-    receive_verdict,
-    report_to_label_party,
-    require_same_rows,
-)
-from vfl.privacy import PrivacyStatement
 from vfl.session.exchange import expect
-from vfl.session.relay import Switchboard
 from vfl.session.schedule import QUERY_ROWS, Exchange
 from vfl.session.secure_mode import (
     EVALUATE,
-    SETUP,
     TRAIN,
     OwnRows,
-    Revealed,
-    ServedEnd,
-    WholeNetwork,
 )
 from vfl.session.terms import Terms
-from vfl.trees.bins import Binning, fit_bins, randomised
 from vfl.trees.boosting import Booster, Forest, splits_of, splits_of_state, splits_state
+from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, within
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, goes_left
 
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Most splits on one party's columns: the label party chooses how many it has to keep.
-MOST_SPLITS = 1 << 18
-#: Largest payload of any message: the sides of the most rows that are asked at once.
-CHUNK_BYTES = QUERY_ROWS * MOST_SPLITS // 8
+#: Most splits on one party's columns: their sides of the most rows asked at once fit a message.
+MOST_SPLITS = CHUNK_BYTES // QUERY_ROWS * 8
 _LABEL_PARTY = "the label party"
-#: Bins of one party that the label party takes, in bytes; each party says how many columns it has.
-_MOST_BYTES = 1 << 32
 #: Places of a histogram of all columns, of 16 bytes each: 64 MiB a node.
 _MOST_PLACES = 1 << 22
 _OWN = "own."
 
 
-class TreesEnd(WholeNetwork):
-    """The common part of both ends.
-
-    Args:
-        mode, terms, rows: see `SecureMode.outer_network`.
-        party: whose end it is.
-    """
-
-    def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows) -> None:
-        self.party = party
-        self._mode, self._terms, self._rows = mode, terms, rows
-        self._digest = rows.digest()
-        self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
-        self._own: Binning | None = None
-
-    @property
-    def split(self) -> Rows:
-        whole = self._rows.split
-        assert whole is not None, "every party has rows"
-        counts = (len(whole.train), len(whole.validation), len(whole.test))
-        return Rows(*map(np.arange, counts))
-
-    def privacy(self) -> tuple[PrivacyStatement, ...]:
-        return self._mode.privacy()
-
-    def revealed(self) -> list[Revealed]:
-        return [
-            Revealed(self.party, what, of, phase, times, values)
-            for (what, of, phase), (times, values) in self._seen.items()
-        ]
-
-    def training_state(self) -> dict[str, Any]:
-        seen = [[*key, *counts] for key, counts in self._seen.items()]
-        return {"weights": self.weights(), "inputs": self._digest, "revealed": seen}
-
-    def _restored(self, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        """The weights of a training's state, once the rows are those that it was of."""
-        require_same_rows(self.party, self._digest, state["inputs"])
-        for what, of, phase, times, values in state["revealed"]:
-            self._seen[what, of, phase] = times, values
-        weights: Mapping[str, Tensor] = state["weights"]
-        return weights
-
-    def _note(self, what: str, of: str, phase: str, values: int) -> None:
-        times, before = self._seen.get((what, of, phase), (0, 0))
-        self._seen[what, of, phase] = times + 1, before + values
-
-    @property
-    def _trains(self) -> bool:
-        return self._terms.mode == "train"
-
-    def _bin_columns(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Learn the bins of the party's columns, or take those of a training."""
-        if weights is not None:
-            self._own = Binning.of_state(weights, self._categories)
-        elif self._rows.inputs is not None:
-            train = self._cells(self._positions("train"))
-            self._own = fit_bins(train, self._categories, self._mode.max_bin)
-
-    @property
-    def _categories(self) -> tuple[int, ...]:
-        inputs = self._rows.inputs
-        assert inputs is not None, "asked of a party with columns"
-        return self._rows.categories or (0,) * inputs[:1].numel()
-
-    def _positions(self, phase: str) -> np.ndarray:
-        """Where the rows of a phase stand among the aligned rows."""
-        assert self._rows.split is not None, "every party has rows"
-        found: np.ndarray = getattr(self._rows.split, "test" if phase == "predict" else phase)
-        return found
-
-    def _asked_for(self, exchange: Exchange) -> np.ndarray:
-        """Where the rows of a query stand among the aligned rows; one while serving says it."""
-        return (
-            self._positions(exchange.phase)[exchange.rows] if exchange.confirmed else exchange.rows
-        )
-
-    def _cells(self, positions: np.ndarray) -> np.ndarray:
-        """Cells of some aligned rows, float32, axes (rows, columns)."""
-        assert self._rows.inputs is not None, "asked of a party with columns"
-        cells: np.ndarray = self._rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
-        return cells
-
-    def _bins(self, positions: np.ndarray) -> np.ndarray:
-        assert self._own is not None, "an attempt has begun"
-        return self._own.bins(self._cells(positions))
-
-    def _known_rows(self) -> np.ndarray:
-        """The rows whose bins the label party gets: training rows first, then validation rows."""
-        return np.concatenate([self._positions("train"), self._positions("validation")])
-
-
-class FeatureEnd(TreesEnd):
+class FeatureEnd(FeatureCellsEnd):
     """The end of a feature party: its bins, and later its splits.
 
     Args:
-        mode, party, terms, rows: see `TreesEnd`.
-        link: to the label party.
+        mode, party, terms, rows, link: see `FeatureCellsEnd`.
     """
 
+    _mode: Trees
+
     def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows, link: Link) -> None:
-        super().__init__(mode, party, terms, rows)
-        self.link = link
+        super().__init__(mode, party, terms, rows, link)
         self._splits: list[Split] = []
 
     def begin(
@@ -200,23 +90,12 @@ class FeatureEnd(TreesEnd):
         self._splits += taken
         self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
 
-    def outputs(self, exchange: Exchange) -> None:
-        if exchange.phase != "validation":  # whose bins the label party has
-            expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
-            self.answer_rows(exchange)
-
     def answer_rows(self, exchange: Exchange) -> None:
         """Send on which side of each of the party's splits some rows lie."""
         assert self._own is not None, "an attempt has begun"
         bins = self._bins(self._asked_for(exchange))
         answers = np.packbits(goes_left(self._splits, bins, self._own.layout), axis=1)
         self.link.send(Frame(Kind.PROTOCOL, exchange.step, answers.tobytes()))
-
-    def receive_verdict(self) -> bytes:
-        return receive_verdict(self.link)
-
-    def end(self, report: Frame) -> list[Frame]:
-        return report_to_label_party(self.link, report)
 
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
@@ -225,36 +104,15 @@ class FeatureEnd(TreesEnd):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._splits = splits_of_state(weights)
 
-    def _show_bins(self) -> None:
-        """Send the number of the bin of each cell, after randomised response if there is any."""
-        assert self._own is not None, "an attempt has begun"
-        layout, bins = self._own.layout, self._bins(self._known_rows())
-        if self._mode.epsilon is not None:
-            secret = self._rows.secret
-            bins = randomised(bins, layout, self._mode.epsilon, secret)
-        about = {
-            "bins": layout.bins,
-            "categorical": layout.categorical,
-            "monotone": self._mode.signs(self._rows.columns, len(layout.bins)),
-        }
-        self._answer(0, json.dumps(about).encode())
-        raw = bins.tobytes("F")  # column by column
-        for start, end in _chunks(len(raw)):
-            self._answer(0, raw[start:end])
 
-    def _answer(self, step: int, payload: bytes) -> None:
-        """Send what the label party asks for."""
-        expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY)
-        self.link.send(Frame(Kind.PROTOCOL, step, payload))
-
-
-class LabelEnd(TreesEnd):
+class LabelEnd(LabelCellsEnd):
     """The label party's end: it grows the forest and adds up answers.
 
     Args:
-        mode, terms, rows: see `TreesEnd`.
-        streams, receive_any: see `SecureMode.middle_network`.
+        mode, terms, rows, streams, receive_any: see `LabelCellsEnd`.
     """
+
+    _mode: Trees
 
     def __init__(
         self,
@@ -264,11 +122,7 @@ class LabelEnd(TreesEnd):
         streams: Mapping[str, Link],
         receive_any: Callable[[], tuple[str, Frame]],
     ) -> None:
-        super().__init__(mode, terms.label_party, terms, rows)
-        links = streams
-        if terms.mode != "serve":  # where whoever serves looks at each stream
-            links = Switchboard(streams, receive_any, lambda one, two: False, 2).links
-        self.ends = {name: ServedEnd(link) for name, link in links.items()}
+        super().__init__(mode, terms, rows, streams, receive_any)
         self._objective = mode.objective_of(rows.classes)
         self._forest = Forest(np.zeros(self._objective.outputs))
         self._booster: Booster | None = None
@@ -283,7 +137,7 @@ class LabelEnd(TreesEnd):
         if state is not None:
             weights = self._restored(state)
         has_columns = self._rows.inputs is not None
-        self._bin_columns(None if weights is None or not has_columns else _within(_OWN, weights))
+        self._bin_columns(None if weights is None or not has_columns else within(_OWN, weights))
         if weights is not None:
             self.load_weights(weights)
         if not self._trains:
@@ -351,14 +205,6 @@ class LabelEnd(TreesEnd):
                 answers[:, places] = self._sides(name, exchange, len(own))
         return self._outputs_of(self._forest.margins(answers))
 
-    def send_verdict(self, verdict: bytes, step: int) -> None:
-        for end in self.ends.values():
-            end.link.send(Frame(Kind.ACK, step, verdict))
-
-    def end(self, report: Frame) -> list[Frame]:
-        links = {name: end.link for name, end in self.ends.items()}
-        return collect_reports(links, self._terms, report)
-
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
         counts = torch.tensor([*self._counts.values()], dtype=torch.int64)
@@ -386,45 +232,6 @@ class LabelEnd(TreesEnd):
             if first <= one.column < first + self._counts[name]:
                 yield place, replace(one, column=one.column - first)
 
-    def _pull(self, name: str, step: int) -> memoryview:
-        """Ask a party for its next message of a step."""
-        self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
-        return self._next(name, step)
-
-    def _next(self, name: str, step: int) -> memoryview:
-        frame = expect(self.ends[name].link, Kind.PROTOCOL, step, f"party '{name}'")
-        return memoryview(frame.payload)
-
-    def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
-        """A feature party's bins with their layout, and the signs that its columns change with."""
-        where, rows = f"the message of party '{name}'", len(self._known_rows())
-        try:
-            about = json.loads(bytes(self._pull(name, 0)))
-            counts, kinds, signs = about["bins"], about["categorical"], about["monotone"]
-            most = max(self._mode.max_bin, MAX_CATEGORIES)
-            fits = 0 < len(counts) == len(kinds) == len(signs)
-            fits = fits and all(type(one) is int and 1 <= one <= most for one in counts)
-            fits = fits and all(type(one) is int and abs(one) <= 1 for one in signs)
-            layout = Layout(tuple(counts), tuple(one is True for one in kinds))
-            fits = fits and rows * len(counts) * 2 <= _MOST_BYTES
-        except (ValueError, TypeError, KeyError, RecursionError):
-            fits = False
-        if not fits:
-            raise ProtocolError("a layout of no columns", where=where, want="bins of each column")
-        kind = np.dtype(np.uint8 if layout.width <= 256 else "<u2")
-        raw = bytearray()
-        for start, end in _chunks(rows * len(counts) * kind.itemsize):
-            part = self._pull(name, 0)
-            if len(part) != end - start:
-                raise ProtocolError("bins of another number", where=where, want="a bin a cell")
-            raw += part
-        bins = np.frombuffer(raw, kind).reshape(len(counts), rows).T
-        missing = layout.width - 1
-        if ((bins >= np.array(layout.bins)) & (bins != missing)).any():
-            raise ProtocolError("a cell in no bin of its column", where=where)
-        self._note("bins of cells", name, SETUP, bins.size)
-        return (bins, layout), signs
-
     def _sides(self, name: str, exchange: Exchange, splits: int) -> np.ndarray:
         """On which sides rows lie at a feature party's splits, bool, axes (rows, splits)."""
         raw = self._next(name, exchange.step)
@@ -448,16 +255,6 @@ def _too_many_splits(party: str) -> DataError:
         want=f"at most {MOST_SPLITS}, whose answers fit a message",
         fix="fewer rounds, or smaller trees",
     )
-
-
-def _within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    size = len(prefix)
-    return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
-
-
-def _chunks(size: int) -> Iterator[tuple[int, int]]:
-    """Where each message of so many bytes begins and ends."""
-    return ((at, min(size, at + CHUNK_BYTES)) for at in range(0, size, CHUNK_BYTES))
 
 
 def _written(split: Split) -> list[Any]:

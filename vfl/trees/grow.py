@@ -89,6 +89,16 @@ class Split:
     missing_left: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A node with its split, and the new nodes on both sides of it."""
+
+    node: int
+    split: Split
+    left: int
+    right: int
+
+
 class Histograms(Protocol):
     """Sums of gradients over bins: in one place, or from several owners and a helper."""
 
@@ -106,8 +116,8 @@ class Histograms(Protocol):
         """Which of two sides is cheaper to ask for; the other is a difference."""
         ...
 
-    def divide(self, node: int, split: Split, left: int, right: int) -> None:
-        """Send the rows of a node to two new ones."""
+    def divide(self, divisions: Sequence[Division]) -> None:
+        """Send the rows of nodes to two new ones each; all of a level at once."""
         ...
 
 
@@ -259,6 +269,7 @@ class _Grower:
     def _expand(self, batch: Sequence[_Open]) -> None:
         """Split these nodes, and ask for the histograms of what may be split again."""
         pairs: list[tuple[_Open, _Open, _Open]] = []
+        divisions: list[Division] = []
         for one in batch:
             found = one.best
             assert found is not None
@@ -267,9 +278,10 @@ class _Grower:
             right = self._opened(one.depth + 1, found.right, high)
             tree.splits[one.node], tree.gains[one.node] = found.split, found.gain
             tree.children[one.node] = (left.node, right.node)
-            self._histograms.divide(one.node, found.split, left.node, right.node)
+            divisions.append(Division(one.node, found.split, left.node, right.node))
             if self._may_split(left):
                 pairs.append((one, left, right))
+        self._histograms.divide(divisions)
         if not pairs:
             return
         asked = [self._histograms.smaller(left.node, right.node) for _, left, right in pairs]

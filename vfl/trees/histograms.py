@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vfl.core.compiled import COMPILED, compiled
-from vfl.trees.grow import Layout, Split, Tree, values_of
+from vfl.trees.grow import Division, Layout, Split, Tree, values_of
 
 
 class Local:
@@ -51,10 +51,11 @@ class Local:
     def smaller(self, left: int, right: int) -> int:
         return left if len(self._rows[left]) <= len(self._rows[right]) else right
 
-    def divide(self, node: int, split: Split, left: int, right: int) -> None:
-        rows, cells = self._rows.pop(node), self._by_column[split.column]
-        found = divided(rows, cells, sides(split, self.layout.width))
-        self._rows[left], self._rows[right] = found
+    def divide(self, divisions: Sequence[Division]) -> None:
+        for one in divisions:
+            rows, cells = self._rows.pop(one.node), self._by_column[one.split.column]
+            found = divided(rows, cells, sides(one.split, self.layout.width))
+            self._rows[one.left], self._rows[one.right] = found
 
     def values(self, tree: Tree) -> np.ndarray:
         values, others = np.empty(len(self._bins)), np.ones(len(self._bins), bool)

@@ -28,7 +28,8 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 from vfl.trees.bins import MAX_BINS
 from vfl.trees.boosting import Boosting
-from vfl.trees.ends import CHUNK_BYTES, FeatureEnd, LabelEnd
+from vfl.trees.cells import CHUNK_BYTES
+from vfl.trees.ends import FeatureEnd, LabelEnd
 from vfl.trees.grow import Growth
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson, Squared
 

@@ -1,0 +1,285 @@
+"""The common part of sessions over binned cells, and the messages by which bins travel.
+
+A feature party's `CellsEnd` sends the number of the bin of each training and validation cell, a
+byte a cell, if its protection says so; the label party asks for every message by an empty frame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.errors import ProtocolError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.datasets import Split as Rows
+from vfl.datasets.encode import MAX_CATEGORIES
+from vfl.mpc.secure.ends import (
+    collect_reports,
+    receive_verdict,
+    report_to_label_party,
+    require_same_rows,
+)
+from vfl.privacy import PrivacyStatement
+from vfl.session.exchange import expect
+from vfl.session.relay import Switchboard
+from vfl.session.schedule import QUERY_ROWS, Exchange
+from vfl.session.secure_mode import SETUP, OwnRows, Revealed, ServedEnd, WholeNetwork
+from vfl.session.terms import Terms
+from vfl.trees.bins import Binning, fit_bins, randomised
+from vfl.trees.grow import Layout
+
+#: Largest payload of any message of these sessions.
+CHUNK_BYTES = QUERY_ROWS << 15
+_LABEL_PARTY = "the label party"
+#: Bins of one party that the label party takes, in bytes; each party says how many columns it has.
+_MOST_BYTES = 1 << 32
+
+
+class CellsMode(Protocol):
+    """The part of a mode that reads cells which its ends need.
+
+    Attributes:
+        max_bin: most bins of an ordered column.
+        epsilon: of the randomised response on each cell that a feature party sends; None sends
+            bins as they are.
+    """
+
+    max_bin: int
+    epsilon: float | None
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]: ...
+
+    def signs(self, names: Sequence[str], columns: int) -> list[int]:
+        """The sign of each of a party's columns, 0 for none."""
+
+
+class CellsEnd(WholeNetwork):
+    """A party's end of a session over cells.
+
+    Args:
+        mode, terms, rows: see `SecureMode.outer_network`.
+        party: whose end it is.
+    """
+
+    def __init__(self, mode: CellsMode, party: str, terms: Terms, rows: OwnRows) -> None:
+        self.party = party
+        self._mode, self._terms, self._rows = mode, terms, rows
+        self._digest = rows.digest()
+        self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self._own: Binning | None = None
+
+    @property
+    def split(self) -> Rows:
+        whole = self._rows.split
+        assert whole is not None, "every party has rows"
+        counts = (len(whole.train), len(whole.validation), len(whole.test))
+        return Rows(*map(np.arange, counts))
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return self._mode.privacy()
+
+    def revealed(self) -> list[Revealed]:
+        return [
+            Revealed(self.party, what, of, phase, times, values)
+            for (what, of, phase), (times, values) in self._seen.items()
+        ]
+
+    def training_state(self) -> dict[str, Any]:
+        seen = [[*key, *counts] for key, counts in self._seen.items()]
+        return {"weights": self.weights(), "inputs": self._digest, "revealed": seen}
+
+    def _restored(self, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        """The weights of a training's state, once the rows are those that it was of."""
+        require_same_rows(self.party, self._digest, state["inputs"])
+        for what, of, phase, times, values in state["revealed"]:
+            self._seen[what, of, phase] = times, values
+        weights: Mapping[str, Tensor] = state["weights"]
+        return weights
+
+    def _note(self, what: str, of: str, phase: str, values: int) -> None:
+        times, before = self._seen.get((what, of, phase), (0, 0))
+        self._seen[what, of, phase] = times + 1, before + values
+
+    @property
+    def _trains(self) -> bool:
+        return self._terms.mode == "train"
+
+    def _bin_columns(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Learn the bins of the party's columns, or take those of a training."""
+        if weights is not None:
+            self._own = Binning.of_state(weights, self._categories)
+        elif self._rows.inputs is not None:
+            train = self._cells(self._positions("train"))
+            self._own = fit_bins(train, self._categories, self._mode.max_bin)
+
+    @property
+    def _categories(self) -> tuple[int, ...]:
+        inputs = self._rows.inputs
+        assert inputs is not None, "asked of a party with columns"
+        return self._rows.categories or (0,) * inputs[:1].numel()
+
+    def _positions(self, phase: str) -> np.ndarray:
+        """Where the rows of a phase stand among the aligned rows."""
+        assert self._rows.split is not None, "every party has rows"
+        found: np.ndarray = getattr(self._rows.split, "test" if phase == "predict" else phase)
+        return found
+
+    def _asked_for(self, exchange: Exchange) -> np.ndarray:
+        """Where the rows of a query stand among the aligned rows; one while serving says it."""
+        return (
+            self._positions(exchange.phase)[exchange.rows] if exchange.confirmed else exchange.rows
+        )
+
+    def _cells(self, positions: np.ndarray) -> np.ndarray:
+        """Cells of some aligned rows, float32, axes (rows, columns)."""
+        assert self._rows.inputs is not None, "asked of a party with columns"
+        cells: np.ndarray = self._rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
+        return cells
+
+    def _bins(self, positions: np.ndarray) -> np.ndarray:
+        assert self._own is not None, "an attempt has begun"
+        return self._own.bins(self._cells(positions))
+
+    def _known_rows(self) -> np.ndarray:
+        """The rows whose bins the label party gets: training rows first, then validation rows."""
+        return np.concatenate([self._positions("train"), self._positions("validation")])
+
+
+class FeatureCellsEnd(CellsEnd):
+    """A feature party's end: it shows bins where its protection does, and answers what is asked.
+
+    Args:
+        mode, party, terms, rows: see `CellsEnd`.
+        link: to the label party.
+    """
+
+    def __init__(
+        self, mode: CellsMode, party: str, terms: Terms, rows: OwnRows, link: Link
+    ) -> None:
+        super().__init__(mode, party, terms, rows)
+        self.link = link
+
+    def outputs(self, exchange: Exchange) -> None:
+        if exchange.phase != "validation":  # whose bins the label party has
+            expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
+            self.answer_rows(exchange)
+
+    def answer_rows(self, exchange: Exchange) -> None:
+        """Answer some rows that the label party asked for."""
+        raise NotImplementedError
+
+    def receive_verdict(self) -> bytes:
+        return receive_verdict(self.link)
+
+    def end(self, report: Frame) -> list[Frame]:
+        return report_to_label_party(self.link, report)
+
+    def _show_bins(self) -> None:
+        """Send the number of the bin of each cell, after randomised response if there is any."""
+        assert self._own is not None, "an attempt has begun"
+        layout, bins = self._own.layout, self._bins(self._known_rows())
+        if self._mode.epsilon is not None:
+            bins = randomised(bins, layout, self._mode.epsilon, self._rows.secret)
+        about = {
+            "bins": layout.bins,
+            "categorical": layout.categorical,
+            "monotone": self._mode.signs(self._rows.columns, len(layout.bins)),
+        }
+        self._answer(0, json.dumps(about).encode())
+        raw = bins.tobytes("F")  # column by column
+        for start, end in chunks(len(raw)):
+            self._answer(0, raw[start:end])
+
+    def _answer(self, step: int, payload: bytes) -> None:
+        """Send what the label party asks for."""
+        expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY)
+        self.link.send(Frame(Kind.PROTOCOL, step, payload))
+
+
+class LabelCellsEnd(CellsEnd):
+    """The label party's end, with a stream to each feature party.
+
+    Args:
+        mode, terms, rows: see `CellsEnd`.
+        streams, receive_any: see `SecureMode.middle_network`.
+
+    Attributes:
+        ends: the streams, by feature party.
+    """
+
+    def __init__(
+        self,
+        mode: CellsMode,
+        terms: Terms,
+        rows: OwnRows,
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+    ) -> None:
+        super().__init__(mode, terms.label_party, terms, rows)
+        links = streams
+        if terms.mode != "serve":  # where whoever serves looks at each stream
+            links = Switchboard(streams, receive_any, lambda one, two: False, 2).links
+        self.ends = {name: ServedEnd(link) for name, link in links.items()}
+
+    def send_verdict(self, verdict: bytes, step: int) -> None:
+        for end in self.ends.values():
+            end.link.send(Frame(Kind.ACK, step, verdict))
+
+    def end(self, report: Frame) -> list[Frame]:
+        links = {name: end.link for name, end in self.ends.items()}
+        return collect_reports(links, self._terms, report)
+
+    def _pull(self, name: str, step: int) -> memoryview:
+        """Ask a party for its next message of a step."""
+        self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
+        return self._next(name, step)
+
+    def _next(self, name: str, step: int) -> memoryview:
+        frame = expect(self.ends[name].link, Kind.PROTOCOL, step, f"party '{name}'")
+        return memoryview(frame.payload)
+
+    def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
+        """A feature party's bins with their layout, and the signs that its columns change with."""
+        where, rows = f"the message of party '{name}'", len(self._known_rows())
+        try:
+            about = json.loads(bytes(self._pull(name, 0)))
+            counts, kinds, signs = about["bins"], about["categorical"], about["monotone"]
+            most = max(self._mode.max_bin, MAX_CATEGORIES)
+            fits = 0 < len(counts) == len(kinds) == len(signs)
+            fits = fits and all(type(one) is int and 1 <= one <= most for one in counts)
+            fits = fits and all(type(one) is int and abs(one) <= 1 for one in signs)
+            layout = Layout(tuple(counts), tuple(one is True for one in kinds))
+            fits = fits and rows * len(counts) * 2 <= _MOST_BYTES
+        except (ValueError, TypeError, KeyError, RecursionError):
+            fits = False
+        if not fits:
+            raise ProtocolError("a layout of no columns", where=where, want="bins of each column")
+        kind = np.dtype(np.uint8 if layout.width <= 256 else "<u2")
+        raw = bytearray()
+        for start, end in chunks(rows * len(counts) * kind.itemsize):
+            part = self._pull(name, 0)
+            if len(part) != end - start:
+                raise ProtocolError("bins of another number", where=where, want="a bin a cell")
+            raw += part
+        bins = np.frombuffer(raw, kind).reshape(len(counts), rows).T
+        missing = layout.width - 1
+        if ((bins >= np.array(layout.bins)) & (bins != missing)).any():
+            raise ProtocolError("a cell in no bin of its column", where=where)
+        self._note("bins of cells", name, SETUP, bins.size)
+        return (bins, layout), signs
+
+
+def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of the name."""
+    size = len(prefix)
+    return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def chunks(size: int) -> Iterator[tuple[int, int]]:
+    """Where each message of so many bytes begins and ends."""
+    return ((at, min(size, at + CHUNK_BYTES)) for at in range(0, size, CHUNK_BYTES))
