@@ -202,28 +202,20 @@ class FeatureCellsEnd(CellsEnd):
 
 
 class LabelCellsEnd(CellsEnd):
-    """The label party's end, with a stream to each feature party.
+    """The label party's end, with a link to each other party.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        streams, receive_any: see `SecureMode.middle_network`.
+        links: see `links_of`.
 
     Attributes:
-        ends: the streams, by feature party.
+        ends: the links, by party.
     """
 
     def __init__(
-        self,
-        mode: CellsMode,
-        terms: Terms,
-        rows: OwnRows,
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
+        self, mode: CellsMode, terms: Terms, rows: OwnRows, links: Mapping[str, Link]
     ) -> None:
         super().__init__(mode, terms.label_party, terms, rows)
-        links = streams
-        if terms.mode != "serve":  # where whoever serves looks at each stream
-            links = Switchboard(streams, receive_any, lambda one, two: False, 2).links
         self.ends = {name: ServedEnd(link) for name, link in links.items()}
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
@@ -272,6 +264,22 @@ class LabelCellsEnd(CellsEnd):
             raise ProtocolError("a cell in no bin of its column", where=where)
         self._note("bins of cells", name, SETUP, bins.size)
         return (bins, layout), signs
+
+
+def links_of(
+    terms: Terms,
+    streams: Mapping[str, Link],
+    receive_any: Callable[[], tuple[str, Frame]],
+) -> Mapping[str, Link]:
+    """The label party's links, by party, where no two others send each other anything.
+
+    Args:
+        terms: the session's.
+        streams, receive_any: see `SecureMode.middle_network`.
+    """
+    if terms.mode == "serve":  # where whoever serves looks at each stream
+        return streams
+    return Switchboard(streams, receive_any, lambda one, two: False, 2).links
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

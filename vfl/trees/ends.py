@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -109,20 +109,13 @@ class LabelEnd(LabelCellsEnd):
     """The label party's end: it grows the forest and adds up answers.
 
     Args:
-        mode, terms, rows, streams, receive_any: see `LabelCellsEnd`.
+        mode, terms, rows, links: see `LabelCellsEnd`.
     """
 
     _mode: Trees
 
-    def __init__(
-        self,
-        mode: Trees,
-        terms: Terms,
-        rows: OwnRows,
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-    ) -> None:
-        super().__init__(mode, terms, rows, streams, receive_any)
+    def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, links: Mapping[str, Link]) -> None:
+        super().__init__(mode, terms, rows, links)
         self._objective = mode.objective_of(rows.classes)
         self._forest = Forest(np.zeros(self._objective.outputs))
         self._booster: Booster | None = None

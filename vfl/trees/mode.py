@@ -28,7 +28,7 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 from vfl.trees.bins import MAX_BINS
 from vfl.trees.boosting import Boosting
-from vfl.trees.cells import CHUNK_BYTES
+from vfl.trees.cells import CHUNK_BYTES, links_of
 from vfl.trees.ends import FeatureEnd, LabelEnd
 from vfl.trees.grow import Growth
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson, Squared
@@ -221,7 +221,7 @@ class Trees(SecureMode):
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
-        return LabelEnd(self, terms, rows, streams, receive_any)
+        return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
 
     def local_streams(self, terms: Terms) -> LocalStreams:
         return Star([*terms.feature_parties, terms.label_party], terms.label_party, _LOCAL_S)
