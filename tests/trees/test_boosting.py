@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from vfl.config import Experiment
-from vfl.core.errors import ConfigError, DataError, ProtocolError, SpecError
+from vfl.core.errors import ConfigError, DataError, ExposedCutError, ProtocolError, SpecError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
@@ -40,6 +40,22 @@ def table():
 def fitted(table, labels, kind=VFLBoostingClassifier, **options):
     usual = {"label_party": "bank", "n_estimators": 20, "max_depth": 4, "random_state": 0}
     return kind(PARTIES, **(usual | options)).fit(table[0][:2000], labels[:2000])
+
+
+def test_first_rounds_split_on_the_own_columns_alone(table):
+    labels = (table[1] > 0).astype(int)
+    model = fitted(table, labels, n_estimators=3, own_rounds=3, colsample_bytree=0.5)
+    assert len(model._weights()["shop"]["columns"]) == 0, "nothing was asked of it"
+    model = fitted(table, labels, n_estimators=3, own_rounds=2)
+    assert len(model._weights()["shop"]["columns"]) > 0, "of the third round"
+    own = fitted(table, labels, n_estimators=2, own_rounds=2)
+    alone = VFLBoostingClassifier(
+        {"bank": PARTIES["bank"], "post": ["a4"]}, label_party="bank",
+        n_estimators=2, max_depth=4, random_state=0, own_rounds=2,
+    ).fit(table[0][:2000], labels[:2000])  # fmt: skip
+    np.testing.assert_array_equal(own.predict_proba(table[0]), alone.predict_proba(table[0]))
+    with pytest.raises(ExposedCutError, match="own_rounds"):
+        VFLBoostingClassifier(PARTIES, own_rounds=1).fit(table[0][:200], labels[:200])
 
 
 def test_an_auc_is_that_of_xgboost_in_one_place(table):

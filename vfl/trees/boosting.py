@@ -28,12 +28,16 @@ class Boosting:
         subsample: share of the rows that each tree grows on, drawn without replacement.
         colsample_bytree: share of the columns that each tree may split on.
         seed: of the draws, which every party may know.
+        own_rounds: so many first rounds split on the first `own_columns` columns alone.
+        own_columns: how many columns the label party has; they come first.
     """
 
     growth: Growth = field(default_factory=Growth)
     subsample: float = 1.0
     colsample_bytree: float = 1.0
     seed: int = 0
+    own_rounds: int = 0
+    own_columns: int = 0
 
 
 class Source(Histograms, Protocol):
@@ -225,7 +229,9 @@ class Booster:
         rows, columns = np.arange(len(self._labels)), None
         if settings.subsample < 1:
             rows = some(len(rows), settings.subsample, "rows")
-        if settings.colsample_bytree < 1:
+        own = number <= settings.own_rounds
+        if own or settings.colsample_bytree < 1:
+            count = settings.own_columns if own else len(layout.bins)
             columns = np.zeros(len(layout.bins), bool)
-            columns[some(len(layout.bins), settings.colsample_bytree, "columns")] = True
+            columns[some(count, settings.colsample_bytree, "columns")] = True
         return rows, columns

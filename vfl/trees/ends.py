@@ -150,9 +150,11 @@ class LabelEnd(LabelCellsEnd):
         counted = np.ones(len(train))
         if weights_of_rows is not None:
             counted = weights_of_rows[torch.from_numpy(train)].double().numpy()
+        own_columns = self._counts.get(self.party, 0)
         self._booster = Booster(
-            self._mode.boosting(signs, self._terms.seed), self._objective, Local(bins, layout),
-            labels if self._rows.classes else labels.astype(np.float64), counted, len(bins),
+            self._mode.boosting(signs, self._terms.seed, own_columns), self._objective,
+            Local(bins, layout), labels if self._rows.classes else labels.astype(np.float64),
+            counted, len(bins),
         )  # fmt: skip
         if state is not None:
             self._booster.go_on(self._forest)

@@ -53,6 +53,7 @@ class VFLBoosting(InProcessEstimator):
     max_delta_step: float | None = None
     subsample: float = 1.0
     colsample_bytree: float = 1.0
+    own_rounds: int = 0
     monotone_constraints: Mapping[str, int] | None = None
     early_stopping_rounds: int = 0
     validation: float = 0.0
@@ -119,6 +120,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         n_estimators, learning_rate, max_depth, max_leaves, grow_policy, max_bin, reg_lambda,
             reg_alpha, gamma, min_child_weight, max_delta_step, subsample, colsample_bytree: as in
             XGBoost. 255 bins and the missing cells fit a byte.
+        own_rounds: so many first rounds split on the label party's columns alone.
         monotone_constraints: column -> -1 or 1, the sign with which the outcome may change.
         early_stopping_rounds: rounds without a lower validation loss after which boosting stops,
             with the trees of the best round; 0 never stops.

@@ -63,6 +63,8 @@ class Trees(SecureMode):
         max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets none.
         subsample: share of the rows that each tree grows on.
         colsample_bytree: share of the columns that each tree may split on.
+        own_rounds: so many first rounds split on the label party's columns alone, so that splits on
+            others tell of what these leave unexplained (the complete mode of Cheng et al. 2021).
         rising, falling: names of columns with which the outcome may only rise, or only fall. All
             parties read them in the terms.
 
@@ -97,6 +99,7 @@ class Trees(SecureMode):
         max_delta_step: float | None = None,
         subsample: float = 1.0,
         colsample_bytree: float = 1.0,
+        own_rounds: int = 0,
         rising: tuple[str, ...] = (),
         falling: tuple[str, ...] = (),
     ) -> None:
@@ -125,7 +128,9 @@ class Trees(SecureMode):
             require_range(name, value, 0, _MOST)
         require_range("subsample", subsample, 1e-6, 1)
         require_range("colsample_bytree", colsample_bytree, 1e-6, 1)
+        require_range("own_rounds", own_rounds, 0, _MOST)
         self.epsilon, self.max_bin, self._objective = epsilon, max_bin, objective
+        self._own_rounds = own_rounds
         self._signs = {**dict.fromkeys(rising, 1), **dict.fromkeys(falling, -1)}
         usual = 0.7 if objective == "poisson" else 0.0
         self._delta = usual if max_delta_step is None else max_delta_step
@@ -161,6 +166,12 @@ class Trees(SecureMode):
                     want=f"{setting} = {want}, the default, or none",
                     fix="model = 'trees:learning_rate=0.1'" if "learning_rate" in setting else None,
                 )
+        if self._own_rounds and agreed.label_party not in agreed.parties:
+            raise ExposedCutError(
+                "rounds on the label party's own columns, and it has none",
+                got=f"own_rounds = {self._own_rounds}",
+                want="own_rounds = 0, or columns of the label party",
+            )
         refuse_work_on_cuts(agreed)
 
     def promise(self, agreed: Agreed) -> str:
@@ -228,10 +239,10 @@ class Trees(SecureMode):
 
     # What the ends ask for.
 
-    def boosting(self, signs: Sequence[int], seed: int) -> Boosting:
+    def boosting(self, signs: Sequence[int], seed: int, own_columns: int = 0) -> Boosting:
         """How trees are boosted, over columns that the outcome changes with by these signs."""
-        monotone = tuple(signs) if any(signs) else ()
-        return Boosting(Growth(monotone=monotone, **self._growth), *self._shares, seed)
+        growth = Growth(monotone=tuple(signs) if any(signs) else (), **self._growth)
+        return Boosting(growth, *self._shares, seed, self._own_rounds, own_columns)
 
     def objective_of(self, classes: int) -> Objective:
         """The objective for labels of so many classes; 0 for numbers.
