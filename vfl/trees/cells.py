@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ProtocolError
+from vfl.config import PartySettings, TrainSettings
+from vfl.core.errors import ExposedCutError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import Split as Rows
 from vfl.datasets.encode import MAX_CATEGORIES
+from vfl.mpc.in_process import Star
+from vfl.mpc.secure.base import refuse_work_on_cuts
 from vfl.mpc.secure.ends import (
     collect_reports,
     receive_verdict,
@@ -28,7 +31,17 @@ from vfl.privacy import PrivacyStatement
 from vfl.session.exchange import expect
 from vfl.session.relay import Switchboard
 from vfl.session.schedule import QUERY_ROWS, Exchange
-from vfl.session.secure_mode import SETUP, OwnRows, Revealed, ServedEnd, WholeNetwork
+from vfl.session.secure_mode import (
+    SETUP,
+    Agreed,
+    Limits,
+    LocalStreams,
+    OwnRows,
+    Revealed,
+    SecureMode,
+    ServedEnd,
+    WholeNetwork,
+)
 from vfl.session.terms import Terms
 from vfl.trees.bins import Binning, fit_bins, randomised
 from vfl.trees.grow import Layout
@@ -38,24 +51,81 @@ CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
 #: Bins of one party that the label party takes, in bytes; each party says how many columns it has.
 _MOST_BYTES = 1 << 32
+_LOCAL_S = 600.0
+#: Settings of [train] and of each party that have no part in models of cells.
+_IDLE = (
+    "optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight",
+    "batch_size", "shuffle", "checkpoint_every", "precision", "compile",
+)  # fmt: skip
+_IDLE_OF_PARTIES = ("bottom", "width", "branches")
 
 
-class CellsMode(Protocol):
-    """The part of a mode that reads cells which its ends need.
+class CellsMode(SecureMode):
+    """A session that reads cells: the label party in the middle, one stream to each other party.
 
     Attributes:
+        instead: what to write in place of a setting of networks, by its name.
         max_bin: most bins of an ordered column.
         epsilon: of the randomised response on each cell that a feature party sends; None sends
             bins as they are.
     """
 
+    shares_weights: ClassVar[bool] = True
+    whole_network: ClassVar[bool] = True
+    reads_cells: ClassVar[bool] = True
+    whole_epochs: ClassVar[bool] = True
+    serves_rows: ClassVar[bool] = True
+    instead: ClassVar[Mapping[str, str]] = {}
     max_bin: int
-    epsilon: float | None
+    epsilon: float | None = None
+    _signs: Mapping[str, int] = {}
 
-    def privacy(self) -> tuple[PrivacyStatement, ...]: ...
+    def refuse(self, agreed: Agreed) -> None:
+        usual, party = TrainSettings(), PartySettings()
+        given = [("merge", agreed.merge, "concat")]
+        given += [
+            (f"train.{one}", getattr(agreed.train, one), getattr(usual, one)) for one in _IDLE
+        ]
+        given += [
+            (f"parties.{name}.{one}", getattr(asked, one), getattr(party, one))
+            for name, asked in agreed.parties.items()
+            for one in _IDLE_OF_PARTIES
+        ]
+        for setting, got, want in given:
+            if got != want:
+                raise ExposedCutError(
+                    "this setting is of networks; parameters of this model are options of it",
+                    got=f"{setting} = {got}",
+                    want=f"{setting} = {want}, the default, or none",
+                    fix=self.instead.get(setting),
+                )
+        refuse_work_on_cuts(agreed)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        """The promise to each cell's owner."""
+        return ()
 
     def signs(self, names: Sequence[str], columns: int) -> list[int]:
         """The sign of each of a party's columns, 0 for none."""
+        return [self._signs.get(name, 0) for name in names] if names else [0] * columns
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        return {Kind.PROTOCOL: CHUNK_BYTES}, {Kind.PROTOCOL: CHUNK_BYTES, Kind.ACK: 1}
+
+    def own_keys(self, *about: Any) -> None:
+        """Nothing: a feature party and the label party have their stream."""
+
+    def simulated_keys(self, secrets: Mapping[str, Any], *about: Any) -> Mapping[str, Any]:
+        return dict.fromkeys(secrets)
+
+    def local_streams(self, terms: Terms) -> LocalStreams:
+        return Star([*terms.feature_parties, terms.label_party], terms.label_party, _LOCAL_S)
 
 
 class CellsEnd(WholeNetwork):

@@ -10,40 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from vfl.config import PartySettings, TrainSettings
 from vfl.core.errors import BadOptionError, ExposedCutError
-from vfl.core.frame import Frame, Kind, Link
+from vfl.core.frame import Frame, Link
 from vfl.core.registry import require_choice, require_range
-from vfl.mpc.in_process import Star
-from vfl.mpc.secure.base import refuse_work_on_cuts
 from vfl.privacy import PrivacyStatement
 from vfl.session.secure_mode import (
     Agreed,
-    Limits,
-    LocalStreams,
     OwnRows,
-    SecureMode,
     WholeNetwork,
 )
 from vfl.session.terms import Terms
 from vfl.trees.bins import MAX_BINS
 from vfl.trees.boosting import Boosting
-from vfl.trees.cells import CHUNK_BYTES, links_of
+from vfl.trees.cells import CellsMode, links_of
 from vfl.trees.ends import FeatureEnd, LabelEnd
 from vfl.trees.grow import Growth
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson, Squared
 
-_LOCAL_S = 600.0
 _MOST_DEPTH, _MOST_LEAVES, _MOST = 64, 1 << 16, 1e9
-#: Settings of [train] and of each party that have no part in boosting.
-_IDLE = (
-    "optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight",
-    "batch_size", "shuffle", "checkpoint_every", "precision", "compile",
-)  # fmt: skip
-_IDLE_OF_PARTIES = ("bottom", "width", "branches")
 
 
-class Trees(SecureMode):
+class Trees(CellsMode):
     """Gradient-boosted trees over everybody's columns (Chen and Guestrin 2016).
 
     Args:
@@ -72,11 +59,9 @@ class Trees(SecureMode):
     3
     """
 
-    shares_weights: ClassVar[bool] = True
-    whole_network: ClassVar[bool] = True
-    reads_cells: ClassVar[bool] = True
-    whole_epochs: ClassVar[bool] = True
-    serves_rows: ClassVar[bool] = True
+    instead: ClassVar[Mapping[str, str]] = {
+        "train.learning_rate": "model = 'trees:learning_rate=0.1'",
+    }
     keeps: ClassVar[tuple[str, str]] = (
         "the splits on them",
         "all trees, without the thresholds of others",
@@ -148,31 +133,13 @@ class Trees(SecureMode):
         self._shares = subsample, colsample_bytree
 
     def refuse(self, agreed: Agreed) -> None:
-        usual, party = TrainSettings(), PartySettings()
-        given = [("merge", agreed.merge, "concat")]
-        given += [
-            (f"train.{one}", getattr(agreed.train, one), getattr(usual, one)) for one in _IDLE
-        ]
-        given += [
-            (f"parties.{name}.{one}", getattr(asked, one), getattr(party, one))
-            for name, asked in agreed.parties.items()
-            for one in _IDLE_OF_PARTIES
-        ]
-        for setting, got, want in given:
-            if got != want:
-                raise ExposedCutError(
-                    "this setting is of networks; parameters of trees are options of the model",
-                    got=f"{setting} = {got}",
-                    want=f"{setting} = {want}, the default, or none",
-                    fix="model = 'trees:learning_rate=0.1'" if "learning_rate" in setting else None,
-                )
+        super().refuse(agreed)
         if self._own_rounds and agreed.label_party not in agreed.parties:
             raise ExposedCutError(
                 "rounds on the label party's own columns, and it has none",
                 got=f"own_rounds = {self._own_rounds}",
                 want="own_rounds = 0, or columns of the label party",
             )
-        refuse_work_on_cuts(agreed)
 
     def promise(self, agreed: Agreed) -> str:
         noise = ""
@@ -204,21 +171,6 @@ class Trees(SecureMode):
             ),
         )
 
-    def limits(
-        self,
-        terms: Terms,
-        party: str,
-        rows: Mapping[Kind, int],
-        layers: Mapping[str, Any] | None,
-    ) -> Limits:
-        return {Kind.PROTOCOL: CHUNK_BYTES}, {Kind.PROTOCOL: CHUNK_BYTES, Kind.ACK: 1}
-
-    def own_keys(self, *about: Any) -> None:
-        """Nothing: a feature party and the label party have their stream."""
-
-    def simulated_keys(self, secrets: Mapping[str, Any], *about: Any) -> Mapping[str, Any]:
-        return dict.fromkeys(secrets)
-
     def outer_network(
         self, party: str, terms: Terms, keys: None, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
@@ -233,9 +185,6 @@ class Trees(SecureMode):
         rows: OwnRows,
     ) -> WholeNetwork:
         return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
-
-    def local_streams(self, terms: Terms) -> LocalStreams:
-        return Star([*terms.feature_parties, terms.label_party], terms.label_party, _LOCAL_S)
 
     # What the ends ask for.
 
@@ -261,7 +210,3 @@ class Trees(SecureMode):
         if not classes:
             return Squared()
         return Binary() if classes == 2 else Classes(classes)
-
-    def signs(self, names: Sequence[str], columns: int) -> list[int]:
-        """The sign of each of a party's columns, 0 for none."""
-        return [self._signs.get(name, 0) for name in names] if names else [0] * columns
