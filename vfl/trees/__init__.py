@@ -7,6 +7,7 @@ boosting     the loop over trees, and forests as tensors
 grow         one tree from histograms, as XGBoost's `hist` grows it
 histograms   sums of gradients where all bins lie in one place
 bins         a party's columns as bins; randomised response on them
+newton       regressions with inference, from sums over rows
 objectives   derivatives of losses, and what margins say
 """
 

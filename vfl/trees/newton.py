@@ -1,0 +1,671 @@
+"""Generalised linear models with inference, from sums over rows alone.
+
+A model has margins X b and a mean for each margin (McCullagh and Nelder 1989, section 2.2); column
+0 of X is of ones. Newton's method, which is Fisher's scoring for the canonical links here, needs of
+the rows X^T mu, X^T W X and one number, at coefficients that it chooses. Whoever adds these up, in
+one place or on shares, gets the same fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+from scipy.linalg import eigh
+from scipy.special import expit, gammaln, xlogy
+
+from vfl.core.errors import DataError, TooFewRowsError
+from vfl.core.registry import require_choice, require_range
+
+FAMILIES = ("gaussian", "binomial", "poisson")
+Name = Literal["gaussian", "binomial", "poisson"]
+
+#: Of the last step, in standard errors.
+_CLOSE = 1e-7
+#: Least eigenvalue of a matrix of correlations: of columns whose variance inflates less than 10^8.
+_LEAST_EIGENVALUE = 1e-8
+#: Share of the first step's information on a coefficient below which it grows without an end.
+_SEPARATED = 1e-6
+_MOST_HALVINGS, _MOST_SWEEPS = 30, 1000
+
+
+class Family:
+    """A distribution with its canonical link; `Gaussian`, `Binomial`, `Poisson`.
+
+    The log-likelihood of a row is y m - b(m) + c(y) for its margin m, over the dispersion.
+    """
+
+    #: Whether the dispersion is estimated, so that statistics have Student's distribution.
+    dispersed = False
+
+    def mean(self, margins: np.ndarray) -> np.ndarray:
+        """b'(m): the expected label of each row."""
+        raise NotImplementedError
+
+    def variance(self, margins: np.ndarray) -> np.ndarray:
+        """b''(m): the weight of each row in X^T W X."""
+        raise NotImplementedError
+
+    def normaliser(self, margins: np.ndarray) -> np.ndarray:
+        """b(m) of each row."""
+        raise NotImplementedError
+
+    def margin(self, mean: float) -> float:
+        """The link: the margin of a mean."""
+        raise NotImplementedError
+
+    def saturated(self, labels: np.ndarray) -> np.ndarray:
+        """The largest y m - b(m), where the mean is the label, of each row."""
+        raise NotImplementedError
+
+    def constant(self, labels: np.ndarray) -> np.ndarray:
+        """c(y) of each row, of a dispersion of 1."""
+        return np.zeros(len(labels))
+
+    def check(self, labels: np.ndarray) -> None:
+        """Refuse labels of another distribution.
+
+        Raises:
+            DataError: with what they must be.
+        """
+
+
+class Gaussian(Family):
+    """Numbers around the margin, with a variance that is estimated."""
+
+    dispersed = True
+
+    def mean(self, margins: np.ndarray) -> np.ndarray:
+        return margins
+
+    def variance(self, margins: np.ndarray) -> np.ndarray:
+        return np.ones_like(margins)
+
+    def normaliser(self, margins: np.ndarray) -> np.ndarray:
+        return margins**2 / 2
+
+    def margin(self, mean: float) -> float:
+        return mean
+
+    def saturated(self, labels: np.ndarray) -> np.ndarray:
+        return labels**2 / 2
+
+
+class Binomial(Family):
+    """Labels 0 and 1; the margin is the logarithm of the odds."""
+
+    def mean(self, margins: np.ndarray) -> np.ndarray:
+        found: np.ndarray = expit(margins)
+        return found
+
+    def variance(self, margins: np.ndarray) -> np.ndarray:
+        found: np.ndarray = expit(margins) * expit(-margins)
+        return found
+
+    def normaliser(self, margins: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.logaddexp(0, margins)
+        return found
+
+    def margin(self, mean: float) -> float:
+        return float(np.log(mean) - np.log1p(-mean))
+
+    def saturated(self, labels: np.ndarray) -> np.ndarray:
+        return np.zeros(len(labels))
+
+    def check(self, labels: np.ndarray) -> None:
+        if not np.isin(labels, (0, 1)).all() or len(np.unique(labels)) < 2:
+            raise DataError(
+                "a logistic regression needs two classes",
+                where="labels",
+                got=f"{len(np.unique(labels))} different labels",
+                want="rows of class 0 and rows of class 1",
+            )
+
+
+class Poisson(Family):
+    """Counts; the margin is the logarithm of the expected one."""
+
+    def mean(self, margins: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            found: np.ndarray = np.exp(margins)
+        return found
+
+    variance = normaliser = mean
+
+    def margin(self, mean: float) -> float:
+        return float(np.log(mean))
+
+    def saturated(self, labels: np.ndarray) -> np.ndarray:
+        found: np.ndarray = xlogy(labels, labels) - labels
+        return found
+
+    def constant(self, labels: np.ndarray) -> np.ndarray:
+        found: np.ndarray = -gammaln(labels + 1)
+        return found
+
+    def check(self, labels: np.ndarray) -> None:
+        if (labels < 0).any() or (labels != np.floor(labels)).any() or not labels.any():
+            raise DataError(
+                "a Poisson regression needs counts",
+                where="labels",
+                want="whole numbers from 0 on, not all 0",
+            )
+
+
+_FAMILIES: dict[str, Family] = {
+    "gaussian": Gaussian(),
+    "binomial": Binomial(),
+    "poisson": Poisson(),
+}
+
+
+def family(name: str) -> Family:
+    """The family of a name.
+
+    Raises:
+        BadOptionError: there is none.
+    """
+    require_choice("family", name, FAMILIES)
+    return _FAMILIES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a fit needs of the labels.
+
+    Attributes:
+        rows: how many there are; with weights, the sum of these.
+        products: X^T y, axes (columns,).
+        saturated, constant: sums over rows; see `Family`.
+    """
+
+    rows: float
+    products: np.ndarray
+    saturated: float
+    constant: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a fit needs of the rows at some coefficients.
+
+    Attributes:
+        means: X^T mu, axes (columns,).
+        curvature: X^T W X, axes (columns, columns).
+        normaliser: the sum of b(m).
+    """
+
+    means: np.ndarray
+    curvature: np.ndarray
+    normaliser: float
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """Elastic net on the log-likelihood a row, of all columns but the intercept.
+
+    -l(b) / rows + l1 |b|_1 + l2 |b|^2 / 2 is minimised (Friedman, Hastie and Tibshirani 2010).
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_range("l1", self.l1, 0, 1e9)
+        require_range("l2", self.l2, 0, 1e9)
+
+    def __bool__(self) -> bool:
+        return self.l1 > 0 or self.l2 > 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted model.
+
+    Attributes:
+        family: of its labels.
+        coefficients: axes (columns,), the intercept first; 0 of a column that is not in the model.
+        active: which columns are in it.
+        outcome, sums: of the rows, at these coefficients.
+        steps: of Newton's method.
+        penalty: with which it was fitted. Standard errors are of a fit without one.
+    """
+
+    family: Family
+    coefficients: np.ndarray
+    active: np.ndarray
+    outcome: Outcome
+    sums: Sums
+    steps: int
+    penalty: Penalty = Penalty()
+
+    @cached_property
+    def gain(self) -> float:
+        """The sum of y m - b(m)."""
+        return float(self.coefficients @ self.outcome.products - self.sums.normaliser)
+
+    @property
+    def parameters(self) -> int:
+        """How many columns are in the model, the intercept included."""
+        return int(self.active.sum())
+
+    @property
+    def residual_rows(self) -> float:
+        """Degrees of freedom that are left."""
+        return self.outcome.rows - self.parameters
+
+    @cached_property
+    def deviance(self) -> float:
+        """Twice the log-likelihood that is missing; the sum of squared residuals of numbers."""
+        return max(0.0, 2 * (self.outcome.saturated - self.gain))
+
+    @cached_property
+    def null_deviance(self) -> float:
+        """The deviance of the intercept alone."""
+        outcome = self.outcome
+        margin = self.family.margin(float(outcome.products[0]) / outcome.rows)
+        normaliser = outcome.rows * float(self.family.normaliser(np.array([margin]))[0])
+        return 2 * float(outcome.saturated - margin * outcome.products[0] + normaliser)
+
+    @property
+    def explained(self) -> float:
+        """Share of the null deviance that the model explains: R^2 of numbers."""
+        return float(1 - self.deviance / self.null_deviance) if self.null_deviance else 0.0
+
+    @property
+    def dispersion(self) -> float:
+        """The variance of residuals; 1 of other families."""
+        return self.deviance / self.residual_rows if self.family.dispersed else 1.0
+
+    @property
+    def log_likelihood(self) -> float:
+        """The log-likelihood, of numbers at the likeliest variance."""
+        rows = self.outcome.rows
+        if self.family.dispersed:
+            with np.errstate(divide="ignore"):
+                return float(-rows / 2 * (np.log(2 * np.pi * self.deviance / rows) + 1))
+        return self.gain + self.outcome.constant
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion; a variance is not counted as a parameter."""
+        return 2 * self.parameters - 2 * self.log_likelihood
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion; see `aic`."""
+        return float(np.log(self.outcome.rows)) * self.parameters - 2 * self.log_likelihood
+
+    @cached_property
+    def covariance(self) -> np.ndarray:
+        """Of the coefficients, axes (columns, columns); NaN beside a column that is not in it."""
+        found = np.full(self.sums.curvature.shape, np.nan)
+        if not self.penalty:
+            inside = np.ix_(self.active, self.active)
+            found[inside] = self.dispersion * np.linalg.inv(self.sums.curvature[inside])
+        return found
+
+    @property
+    def standard_errors(self) -> np.ndarray:
+        """Of each coefficient, axes (columns,)."""
+        found: np.ndarray = np.sqrt(np.diag(self.covariance))
+        return found
+
+    @property
+    def statistics(self) -> np.ndarray:
+        """Coefficients over standard errors (Wald 1943): t of numbers, else z."""
+        found: np.ndarray = self.coefficients / self.standard_errors
+        return found
+
+    @property
+    def p_values(self) -> np.ndarray:
+        """Of each coefficient, two-sided."""
+        found: np.ndarray = 2 * self._distribution.sf(np.abs(self.statistics))
+        return found
+
+    def intervals(self, level: float = 0.95) -> np.ndarray:
+        """Confidence intervals, axes (columns, 2)."""
+        reach = self._distribution.ppf(0.5 + level / 2) * self.standard_errors
+        return np.stack([self.coefficients - reach, self.coefficients + reach], axis=1)
+
+    def entry_p_values(self) -> np.ndarray:
+        """Of the score test of each column that is not in the model (Rao 1948), axes (columns,).
+
+        Of numbers it is the exact test that the coefficient has after entry; NaN of other columns.
+        """
+        inside, outside = np.flatnonzero(self.active), np.flatnonzero(~self.active)
+        curvature = self.sums.curvature
+        beside = curvature[np.ix_(inside, outside)]
+        explained = np.linalg.solve(curvature[np.ix_(inside, inside)], beside)
+        left = np.diag(curvature)[outside] - (beside * explained).sum(0)
+        score = (self.outcome.products - self.sums.means)[outside]
+        collinear = left <= _LEAST_EIGENVALUE * np.diag(curvature)[outside]
+        score_squared = score**2 / np.where(collinear, np.inf, left)
+        found = np.full(len(self.active), np.nan)
+        if self.family.dispersed:
+            rows = self.residual_rows - 1
+            variance = (self.deviance - score_squared) / rows
+            found[outside] = 2 * stats.t(rows).sf(np.sqrt(score_squared / variance))
+        else:
+            found[outside] = stats.chi2(1).sf(score_squared)
+        return found
+
+    @property
+    def _distribution(self) -> stats.rv_continuous:
+        return stats.t(self.residual_rows) if self.family.dispersed else stats.norm
+
+
+def local_sums(
+    family: Family, inputs: np.ndarray, weights: np.ndarray | None = None
+) -> Callable[[np.ndarray], Sums]:
+    """Sums over rows that lie in one place.
+
+    Args:
+        family: of the labels.
+        inputs: axes (rows, columns), column 0 of ones.
+        weights: how many rows each one counts for.
+    """
+    counted = np.ones(len(inputs)) if weights is None else weights
+
+    def sums(coefficients: np.ndarray) -> Sums:
+        margins = inputs @ coefficients
+        weighted = inputs * (counted * family.variance(margins))[:, None]
+        return Sums(
+            inputs.T @ (counted * family.mean(margins)),
+            inputs.T @ weighted,
+            float(counted @ family.normaliser(margins)),
+        )
+
+    return sums
+
+
+def outcome_of(
+    family: Family, products: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> Outcome:
+    """What a fit needs of labels.
+
+    Args:
+        family: of the labels.
+        products: X^T y, of rows as often as they count.
+        labels: axes (rows,).
+        weights: how many rows each one counts for.
+
+    Raises:
+        DataError: labels of another family.
+    """
+    family.check(labels)
+    counted = np.ones(len(labels)) if weights is None else weights
+    return Outcome(
+        float(counted.sum()),
+        products,
+        float(counted @ family.saturated(labels)),
+        float(counted @ family.constant(labels)),
+    )
+
+
+def fit(
+    family: Family,
+    outcome: Outcome,
+    sums: Callable[[np.ndarray], Sums],
+    *,
+    penalty: Penalty = Penalty(),
+    active: np.ndarray | None = None,
+    start: np.ndarray | None = None,
+    most_steps: int = 50,
+) -> Fit:
+    """Fit a model by Newton's method; a step that makes it worse is halved.
+
+    With an L1 penalty the quadratic model of each step is minimised by coordinate descent (Lee, Sun
+    and Saunders 2014).
+
+    Args:
+        family: of the labels.
+        outcome: of the labels.
+        sums: of the rows at given coefficients.
+        penalty: on coefficients.
+        active: which columns are in the model; all if not given. The intercept always is.
+        start: coefficients to begin at; the intercept's own mean if not given.
+        most_steps: of Newton's method.
+
+    Raises:
+        TooFewRowsError: no more rows than columns.
+        DataError: columns are collinear, or tell all labels, so that no coefficients are likeliest.
+
+    >>> inputs = np.array([[1, 0], [1, 1], [1, 2], [1, 3]], float)
+    >>> labels = np.array([1.0, 3.0, 4.0, 8.0])
+    >>> model = Gaussian()
+    >>> found = fit(model, outcome_of(model, inputs.T @ labels, labels), local_sums(model, inputs))
+    >>> found.coefficients.round(2).tolist(), found.standard_errors.round(2).tolist()
+    ([0.7, 2.2], [0.77, 0.41])
+    """
+    columns = len(outcome.products)
+    inside = np.ones(columns, bool) if active is None else active.copy()
+    inside[0] = True
+    if outcome.rows <= inside.sum():
+        raise TooFewRowsError(
+            "a regression has no more rows than columns",
+            got=f"{outcome.rows:g} rows, {int(inside.sum())} columns with the intercept",
+            want="more rows than columns",
+        )
+    solver = _Solver(outcome, penalty, inside)
+    b = np.zeros(columns) if start is None else np.where(inside, start, 0.0)
+    if start is None:
+        b[0] = family.margin(float(outcome.products[0]) / outcome.rows)
+    found = sums(b)
+    first = found.curvature
+    _refuse_collinear(first, inside, penalty)
+    for number in range(1, most_steps + 1):
+        step = solver.step(b, found)
+        close = _in_standard_errors(step, found.curvature) <= _CLOSE
+        if close:
+            return Fit(family, b, inside, outcome, found, number, penalty)
+        b, found = solver.search(b, found, step, sums)
+        if not penalty:
+            _refuse_separated(found.curvature, first, inside)
+    raise _no_maximum(f"{most_steps} steps without an end")
+
+
+@dataclass(frozen=True, slots=True)
+class _Solver:
+    """Steps of Newton's method on some columns."""
+
+    outcome: Outcome
+    penalty: Penalty
+    inside: np.ndarray
+
+    def loss(self, b: np.ndarray, sums: Sums) -> float:
+        """What is minimised, times the rows."""
+        rows, slopes = self.outcome.rows, b[1:]
+        penalised = self.penalty.l1 * np.abs(slopes).sum() + self.penalty.l2 / 2 * slopes @ slopes
+        return float(sums.normaliser - b @ self.outcome.products + rows * penalised)
+
+    def step(self, b: np.ndarray, sums: Sums) -> np.ndarray:
+        """From b to the minimum of the quadratic model at b."""
+        rows, inside, place = self.outcome.rows, self.inside, np.flatnonzero(self.inside)
+        l2 = np.full(len(place), rows * self.penalty.l2)
+        l2[0] = 0
+        curvature = sums.curvature[np.ix_(inside, inside)] + np.diag(l2)
+        slope = (sums.means - self.outcome.products)[inside] + l2 * b[inside]
+        step = np.zeros(len(b))
+        try:
+            if self.penalty.l1:
+                step[inside] = self._sparse(b[inside], slope, curvature)
+            else:
+                step[inside] = -np.linalg.solve(curvature, slope)
+        except np.linalg.LinAlgError:
+            raise _no_maximum("a singular matrix of second derivatives") from None
+        return step
+
+    def search(
+        self, b: np.ndarray, sums: Sums, step: np.ndarray, at: Callable[[np.ndarray], Sums]
+    ) -> tuple[np.ndarray, Sums]:
+        """Go a step, or half, a quarter and so on of it, until the loss is no larger."""
+        before = self.loss(b, sums)
+        rounding = 1e-9 * (1 + abs(before))
+        for _ in range(_MOST_HALVINGS):
+            found = at(b + step)
+            if np.isfinite(found.normaliser) and self.loss(b + step, found) <= before + rounding:
+                return b + step, found
+            step = step / 2
+        raise _no_maximum("no step that makes the labels likelier")
+
+    def _sparse(self, b: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
+        """The minimum of s d + d H d / 2 + l1 |b + d|, by coordinate descent."""
+        threshold, step = self.outcome.rows * self.penalty.l1, np.zeros(len(b))
+        model = slope.copy()  # its derivative at the step
+        for _ in range(_MOST_SWEEPS):
+            largest = 0.0
+            for place, own in enumerate(np.diag(curvature)):
+                goal = b[place] + step[place] - model[place] / own
+                if place:
+                    goal = np.sign(goal) * max(0.0, abs(goal) - threshold / own)
+                move = goal - b[place] - step[place]
+                step[place] += move
+                model += curvature[place] * move
+                largest = max(largest, abs(move) * np.sqrt(own))
+            if largest <= _CLOSE / 10:
+                break
+        return step
+
+
+def _in_standard_errors(step: np.ndarray, curvature: np.ndarray) -> float:
+    """Length of a step, in standard errors of the direction it goes."""
+    return float(np.sqrt(max(0.0, step @ curvature @ step)))
+
+
+def _refuse_collinear(curvature: np.ndarray, inside: np.ndarray, penalty: Penalty) -> None:
+    places = np.flatnonzero(inside)
+    scale = np.sqrt(np.diag(curvature)[places])
+    if (scale == 0).any():
+        raise DataError(
+            "a column is 0 in every row",
+            got=f"columns {_listed(places[scale == 0])}",
+            fix="leave it out",
+        )
+    if penalty.l2:
+        return
+    values, vectors = eigh(curvature[np.ix_(places, places)] / np.outer(scale, scale))
+    if values[0] < _LEAST_EIGENVALUE:
+        share = np.abs(vectors[:, 0])
+        raise DataError(
+            "columns are collinear: each follows from the others, so no coefficients are likeliest",
+            got=f"columns {_listed(places[share > share.max() / 10])} (0 is the intercept)",
+            want="columns of which none is a sum of others",
+            fix="leave one of them out, or l2=0.001",
+        )
+
+
+def _refuse_separated(curvature: np.ndarray, first: np.ndarray, inside: np.ndarray) -> None:
+    """Refuse a direction in which what the rows say of it has all but gone since the first step."""
+    here = np.ix_(inside, inside)
+    if eigh(curvature[here], first[here], eigvals_only=True)[0] < _SEPARATED:
+        raise _no_maximum("a step after which no row says any more of a coefficient")
+
+
+def _no_maximum(got: str) -> DataError:
+    return DataError(
+        "no coefficients are likeliest: some grow without an end, as where a column or a sum of "
+        "columns separates labels",
+        got=got,
+        want="labels that no sum of columns separates",
+        fix="l2=0.001, fewer columns, or more rows",
+    )
+
+
+def _listed(places: Sequence[int] | np.ndarray) -> str:
+    shown = ", ".join(map(str, list(places)[:8]))
+    return shown if len(places) <= 8 else f"{shown} and {len(places) - 8} more"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """How columns are selected, step by step forwards and backwards.
+
+    Attributes:
+        by: "p" takes the column with the least p-value of the score test if that is below `enter`,
+            and drops the one with the largest of Wald's if that is above `leave`; "aic" and "bic"
+            take and drop the same candidates if the criterion falls.
+        enter, leave: p-values.
+    """
+
+    by: Literal["p", "aic", "bic"] = "p"
+    enter: float = 0.05
+    leave: float = 0.05
+
+    def __post_init__(self) -> None:
+        require_choice("by", self.by, ("p", "aic", "bic"))
+        require_range("enter", self.enter, 0, 1)
+        require_range("leave", self.leave, self.enter, 1)
+
+    def takes(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
+        """The fit with a further column, if it is taken."""
+        if self.by == "p":
+            return after() if p_value < self.enter else None
+        found = after()
+        return found if getattr(found, self.by) < getattr(before, self.by) else None
+
+    def drops(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
+        """The fit without a column, if it is dropped."""
+        if self.by == "p":
+            return after() if p_value > self.leave else None
+        found = after()
+        return found if getattr(found, self.by) < getattr(before, self.by) else None
+
+
+def stepwise(
+    family: Family,
+    outcome: Outcome,
+    sums: Callable[[np.ndarray], Sums],
+    selection: Selection = Selection(),
+    most_steps: int = 50,
+) -> Fit:
+    """Select columns, from the intercept alone (Efroymson 1960).
+
+    Args:
+        family: of the labels.
+        outcome: see `fit`.
+        sums: see `fit`.
+        selection: when a column is taken, and when dropped.
+        most_steps: see `fit`.
+
+    Raises:
+        TooFewRowsError, DataError: see `fit`.
+    """
+    columns = len(outcome.products)
+
+    def fitted(active: np.ndarray, start: np.ndarray | None) -> Fit:
+        return fit(family, outcome, sums, active=active, start=start, most_steps=most_steps)
+
+    def changed(now: Fit, place: int) -> Callable[[], Fit]:
+        active = now.active.copy()
+        active[place] ^= True
+        return lambda: fitted(active, now.coefficients)
+
+    found, seen = fitted(np.arange(columns) == 0, None), set[bytes]()
+    while found.active.tobytes() not in seen and not found.active.all():
+        seen.add(found.active.tobytes())
+        entering = np.where(np.isnan(p := found.entry_p_values()), np.inf, p)
+        place = int(entering.argmin())
+        taken = selection.takes(found, float(entering[place]), changed(found, place))
+        if taken is None:
+            break
+        found = _without_weak(taken, selection, changed)
+    return found
+
+
+def _without_weak(
+    found: Fit, selection: Selection, changed: Callable[[Fit, int], Callable[[], Fit]]
+) -> Fit:
+    while found.parameters > 1:
+        leaving = np.where(found.active, found.p_values, -np.inf)
+        leaving[0] = -np.inf
+        place = int(leaving.argmax())
+        left = selection.drops(found, float(leaving[place]), changed(found, place))
+        if left is None:
+            break
+        found = left
+    return found
