@@ -33,7 +33,7 @@ from served import (
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import UserError, VFLError
+from vfl.core.errors import ConfigError, UserError, VFLError
 from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of, switch
 from vfl.serving.local import serve
@@ -53,6 +53,11 @@ def test_a_row_is_answered_as_predicted_whoever_shares_its_batch(local, trained_
         assert told["version"] == "run"
         pairs = zip(told["predictions"], batch, strict=True)
         assert all(same(answer, expected[each]) for answer, each in pairs)
+
+
+def test_a_network_that_learned_no_vector_answers_without_nobody(trained_run):
+    with pytest.raises(ConfigError, match="nothing stands for"):
+        serve(trained_run, settings(partial=True))
 
 
 def test_answers_to_requests_alike_have_one_length(local, trained_run):

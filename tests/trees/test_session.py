@@ -1,5 +1,8 @@
 """Boosted trees trained, tested and asked by whole federated sessions, over real streams."""
 
+import threading
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +11,7 @@ from served import Serving, settings
 from sklearn.metrics import roc_auc_score
 from stand_in_flower import Flower
 
+from vfl.clients.serving import ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
@@ -43,6 +47,8 @@ class Session(PlayedSession):
         table["income"], table["age"] = draw.normal(size=(2, ROWS))
         table["city"] = draw.choice(["ulm", "bonn", "jena"], ROWS)
         table.loc[draw.random(ROWS) < 0.2, "city"] = None
+        table.loc[7, ["income", "age"]] = table.loc[3, ["income", "age"]]
+        table.loc[[3, 7], "city"] = ["ulm", "bonn"]
         effect = table.city.map({"ulm": 2, "bonn": -2, "jena": 0}).fillna(0)
         table["paid"] = (2 * table.income + effect + draw.normal(size=ROWS) > 0).astype(int)
         self.table = table
@@ -150,6 +156,72 @@ def test_one_exchange_answers_a_request(session):
     finally:
         serving.stop()
     assert not session.flower.failures
+
+
+def margin(answer):
+    low, high = answer["probabilities"]
+    return np.log(high) - np.log(low)
+
+
+def test_an_answer_says_what_each_party_added(session):
+    session.play()
+    settings_file(session.run, settings(explain=True))
+    serving = Serving(session.run, lambda: session.play("serve"))
+    try:
+        serving.client.wait_ready()
+        told = [serving.client.predict(one, explain=True)[1] for one in ("r003", "r007")]
+    finally:
+        serving.stop()
+    bases = []
+    for one in told:
+        parts = one["contributions"]
+        assert set(parts) == {*OTHERS, "lender"}
+        assert all(own[0] == 0 for own in parts.values()), "the first class is the reference"
+        bases.append(margin(one["predictions"][0]) - sum(own[1] for own in parts.values()))
+    assert bases[0] == pytest.approx(bases[1], abs=1e-5), "the same whoever is asked for"
+
+
+def test_requests_are_answered_without_a_party_that_is_away(session, monkeypatch):
+    """Its splits send a row to both sides, by weight, until it is back."""
+    session.play()
+    dying, real = threading.Event(), ServedParty.answer
+
+    def answer(party):
+        if dying.is_set() and party._feature.name == "shop":
+            raise SystemExit
+        return real(party)
+
+    def answered(*missing):
+        deadline = time.monotonic() + 30
+        while True:
+            status, told = client.predict("r003", "r007")
+            rows = told.get("predictions", [{}])
+            if status == 200 and all(one["missing"] == list(missing) for one in rows):
+                return [one["probabilities"][1] for one in rows]
+            assert time.monotonic() < deadline, told
+            time.sleep(0.05)
+
+    monkeypatch.setattr(ServedParty, "answer", answer)
+    monkeypatch.setattr("vfl.server.federation._RETURN_S", 0.2)
+    settings_file(session.run, settings(partial=True))
+    serving = Serving(session.run, lambda: session.play("serve"))
+    try:
+        client = serving.client
+        client.wait_ready()
+        whole, nodes = answered(), session.flower.get_nodes()
+        monkeypatch.setattr(session.flower, "get_nodes", lambda: nodes[:1])
+        dying.set()
+        partial = answered("shop")
+        assert abs(whole[0] - whole[1]) > 0.05
+        assert partial[0] == partial[1], "the city alone tells them apart"
+        assert min(whole) < partial[0] < max(whole)
+        explained = client.predict("r003", explain=True)
+        assert explained[0] == 403, "nobody asked for contributions"
+        dying.clear()
+        monkeypatch.setattr(session.flower, "get_nodes", lambda: nodes)
+        assert answered() == whole
+    finally:
+        serving.stop()
 
 
 def test_one_process_serves_a_run(tmp_path):

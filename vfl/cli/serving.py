@@ -57,6 +57,10 @@ def serve(
         bool | None,
         _option("Tell what each party contributed, if asked.", "False"),
     ] = None,
+    partial: Annotated[
+        bool | None,
+        _option("Let boosted trees answer without a feature party that is away.", "False"),
+    ] = None,
     switch: Annotated[
         Path | None,
         typer.Option(
@@ -104,6 +108,7 @@ def serve(
         "trusted_proxy": trusted_proxy or None,
         "explain": explain,
         "cache_rows": cache_rows,
+        "partial": partial,
         "tasks": tasks or None,
     }
     given = {name: value for name, value in options.items() if value is not None}

@@ -214,6 +214,8 @@ class ServeSettings(Settings):
         trusted_proxy: addresses of proxies in front, whose last X-Forwarded-For says who asks.
         explain: whether contributions of parties are told; asks for 32 rows more, once.
         cache_rows: answers that are kept in memory; 0 keeps none.
+        partial: whether boosted trees answer without a feature party that is away; a network that
+            was trained with `data.missing_rows = "token"` always does.
     """
 
     host: str = "127.0.0.1"
@@ -234,6 +236,7 @@ class ServeSettings(Settings):
     ] = ()
     explain: bool = False
     cache_rows: int = Field(default=0, ge=0)
+    partial: bool = False
 
 
 class Node(Settings):

@@ -200,7 +200,7 @@ class LabelSession:
                 raise ConfigError("a simulation's parties have one rank each", where="node.ranks")
         self.front = front
         if front is not None:
-            require_servable(terms)
+            require_servable(terms, front.partial)
             classes = own_folder(party, terms).classes()
             drift = own_folder(party, terms).drift()
             asked = [name for name in rules.peers(terms) if name not in terms.serving]
@@ -209,8 +209,8 @@ class LabelSession:
 
     @property
     def _partial(self) -> bool:
-        """Whether learned vectors stand for the cuts of parties that are not here."""
-        return self.front is not None and bool(self.data.held)
+        """Whether rows are answered without parties that are not here."""
+        return self.front is not None and (self.front.partial or bool(self.data.held))
 
     def _tell(self, report: ProgressReport) -> None:
         self.folder.progress(report.record())
@@ -362,12 +362,14 @@ class LabelSession:
 
             if mode.whole_network:
                 named, agreed = (federation.session, attempt), federation.agree
+                absent = [name for name in rules.peers(terms) if name not in links]
+                ends = self._with_absent(links)
                 whole = WholeNetworkLabel(
-                    data, terms, named, links, receive, own, objective, agreed=agreed, **more
+                    data, terms, named, ends, receive, own, objective, agreed=agreed, **more
                 )
                 if self.front is not None:
                     whole.begin()
-                    here = self._serve(self.front, whole, federation, links, (), meter)
+                    here = self._serve(self.front, whole, federation, ends, absent, meter)
                     return self._end(whole, federation, here)
                 whole.play(
                     start,
@@ -401,8 +403,7 @@ class LabelSession:
         """The link to every party, through a switchboard where parties write to each other."""
         terms = self.terms
         if not terms.takers:
-            absent = [name for name in rules.peers(terms) if name not in links]
-            return {**links, **{name: local_pair()[0] for name in absent}}
+            return self._with_absent(links)
 
         def pairs(sender: str, receiver: str) -> bool:
             return (sender in terms.takers) is not (receiver in terms.takers)
@@ -412,6 +413,10 @@ class LabelSession:
             return board.links
         behind, names = terms.middle is not None, terms.at_label().feature_parties
         return board.links | {name: Carried(board, name, links, behind) for name in names}
+
+    def _with_absent(self, links: Mapping[str, ObservedPoll]) -> dict[str, Link]:
+        """The link to every party; of one that is away a link that leads nowhere."""
+        return {n: links.get(n) or local_pair()[0] for n in rules.peers(self.terms)}
 
     def _serve(
         self,

@@ -126,7 +126,7 @@ class WholeNetworkLabel(AnyLabelParty):
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """The outputs that all parties' answers give together, axes (rows, outputs)."""
-        return {SUM: self._asking.answered(exchange, inputs).float()}
+        return {SUM: self._asking.answered(exchange, inputs, self.aggregator.without).float()}
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
         """The outputs that `query` gave."""
@@ -135,6 +135,10 @@ class WholeNetworkLabel(AnyLabelParty):
     def answers(self, outputs: Tensor) -> Tensor:
         """Logits of classes, or numbers in the labels' own units."""
         return self._task.answers(outputs).cpu()
+
+    def contributions(self, row: int) -> Mapping[str, Tensor]:
+        """The Shapley value of each party for each output of a row of the last query."""
+        return self._asking.contributions(row)
 
     @property
     def split(self) -> Split:

@@ -561,6 +561,7 @@ class HttpFront(ServingFront):
         folder: Path,
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.partial = settings.partial
         self.tasks = settings.tasks if isinstance(settings, LeadSettings) else ()
         if settings.certificate is None:
             require_loopback(settings.host)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from vfl.clients.serving import ServedMiddle, ServedParty
@@ -67,7 +67,7 @@ def serve(
         raise ConfigError(
             "one process serves one task", where="--task", fix="a vfl serve for each, with a --port"
         )
-    session, label = _session(first, task)
+    session, label = _session(first, settings)
     own = first.party(label.data.name) if task else first.path
     front = HttpFront(label.data.name, settings, own)
     folder, version = first, first.path.name
@@ -82,7 +82,7 @@ def serve(
                 return
             try:
                 opened = RunFolder.open(following)
-                session, label = _session(opened, task)
+                session, label = _session(opened, settings)
                 folder, version = opened, following.name
             except VFLError as error:  # what cannot be served leaves what was
                 print(f"{error.what}; going on with {version}", flush=True)
@@ -90,10 +90,11 @@ def serve(
         front.close()
 
 
-def _session(folder: RunFolder, task: Sequence[str]) -> tuple[AnySession, Asking]:
+def _session(folder: RunFolder, settings: LeadSettings) -> tuple[AnySession, Asking]:
     """The session of a run, and the label party that answers: of one task, or the first one."""
+    task = settings.tasks
     with locked(folder.path):
         data = load_again(folder)
         session = trained(folder, data, "serve", serving=task)
-    require_servable(session.terms)
+    require_servable(session.terms, settings.partial)
     return session, session.leads(task[0]) if task else session.label

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -790,12 +790,16 @@ class CutAggregator:
         ends: the label party's end of the round with every feature party, in merge order.
         ledger: where time spent waiting is counted.
         stopping: says which answers are left to it.
+
+    Attributes:
+        without: parties that take no part in the next query, where one may be missing.
     """
 
     def __init__(
         self, ends: Mapping[str, LabelEnd], ledger: Ledger, stopping: EarlyStopping
     ) -> None:
         self.ends = ends
+        self.without: Collection[str] = ()
         self._ledger = ledger
         self._stopping = stopping
 

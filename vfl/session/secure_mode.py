@@ -9,7 +9,7 @@ party sends its cut through a codec, and the label party sees it. The other memb
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -287,12 +287,24 @@ class AskingNetwork(Protocol):
     @property
     def ends(self) -> Mapping[str, ServedEnd]: ...
 
-    def answered(self, exchange: Exchange, inputs: Tensor | None) -> Tensor:
+    def answered(
+        self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
+    ) -> Tensor:
         """Outputs of rows that all others were asked for; see `WholeNetwork.outputs`.
 
         Args:
             exchange: which rows.
             inputs: the label party's own of them; those of its table if not given.
+            without: parties that are away and were not asked; see `SecureMode.answers_without`.
+        """
+
+    def contributions(self, row: int) -> Mapping[str, Tensor]:
+        """The Shapley value of each party for each output of one row, axes (outputs,).
+
+        Empty where the model has none.
+
+        Args:
+            row: which of the rows that were answered last.
         """
 
 
@@ -344,6 +356,8 @@ class SecureMode:
             takes part in one names it in `consent.models`.
         whole_epochs: whether an exchange of a training has all training rows.
         serves_rows: whether a whole network also answers rows as they are asked for.
+        answers_without: whether it then answers without a feature party that is away, where the
+            label party's service may.
         keeps: what a feature party and the label party keep of the model, for cards and pages; None
             where these are a bottom and the top.
     """
@@ -355,6 +369,7 @@ class SecureMode:
     reads_cells: ClassVar[bool] = False
     whole_epochs: ClassVar[bool] = False
     serves_rows: ClassVar[bool] = False
+    answers_without: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, str] | None] = None
 
     # Who takes part, what is promised and refused.

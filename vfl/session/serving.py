@@ -22,7 +22,7 @@ from enum import IntEnum
 import numpy as np
 
 from vfl.config import Consent
-from vfl.core.errors import ConsentError, ExposedCutError, ProtocolError
+from vfl.core.errors import ConfigError, ConsentError, ExposedCutError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.session import secure_mode
 from vfl.session.relay import Carried
@@ -44,11 +44,16 @@ class Refused(IntEnum):
     SPENT = 3  # bytes or epsilon are used up
 
 
-def require_servable(terms: Terms) -> None:
+def require_servable(terms: Terms, partial: bool = False) -> None:
     """Refuse secure modes that cannot answer rows as they are asked.
+
+    Args:
+        terms: of the run.
+        partial: whether rows are to be answered without a party that is away.
 
     Raises:
         ExposedCutError: the mode shares weights between parties.
+        ConfigError: the model is no forest, and was trained on rows that all parties have.
     """
     mode = secure_mode.make(terms.secure)
     if (mode.shares_weights or mode.whole_network) and not mode.serves_rows:
@@ -56,6 +61,13 @@ def require_servable(terms: Terms) -> None:
             "a network whose layers are shared cannot be served row by row",
             got=f"secure = '{terms.secure}'",
             want="secure = 'none' or 'sum'; vfl predict RUN answers a whole table",
+        )
+    if partial and not mode.answers_without and terms.missing_rows != "token":
+        raise ConfigError(
+            "nothing stands for the answer of a party that is away",
+            where="serve.partial",
+            want="a run of trees, or one trained with data.missing_rows = 'token'",
+            fix="leave it out: requests get a 503 until everybody is back",
         )
 
 

@@ -296,6 +296,10 @@ class LabelCellsEnd(CellsEnd):
         links = {name: end.link for name, end in self.ends.items()}
         return collect_reports(links, self._terms, report)
 
+    def contributions(self, row: int) -> Mapping[str, Tensor]:
+        """See `AskingNetwork.contributions`; none, unless a model says otherwise."""
+        return {}
+
     def _pull(self, name: str, step: int) -> memoryview:
         """Ask a party for its next message of a step."""
         self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 from vfl.trees.boosting import Booster, Forest, splits_of, splits_of_state, splits_state
 from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, within
+from vfl.trees.explanation import Leaves
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, goes_left
 
@@ -123,6 +124,9 @@ class LabelEnd(LabelCellsEnd):
         self._counts: dict[str, int] = {}
         #: How many splits the forest has on each party's columns.
         self._split_counts = Counter[str]()
+        #: On which sides the rows lie that were answered last, axes (rows, splits).
+        self._answers = np.empty((0, 0), bool)
+        self._leaves: Leaves | None = None
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -184,13 +188,18 @@ class LabelEnd(LabelCellsEnd):
             end.link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
         return self.answered(exchange, None)
 
-    def answered(self, exchange: Exchange, inputs: Tensor | None) -> Tensor:
+    def answered(
+        self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
+    ) -> Tensor:
         splits = self._forest.splits
-        answers = np.empty((len(exchange.rows), len(splits)), bool)
+        answers = np.zeros((len(exchange.rows), len(splits)), bool)
+        known = np.ones(len(splits), bool)
         for name in self._counts:
             owned = list(self._owned(name, splits))
             places, own = [place for place, _ in owned], [one for _, one in owned]
-            if name == self.party:
+            if name in without:
+                known[places] = False
+            elif name == self.party:
                 assert self._own is not None, "it has columns"
                 cells = None if inputs is None else inputs.flatten(1).numpy()
                 if cells is None:
@@ -198,7 +207,23 @@ class LabelEnd(LabelCellsEnd):
                 answers[:, places] = goes_left(own, self._own.bins(cells), self._own.layout)
             else:
                 answers[:, places] = self._sides(name, exchange, len(own))
-        return self._outputs_of(self._forest.margins(answers))
+        self._answers = answers
+        if known.all():
+            return self._outputs_of(self._forest.margins(answers))
+        return self._outputs_of(self._paths().margins(answers, known))
+
+    def contributions(self, row: int) -> dict[str, Tensor]:
+        players = np.zeros(self._answers.shape[1], np.int64)
+        for player, name in enumerate(self._counts):
+            players[[place for place, _ in self._owned(name, self._forest.splits)]] = player
+        found = self._paths().contributions(self._answers[[row]], players, len(self._counts))[0]
+        return dict(zip(self._counts, torch.from_numpy(self._objective.parts(found)), strict=True))
+
+    def _paths(self) -> Leaves:
+        """The leaves of a forest that grows no more."""
+        if self._leaves is None:
+            self._leaves = Leaves(self._forest)
+        return self._leaves
 
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
@@ -207,7 +232,7 @@ class LabelEnd(LabelCellsEnd):
         return found | {"column_counts": counts} | self._forest.state_dict()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self._forest = Forest.of_state(weights)
+        self._forest, self._leaves = Forest.of_state(weights), None
         names = [*([self.party] if self.party in self._terms.parties else []), *self.ends]
         self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
 

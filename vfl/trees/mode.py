@@ -62,6 +62,7 @@ class Trees(CellsMode):
     instead: ClassVar[Mapping[str, str]] = {
         "train.learning_rate": "model = 'trees:learning_rate=0.1'",
     }
+    answers_without: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, str]] = (
         "the splits on them",
         "all trees, without the thresholds of others",

@@ -36,6 +36,10 @@ class Objective:
 
     def logits(self, margins: np.ndarray) -> np.ndarray:
         """Logits of all classes, or expected values; axes (rows, classes) or (rows, 1)."""
+        return self.parts(margins)
+
+    def parts(self, margins: np.ndarray) -> np.ndarray:
+        """Parts of margins as parts of `logits`; of counts as parts of their logarithm."""
         return margins
 
 
@@ -50,7 +54,7 @@ class Binary(Objective):
         likely = expit(margins)
         return likely - labels[:, None], np.maximum(likely * (1 - likely), _LEAST_SECOND)
 
-    def logits(self, margins: np.ndarray) -> np.ndarray:
+    def parts(self, margins: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros_like(margins), margins], axis=1)
 
 

@@ -25,7 +25,6 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import PartyData
 from vfl.session import Exchange, Terms
 from vfl.session.exchange import SUM, CutAggregator
-from vfl.session.label.missing import PartialCuts
 from vfl.session.label.party import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
@@ -94,6 +93,12 @@ class Asking(Protocol):
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Logits of classes, or numbers in the labels' own units."""
+
+    def contributions(self, row: int) -> Mapping[str, Tensor] | None:
+        """The Shapley value of each party for each output of a row of the last query.
+
+        None where they follow from the cuts.
+        """
 
 
 class Away(Protocol):
@@ -227,11 +232,10 @@ class ServingParty:
         if inputs is None and self.label.data.inputs is not None:
             inputs = self.label.data.inputs.index_select(0, torch.from_numpy(rows))
         exchange = Exchange(step, "predict", 0, rows, last=True, confirmed=False)
-        missing, held, aggregator = None, self._held, self.label.aggregator
-        if isinstance(aggregator, PartialCuts):
-            here = self._links.keys() - self.absent
-            aggregator.without = [n for n in held if n not in here or not len(self._rows_of[n])]
-            has = {name: held[name][rows] & (name in here) for name in held}
+        missing = None
+        if self._held or self._away is not None:
+            has = {name: self._has(name, rows) for name in self.label.ends}
+            self.label.aggregator.without = [name for name in has if not has[name].any()]
             missing = [tuple(name for name in has if not has[name][at]) for at in range(len(rows))]
         cuts = self.label.query(exchange, inputs)
         self.label.progress.asked(len(rows))
@@ -265,6 +269,8 @@ class ServingParty:
         Returns:
             Axes (outputs,) each; empty where only a sum of cuts is known, or parties are many.
         """
+        if (told := self.label.contributions(row)) is not None:
+            return dict(told)
         names = list(cuts)
         if self._reference is None or self.absent or not self._explains(names):
             return {}
@@ -282,6 +288,11 @@ class ServingParty:
         """Tell the feature parties that there are no more requests."""
         for link in self._links.values():
             link.send(Frame(Kind.DONE))
+
+    def _has(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Which rows a party answers, bool, axes (rows,); none of them while it is away."""
+        held = self._held[name][rows] if self._held else np.ones(len(rows), dtype=bool)
+        return held & (name in self._links.keys() - self.absent)
 
     def _take_in(self, name: str, link: Link) -> None:
         """Ask a party from here on."""

@@ -20,8 +20,11 @@ class ServingFront:
     Attributes:
         welcome: where it listens, for people.
         tasks: further label parties that are to serve meanwhile.
+        partial: whether rows are answered without a feature party that is away, where the model
+            can.
     """
 
+    partial: bool = False
     tasks: tuple[str, ...]
     welcome: str
 

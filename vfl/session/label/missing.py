@@ -6,7 +6,7 @@ sends none. What is missing is known to both from the aligned ids, so nothing ab
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -60,9 +60,6 @@ class PartialCuts(CutAggregator):
         ends, ledger, stopping: see `CutAggregator`.
         held: which aligned rows each feature party has, bool, axes (aligned rows,).
         missing: the vectors.
-
-    Attributes:
-        without: parties that take no part in the next query, whatever rows they have.
     """
 
     def __init__(
@@ -75,7 +72,6 @@ class PartialCuts(CutAggregator):
     ) -> None:
         super().__init__(ends, ledger, stopping)
         self._held, self._missing = held, missing
-        self.without: Collection[str] = ()
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
         found, rows = dict[str, Tensor](), len(exchange.rows)

@@ -958,6 +958,9 @@ class LabelParty(AnyLabelParty):
         """Outputs as a prediction writes them: logits of classes, or numbers in own units."""
         return self._task.answers(outputs).cpu()
 
+    def contributions(self, row: int) -> None:
+        """None: they follow from the cuts, see `ServingParty.contributions`."""
+
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
         inputs = None if self.data.inputs is None else self.data.inputs.index_select(0, rows)
