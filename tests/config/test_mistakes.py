@@ -3,7 +3,8 @@
 import pytest
 
 from vfl.config import read_experiment, read_party_file, with_overrides
-from vfl.core.errors import ConfigError
+from vfl.core.errors import ConfigError, SpecError
+from vfl.training.specs import read_checked
 
 FOUR_MISTAKES = """\
 name = "trial"
@@ -106,6 +107,23 @@ def test_a_mistake_stands_where_it_was_made(read, text, mistake):
 )
 def test_settings_that_do_not_go_together(read, text, mistake):
     assert read(text)[1] == f"  bad.toml: {mistake}"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "where", "fix"),
+    [
+        ("model = 'netwrk'", (), "bad.toml:1: model", "did you mean 'network'?"),
+        ("model = 'sum:bits=8'", (), "bad.toml:1: model", "secure = 'sum:bits=8'"),
+        ("seed = 3", ["model=netwrk"], "bad.toml: model", "did you mean 'network'?"),
+        ("secure = 'sun'", (), "bad.toml:1: secure", "did you mean 'sum'?"),
+    ],
+)
+def test_a_model_that_is_none_is_called_by_its_own_setting(tmp_path, text, overrides, where, fix):
+    path = tmp_path / "bad.toml"
+    path.write_text(f"{text}\n[parties.bank]\n[parties.shop]\n")
+    with pytest.raises(SpecError) as caught:
+        read_checked(path, overrides)
+    assert (caught.value.where, caught.value.fix) == (where, fix)
 
 
 def test_folds_and_measures_that_are_not_there_are_told_together(read):

@@ -16,8 +16,11 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import Secret
+from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, chosen
+from vfl.experiments.cells import CODEC
 from vfl.experiments.comparison import CutShape, comparison_of, fitted_spec, frame_bytes, plan_lines
+from vfl.experiments.scheduler import run_cells
 
 
 def titles(cells):
@@ -54,16 +57,43 @@ def test_a_plan_says_the_bytes_of_a_row(tiny):
     assert topk.split()[:2] == ["9.12", "14.26%"]  # 2 x 32 + ceil(log2 120) bits, and the header
 
 
-def test_where_first_layers_are_shared_there_is_no_cut_to_compare():
-    content = {
-        "secure": "beaver",
-        "merge": "sum",
-        "parties": {name: {"bottom": "mlp:hidden=none"} for name in ("left", "right")},
-        "train": {"optimizer": "sgd", "momentum": 0},
-        "compare": {"codecs": ["none"]},
-    }
-    with pytest.raises(ExposedCutError, match="no party has a bottom or a cut"):
-        comparison_of(Experiment.model_validate(content))
+TWO = {
+    "data": {"rows": 400, "validation": 0},
+    "merge": "sum",
+    "parties": {name: {"width": 16, "bottom": "mlp:hidden=none"} for name in ("left", "right")},
+    "train": {"epochs": 1, "optimizer": "sgd", "momentum": 0},
+    "compare": {"codecs": ["none"], "seeds": [0]},
+}
+
+
+@pytest.mark.parametrize("secure", ["beaver", "permuted", "pea", "pea:divided=columns"])
+def test_where_no_party_has_a_cut_there_is_none_to_compare(secure):
+    with pytest.raises(ExposedCutError):
+        comparison_of(Experiment.model_validate(TWO | {"secure": secure}))
+
+
+@pytest.mark.parametrize(
+    ("secure", "value_bytes", "error"), [("none", 4, 0), ("sum", 4, 1e-4), ("sum:bits=8", 1, 0.2)]
+)
+def test_the_cell_of_a_mode_with_cuts_is_measured(written, tmp_path, secure, value_bytes, error):
+    folder, cells = written(tmp_path / "grid", Experiment.model_validate(TWO | {"secure": secure}))
+    assert run_cells(folder, cells) == []
+    measured = read_json(folder.cells_path / cells[0].name / CODEC)["parties"]
+    assert set(measured) == {"left", "right"}
+    for party in measured.values():
+        frames = -(-party["rows"] // party["batch_size"])
+        values = party["rows"] * party["width"]
+        assert party["wire_bytes"] == frames * HEADER_BYTES + values * value_bytes
+        assert error / 100 <= party["relative_error"] <= error
+    _, planned = plan_lines(cells)
+    assert planned.split()[0] == f"{2 * (16 * value_bytes + HEADER_BYTES / 64):.2f}"
+
+
+def test_a_codec_that_a_secure_mode_refuses_is_told_before_anything_trains():
+    compare = {"codecs": ["none", "topk:k=3"], "seeds": [0]}
+    with pytest.raises(ExposedCutError, match="which values a party sends") as caught:
+        comparison_of(Experiment.model_validate(TWO | {"secure": "sum", "compare": compare}))
+    assert caught.value.where == "compare.codecs, secure"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from vfl.core.errors import ConfigError, ExposedCutError, SpecError
 from vfl.datasets import read_encoder
 from vfl.datasets.encode import CellEncoder, Unfamiliar
 from vfl.session import secure_mode
-from vfl.training.specs import checked
+from vfl.training.specs import checked, read_checked
 from vfl.trees.mode import Trees
 
 CONTENT = {"parties": {"bank": {}, "shop": {}}, "label": {"party": "lender"}}
@@ -51,8 +51,14 @@ def test_what_trees_have_no_part_in_is_refused(tmp_path, more, kind, told):
 def test_a_file_says_where_its_model_is_wrong(tmp_path):
     path = tmp_path / "e.toml"
     path.write_text("model = 3\n[parties.bank]\nwidth = 4\n")
-    with pytest.raises(ConfigError, match="secure"):
+    with pytest.raises(ConfigError, match="'model' is a text"):
         read_experiment(path)
+    path.write_text("seed = 1\nmodel = 'trees:depth=3'\n[parties.bank]\n")
+    with pytest.raises(SpecError, match="model 'trees' has no option 'depth'") as caught:
+        read_checked(path)
+    assert caught.value.where == "e.toml:2: model"
+    with pytest.raises(SpecError, match="model 'trees' has no option 'depth'"):
+        checked(CONTENT | {"model": "trees:depth=3"}, "a test")
 
 
 def test_cells_become_inputs_as_they_stand():

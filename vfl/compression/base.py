@@ -153,6 +153,11 @@ class Codec(ABC):
         """
         return None
 
+    @property
+    def unmasked(self) -> Codec:
+        """What a measurement encodes with: the same codec without masks that are used once."""
+        return self
+
     def payload_limit(self, rows: int, width: int) -> int:
         """Largest payload in bytes either direction can need for this shape."""
         return 4 * rows * width + 64

@@ -345,11 +345,13 @@ def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
     {'seed': 3, 'secure': 'trees'}
 
     Raises:
-        ValueError: both are given.
+        ValueError: both are given, or `model` is no text.
     """
     if "model" not in content:
         return content
     rest = {name: value for name, value in content.items() if name != "model"}
+    if not isinstance(content["model"], str):
+        raise ValueError(f"'model' is a text, such as '{NETWORK}'")
     if content["model"] == NETWORK:
         return rest
     if rest.get("secure", "none") != "none":

@@ -604,7 +604,6 @@ class Named(NamedTuple):
 
 def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
     """Every plug-in that an experiment names; its settings may be wrong themselves."""
-    model = (("model",), "secure", content) if content.get("model", NETWORK) != NETWORK else None
     label, parties = table_in(content, "label"), table_in(content, "parties")
     leading = label.get("party", LabelSettings().party)
     tasks = [one for one in content.get("tasks") or () if isinstance(one, Mapping)]
@@ -623,8 +622,8 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
         (("label", "top"), "top", None),
         *((("parties", name, "bottom"), "bottom", None) for name in parties),
     ]
-    if model is not None:
-        single.append(model)
+    if content.get("model", NETWORK) != NETWORK:
+        single.append((("model",), "model", content))
     if middle := table_in(content, "middle"):
         width = middle.get("width", MiddleSettings().width)
         single += [

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vfl import compression
-from vfl.compression import StepContext
+from vfl.compression import Codec, StepContext
 from vfl.config import WANTED, CompareSettings, Experiment, Locations, with_overrides
 from vfl.config.validate import check_one_label_party
 from vfl.core.errors import BadOptionError, ConfigError, UserError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import Secret, generator
 from vfl.experiments.cells import Cell, settings_of
-from vfl.session.secure_mode import nobodys_bottom, shares_weights
+from vfl.session import Terms, secure_mode
+from vfl.session.secure_mode import nobodys_bottom
 from vfl.training.specs import check_specs
 
 _LARGEST = 2**22
@@ -65,10 +66,12 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
             one = with_overrides(plain, overrides)
             check_specs(one)
             check_one_label_party(one, "a comparison")
-            if shares_weights(one):
+            if secure_mode.shares_weights(one):
                 raise nobodys_bottom(one.feature_parties[0])
         with _about(locations, "compare", "codecs"):
             choices[variant], left_out = _choices(settings, CutShape.of(one))
+            for choice in choices[variant]:
+                check_specs(with_codec(one, choice["codec"]))
         notes += [f"{variant}: {note}" if variant else note for note in left_out]
     cells = [
         _cell(with_overrides(plain, [*overrides, *repeat]), choice, variant, repeat)
@@ -111,7 +114,7 @@ def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
     yield f"{'bytes a row':>11}  {'of dense':>8}  cell"
     for cell in cells:
         cut, codec = CutShape.of(cell.experiment), cell.experiment.codec
-        if length_follows_data(codec, cut.widths):
+        if length_follows_data(codec, cut):
             yield f"{'as the data':>11}  {'asks':>8}  {cell.title}"
         else:
             sent = frame_bytes(codec, cut)
@@ -138,7 +141,12 @@ def _cell(one: Experiment, choice: Choice, variant: str, repeat: tuple[str, ...]
     about = {"variant": variant, **choice, "repeat": repeat[-1].removeprefix("data.")}
     level = f"at {choice['level']} %" if choice["level"] else ""
     title = " ".join(filter(None, (variant, choice["codec"], level, about["repeat"])))
-    return Cell(one.model_copy(update={"codec": choice["codec"]}), title, about)
+    return Cell(with_codec(one, choice["codec"]), title, about)
+
+
+def with_codec(experiment: Experiment, spec: str) -> Experiment:
+    """The same training with another codec."""
+    return experiment.model_copy(update={"codec": spec})
 
 
 @dataclass(frozen=True)
@@ -148,16 +156,24 @@ class CutShape:
     Attributes:
         widths: of each feature party's bottom.
         rows: of a training batch.
+        make: builds what encodes it from the spec of a codec.
     """
 
     widths: tuple[int, ...]
     rows: int
+    make: Callable[[str], Codec] = compression.make
 
     @classmethod
     def of(cls, experiment: Experiment) -> CutShape:
-        """The cut of an experiment."""
-        widths = tuple(experiment.parties[name].width for name in experiment.feature_parties)
-        return cls(widths, experiment.train.batch_size)
+        """The cut of an experiment, which its secure mode may encode in the place of the codec."""
+        mode, parties = secure_mode.make(experiment.secure), experiment.feature_parties
+
+        def make(spec: str) -> Codec:
+            terms = Terms.of(with_codec(experiment, spec), "train", experiment.name)
+            return mode.feature_codec(parties[0], terms).unmasked
+
+        widths = tuple(experiment.parties[name].width for name in parties)
+        return cls(widths, experiment.train.batch_size, make)
 
     @property
     def dense_bytes(self) -> int:
@@ -177,7 +193,7 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
         SpecError: the codec cannot be built, or does not fit the width.
     """
     context = StepContext(training=True, secret=Secret.of_simulation(0, "match"))
-    codecs = [compression.make(spec) for _ in cut.widths]
+    codecs = [cut.make(spec) for _ in cut.widths]
     for codec, width in zip(codecs, cut.widths, strict=True):
         codec.check(width)
     return sum(
@@ -187,14 +203,15 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
     )
 
 
-def length_follows_data(spec: str, widths: tuple[int, ...]) -> bool:
+def length_follows_data(spec: str, cut: CutShape) -> bool:
     """Whether the length of a codec's frames depends on the data, or on what it learned.
 
-    >>> [length_follows_data(spec, (128,)) for spec in ("topk:k=3,values=8", "l1:target=6")]
+    >>> cut = CutShape((128,), rows=256)
+    >>> [length_follows_data(spec, cut) for spec in ("topk:k=3,values=8", "l1:target=6")]
     [False, True]
     """
-    few = CutShape(widths, 8)
-    return compression.make(spec).learns or frame_bytes(spec, few) != frame_bytes(spec, few, 1)
+    few = replace(cut, rows=8)
+    return cut.make(spec).learns or frame_bytes(spec, few) != frame_bytes(spec, few, 1)
 
 
 def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
@@ -234,8 +251,8 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
         SpecError: the codec cannot be built.
     """
     least = _with(spec, 1)
-    plain = CutShape(cut.widths, min(cut.rows, 8))
-    if length_follows_data(least, cut.widths):
+    plain = replace(cut, rows=min(cut.rows, 8))
+    if length_follows_data(least, cut):
         raise BadOptionError(
             "no number can be looked for here: how long its frames are depends on the data",
             got=spec,

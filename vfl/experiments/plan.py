@@ -297,13 +297,14 @@ def check_public(
     Raises:
         ConfigError, SpecError: everything that is wrong with it.
     """
+    locations = locations or Locations()
     wrong = [
-        *specs.spec_mistakes(experiment.model_dump()),
+        *specs.mistakes_in(experiment, locations),
         *mistakes_of(validate.of_project(experiment)),
     ]
     if party is not None:
         wrong += mistakes_of(validate.of_leading_party(experiment, party))
-    raise_mistakes(wrong, locations or Locations())
+    raise_mistakes(wrong, locations)
     return _plugins(experiment)
 
 

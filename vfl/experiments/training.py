@@ -145,7 +145,7 @@ def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]
 
 def _measured(client: FeatureParty, rows: Tensor, batch_size: int, secret: Secret) -> Any:
     assert isinstance(client.end, FeatureEnd), "a comparison refuses shared first layers"
-    codec, cut = client.end.codec, client.cut(rows)
+    codec, cut = client.end.codec.unmasked, client.cut(rows)
     units = unit_usage(codec, cut)
     sizes = measure_codec(codec, cut, width=client.end.width, batch_size=batch_size, secret=secret)
     bound = sizes.entropy_bound_bytes

@@ -21,6 +21,7 @@ from vfl.config import (
     TrainSettings,
     read_experiment,
 )
+from vfl.config.experiment import NETWORK
 from vfl.config.grid import PACKS
 from vfl.config.toml import Mistake, mistakes_of, raise_mistakes
 from vfl.config.toml import check as check_settings
@@ -32,7 +33,9 @@ from vfl.core.errors import (
     SpecError,
     UnknownNameError,
     UnknownOptionError,
+    nearest,
 )
+from vfl.core.registry import parse
 from vfl.datasets import sources
 from vfl.models.mlp import MLPBottom
 from vfl.models.optimizers import NO_SCHEDULE, Optimization
@@ -49,7 +52,7 @@ def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment,
     experiment = read_experiment(path, overrides, spec_mistakes)
     locations = Locations.of(path, overrides)
     here = of_training_here(experiment, sources.own_parts(experiment.data.source))
-    raise_mistakes([*spec_mistakes(experiment.model_dump()), *mistakes_of(here)], locations)
+    raise_mistakes([*mistakes_in(experiment, locations), *mistakes_of(here)], locations)
     return experiment, locations
 
 
@@ -64,7 +67,7 @@ def checked(content: Mapping[str, Any], where: str) -> Experiment:
         ConfigError, SpecError: as `read_checked`.
     """
     experiment = check_settings(content, Experiment, where, spec_mistakes)
-    check_specs(experiment, Locations(where))
+    check_specs(experiment, Locations(where, dict.fromkeys(((key,) for key in content), 0)))
     return experiment
 
 
@@ -79,7 +82,8 @@ def check_specs(experiment: Experiment, locations: Locations | None = None) -> N
         SpecError: with the nearest known name or option, or the widths that would fit.
         ConfigError: several specs are wrong; all of them are told.
     """
-    raise_mistakes(list(spec_mistakes(experiment.model_dump())), locations or Locations())
+    locations = locations or Locations()
+    raise_mistakes(list(mistakes_in(experiment, locations)), locations)
 
 
 def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
@@ -100,6 +104,14 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
         except SpecError as error:
             wrong.append(((f"{setting} {spec}",), error))
     raise_mistakes(wrong, Locations())
+
+
+def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistake]:
+    """The wrong specs of an experiment, each under the setting that its file names it by."""
+    content, written = experiment.model_dump(), locations.lines
+    if experiment.secure != "none" and ("model",) in written and ("secure",) not in written:
+        content["model"] = content.pop("secure")
+    return spec_mistakes(content)
 
 
 def spec_mistakes(content: Mapping[str, Any]) -> Iterator[Mistake]:
@@ -180,6 +192,26 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     trace = table_in(content, "trace")
     if trace.get("phases") or trace.get("snapshots"):
         raise trace_of_masked_cuts()
+
+
+def _check_model(spec: str, content: Mapping[str, Any]) -> None:
+    """A model in the place of a network; secure modes are of networks."""
+    from vfl.session.secure_mode import SECURE
+
+    name, _ = parse(spec)
+    if name in SECURE.names() and SECURE.member(name).reads_cells:
+        try:
+            _check_secure(spec, content)
+        except UnknownOptionError as error:
+            error.what = error.what.replace(SECURE.kind, "model", 1)
+            raise
+        return
+    known = [NETWORK, *(one for one in SECURE.names() if SECURE.member(one).reads_cells)]
+    raise UnknownNameError(
+        f"no model is called '{name}'",
+        want=", ".join(known),
+        fix=f"secure = '{spec}'" if name in SECURE.names() else nearest(name, known),
+    )
 
 
 def _check_linear(party: str, bottom: str) -> None:
@@ -268,6 +300,7 @@ _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     ),
     "defense beside dp": lambda spec, sampling: _beside_dp(refuse_defense, spec, sampling),
     "secure": _check_secure,
+    "model": _check_model,
     "data set": lambda spec, _: sources.make(spec),
     "merger": _check_merger,
     "optimizer": lambda _, content: _check_steps(content, schedule=NO_SCHEDULE),

@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from vfl.compression import INFERENCE, Codec, Encoded, StepContext
+from vfl.compression import INFERENCE, Codec, Decoded, Encoded, StepContext, Symbols
 from vfl.compression.none import Uncompressed
 from vfl.core.errors import ExposedCutError, ProtocolError
-from vfl.core.frame import Kind, Link
+from vfl.core.frame import Kind, Link, Payload
 from vfl.core.traffic import Ledger
 from vfl.mpc.secure.base import SummedCuts, SummingMode, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES
@@ -134,20 +134,58 @@ def ring_of(agreed: Agreed) -> Ring | None:
     return mode.ring_of(agreed) if isinstance(mode, SummingMode) else None
 
 
-class MaskedCut(Uncompressed):
-    """What stands in a feature party's place of a codec: cuts go out under masks.
+class RingCut(Uncompressed):
+    """A cut as elements of a ring, without masks: what the sum makes of it, for measurements.
 
     Args:
         party: whose cuts.
         ring: of its elements.
+
+    >>> import torch
+    >>> codec, cut = RingCut("bank", Ring.of(8, None, parties=2)), torch.tensor([[1.0, -0.4]])
+    >>> codec.decode(codec.encode(cut).payload, rows=1, width=2).cut.tolist()
+    [[1.0, -0.375]]
     """
 
-    repeats: ClassVar[bool] = False
     on_card: ClassVar[bool] = False  # ring elements are the processor's
 
     def __init__(self, party: str, ring: Ring) -> None:
         self._party = party
         self._ring = ring
+
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
+        """Elements in row order.
+
+        Raises:
+            RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
+        """
+        elements = self._ring.encode(cut, self._party, context.step)
+        return Encoded(elements.data.cast("B"), None)
+
+    def decode(
+        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
+    ) -> Decoded:
+        return Decoded(self._ring.decode([payload], rows, width), None)
+
+    def formula_ratio(self, width: int) -> float:
+        return self._ring.bits / 32
+
+    def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
+        """Elements, which masks make uniform: no packer may learn how often one occurs."""
+        elements = self._ring.encode(cut, self._party, context.step)
+        return Symbols(np.ones(cut.shape, np.bool_), elements, choices=2**self._ring.bits)
+
+
+class MaskedCut(RingCut):
+    """What stands in a feature party's place of a codec: cuts go out under masks.
+
+    The label party decodes sums alone, so `decode` is of no use here.
+    """
+
+    repeats: ClassVar[bool] = False
+
+    def __init__(self, party: str, ring: Ring) -> None:
+        super().__init__(party, ring)
         self._masks: PairwiseMasks | None = None
 
     def begin(self, masks: PairwiseMasks) -> None:
@@ -175,5 +213,6 @@ class MaskedCut(Uncompressed):
         elements = self._ring.encode(cut, self._party, context.step, mask)
         return Encoded(elements.data.cast("B"), None)
 
-    def formula_ratio(self, width: int) -> float:
-        return self._ring.bits / 32
+    @property
+    def unmasked(self) -> RingCut:
+        return RingCut(self._party, self._ring)
