@@ -114,21 +114,21 @@ def named_modules(tree):
                 yield module
 
 
+@cache
 def room_imports():
     """(room, room it imports, file) for every import between two rooms, those by name included."""
+    found = set()
     for path in FILES:
         tree = tree_of(path)
         for module in [*imported_modules(tree), *named_modules(tree)]:
             parts = module.split(".")
             if parts[0] == "vfl" and len(parts) > 1 and parts[1] not in (room_of(path), "__init__"):
-                yield room_of(path), parts[1], path.name
+                found.add((room_of(path), parts[1], path.name))
+    return sorted(found)
 
 
 def is_call(node, *dotted):
     return isinstance(node, ast.Call) and ast.unparse(node.func) in dotted
-
-
-ROOM_IMPORTS = sorted(set(room_imports()))
 
 
 def loads_by_name(tree):
@@ -154,13 +154,13 @@ def names_of_ours(tree):
 
 def test_every_room_has_a_floor():
     assert {room_of(path) for path in FILES} <= set(FLOOR)
-    assert {imported for _, imported, _ in ROOM_IMPORTS} <= set(FLOOR)
+    assert {imported for _, imported, _ in room_imports()} <= set(FLOOR)
 
 
 def test_rooms_import_lower_floors_only():
     upwards = [
         f"{room}/{file} imports {imported}"
-        for room, imported, file in ROOM_IMPORTS
+        for room, imported, file in room_imports()
         if FLOOR[imported] >= FLOOR[room] and (room, imported) not in BESIDE
     ]
     assert upwards == []
@@ -168,7 +168,7 @@ def test_rooms_import_lower_floors_only():
 
 def test_rooms_form_no_circle():
     graph = {}
-    for room, imported, _ in ROOM_IMPORTS:
+    for room, imported, _ in room_imports():
         graph.setdefault(room, set()).add(imported)
     assert list(TopologicalSorter(graph).static_order())
 
@@ -184,7 +184,7 @@ def test_files_of_tensors_form_no_circle():
 
 
 def test_every_exception_is_needed():
-    pairs = {(room, imported) for room, imported, _ in ROOM_IMPORTS}
+    pairs = {(room, imported) for room, imported, _ in room_imports()}
     assert sorted(set(BESIDE) - pairs) == []
 
 
@@ -201,7 +201,7 @@ def test_rooms_that_never_meet(room, forbidden):
     """By whatever way: not through rooms in between either."""
     below = {room}
     while True:
-        more = below | {imported for one, imported, _ in ROOM_IMPORTS if one in below}
+        more = below | {imported for one, imported, _ in room_imports() if one in below}
         if more == below:
             break
         below = more
@@ -211,14 +211,14 @@ def test_rooms_that_never_meet(room, forbidden):
 def test_no_other_room_imports_a_product():
     into = [
         f"{room}/{file} imports {imported}"
-        for room, imported, file in ROOM_IMPORTS
+        for room, imported, file in room_imports()
         if imported in products()
     ]
     assert into == []
 
 
 def test_only_commands_of_products_import_the_command_line():
-    above = {(room, file) for room, imported, file in ROOM_IMPORTS if imported == "cli"}
+    above = {(room, file) for room, imported, file in room_imports() if imported == "cli"}
     assert {room for room, _ in above} <= {"__main__", *products()}
     assert {file for _, file in above} <= {"__main__.py", "command.py"}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 
 import pandas as pd
 import pytest
@@ -19,8 +20,11 @@ from vfl.core.errors import ConfigError, UserError
 from vfl.experiments.on_ray import RayCluster
 from vfl.experiments.study import plan_study, run_study
 
-ray = pytest.importorskip("ray", reason="Ray is not installed here")
-pytestmark = pytest.mark.net
+#: Ray takes seconds to import, which every run of any tests would wait for.
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here"),
+]
 #: Ray listens on every network of a machine, so it runs where there is none but the loopback.
 INSIDE = os.environ.get("VFL_TEST_NO_NETWORK") == "1"
 inside = pytest.mark.skipif(not INSIDE, reason="runs inside the test that takes its network away")
@@ -85,6 +89,8 @@ def cluster(tmp_path_factory):
     address = found[1]
     start(f"--address={address}")
     RayCluster(address)
+    import ray
+
     while sum(node["Alive"] for node in ray.nodes()) < 2:
         assert time.monotonic() < end
         time.sleep(0.2)

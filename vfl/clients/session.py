@@ -347,12 +347,13 @@ class _PartySession:
         assert self.data is not None, "who has no data has one rank"
         patience_s = self.message.idle_timeout_s
         with further_ranks(self.party, size, patience_s, device) as ranks:
-            ranks.streams = [stream]
+            watched = ranks.watch(stream, "the label party")
             for rank in ranks.further:
                 message = self.message.of_rank(rank).model_dump(mode="json")
                 order = {"side": "feature", "party_file": str(self.party.path), "message": message}
                 ranks.start(rank, order)
             own = replace(own, device=device, ranks=ranks.join_group(self.data))
+            link = Observed(watched, self.name, "feature", [meter])  # ranks record no trace
             return self._play_rank_0(stream, link, own, meter, ranks)
 
     def _play_rank_0(

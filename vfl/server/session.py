@@ -348,8 +348,11 @@ class LabelSession:
                 whose = (ranks, party, self.experiment, terms, federation.session, start)
                 open_ranks = partial(start_ranks, *whose)
             links = federation.join([count, meter, *recorders], start, open_ranks)
-            ranks.streams = list(links.values())
+            watched: dict[str, Link] = {}
             if self.ranks > 1:
+                watched = {
+                    name: ranks.watch(link, f"party '{name}'") for name, link in links.items()
+                }
                 own = replace(own, device=device, ranks=ranks.join_group(data))
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
@@ -377,7 +380,7 @@ class LabelSession:
                 )
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
-            ends = self._ends_of(links, receive)
+            ends = watched or self._ends_of(links, receive)
             label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)

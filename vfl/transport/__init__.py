@@ -29,7 +29,7 @@ from vfl.transport.link import (
     local_pair,
 )
 from vfl.transport.probe import check_server, round_trip_s
-from vfl.transport.reliable import HubLink, TcpLink, receive_any
+from vfl.transport.reliable import HubLink, TcpLink, receive_any, wait_briefly
 
 __all__ = [
     "WINDOW_FRAMES",
@@ -63,5 +63,6 @@ __all__ = [
     "replace_authority",
     "round_trip_s",
     "session_certificate",
+    "wait_briefly",
     "write_trial_certificates",
 ]

@@ -598,9 +598,14 @@ def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
                 f"parties {', '.join(links)} sent nothing for {patience_s:g} s",
                 want="a frame of one of them",
             )
-        waiting = select.poll()
-        for number in (link.fileno() for link in links.values()):
-            if number >= 0:
-                waiting.register(number, select.POLLIN)
-        # A stream may be replaced meanwhile, which its old number does not tell.
-        waiting.poll(1000 * _TICK_S)
+        wait_briefly(links.values())
+
+
+def wait_briefly(links: Iterable[PolledLink]) -> None:
+    """Wait until something comes over one of these links, 0.05 s at most."""
+    waiting = select.poll()
+    for number in (link.fileno() for link in links):
+        if number >= 0:
+            waiting.register(number, select.POLLIN)
+    # A stream may be replaced meanwhile, which its old number does not tell.
+    waiting.poll(1000 * _TICK_S)

@@ -1,15 +1,26 @@
-"""Ranks on several machines: what they sum up over their streams, and who is let in."""
+"""Further ranks: what machines sum up over their streams, who is let in, who is said to be lost."""
 
+import sys
 import threading
 
 import pytest
 import torch
 
 from vfl.config import read_party_file
-from vfl.core.errors import AuthenticationError, DataError, LostRankError, MissingDataError
+from vfl.core.errors import (
+    AuthenticationError,
+    DataError,
+    LostPeerError,
+    LostRankError,
+    MissingDataError,
+    PeerFailedError,
+)
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
+from vfl.session.ranks import machines as machines_module
+from vfl.session.ranks import processes
 from vfl.session.ranks.machines import RankMachines, RanksKey, StreamGroup
+from vfl.session.ranks.processes import RankProcesses
 from vfl.transport import Hello, TcpLink, Timeouts, local_pair, session_certificate
 
 PATIENCE = Timeouts(connect_s=2.0, handshake_s=2.0, rejoin_window_s=0.0)
@@ -149,3 +160,122 @@ def test_a_key_that_is_missing_says_how_to_make_one(party):
     with pytest.raises(MissingDataError) as caught:
         RanksKey.of(party)
     assert "openssl rand -hex 32" in caught.value.fix
+
+
+#: A rank of this machine, which ends as its order says.
+RANK = """
+import json, os, sys
+order = json.loads(sys.stdin.readline())
+if order["failure"]:
+    print(json.dumps({"failure": order["failure"]}), flush=True)
+    sys.exit(1)
+if order["dies"]:
+    os.kill(os.getpid(), 9)
+sys.stdin.read()
+"""
+MISSED = LostPeerError("party 'shop' went away and did not come back")
+OURS, THEIRS = (f"rank 1 of party '{name}' was lost" for name in ("bank", "shop"))
+
+
+class Stream:
+    """Rank 0's stream to another party; that one says at the tenth look why it ended, if at all."""
+
+    patience_s = 60.0
+
+    def __init__(self, ends_with=None):
+        self.ends_with, self.looks = ends_with, 0
+
+    def poll(self):
+        self.looks += 1
+        if self.looks >= 10 and self.ends_with is not None:
+            raise self.ends_with
+
+    def fileno(self):
+        return -1
+
+
+def said(code, what):
+    """What a party ended with, as rank 0 receives it."""
+    error = PeerFailedError(f"party 'shop' stopped with {code}: {what}")
+    error.peer_code, error.peer_what = code, what
+    return error
+
+
+@pytest.fixture(params=["processes", "machines"])
+def begun(request, party, monkeypatch):
+    """Rank 0 of a bank with a stream to a shop, and rank 1, which dies, misses it, or waits."""
+    monkeypatch.setattr(machines_module, "_REJOIN_S", 0.1)
+    monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-S", "-c", RANK))
+    links = []
+
+    def begin(rank, stream, wait):
+        one_machine = request.param == "processes"
+        with RankProcesses("bank", 2, 30.0) if one_machine else RankMachines(party, 2, 30.0) as own:
+            watched = own.watch(stream, "party 'shop'")
+            if one_machine:
+                failure = MISSED.record() if rank == "misses" else None
+                own.start(1, {"failure": failure, "dies": rank == "dies"})
+            else:
+                links.append(knock(own._hub.port, RanksKey.of(party)))
+                own.start(1, {})
+                if rank == "misses":
+                    links[0].fail(MISSED)
+                if rank == "dies":
+                    links[0].close()
+            wait(own, watched)
+
+    yield begin
+    for link in links:
+        link.close()
+
+
+def test_a_rank_that_dies_is_noticed_while_another_party_is_waited_for(begun):
+    with pytest.raises(LostRankError, match=OURS):
+        begun("dies", Stream(), lambda ranks, stream: stream.receive())
+
+
+def test_a_party_that_ends_is_noticed_while_a_rank_is_waited_for(begun):
+    """The rank may wait for that party, too, for as long as parties may take to come."""
+    with pytest.raises(PeerFailedError, match=THEIRS):
+        begun(
+            "waits",
+            Stream(said(LostRankError.code, THEIRS)),
+            lambda ranks, stream: ranks.receive(1),
+        )
+
+
+def until_it_ends(ranks, stream):
+    """Look at the rank until it has ended; the party has not said anything yet."""
+    while True:
+        ranks.check()
+        stream._link.looks = 0
+
+
+def test_a_rank_misses_a_party_before_the_party_says_that_it_lost_a_rank(begun):
+    """What the rank noticed would begin the training anew, and wait for a rank that is lost."""
+    with pytest.raises(PeerFailedError, match=THEIRS):
+        begun("misses", Stream(said(LostRankError.code, THEIRS)), until_it_ends)
+
+
+@pytest.mark.parametrize("says", [None, said(LostPeerError.code, "party 'bank' went away")])
+def test_a_party_that_only_misses_ours_has_lost_no_rank(begun, says, monkeypatch):
+    """As after a cut between rank 1 here and there: the training begins anew."""
+    monkeypatch.setattr(processes, "_MISSED_S", 0.3)
+    with pytest.raises(LostPeerError, match="rank 1 of 'bank' noticed"):
+        begun("misses", Stream(says), until_it_ends)
+
+
+def test_another_party_misses_ours_before_rank_0_does(begun):
+    def hear(ranks, stream):
+        raise said(LostPeerError.code, "party 'bank' went away; rank 1 of 'shop' noticed")
+
+    with pytest.raises(LostRankError, match=OURS):
+        begun("dies", Stream(), hear)
+
+
+def test_a_rank_that_ends_after_its_part_is_not_lost(monkeypatch):
+    monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-S", "-c", "input()"))
+    with RankProcesses("bank", 2, 30.0) as ranks:
+        ranks.start(1, {})
+        assert ranks._processes[1].wait() == 0
+        ranks.check()

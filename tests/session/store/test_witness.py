@@ -129,6 +129,16 @@ def test_however_often_it_tries_a_store_that_went_back_is_refused(tmp_path, name
     pair.meet()
 
 
+def test_a_count_is_taken_once(tmp_path):
+    """A copy that had no other session in the meantime announces the very count of the store."""
+    lender = Witness(tmp_path, "lender")
+    lender.admit("bank", 7)
+    with pytest.raises(RolledBackError) as caught:
+        lender.admit("bank", 7)
+    assert (caught.value.got, caught.value.want[:11]) == ("7, which it announces", "more than 7")
+    lender.admit("bank", 8)
+
+
 def test_who_lies_about_what_it_met_refuses_and_changes_nothing(tmp_path):
     bank, liar, shop = (Witness(tmp_path / name, name) for name in ("bank", "liar", "shop"))
     liar.admit("bank", MOST - 1)

@@ -47,8 +47,8 @@ from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.session.handshake import check_version, errors_reported, unexpected
 from vfl.session.ranks.group import Ranks, lost
-from vfl.session.ranks.processes import FurtherRanks, Order, RankProcesses, ended
-from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, Timeouts
+from vfl.session.ranks.processes import FurtherRanks, Order, RankProcesses, WatchedLink, ended
+from vfl.transport import Admission, Credential, Hello, PolledLink, TcpHub, TcpLink, Timeouts
 from vfl.transport.certificates import Authority, ServerCertificate
 from vfl.transport.pairs import derived
 
@@ -190,6 +190,35 @@ class StreamGroup:
         return values.view(like.shape).to(like.device)
 
 
+class _RankLink(WatchedLink):
+    """Rank 0's link to a further rank: what ends it says that this rank was lost."""
+
+    def __init__(self, party: str, rank: int, link: PolledLink, check: Callable[[], None]) -> None:
+        super().__init__(link, _name(rank), check)
+        self._party, self._rank = party, rank
+
+    def look(self) -> None:
+        with self._named():
+            super().look()
+
+    def send(self, frame: Frame) -> None:
+        with self._named():
+            super().send(frame)
+
+    def _lost(self, how: str) -> VFLError:
+        return lost(self._party, self._rank, how)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerFailedError as failure:
+            code, what = failure.peer_code or "", failure.peer_what
+            raise ended(self._party, self._rank, code, what, failure.where, failure.fix) from None
+        except LostPeerError as gone:
+            raise self._lost(gone.what) from None
+
+
 class RankMachines(FurtherRanks):
     """The further ranks of a party as rank 0 has them where they come from other machines.
 
@@ -221,6 +250,7 @@ class RankMachines(FurtherRanks):
             key.certificate(host),
             Timeouts(step_s=patience_s, rejoin_window_s=_REJOIN_S),
         )
+        self._links: dict[int, _RankLink] = {}
 
     @property
     def one_machine(self) -> bool:
@@ -241,6 +271,8 @@ class RankMachines(FurtherRanks):
             error = lost(self.party, rank, f"nobody came within {wait_s:g} s")
             error.where, error.fix = self._at, f"vfl up party.toml --rank {rank} at its machine"
             raise error from None
+        link = self._hub.link(_name(rank))
+        self._links[rank] = _RankLink(self.party, rank, link, self.check_parties)
         group = {"size": self.size, "patience_s": self._patience_s}
         self._give(rank, _as_frame({**order, "group": group}))
 
@@ -264,33 +296,29 @@ class RankMachines(FurtherRanks):
                 )
         return Ranks(self.party, 0, self.size, StreamGroup(0, self.size, self._take, self._give))
 
+    def check(self) -> None:
+        """See `FurtherRanks`."""
+        for link in self._links.values():
+            link.look()
+
     def _find_lost(self) -> None:
-        """The stream of the lost rank has named it."""
+        """The link of the lost rank has named it."""
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
-            for rank in self.further:
-                with suppress(VFLError):  # its part is done, or it never came
-                    self._give(rank, Frame(Kind.DONE))
+            for link in self._links.values():
+                with suppress(VFLError):  # its part is done
+                    link.send(Frame(Kind.DONE))
         elif isinstance(error, Exception):
             known = error if isinstance(error, VFLError) else unexpected(error, self.party)
             self._hub.fail(known)
         self._hub.close()
 
     def _take(self, rank: int) -> Frame:
-        try:
-            return self._hub.link(_name(rank)).receive()
-        except PeerFailedError as failure:
-            code, what = failure.peer_code or "", failure.peer_what
-            raise ended(self.party, rank, code, what, failure.where, failure.fix) from None
-        except LostPeerError as gone:
-            raise lost(self.party, rank, gone.what) from None
+        return self._links[rank].receive()
 
     def _give(self, rank: int, frame: Frame) -> None:
-        try:
-            self._hub.link(_name(rank)).send(frame)
-        except LostPeerError as gone:
-            raise lost(self.party, rank, gone.what) from None
+        self._links[rank].send(frame)
 
     def _admit(self, name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
         check_version(about.get("version"), f"{name} of party '{self.party}'")

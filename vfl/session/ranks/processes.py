@@ -16,18 +16,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from vfl.core.errors import (
     ConfigError,
     DisagreementError,
     LostPeerError,
     LostRankError,
+    PeerFailedError,
     VFLError,
     read_record,
     redacted_traceback,
@@ -38,41 +39,127 @@ from vfl.core.text import printable_lines
 from vfl.datasets import PartyData
 from vfl.session.handshake import unexpected
 from vfl.session.ranks.group import ALONE, Ranks, lost
+from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
 #: How long rank 0 looks for the rank that ended, and lets the others end by themselves.
 _GRACE_S = 10.0
 #: How long a rank has to end once asked to; one that waits for another does not notice.
 _TOLD_S = 2.0
+#: How long whoever lost a rank has to say so once somebody misses the party. The next attempt waits
+#: longer for this one to end.
+_MISSED_S = 5.0
 _TICK_S = 0.05
 
 
-class Polled(Protocol):
-    """A stream that may say why its other end has stopped."""
+class WatchedLink:
+    """A link on which rank 0 waits for a frame, and meanwhile looks at what else may have ended.
 
-    def poll(self) -> Frame | None:
-        """The next frame if it is there; what the other end stopped with is raised."""
+    Args:
+        link: to another party, or to a rank.
+        peer: who is at its other end, for messages.
+        check: called every 0.05 s while nothing comes; what it raises ends the wait.
+    """
+
+    def __init__(self, link: PolledLink, peer: str, check: Callable[[], None]) -> None:
+        self._link, self._peer, self._check = link, peer, check
+        self._next: Frame | None = None
+
+    def look(self) -> None:
+        """Take in the next frame if it is there; `receive` returns it.
+
+        Raises:
+            LostPeerError, PeerFailedError, FrameError: see `HubLink.poll`.
+        """
+        if self._next is None:
+            self._next = self._link.poll()
+
+    def drain(self) -> None:
+        """Drop every frame that is there; what the other end stopped with is raised."""
+        while self._link.poll() is not None:
+            pass
+
+    def receive(self) -> Frame:
+        """Wait for the next frame.
+
+        Raises:
+            LostPeerError: nothing came in time, or the other end is gone for good.
+            VFLError: what `look` or `check` raised.
+        """
+        deadline = time.monotonic() + self._link.patience_s
+        while True:
+            self.look()
+            if self._next is not None:
+                frame, self._next = self._next, None
+                return frame
+            self._check()
+            if time.monotonic() >= deadline:
+                raise self._lost(f"{self._peer} sent nothing for {self._link.patience_s:g} s")
+            wait_briefly([self._link])
+
+    def _lost(self, how: str) -> VFLError:
+        return LostPeerError(how)
+
+    def send(self, frame: Frame) -> None:
+        """Send one."""
+        self._link.send(frame)
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the other end what went wrong here, then close."""
+        self._link.fail(error)
+
+    def close(self) -> None:
+        """Release the link."""
+        self._link.close()
 
 
 class FurtherRanks:
     """The further ranks of one party in one session; a context manager.
 
-    Leaving it with a `LostRankError` finds out which rank was lost, and why. What another party
-    said, or a stream that is gone, explains it first.
+    A rank that ends is missed by two others: its own rank 0, and the same rank of another party, to
+    which the whole party seems gone. Rank 0 therefore looks at its ranks while it waits for a
+    party, and at the parties while it waits for a rank. Leaving the context with an error of a loss
+    finds out which rank was lost, and why: what another party says explains it first, and a party
+    that is only missed has 5 s to say that it lost a rank.
 
     Args:
         party: whose ranks they are.
         size: how many there are, this process included.
         patience_s: how long a rank may take to be ready, and to answer once the training goes.
-
-    Attributes:
-        streams: asked first why a rank was lost, for another party may have said so.
     """
 
     def __init__(self, party: str, size: int, patience_s: float) -> None:
         self.party, self.size = party, size
-        self.streams: Sequence[Polled] = ()
+        self._streams: list[WatchedLink] = []
         self._patience_s = patience_s
+
+    def watch(self, link: PolledLink, peer: str) -> WatchedLink:
+        """Watch rank 0's link to another party, and let it watch these ranks; it replaces the link.
+
+        Args:
+            link: to that party.
+            peer: who that is, for messages.
+        """
+        self._streams.append(WatchedLink(link, peer, self.check))
+        return self._streams[-1]
+
+    def check(self) -> None:
+        """Look at every rank.
+
+        Raises:
+            LostRankError: one has ended.
+            LostPeerError: one has ended, for it misses another party.
+        """
+        raise NotImplementedError
+
+    def check_parties(self) -> None:
+        """Look at every watched link.
+
+        Raises:
+            LostPeerError, PeerFailedError, FrameError: what a party stopped with.
+        """
+        for stream in self._streams:
+            stream.look()
 
     @property
     def one_machine(self) -> bool:
@@ -98,6 +185,7 @@ class FurtherRanks:
 
         Raises:
             LostRankError: it ended, or was silent for too long.
+            LostPeerError, PeerFailedError: a party that is watched ended meanwhile.
         """
         raise NotImplementedError
 
@@ -128,13 +216,48 @@ class FurtherRanks:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            if isinstance(error, LostRankError):
-                for stream in self.streams:
-                    while stream.poll() is not None:
-                        pass
-                self._find_lost()
+            if self.size > 1 and isinstance(error, LostRankError | LostPeerError | PeerFailedError):
+                self._explain(error)
+        except VFLError as cause:
+            error = cause
+            raise
         finally:
             self._end(error)
+
+    def _explain(self, loss: VFLError) -> None:
+        """Raise why something was lost, if this is not known yet.
+
+        Args:
+            loss: as it was noticed here.
+        """
+        if isinstance(loss, PeerFailedError) and loss.peer_code != LostPeerError.code:
+            return
+        if isinstance(loss, LostRankError):
+            self._ask_parties()
+            try:
+                self._find_lost()
+            except LostPeerError as missed:
+                loss = missed
+            else:
+                return
+        deadline = time.monotonic() + _MISSED_S
+        while time.monotonic() < deadline:
+            self._ask_parties()
+            with suppress(LostPeerError):
+                self.check()
+            time.sleep(_TICK_S)
+        if isinstance(loss, PeerFailedError):
+            raise LostPeerError(loss.peer_what) from None
+        raise loss
+
+    def _ask_parties(self) -> None:
+        """Raise what a party stopped with; that it misses a party itself explains nothing."""
+        for stream in self._streams:
+            try:
+                stream.drain()
+            except PeerFailedError as failure:
+                if failure.peer_code != LostPeerError.code:
+                    raise
 
     def _find_lost(self) -> None:
         """Raise the error of the rank that ended, if it is not yet known."""
@@ -179,10 +302,14 @@ class RankProcesses(FurtherRanks):
 
     def receive(self, rank: int) -> Mapping[str, Any]:
         """See `FurtherRanks`."""
-        try:
-            reply = self._replies[rank].get(timeout=self._patience_s)
-        except queue.Empty:
-            raise lost(self.party, rank, f"silent for {self._patience_s:g} s") from None
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            with suppress(queue.Empty):
+                reply = self._replies[rank].get(timeout=_TICK_S)
+                break
+            self.check_parties()
+            if time.monotonic() >= deadline:
+                raise lost(self.party, rank, f"silent for {self._patience_s:g} s")
         if reply is None:
             self._replies[rank].put(None)
             raise self._cause(rank)
@@ -203,12 +330,16 @@ class RankProcesses(FurtherRanks):
         assert self._meeting is not None, "there are several"
         return str(Path(self._meeting.name) / "store")
 
+    def check(self) -> None:
+        """See `FurtherRanks`; one that has done its part ends without an error."""
+        for rank, process in self._processes.items():
+            if process.exit_code:
+                raise self._cause(rank) from None
+
     def _find_lost(self) -> None:
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
-            for rank, process in self._processes.items():
-                if not process.alive:
-                    raise self._cause(rank) from None
+            self.check()
             time.sleep(_TICK_S)
 
     def _cause(self, rank: int) -> VFLError:
