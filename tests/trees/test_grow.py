@@ -7,8 +7,8 @@ import pytest
 
 from vfl.trees import grow as grow_module
 from vfl.trees import histograms
-from vfl.trees.grow import Growth, Layout, Search, Split, grow
-from vfl.trees.histograms import Local, add_up, divided, sides
+from vfl.trees.grow import Growth, Layout, Search, Split, grow, values_of
+from vfl.trees.histograms import Local, add_up, divide, goes_left, sides, total_of
 from vfl.trees.objectives import Binary, Classes, Poisson, Squared
 
 ROWS, COLUMNS, BINS, ROUNDS = 1500, 6, 12, 5
@@ -80,7 +80,7 @@ def test_trees_are_those_of_xgboost(objective, growth):
                                                                 else int))  # fmt: skip
         for output in range(loss.outputs):
             gradients = np.stack([first[:, output], second[:, output]], 1).astype(np.float32)
-            source.start(gradients.astype(float), np.arange(ROWS))
+            source.start(gradients, np.arange(ROWS))
             tree = grow(Growth(**growth), source)
             assert_equal(tree, 0, dumped[number * loss.outputs + output])
             for leaf in tree.leaves:
@@ -106,17 +106,21 @@ def assert_equal(tree, node, theirs):
     assert_equal(tree, right, children[theirs["no"]])
 
 
-def test_histograms_are_a_loops(monkeypatch):
+@pytest.mark.parametrize("count", [0, 1, 2, 601])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_histograms_are_a_loops(monkeypatch, kind, count):
     _, bins, _, draw = table(2)
-    gradients = draw.normal(size=(ROWS, 2))
-    rows = np.flatnonzero(draw.random(ROWS) < 0.4)
-    loop, passes = np.zeros((2, COLUMNS, BINS + 1, 2))
-    histograms._add_up.py_func(bins, rows, gradients, loop) if hasattr(
-        histograms._add_up, "py_func"
-    ) else histograms._add_up(bins, rows, gradients, loop)
-    monkeypatch.setattr(histograms, "COMPILED", False)
-    add_up(bins, rows, gradients, passes)
-    assert np.array_equal(loop, passes)
+    bins, gradients = bins.astype(kind), draw.normal(size=(ROWS, 2)).astype(np.float32)
+    rows = np.sort(draw.choice(ROWS, count, replace=False)).astype(np.uint32)
+    plain = np.zeros((COLUMNS, BINS + 1, 2))
+    for row in rows:
+        for column in range(COLUMNS):
+            plain[column, bins[row, column]] += gradients[row].astype(float)
+    for loops in {False, histograms.COMPILED}:
+        monkeypatch.setattr(histograms, "COMPILED", loops)
+        found = np.zeros_like(plain)
+        add_up(bins, rows, gradients, found)
+        assert np.array_equal(found, plain)
 
 
 def test_the_best_division_of_categories_is_found():
@@ -125,6 +129,7 @@ def test_the_best_division_of_categories_is_found():
     bins = draw.integers(0, 6, (400, 1)).astype(np.uint8)
     effects = draw.normal(size=6)
     gradients = np.stack([effects[bins[:, 0]] + draw.normal(size=400), np.ones(400)], 1)
+    gradients = gradients.astype(np.float32)
     source = Local(bins, Layout((6,), (True,)))
     source.start(gradients, np.arange(400))
     tree = grow(Growth(max_depth=1, min_child_weight=0), source)
@@ -150,7 +155,7 @@ def rows_of(draw, layout, rows=60, missing=0.2):
     bins = np.stack([draw.integers(0, count, rows) for count in layout.bins], axis=1)
     bins[draw.random(bins.shape) < missing] = layout.width - 1
     gradients = np.stack([draw.normal(size=rows), draw.random(rows)], axis=1)
-    return bins.astype(np.uint8), gradients.astype(np.float32).astype(np.float64)
+    return bins.astype(np.uint8), gradients.astype(np.float32)
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.2])
@@ -161,11 +166,12 @@ def test_a_loop_finds_the_splits_that_passes_find(monkeypatch, penalties, missin
     for columns in [None] * 10 + [allowed] * 5:
         bins, gradients = rows_of(draw, layout, missing=missing)
         histogram = np.zeros((3, layout.width, 2))
-        add_up(bins, np.arange(len(bins)), gradients, histogram)
+        add_up(bins, np.arange(len(bins), dtype=np.uint32), gradients, histogram)
+        totals = gradients.sum(0, dtype=float)[None]
         search, found = Search(Growth(**penalties), layout, columns), []
         for loops in (False, True):
             monkeypatch.setattr(grow_module, "COMPILED", loops)
-            found.append(search.best(histogram, gradients.sum(0), (-np.inf, np.inf)))
+            found += search.best(histogram[None], totals, [(-np.inf, np.inf)])
         passes, loop = found
         assert (passes is None) is (loop is None)
         if passes is not None:
@@ -176,11 +182,37 @@ def test_a_loop_finds_the_splits_that_passes_find(monkeypatch, penalties, missin
 
 def test_a_loop_divides_rows_as_passes_do(monkeypatch):
     draw = np.random.default_rng(0)
-    rows = np.sort(draw.choice(200, 80, replace=False))
-    cells, left = draw.integers(0, 9, 200).astype(np.uint8), draw.random(9) < 0.5
-    found = []
-    for loops in (False, True):
+    rows = np.sort(draw.choice(200, 80, replace=False)).astype(np.uint32)
+    bins, left = draw.integers(0, 9, (200, 3)).astype(np.uint8), draw.random(9) < 0.5
+    goes_left = left[bins[rows, 1]]
+    for loops in {False, histograms.COMPILED}:
         monkeypatch.setattr(histograms, "COMPILED", loops)
-        found.append(divided(rows, cells, left))
-    for passes, loop in zip(*found, strict=True):
-        assert np.array_equal(passes, loop)
+        found = rows.copy()
+        count = divide(found, bins, 1, left, np.empty_like(rows))
+        assert np.array_equal(found[:count], rows[goes_left])
+        assert np.array_equal(found[count:], rows[~goes_left])
+
+
+def test_a_loop_adds_as_passes_do(monkeypatch):
+    draw = np.random.default_rng(0)
+    gradients = draw.normal(size=(30_000, 2)).astype(np.float32)
+    rows = np.sort(draw.choice(30_000, 20_000, replace=False)).astype(np.uint32)
+    found = []
+    for loops in (False, histograms.COMPILED):
+        monkeypatch.setattr(histograms, "COMPILED", loops)
+        found.append(total_of(rows, gradients))
+    assert np.array_equal(*found)
+    assert found[0] == pytest.approx(gradients[rows].sum(0, dtype=float), rel=1e-12)
+
+
+def test_rows_that_grew_no_tree_get_the_values_of_their_leaves():
+    draw, layout = np.random.default_rng(1), Layout((9, 5, 12), (False, True, False))
+    bins, gradients = rows_of(draw, layout, rows=400)
+    source, some = Local(bins, layout), np.arange(0, 400, 3)
+    source.start(gradients, some)
+    tree = grow(Growth(max_depth=3, min_child_weight=0), source)
+    splits = [one for one in tree.splits if one is not None]
+    assert len(splits) > 3
+    wanted = values_of(tree, goes_left(splits, bins, layout))
+    assert np.array_equal(source.values(tree), wanted)
+    assert np.array_equal(Local(bins, layout).values(tree), wanted)  # where none has begun

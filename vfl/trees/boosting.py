@@ -44,7 +44,7 @@ class Source(Histograms, Protocol):
     """Histograms that can begin a tree; see `vfl.trees.histograms.Local`."""
 
     def start(self, gradients: np.ndarray, rows: np.ndarray) -> None:
-        """Begin a tree; gradients of axes (rows, 2), and the rows that grow it, int64."""
+        """Begin a tree; gradients, float32 of axes (rows, 2), and the rows that grow it, int64."""
         ...
 
     def values(self, tree: Tree) -> np.ndarray:
@@ -126,6 +126,8 @@ class Forest:
         return forest
 
 
+#: Rows whose derivatives are worked out at a time.
+_BLOCK_ROWS = 1 << 16
 _OF_NODES = ("values", "gains", "weights")
 
 
@@ -203,19 +205,27 @@ class Booster:
 
     def add_round(self) -> list[Tree]:
         """Grow one tree an output."""
-        labels, weights, number = self._labels, self._weights, 1 + len(self.forest.rounds)
-        first, second = self._objective.derivatives(self.margins[: len(labels)], labels)
-        trees = []
-        for output in range(self._objective.outputs):
-            gradients = np.stack([first[:, output], second[:, output]], axis=1) * weights[:, None]
+        number, trees = 1 + len(self.forest.rounds), []
+        for output, gradients in enumerate(self._gradients()):
             rows, columns = self._drawn(number, output)
-            # XGBoost keeps gradients in float32, and sums of them in float64.
-            self._source.start(gradients.astype(np.float32).astype(np.float64), rows)
+            self._source.start(gradients, rows)
             tree = grow(self._settings.growth, self._source, columns)
             self.margins[:, output] += self._source.values(tree)
             trees.append(tree)
         self.forest.rounds.append(trees)
         return trees
+
+    def _gradients(self) -> np.ndarray:
+        """Weighted derivatives of the loss, float32 as XGBoost's, axes (outputs, rows, 2)."""
+        labels, weights = self._labels, self._weights
+        found = np.empty((self._objective.outputs, len(labels), 2), np.float32)
+        for start in range(0, len(labels), _BLOCK_ROWS):
+            part = slice(start, start + _BLOCK_ROWS)
+            own = labels[part]
+            margins = self.margins[start : start + len(own)]
+            for which, derivative in enumerate(self._objective.derivatives(margins, own)):
+                found[:, part, which] = (derivative * weights[part, None]).T
+        return found
 
     def _drawn(self, number: int, output: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The rows and the columns of one tree."""

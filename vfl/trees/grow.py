@@ -12,7 +12,7 @@ columns in one place and the same bins both grow the same trees (`tests/trees/te
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -22,7 +22,9 @@ from vfl.core.compiled import COMPILED, compiled
 
 #: A split gains more than this (XGBoost's kRtEps).
 LEAST_GAIN = 1e-6
-_INFINITE = float("inf")
+#: Least and largest leaf weight: of all nodes alike, or of each, axes (2, nodes).
+_Bounds = tuple[float, float] | np.ndarray
+_NO_BOUNDS = (-float("inf"), float("inf"))
 _NEVER = np.float32(-np.inf)
 
 
@@ -224,35 +226,40 @@ class _Grower:
         self._leaves = 1
 
     def run(self) -> Tree:
-        sums = self._histograms.total()
-        root = self._opened(0, sums, (-_INFINITE, _INFINITE))
-        if self._may_split(root):
-            root.histogram = self._histograms.of([root.node])[0]
-            self._enqueue([root])
+        self._enqueue(self._opened(0, self._histograms.total()[None], [_NO_BOUNDS]), self._of_root)
         while self._queue:
             self._expand(self._next())
         return self._tree
 
-    def _opened(self, depth: int, sums: np.ndarray, bounds: tuple[float, float]) -> _Open:
-        weight = self._search.weight(sums, bounds)
-        node = self._tree.add(float(np.float32(weight) * np.float32(self._growth.learning_rate)),
-                              float(sums[1]))  # fmt: skip
-        return _Open(node, depth, sums, bounds)
+    def _opened(
+        self, depth: int, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
+    ) -> list[_Open]:
+        """New nodes of a level; axes of `sums` (nodes, 2)."""
+        weights = self._search.weights(sums, bounds).astype(np.float32)
+        values = weights * np.float32(self._growth.learning_rate)
+        return [
+            _Open(self._tree.add(value, float(own[1])), depth, own, bound)
+            for value, own, bound in zip(values.tolist(), sums, bounds, strict=True)
+        ]
 
-    def _may_split(self, one: _Open) -> bool:
+    def _of_root(self) -> np.ndarray:
+        return self._histograms.of([0])
+
+    def _enqueue(self, opened: Sequence[_Open], histograms: Callable[[], np.ndarray]) -> None:
+        """Find the best split of each new node, where one more level of splits is allowed."""
         growth = self._growth
-        return not growth.max_depth or one.depth < growth.max_depth
-
-    def _enqueue(self, opened: Sequence[_Open]) -> None:
-        for one in opened:
-            assert one.histogram is not None
-            one.best = self._search.best(one.histogram, one.sums, one.bounds)
-            if one.best is None:
-                one.histogram = None
-                continue
-            by_gain = self._growth.grow_policy == "lossguide"
-            key = -one.best.gain if by_gain else float(one.depth)
-            heapq.heappush(self._queue, (key, one.node, one))
+        if growth.max_depth and opened[0].depth >= growth.max_depth:
+            return
+        found = histograms()
+        sums, bounds = np.stack([one.sums for one in opened]), [one.bounds for one in opened]
+        for one, histogram, best in zip(
+            opened, found, self._search.best(found, sums, bounds), strict=True
+        ):
+            if best is not None:
+                one.histogram, one.best = histogram, best
+                by_gain = growth.grow_policy == "lossguide"
+                key = -best.gain if by_gain else float(one.depth)
+                heapq.heappush(self._queue, (key, one.node, one))
 
     def _next(self) -> list[_Open]:
         """The nodes to split now: all of a level, or the one with the largest gain."""
@@ -267,32 +274,39 @@ class _Grower:
         return batch
 
     def _expand(self, batch: Sequence[_Open]) -> None:
-        """Split these nodes, and ask for the histograms of what may be split again."""
-        pairs: list[tuple[_Open, _Open, _Open]] = []
-        divisions: list[Division] = []
-        for one in batch:
-            found = one.best
-            assert found is not None
-            tree, (low, high) = self._tree, self._search.child_bounds(found, one.bounds)
-            left = self._opened(one.depth + 1, found.left, low)
-            right = self._opened(one.depth + 1, found.right, high)
-            tree.splits[one.node], tree.gains[one.node] = found.split, found.gain
-            tree.children[one.node] = (left.node, right.node)
-            divisions.append(Division(one.node, found.split, left.node, right.node))
-            if self._may_split(left):
-                pairs.append((one, left, right))
-        self._histograms.divide(divisions)
-        if not pairs:
+        """Split these nodes, which are of one level, and look at their children."""
+        if not batch:
             return
-        asked = [self._histograms.smaller(left.node, right.node) for _, left, right in pairs]
-        for (parent, left, right), node, sums in zip(
-            pairs, asked, self._histograms.of(asked), strict=True
-        ):
-            assert parent.histogram is not None
-            few, many = (left, right) if node == left.node else (right, left)
-            few.histogram, many.histogram = sums, parent.histogram - sums
-            parent.histogram = None
-        self._enqueue([child for _, left, right in pairs for child in (left, right)])
+        tree, sums, bounds = self._tree, list[np.ndarray](), list[tuple[float, float]]()
+        for one in batch:
+            assert one.best is not None
+            sums += [one.best.left, one.best.right]
+            bounds += self._search.child_bounds(one.best, one.bounds)
+        children = self._opened(batch[0].depth + 1, np.stack(sums), bounds)
+        pairs = list(zip(children[::2], children[1::2], strict=True))
+        divisions = []
+        for one, (left, right) in zip(batch, pairs, strict=True):
+            assert one.best is not None
+            split, tree.gains[one.node] = one.best.split, one.best.gain
+            tree.splits[one.node], tree.children[one.node] = split, (left.node, right.node)
+            divisions.append(Division(one.node, split, left.node, right.node))
+        self._histograms.divide(divisions)
+        self._enqueue(children, lambda: self._of_children(batch, pairs))
+
+    def _of_children(
+        self, batch: Sequence[_Open], pairs: Sequence[tuple[_Open, _Open]]
+    ) -> np.ndarray:
+        """Histograms of both children of nodes, of which one is asked for; the other is left."""
+        asked = [self._histograms.smaller(left.node, right.node) for left, right in pairs]
+        sums = self._histograms.of(asked)
+        found = np.empty((len(sums), 2, *sums.shape[1:]))
+        for own, one, (left, _), node, few in zip(found, batch, pairs, asked, sums, strict=True):
+            here, there = (0, 1) if node == left.node else (1, 0)
+            assert one.histogram is not None
+            own[here] = few
+            np.subtract(one.histogram, few, out=own[there])
+            one.histogram = None
+        return found.reshape(-1, *sums.shape[1:])
 
 
 @compiled
@@ -367,35 +381,44 @@ class Search:
         self._monotone = np.asarray(growth.monotone or (0,) * count)[:, None]
         self._bounded = any(growth.monotone)
 
-    def weight(self, sums: np.ndarray, bounds: tuple[float, float]) -> float:
-        """The leaf weight of a node (Chen and Guestrin 2016, equation 5), without learning rate."""
-        return float(self._weights(sums[None], bounds)[0])
+    def weights(self, sums: np.ndarray, bounds: Sequence[tuple[float, float]]) -> np.ndarray:
+        """Leaf weights (Chen and Guestrin 2016, equation 5), without learning rate.
+
+        Args:
+            sums: of nodes, axes (nodes, 2).
+            bounds: of each node's weight.
+        """
+        return self._weights(sums, np.array(bounds).T)
 
     def best(
-        self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float]
-    ) -> _Found | None:
-        """The split of the largest gain; None if no split gains enough.
+        self, histograms: np.ndarray, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
+    ) -> list[_Found | None]:
+        """Each node's split of the largest gain; None if no split gains enough.
 
         Of equal gains the lower column wins, then the split that sends missing cells right, then
         the lower bin.
 
         Args:
-            histogram: axes (columns, width, 2).
-            sums: of the node, axes (2,).
-            bounds: of its leaf weight.
+            histograms: axes (nodes, columns, width, 2).
+            sums: of the nodes, axes (nodes, 2).
+            bounds: of each node's leaf weight.
         """
-        own = self._gain(sums[None], bounds)[0]
-        candidates = [self._ordered(histogram, sums, bounds, own)]
-        candidates += [
-            self._of_categories(int(column), histogram, sums, bounds, own)
-            for column in self._nominal
-        ]
-        found = [one for one in candidates if one is not None]
-        if not found:
-            return None
-        top = max(one.gain for one in found)
-        best = min((one for one in found if one.gain == top), key=lambda one: one.split.column)
-        return best if top > LEAST_GAIN and top >= self._growth.gamma else None
+        own = self._gain(sums, np.array(bounds).T)
+        found = []
+        for histogram, total, bound, gain in zip(histograms, sums, bounds, own, strict=True):
+            every = [self._ordered(histogram, total, bound, gain)]
+            every += [
+                self._of_categories(int(column), histogram, total, bound, gain)
+                for column in self._nominal
+            ]
+            enough = [
+                one
+                for one in every
+                if one is not None and one.gain > LEAST_GAIN and one.gain >= self._growth.gamma
+            ]
+            best = max(enough, key=lambda one: (one.gain, -one.split.column), default=None)
+            found.append(best)
+        return found
 
     def child_bounds(
         self, found: _Found, bounds: tuple[float, float]
@@ -404,7 +427,8 @@ class Search:
         sign = self._growth.monotone[found.split.column] if self._bounded else 0
         if not sign:
             return bounds, bounds
-        middle = (self.weight(found.left, bounds) + self.weight(found.right, bounds)) / 2
+        left, right = self.weights(np.stack([found.left, found.right]), [bounds, bounds])
+        middle = float(left + right) / 2
         low, high = (bounds[0], middle), (middle, bounds[1])
         return (low, high) if sign > 0 else (high, low)
 
@@ -495,7 +519,7 @@ class Search:
         result: np.ndarray = np.where(allowed, gain, _NEVER)
         return result
 
-    def _gain(self, sums: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    def _gain(self, sums: np.ndarray, bounds: _Bounds) -> np.ndarray:
         """What nodes gain over a weight of 0, float32, axes (nodes,)."""
         growth, first, second = self._growth, sums[..., 0], sums[..., 1]
         safe = np.where(second > 0, second + growth.reg_lambda, 1.0)
@@ -509,7 +533,7 @@ class Search:
             gain = -(np.float32(2) * first * weight + squared)
         return np.where(second > 0, gain, 0.0).astype(np.float32)
 
-    def _weights(self, sums: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    def _weights(self, sums: np.ndarray, bounds: _Bounds) -> np.ndarray:
         growth, first, second = self._growth, sums[..., 0], sums[..., 1]
         safe = np.where(second > 0, second + growth.reg_lambda, 1.0)
         weight = np.where(second > 0, -self._past_l1(first) / safe, 0.0)
