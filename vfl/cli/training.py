@@ -170,7 +170,8 @@ def export(
     run: Run,
     party: Annotated[str, typer.Option(help="Whose half; its files must be on this host.")],
     to: Annotated[
-        Literal["onnx", "torch"], typer.Option(help="ONNX, or a torch.export program.")
+        Literal["onnx", "torch", "xgboost"],
+        typer.Option(help="ONNX, a torch.export program, or of boosted trees XGBoost's JSON."),
     ] = "onnx",
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Otherwise export beside the weights.")
@@ -184,7 +185,9 @@ def export(
 
     The file of a feature party turns rows of inputs into a cut, that of the label party cuts into
     answers. The encoder turns a table into those inputs; it holds categories and means of the
-    party's table, so all of this stays with the party.
+    party's table, so all of this stays with the party. Boosted trees become XGBoost's JSON where
+    the thresholds of all splits lie in RUN: in a run of one process, or where all splits are on
+    the label party's own columns.
     """
     from vfl.training.export import export_half
 

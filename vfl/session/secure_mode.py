@@ -360,6 +360,8 @@ class SecureMode:
             label party's service may.
         keeps: what a feature party and the label party keep of the model, for cards and pages; None
             where these are a bottom and the top.
+        exports: form of `vfl export` -> path of what writes it in place of a bottom or a top, from
+            the run's folder, the party's part of it and the folder to write to.
     """
 
     needs_keys: ClassVar[bool] = False
@@ -371,6 +373,7 @@ class SecureMode:
     serves_rows: ClassVar[bool] = False
     answers_without: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, str] | None] = None
+    exports: ClassVar[Mapping[str, str]] = {}
 
     # Who takes part, what is promised and refused.
 

@@ -1,5 +1,7 @@
 """One party's half as a file that other programs run: ONNX, or a program of `torch.export`.
 
+Another model than a network has forms of its own, see `SecureMode.exports`.
+
 Nothing of another party is needed. What is written computes what the party computes at inference,
 up to the codec of a feature party, which makes bytes of the cut that stands here.
 """
@@ -26,6 +28,7 @@ from vfl.compression import StepContext
 from vfl.config.run_folder import RunFolder
 from vfl.config.validate import check_one_label_party
 from vfl.core.errors import MissingPackageError, RunFolderError, SpecError
+from vfl.core.registry import named
 from vfl.core.seeds import Secret, generator
 from vfl.core.storage import joint_digest, weights_digest, write_bytes, write_json, write_text
 from vfl.datasets import PartyData
@@ -33,7 +36,7 @@ from vfl.datasets.split import Split
 from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
 from vfl.session.label import LabelParty, Objective
-from vfl.session.secure_mode import label_parties, nobodys_bottom, shares_weights
+from vfl.session.secure_mode import label_parties, make, nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
 
 # ONNX Runtime 1.29 and later report their use to its makers unless told not to before the import.
@@ -42,10 +45,15 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 #: How far a file's answers may be from torch's: float32 sums in another order.
 TOLERANCE = 1e-4
 _ROWS = 7
+_FORMS = ("onnx", "torch")  # of networks
 
 
 def export_half(
-    run: Path, party: str, to: Literal["onnx", "torch"], out: Path | None, bottom: str | None = None
+    run: Path,
+    party: str,
+    to: Literal["onnx", "torch", "xgboost"],
+    out: Path | None,
+    bottom: str | None = None,
 ) -> dict[str, Any]:
     """Write a half with its card and encoder.
 
@@ -57,7 +65,7 @@ def export_half(
         bottom: the party's own bottom, where its file named one.
 
     Returns:
-        What was written, and the largest difference of its answers to torch's on random inputs,
+        What was written, and the largest difference of its answers to the half's on random inputs,
         relative to the largest answer; None where the runtime is not installed.
 
     Raises:
@@ -65,13 +73,15 @@ def export_half(
         MissingPackageError: the form needs a package that is not installed.
         SpecError: nobody has this half, or it cannot be written in this form.
     """
+    own = PartyFolder(run / "parties" / party)
+    if (written := _in_own_form(run, own, to, out)) is not None:
+        return written
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise MissingPackageError(
             "a half is written as ONNX with packages that are not installed",
             want="onnx and onnxscript",
             fix="pip install 'vfl[onnx]', or --to torch",
         )
-    own = PartyFolder(run / "parties" / party)
     half = _half(run, own, bottom).eval()
     names, sample = list(half.inputs), half.sample()
     target = out or own.path / "export"
@@ -107,6 +117,28 @@ def export_half(
         write_text(target / "encoder.json", encoder.to_json() + "\n")
         made["encoder"] = str(target / "encoder.json")
     return made | {"difference": worst}
+
+
+def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict[str, Any] | None:
+    """Write another model than a network in a form of its own; None of a network.
+
+    Raises:
+        SpecError: the model is not written in this form.
+    """
+    terms = own.terms()
+    forms = make(terms.secure).exports
+    if not forms and to in _FORMS:
+        return None
+    if to not in forms:
+        raise SpecError(
+            "this model is written in another form",
+            where="--to",
+            got=to,
+            want=" or ".join(forms or _FORMS),
+        )
+    _check_run(run, terms, own, own.weights())
+    made: dict[str, Any] = named(forms[to])(run, own, out or own.path / "export")
+    return made
 
 
 class _Half(nn.Module):

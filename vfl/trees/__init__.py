@@ -5,6 +5,7 @@ ends         both ends of a session: a feature party's bins and splits, the labe
 estimators   VFLBoostingClassifier, VFLBoostingRegressor: scikit-learn, all parties in a process
 boosting     the loop over trees, and forests as tensors
 explanation  margins where some splits have no answer, and Shapley values
+export       a forest as JSON that XGBoost reads
 grow         one tree from histograms, as XGBoost's `hist` grows it
 histograms   sums of gradients where all bins lie in one place
 bins         a party's columns as bins; randomised response on them

@@ -63,6 +63,7 @@ class Trees(CellsMode):
         "train.learning_rate": "model = 'trees:learning_rate=0.1'",
     }
     answers_without: ClassVar[bool] = True
+    exports: ClassVar[Mapping[str, str]] = {"xgboost": "vfl.trees.export:export_forest"}
     keeps: ClassVar[tuple[str, str]] = (
         "the splits on them",
         "all trees, without the thresholds of others",
