@@ -52,6 +52,7 @@ class Grant(StrEnum):
     LEAKED_ATTRIBUTES = "a hidden attribute of a few rows"
     OTHERS_BOTTOM = "the victim's bottom"
     PARTNERS = "what its partners hold"
+    PROTOCOL = "what the model's own protocol told it"
 
 
 #: Grants that exist in the training phase only.
@@ -60,7 +61,8 @@ IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
 _AT_THE_BOTTOM = frozenset({Grant.BOTTOM, Grant.INPUTS, Grant.SNAPSHOTS})
 #: Grants of public facts, and of what colluding parties share.
 _PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
-_BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS, Grant.QUERIES}
+_BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS}
+_BOTH |= {Grant.QUERIES, Grant.PROTOCOL}
 #: Grants that a party of each kind can have without breaking into another's machine.
 OBTAINABLE: dict[str, frozenset[Grant]] = {
     "feature party": frozenset(
@@ -243,6 +245,7 @@ class Holdings:
         snapshots: each makes a copy of the attacker's bottom as it was after an epoch, in order.
         partners: what those who collude with the attacker hold of the same groups of rows.
         shape: axes of one of the victim's rows, without the rows axis.
+        told: what a model of a product told the attacker besides, in a type of that product.
     """
 
     targets: Evidence = field(default_factory=Evidence)
@@ -259,6 +262,7 @@ class Holdings:
     snapshots: Sequence[Maker] | None = None
     partners: Sequence[View] | None = None
     shape: tuple[int, ...] | None = None
+    told: object | None = None
 
 
 #: Any of these grants opens a group of rows; they are opened column by column as well.
@@ -357,6 +361,7 @@ class View:
     others_bottom = _Opened[Maker](Grant.OTHERS_BOTTOM)
     snapshots = _Opened[Sequence[Maker]](Grant.SNAPSHOTS)
     shape = _Opened[tuple[int, ...]](Grant.BOTTOM_RECIPE, Grant.OTHERS_BOTTOM)
+    told = _Opened[Any](Grant.PROTOCOL)
 
     def __init__(self, threat: ThreatModel, classes: int, holdings: Holdings) -> None:
         self.threat = threat

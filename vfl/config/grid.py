@@ -145,6 +145,8 @@ class GridSettings(Settings):
         defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
             defense can only pass where an attack succeeds on that; of an empty list, alone.
         codecs: specs; each is a victim as well, undefended: what it leaves out is not told.
+        models: specs of a model of its own, such as "trees:max_bin=8"; each is a victim as well, in
+            the place of the experiment's.
         adversaries: specs; each defense is trained against each as well, besides honestly.
         known: training rows of each class, at most, whose labels an adversary of a feature party
             knew before the training.
@@ -181,6 +183,7 @@ class GridSettings(Settings):
 
     defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = (_UNDEFENDED,)
     codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
+    models: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
     adversaries: Specs = (_HONEST,)
     known: int = Field(default=50, ge=1)
     attacks: Specs = ("light",)
@@ -207,13 +210,16 @@ class GridSettings(Settings):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """The defenses with the undefended model first, then the codecs."""
-        return (_UNDEFENDED, *(spec for spec in self.defenses if spec != _UNDEFENDED), *self.codecs)
+        """The defenses with the undefended model first, then the codecs, then other models."""
+        defenses = (spec for spec in self.defenses if spec != _UNDEFENDED)
+        return (_UNDEFENDED, *defenses, *self.codecs, *self.models)
 
     def differs(self, victim: str) -> dict[str, str]:
         """The settings in which a victim differs from the experiment."""
         if victim in self.codecs:
             return {"codec": victim, "defense": _UNDEFENDED}
+        if victim in self.models:
+            return {"secure": victim}
         return {"defense": victim}
 
     @property
@@ -256,7 +262,15 @@ class GridSettings(Settings):
         return not own if self.reconstructions is None else self.reconstructions
 
     _distinct = field_validator(
-        "defenses", "codecs", "adversaries", "attacks", "baselines", "leaks", "seeds", "record"
+        "defenses",
+        "codecs",
+        "models",
+        "adversaries",
+        "attacks",
+        "baselines",
+        "leaks",
+        "seeds",
+        "record",
     )(_no_doubles)
 
     @field_validator("codecs")

@@ -45,6 +45,8 @@ class Product:
         ledgers: paths of functions that take a party's own file and give what it has spent, as
             `vfl.session.store.spending` keeps it; one limit bounds all of it, and `vfl sessions
             --restored` ends what was under way.
+        cases: name of a secure mode -> path of the `vfl.experiments.scenarios.Cases` that says what
+            attackers of its runs hold.
         listeners: file in the folder of a party that listens -> the commands that do. `vfl renew`
             renews the certificate of such a folder.
     """
@@ -55,6 +57,7 @@ class Product:
     client_apps: Sequence[str] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
     ledgers: Sequence[str] = ()
+    cases: Mapping[str, str] = field(default_factory=dict)
     listeners: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,6 +72,11 @@ def members_of(group: str) -> dict[str, str]:
     """The members that products add to the family of an entry-point group."""
     found = [product.members.get(group, {}) for product in products().values()]
     return {name: path for members in found for name, path in members.items()}
+
+
+def cases() -> dict[str, str]:
+    """What products say of attackers of their runs, by the name of the secure mode."""
+    return {name: path for one in products().values() for name, path in one.cases.items()}
 
 
 def modes() -> dict[str, Mode]:

@@ -17,7 +17,7 @@ import torch
 
 from vfl.attacks import Grant
 from vfl.attacks.active import make_adversary
-from vfl.attacks.cases import Victim
+from vfl.attacks.cases import labels_of
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.config.run_folder import RunFolder
 from vfl.config.validate import check_one_label_party, of_complete_rows, refuse
@@ -47,6 +47,7 @@ from vfl.experiments.results import Record, attacks_on_run
 from vfl.experiments.scenarios import (
     attacker_of,
     is_recorded,
+    kind_of_cases,
     require_recorded,
     scenario_of_job,
     scenarios_of,
@@ -112,6 +113,9 @@ def train_recorded(
     """
     path, aside = folder.cells_path / cell.name, folder.aside(cell)
     jobs = attack_plan(settings, cell.adversary).on_victim()
+    if kind_of_cases(cell.experiment).replays:
+        train_cell(cell, folder, data, device, TraceSettings())
+        return
 
     def needed(run: Path) -> TraceSettings:
         """What jobs without a score in this run need to have been recorded."""
@@ -245,9 +249,10 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
     about = {"rows": settings.pictures, "party": party}
     if path.exists() and about.items() <= read_json(path).items():
         return
-    victim = Victim.of_run(folder, data, party)
-    rows = torch.from_numpy(data[experiment.label.party].split.test)[: settings.pictures]
-    drawn = pictures_of(victim.cuts(rows), victim.labels[rows])
+    label = data[experiment.label.party]
+    rows = torch.from_numpy(label.split.test)[: settings.pictures]
+    cuts = kind_of_cases(experiment)(experiment, data, settings, folder).cuts(rows)
+    drawn = pictures_of(cuts, labels_of(label)[0][rows])
     write_json(path, stamp() | about | drawn)
 
 

@@ -32,6 +32,7 @@ from vfl.experiments.scenarios import (
     TRAINING_TIME,
     Cases,
     Scenario,
+    kind_of_cases,
     scenario_of,
     setting_of,
 )
@@ -221,7 +222,7 @@ class AttackRunner:
         folder: RunFolder | None = None,
         adversary: str = HONEST,
     ) -> None:
-        self._cases_of = Cases(experiment, data, settings, folder)
+        self._cases_of = kind_of_cases(experiment)(experiment, data, settings, folder)
         self._seed, self._adversary, party = experiment.seed, adversary, self._cases_of.party
         self._width = experiment.parties[party].width
         self._gallery: Path | None = None  # where pictures that attacks make are kept
@@ -233,6 +234,8 @@ class AttackRunner:
             "seed": self._seed,
             "weights": "",
         }
+        if type(self._cases_of) is not Cases:
+            self._about["cases"] = code_of(type(self._cases_of))
         if folder is not None:
             self._about |= {"columns": settings.known_columns}
             self._about["weights"] = folder.summary()["weights_sha256"]

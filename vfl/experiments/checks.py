@@ -17,6 +17,7 @@ from vfl.config import Experiment, GridSettings
 from vfl.config.toml import Mistake, mistakes_of, raise_mistakes
 from vfl.config.validate import idle_in_grid, of_idle
 from vfl.core.errors import ExposedCutError, TooFewRowsError, UserError
+from vfl.core.registry import parse
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData
 from vfl.experiments.attack_runner import start_adversary
@@ -29,8 +30,10 @@ from vfl.experiments.scenarios import (
     SECURE_SUM,
     SNAPSHOTS,
     TRAINING_TIME,
+    Cases,
     Scenario,
     attacker_of,
+    kind_of_cases,
     known_rows,
     scenarios_of,
 )
@@ -80,9 +83,29 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
     for spec, (attack, scenario) in planned.items():
         mistakes = _scenario_mistakes(scenario, spec, attack, experiment, settings, party)
         yield from islice(mistakes, 1)
+    for spec in settings.models:
+        if parse(spec)[0] != parse(experiment.secure)[0]:
+            yield UserError(
+                "the rows of a grid are those of one model, with options of its own",
+                where="grid.models",
+                got=spec,
+                want=f"a spec of '{parse(experiment.secure)[0]}', as model says",
+            )
+    if settings.record and kind_of_cases(experiment).replays:
+        yield UserError(
+            "what attacks read of this model follows from its weights",
+            where="grid.record",
+            fix="leave record out",
+        )
     active = [spec for spec in settings.trainings if spec != HONEST]
     for spec in active:
         make_adversary(spec)
+    if active and kind_of_cases(experiment) is not Cases:
+        yield UserError(
+            f"{active[0]} tampers with a bottom or a top, and this model has neither",
+            where="grid.adversaries",
+            fix="leave adversaries out",
+        )
     if active and settings.trained_by == "owner":
         yield UserError(
             f"{active[0]} tampers with the training, and where the owner trained alone nobody can",
@@ -110,7 +133,16 @@ def _scenario_mistakes(
             where="grid.attacks",
             fix="secure = 'sum', or the attack by itself",
         )
-    if experiment.secure != "none" and scenario.records is not None:
+    kind = kind_of_cases(experiment)
+    beyond = attack.needs - kind.held(scenario, experiment.label.party in experiment.parties)
+    if beyond:
+        listed = " and ".join(str(grant) for grant in Grant if grant in beyond)
+        yield UserError(
+            f"{spec} needs {listed}, which nobody has of this model",
+            where="grid.attacks",
+            want="an attack that reads what this model shows",
+        )
+    if experiment.secure != "none" and scenario.records is not None and not kind.replays:
         why = f"recorded frames: {trace_of_masked_cuts().what}"
         if scenario == SNAPSHOTS:
             why = (
@@ -121,7 +153,7 @@ def _scenario_mistakes(
             where="grid.attacks",
             want="secure = 'none', or an attack that reads nothing recorded",
         )
-    if shares_weights(experiment):
+    if kind is Cases and shares_weights(experiment):
         raise nobodys_bottom(party)
     if scenario == COLLUSION and len(experiment.feature_parties) == 1:
         yield UserError(
@@ -161,7 +193,8 @@ def grid_mistakes(
         UserError: what no setting of a grid could mend; see `attack_mistakes`.
     """
     yield from attack_mistakes(experiment, settings, data)
-    for key, specs in (("defenses", settings.defenses), ("codecs", settings.codecs)):
+    changed = {"defenses": settings.defenses, "codecs": settings.codecs, "models": settings.models}
+    for key, specs in changed.items():
         for spec in specs:
             victim = experiment.model_copy(update=settings.differs(spec))
             yield from _refusal(key, spec, partial(session_of, victim, data, "train"))
@@ -186,7 +219,8 @@ def attack_mistakes(
     width = compression.make(experiment.codec).wire_width(experiment.parties[party].width)
     planned = scenarios_of(settings)
     for spec, (attack, scenario) in planned.items():
-        check = partial(_check_attack, attack, scenario, classes, width, data[party])
+        knows = not kind_of_cases(experiment).replays
+        check = partial(_check_attack, attack, scenario, classes, width, data[party], knows)
         yield from _refusal("attacks", spec, check)
     leaking = {one for attack, one in planned.values() if Grant.LEAKED in attack.needs}
     for part in {"train" if one == TRAINING_TIME else settings.leaks_from for one in leaking}:
@@ -236,9 +270,18 @@ _OF_TASK: tuple[tuple[Goal, ...], ...] = (("values",), ("labels", "clusters", "s
 
 
 def _check_attack(
-    attack: Attack, scenario: Scenario, classes: int, width: int, own: PartyData
+    attack: Attack, scenario: Scenario, classes: int, width: int, own: PartyData, validates: bool
 ) -> None:
-    """Refuse an attack that has no meaning for the task, or whose attacker knows no row."""
+    """Refuse an attack that has no meaning for the task, or whose attacker knows no row.
+
+    Args:
+        attack: the attack.
+        scenario: of that attack.
+        classes: how many there are; 1 of numbers.
+        width: of the cut, as it travels.
+        own: the victim's rows.
+        validates: whether rows that a label party knows are validation rows.
+    """
     if not scenario.attribute and attack.goal in _OF_TASK[classes == 1]:
         raise UserError(
             "this attack looks for classes, and labels here are numbers"
@@ -246,7 +289,7 @@ def _check_attack(
             else "this attack looks for numbers, and labels here are classes",
             fix="the pack numbers" if classes == 1 else "the pack light",
         )
-    if scenario in (RECORDED_QUERIES, QUERIES_ATTRIBUTE, SECURE_SUM):
+    if validates and scenario in (RECORDED_QUERIES, QUERIES_ATTRIBUTE, SECURE_SUM):
         known_rows(own.split, "a label party")
     if scenario == PREDICTIONS and Grant.LEAKED_INPUTS in attack.needs:
         known_rows(own.split, "an outsider")

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.config.grid import Records
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, RunFolderError, TooFewRowsError, UserError
+from vfl.core.products import cases
+from vfl.core.registry import named, parse
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData, Split
 from vfl.experiments.scores import OUTCOME, TRAINED
@@ -76,7 +79,9 @@ class Scenario:
 
 #: A feature party once the network is in use; with its bottoms of every epoch; with all other
 #: feature parties; one that recorded the training.
-INFERENCE_TIME = Scenario("inference", "feature party", _OF_LABELS, INFERENCE, by_cuts=True)
+INFERENCE_TIME = Scenario(
+    "inference", "feature party", _OF_LABELS, INFERENCE | {Grant.PROTOCOL}, by_cuts=True
+)
 SNAPSHOTS = Scenario(
     "snapshots", "feature party", _OF_LABELS, INFERENCE | {Grant.SNAPSHOTS}, "snapshots",
     by_cuts=True,
@@ -94,7 +99,7 @@ RECORDED_TRAINING = Scenario(
     "recorded training",
     "label party",
     ("inputs", "tokens"),
-    RECALLING,
+    RECALLING | {Grant.PROTOCOL},
     "training",
     own_columns=True,
 )
@@ -200,6 +205,8 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
     Raises:
         RunFolderError: with the setting that records it.
     """
+    if kind_of_cases(RunFolder(path).experiment()).replays:
+        return
     lacking = [spec for spec in specs if not is_recorded(path, trace_for([scenario_of_job(spec)]))]
     if lacking:
         wanted = trace_for(map(scenario_of_job, lacking))
@@ -217,6 +224,12 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
 _TIMES = 16
 #: Training rows whose membership is asked about, and as many test rows.
 _MEMBERS = 1000
+
+
+def kind_of_cases(experiment: Experiment) -> type[Cases]:
+    """What says what attackers of an experiment's runs hold."""
+    path = cases().get(parse(experiment.secure)[0])
+    return Cases if path is None else cast(type[Cases], named(path))
 
 
 def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
@@ -240,7 +253,7 @@ def setting_of(settings: GridSettings) -> Setting:
 
 
 class Cases:
-    """The cases of one victim; frames are decoded once.
+    """The cases of one victim; frames are decoded once. A product has its own for its models.
 
     Args:
         experiment: what the victim is.
@@ -251,12 +264,14 @@ class Cases:
 
     Attributes:
         party: the feature party.
-        victim: that party.
+        replays: whether what travelled follows from a run's weights, so that nothing is recorded.
 
     Raises:
         ConfigError: no feature party has that name.
         RunFolderError: weights of the run are not there.
     """
+
+    replays: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -267,9 +282,29 @@ class Cases:
     ) -> None:
         self.experiment, self.data, self.settings, self.folder = experiment, data, settings, folder
         self.party = attacker_of(experiment, settings)
-        self._begun = session_of(experiment, data, "predict").weights() if folder is None else {}
-        self.victim = self._victim(self.party)
         self._frames: dict[str, list[tuple[Replayed, Tensor]]] = {}
+        self._begin()
+
+    @classmethod
+    def held(cls, scenario: Scenario, own_columns: bool) -> frozenset[Grant]:
+        """What the attacker of a scenario holds where such a model was trained.
+
+        Args:
+            scenario: who attacks.
+            own_columns: whether the label party has columns.
+        """
+        own = OWN_COLUMNS if own_columns and scenario.own_columns else frozenset()
+        return (scenario.grants | own) - {Grant.PROTOCOL}
+
+    def _begin(self) -> None:
+        """Get ready for what is asked of a network."""
+        begun = self.folder is None
+        self._begun = session_of(self.experiment, self.data, "predict").weights() if begun else {}
+        self.victim = self._victim(self.party)
+
+    def cuts(self, rows: Tensor) -> Tensor:
+        """What the party sends for some aligned rows that are asked for, axes (rows, width)."""
+        return self.victim.cuts(rows)
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
         """The case of one leak.
@@ -374,7 +409,11 @@ class Cases:
         others = others[torch.randperm(len(others), generator=draw)[:count]]
         rows = Queried(members, others, own)
         outputs = self.answers(self.data, rows.targets)
-        return queried_case(self.experiment, self.data, rows, outputs)
+        return queried_case(self.experiment, self.shown(), rows, outputs)
+
+    def shown(self) -> Mapping[str, PartyData]:
+        """Every party's rows as numbers that networks read."""
+        return self.data
 
     def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:
         if owner not in self._frames:

@@ -4,4 +4,14 @@ from __future__ import annotations
 
 from vfl.core.products import Product
 
-PRODUCT = Product(members={"vfl.secure": {"trees": "vfl.trees.mode:Trees"}})
+PRODUCT = Product(
+    members={
+        "vfl.attacks": {
+            "bins": "vfl.trees.attacks.bins:Bins",
+            "own_columns": "vfl.trees.attacks.bins:OwnColumns",
+            "splits": "vfl.trees.attacks.splits:Splits",
+        },
+        "vfl.secure": {"trees": "vfl.trees.mode:Trees"},
+    },
+    cases={"trees": "vfl.trees.attacks.cases:TreesCases"},
+)

@@ -1,0 +1,130 @@
+"""Columns from bins: a label party has the order of cells, and knows how values are spread."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.attacks.base import Attack, scale_by
+from vfl.attacks.labels.regression import predicted
+from vfl.attacks.view import Grant, View
+from vfl.core.registry import require_range
+from vfl.trees.attacks.columns import categories_of
+
+
+class Bins(Attack):
+    """Gives each cell the value that its bin stands for.
+
+    Of a marginal distribution: the bins of an ordered column lie along its quantiles, and the
+    categories of another along their frequencies (Naveed, Kamara and Wright 2015, sections 4 and
+    5, for encryption that keeps order). Of whole rows that are known: the mean of those in a bin,
+    drawn to that value. Randomised response is undone by Bayes' rule, with the frequencies of bins
+    before it estimated from those after it (Kairouz et al. 2016).
+
+    Args:
+        rows: whether the known rows are found among those whose bins were sent; else they say no
+            more than how values are spread, as a public table does.
+        prior: how many known rows of a bin weigh as much as what the distribution says of it.
+
+    Raises:
+        BadOptionError: an option out of range.
+
+    >>> Bins(rows=False).goal
+    'inputs'
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.LEAKED_INPUTS, Grant.PROTOCOL})
+
+    def __init__(self, rows: bool = True, prior: float = 1.0) -> None:
+        require_range("prior", prior, 1e-9)
+        self.rows, self.prior = rows, prior
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        told, known = view.told, view.leaked.inputs.double().numpy()
+        layout, found, at = told.layout, [], 0
+        for column, count in enumerate(categories_of(layout)):
+            values = known[:, at : at + max(1, count)]
+            at += values.shape[1]
+            bins = layout.bins[column]
+            sent, own = (
+                np.minimum(some[:, column].astype(np.int64), bins)  # a missing cell is the last
+                for some in (told.targets, told.leaked)
+            )
+            channel = _channel(bins + 1, told.epsilon)
+            shares = _before(np.bincount(sent, minlength=bins + 1) / len(sent), channel)
+            likely = channel * shares  # axes (sent, true)
+            likely /= likely.sum(1, keepdims=True).clip(1e-300)
+            stands_for = _by_frequency(shares, values) if count else _by_order(shares, values)
+            if self.rows:
+                weights = likely[own]  # axes (known rows, true)
+                sums = weights.T @ values + self.prior * stands_for
+                stands_for = sums / (weights.sum(0)[:, None] + self.prior)
+            found.append((likely @ stands_for)[sent])
+        return torch.from_numpy(np.concatenate(found, axis=1)).float()
+
+
+def _channel(count: int, epsilon: float | None) -> np.ndarray:
+    """The chance of each sent bin for each true one, axes (sent, true)."""
+    if epsilon is None:
+        return np.eye(count)
+    moves = 1 / (np.exp(epsilon) + count - 1)
+    found: np.ndarray = moves + np.eye(count) * (np.exp(epsilon) - 1) * moves
+    return found
+
+
+def _before(sent: np.ndarray, channel: np.ndarray) -> np.ndarray:
+    """Shares of bins before a channel, from those after it, none negative; axes (bins,)."""
+    shares = np.linalg.solve(channel, sent).clip(1e-9)
+    found: np.ndarray = shares / shares.sum()
+    return found
+
+
+def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The mean of the part of sorted values that each bin takes; the mean of all where missing."""
+    ordered = np.sort(values[:, 0])
+    ends = np.concatenate([[0.0], shares[:-1].cumsum()]) / max(shares[:-1].sum(), 1e-300)
+    # The integral of the quantile function up to each end, whose differences are means of parts.
+    steps = np.arange(len(ordered) + 1) / len(ordered)
+    integral = np.interp(ends, steps, np.concatenate([[0.0], ordered.cumsum()]) / len(ordered))
+    means = np.diff(integral) / np.diff(ends).clip(1e-300)
+    found: np.ndarray = np.append(means, ordered.mean())[:, None]
+    return found
+
+
+def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The category that is as frequent as each bin, one of many; all shares where missing."""
+    found = np.zeros((len(shares), values.shape[1]))
+    found[np.argsort(shares[:-1]), np.argsort(values.mean(0))] = 1.0
+    found[-1] = values.mean(0)
+    return found
+
+
+class OwnColumns(Attack):
+    """Predicts another party's columns from the label party's own: what needs no model at all.
+
+    Kernel ridge regression of the known rows (Saunders et al. 1998), a column at a time.
+
+    Args:
+        strength: inverse weight of the squared penalty.
+
+    Raises:
+        BadOptionError: an option out of range.
+
+    >>> OwnColumns().goal
+    'inputs'
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.INPUTS, Grant.LEAKED_INPUTS, Grant.PROTOCOL})
+
+    def __init__(self, strength: float = 1.0) -> None:
+        require_range("strength", strength, 1e-9)
+        self.strength = strength
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        own, wanted = view.targets.inputs.flatten(1), view.leaked.inputs.flatten(1)
+        scale, mean = scale_by("standard", own), wanted.mean(0)
+        known = scale(view.told.own_of_leaked)
+        return mean + predicted(known, wanted - mean, scale(own), "kernel", self.strength)
