@@ -476,6 +476,8 @@ def _conclude(
     reports: list[PartyReport],
 ) -> None:
     digests = [(report.party, report.weights_sha256) for report in reports]
+    if secure_mode.make(terms.secure).helps_to_train:  # the helper has no part of the model
+        digests = [one for one in digests if one[0] != rules.dealer(terms)]
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
     everybody = {name for name, _ in digests} >= {*terms.feature_parties, *terms.tasks}
     if terms.mode != "train" and everybody:

@@ -24,8 +24,11 @@ from vfl.session.terms import Terms
 
 
 def dealer(terms: Terms) -> str | None:
-    """The third party that only deals; None where there is no such party."""
-    return secure_mode.third_party(terms)
+    """The third party that only deals; None where there is no such party in the session."""
+    mode = secure_mode.make(terms.secure)
+    if mode.helps_to_train and terms.mode != "train":
+        return None
+    return mode.third_party(terms.label_party)
 
 
 def rowless(terms: Terms) -> str | None:

@@ -358,13 +358,14 @@ class SecureMode:
         serves_rows: whether a whole network also answers rows as they are asked for.
         answers_without: whether it then answers without a feature party that is away, where the
             label party's service may.
+        helps_to_train: whether a third party takes part in trainings alone.
         keeps: what a feature party and the label party keep of the model, for cards and pages; None
             where these are a bottom and the top.
         exports: form of `vfl export` -> path of what writes it in place of a bottom or a top, from
             the run's folder, the party's part of it and the folder to write to.
     """
 
-    needs_keys: ClassVar[bool] = False
+    needs_keys: bool = False
     reveals_model: ClassVar[bool] = False
     shares_weights: ClassVar[bool] = False
     whole_network: ClassVar[bool] = False
@@ -372,6 +373,7 @@ class SecureMode:
     whole_epochs: ClassVar[bool] = False
     serves_rows: ClassVar[bool] = False
     answers_without: ClassVar[bool] = False
+    helps_to_train: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, str] | None] = None
     exports: ClassVar[Mapping[str, str]] = {}
 

@@ -17,11 +17,12 @@ from torch import Tensor
 from vfl.config import PartySettings, TrainSettings
 from vfl.core.errors import ExposedCutError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
+from vfl.core.seeds import Secret
 from vfl.datasets import Split as Rows
 from vfl.datasets.encode import MAX_CATEGORIES
-from vfl.mpc.in_process import Star
 from vfl.mpc.secure.base import refuse_work_on_cuts
 from vfl.mpc.secure.ends import (
+    NetworkMode,
     collect_reports,
     receive_verdict,
     report_to_label_party,
@@ -34,15 +35,15 @@ from vfl.session.schedule import QUERY_ROWS, Exchange
 from vfl.session.secure_mode import (
     SETUP,
     Agreed,
+    Happened,
     Limits,
-    LocalStreams,
     OwnRows,
     Revealed,
-    SecureMode,
     ServedEnd,
     WholeNetwork,
 )
 from vfl.session.terms import Terms
+from vfl.transport.pairs import TAG_BYTES
 from vfl.trees.bins import Binning, fit_bins, randomised
 from vfl.trees.grow import Layout
 
@@ -51,7 +52,6 @@ CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
 #: Bins of one party that the label party takes, in bytes; each party says how many columns it has.
 _MOST_BYTES = 1 << 32
-_LOCAL_S = 600.0
 #: Settings of [train] and of each party that have no part in models of cells.
 _IDLE = (
     "optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight",
@@ -60,7 +60,7 @@ _IDLE = (
 _IDLE_OF_PARTIES = ("bottom", "width", "branches")
 
 
-class CellsMode(SecureMode):
+class CellsMode(NetworkMode):
     """A session that reads cells: the label party in the middle, one stream to each other party.
 
     Attributes:
@@ -70,11 +70,12 @@ class CellsMode(SecureMode):
             bins as they are.
     """
 
-    shares_weights: ClassVar[bool] = True
-    whole_network: ClassVar[bool] = True
+    needs_keys: bool = False
     reads_cells: ClassVar[bool] = True
     whole_epochs: ClassVar[bool] = True
     serves_rows: ClassVar[bool] = True
+    window: ClassVar[int] = 32
+    waiting: ClassVar[int] = 32
     instead: ClassVar[Mapping[str, str]] = {}
     max_bin: int
     epsilon: float | None = None
@@ -116,16 +117,22 @@ class CellsMode(SecureMode):
         rows: Mapping[Kind, int],
         layers: Mapping[str, Any] | None,
     ) -> Limits:
-        return {Kind.PROTOCOL: CHUNK_BYTES}, {Kind.PROTOCOL: CHUNK_BYTES, Kind.ACK: 1}
+        most = {Kind.PROTOCOL: CHUNK_BYTES + TAG_BYTES}
+        return most, most | {Kind.ACK: 1}
 
-    def own_keys(self, *about: Any) -> None:
-        """Nothing: a feature party and the label party have their stream."""
+    def roles(self, agreed: Terms) -> list[str]:
+        return [*agreed.feature_parties, agreed.label_party]
 
-    def simulated_keys(self, secrets: Mapping[str, Any], *about: Any) -> Mapping[str, Any]:
-        return dict.fromkeys(secrets)
+    def simulated_keys(
+        self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
+    ) -> dict[str, Any]:
+        if not self.needs_keys:
+            return dict.fromkeys(secrets)
+        return {**super().simulated_keys(secrets, terms, session, attempt)}
 
-    def local_streams(self, terms: Terms) -> LocalStreams:
-        return Star([*terms.feature_parties, terms.label_party], terms.label_party, _LOCAL_S)
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        """Nothing: `WholeNetwork.revealed` has all of it."""
+        return iter(())
 
 
 class CellsEnd(WholeNetwork):
@@ -255,15 +262,21 @@ class FeatureCellsEnd(CellsEnd):
         layout, bins = self._own.layout, self._bins(self._known_rows())
         if self._mode.epsilon is not None:
             bins = randomised(bins, layout, self._mode.epsilon, self._rows.secret)
+        self._answer(0, self._about())
+        raw = bins.tobytes("F")  # column by column
+        for start, end in chunks(len(raw)):
+            self._answer(0, raw[start:end])
+
+    def _about(self) -> bytes:
+        """What the label party needs to know of the columns, without names or edges."""
+        assert self._own is not None, "an attempt has begun"
+        layout = self._own.layout
         about = {
             "bins": layout.bins,
             "categorical": layout.categorical,
             "monotone": self._mode.signs(self._rows.columns, len(layout.bins)),
         }
-        self._answer(0, json.dumps(about).encode())
-        raw = bins.tobytes("F")  # column by column
-        for start, end in chunks(len(raw)):
-            self._answer(0, raw[start:end])
+        return json.dumps(about).encode()
 
     def _answer(self, step: int, payload: bytes) -> None:
         """Send what the label party asks for."""
@@ -309,11 +322,15 @@ class LabelCellsEnd(CellsEnd):
         frame = expect(self.ends[name].link, Kind.PROTOCOL, step, f"party '{name}'")
         return memoryview(frame.payload)
 
-    def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
-        """A feature party's bins with their layout, and the signs that its columns change with."""
-        where, rows = f"the message of party '{name}'", len(self._known_rows())
+    def _layout_of(self, raw: bytes, name: str) -> tuple[Layout, list[int]]:
+        """What a feature party says of its columns, and the signs that they change with.
+
+        Raises:
+            ProtocolError: no columns are so, or more than this party takes.
+        """
+        rows = len(self._known_rows())
         try:
-            about = json.loads(bytes(self._pull(name, 0)))
+            about = json.loads(raw)
             counts, kinds, signs = about["bins"], about["categorical"], about["monotone"]
             most = max(self._mode.max_bin, MAX_CATEGORIES)
             fits = 0 < len(counts) == len(kinds) == len(signs)
@@ -324,15 +341,22 @@ class LabelCellsEnd(CellsEnd):
         except (ValueError, TypeError, KeyError, RecursionError):
             fits = False
         if not fits:
+            where = f"the message of party '{name}'"
             raise ProtocolError("a layout of no columns", where=where, want="bins of each column")
-        kind = np.dtype(np.uint8 if layout.width <= 256 else "<u2")
+        return layout, signs
+
+    def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
+        """A feature party's bins with their layout, and the signs that its columns change with."""
+        where, rows = f"the message of party '{name}'", len(self._known_rows())
+        layout, signs = self._layout_of(bytes(self._pull(name, 0)), name)
+        kind, columns = np.dtype(np.uint8 if layout.width <= 256 else "<u2"), len(layout.bins)
         raw = bytearray()
-        for start, end in chunks(rows * len(counts) * kind.itemsize):
+        for start, end in chunks(rows * columns * kind.itemsize):
             part = self._pull(name, 0)
             if len(part) != end - start:
                 raise ProtocolError("bins of another number", where=where, want="a bin a cell")
             raw += part
-        bins = np.frombuffer(raw, kind).reshape(len(counts), rows).T
+        bins = np.frombuffer(raw, kind).reshape(columns, rows).T
         missing = layout.width - 1
         if ((bins >= np.array(layout.bins)) & (bins != missing)).any():
             raise ProtocolError("a cell in no bin of its column", where=where)
@@ -349,7 +373,8 @@ def links_of(
 
     Args:
         terms: the session's.
-        streams, receive_any: see `SecureMode.middle_network`.
+        streams: see `SecureMode.middle_network`.
+        receive_any: see there.
     """
     if terms.mode == "serve":  # where whoever serves looks at each stream
         return streams

@@ -34,7 +34,7 @@ from vfl.session.secure_mode import (
     OwnRows,
 )
 from vfl.session.terms import Terms
-from vfl.trees.boosting import Booster, Forest, splits_of, splits_of_state, splits_state
+from vfl.trees.boosting import Booster, Forest, Source, splits_of, splits_of_state, splits_state
 from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, within
 from vfl.trees.explanation import Leaves
 from vfl.trees.grow import Layout, Split
@@ -76,16 +76,12 @@ class FeatureEnd(FeatureCellsEnd):
             self._show_bins()
 
     def train(self, exchange: Exchange) -> None:
-        raw = bytes(expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload)
+        self._take(bytes(expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload))
+
+    def _take(self, raw: bytes) -> None:
+        """Keep the splits of a round on the party's columns."""
         assert self._own is not None, "an attempt has begun"
-        try:
-            taken = [_split(one, self._own.layout) for one in json.loads(raw)]
-        except (ValueError, TypeError, IndexError, RecursionError):
-            raise ProtocolError(
-                "splits that no forest has on these columns",
-                where="the label party's message",
-                want="a column, bins of it and a direction for each split",
-            ) from None
+        taken = read_splits(raw, self._own.layout)
         if len(self._splits) + len(taken) > MOST_SPLITS:
             raise _too_many_splits(self.party)
         self._splits += taken
@@ -139,15 +135,7 @@ class LabelEnd(LabelCellsEnd):
             self.load_weights(weights)
         if not self._trains:
             return
-        parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
-        if self._own is not None:
-            parts[self.party] = self._bins(self._known_rows()), self._own.layout
-            signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
-        for name in self.ends:
-            parts[name], own = self._received(name)
-            signs += own
-        self._counts = {name: len(layout.bins) for name, (_, layout) in parts.items()}
-        bins, layout = _joined(list(parts.values()))
+        source, signs = self._histograms()
         train, weights_of_rows = self._positions("train"), self._rows.weights
         assert self._rows.labels is not None, "a training has labels"
         labels = self._rows.labels[torch.from_numpy(train)].numpy()
@@ -157,35 +145,50 @@ class LabelEnd(LabelCellsEnd):
         own_columns = self._counts.get(self.party, 0)
         self._booster = Booster(
             self._mode.boosting(signs, self._terms.seed, own_columns), self._objective,
-            Local(bins, layout), labels if self._rows.classes else labels.astype(np.float64),
-            counted, len(bins),
+            source, labels if self._rows.classes else labels.astype(np.float64),
+            counted, len(self._known_rows()),
         )  # fmt: skip
         if state is not None:
             self._booster.go_on(self._forest)
         self._forest = self._booster.forest
         splits = self._forest.splits
         self._split_counts = Counter(
-            {name: len([*self._owned(name, splits)]) for name in self.ends}
+            {name: len([*self._owned(name, splits)]) for name in self._terms.feature_parties}
         )
+
+    def _histograms(self) -> tuple[Source, list[int]]:
+        """Where sums come from, and the signs that all columns change with."""
+        parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
+        if self._own is not None:
+            parts[self.party] = self._bins(self._known_rows()), self._own.layout
+            signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
+        for name in self._terms.feature_parties:
+            parts[name], own = self._received(name)
+            signs += own
+        self._counts = {name: len(layout.bins) for name, (_, layout) in parts.items()}
+        return Local(*_side_by_side(list(parts.values()))), signs
 
     def train(self, exchange: Exchange) -> Tensor:
         booster = self._boosts
         taken = splits_of(booster.add_round())
-        for name in self.ends:
-            own = [_written(one) for _, one in self._owned(name, taken)]
+        for name in self._terms.feature_parties:
+            own = [written(one) for _, one in self._owned(name, taken)]
             self._split_counts[name] += len(own)
             if self._split_counts[name] > MOST_SPLITS:
                 raise _too_many_splits(name)
-            frame = Frame(Kind.PROTOCOL, exchange.step, json.dumps(own).encode())
-            self.ends[name].link.send(frame)
+            self._send_taken(name, exchange.step, json.dumps(own).encode())
         return self._outputs_of(booster.margins[exchange.rows])
+
+    def _send_taken(self, name: str, step: int, splits: bytes) -> None:
+        """Send a feature party the splits of a round on its columns."""
+        self.ends[name].link.send(Frame(Kind.PROTOCOL, step, splits))
 
     def outputs(self, exchange: Exchange) -> Tensor:
         if exchange.phase == "validation":
             after = len(self._positions("train"))
             return self._outputs_of(self._boosts.margins[after + exchange.rows])
-        for end in self.ends.values():
-            end.link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
+        for name in self._terms.feature_parties:
+            self.ends[name].link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
         return self.answered(exchange, None)
 
     def answered(
@@ -233,7 +236,8 @@ class LabelEnd(LabelCellsEnd):
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._forest, self._leaves = Forest.of_state(weights), None
-        names = [*([self.party] if self.party in self._terms.parties else []), *self.ends]
+        own = [self.party] if self.party in self._terms.parties else []
+        names = [*own, *self._terms.feature_parties]
         self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
 
     @property
@@ -277,14 +281,30 @@ def _too_many_splits(party: str) -> DataError:
     )
 
 
-def _written(split: Split) -> list[Any]:
+def written(split: Split) -> list[Any]:
     """A split as JSON: of an ordered column how many bins go left, else the categories."""
     left = split.left.stop if isinstance(split.left, range) else list(split.left)
     return [split.column, left, split.missing_left]
 
 
+def read_splits(raw: bytes, layout: Layout) -> list[Split]:
+    """The label party's message of splits that `written` wrote, as JSON.
+
+    Raises:
+        ProtocolError: a split that these columns cannot have.
+    """
+    try:
+        return [_split(one, layout) for one in json.loads(raw)]
+    except (ValueError, TypeError, IndexError, RecursionError):
+        raise ProtocolError(
+            "splits that no forest has on these columns",
+            where="the label party's message",
+            want="a column, bins of it and a direction for each split",
+        ) from None
+
+
 def _split(written: Any, layout: Layout) -> Split:
-    """Read a split that `_written` wrote.
+    """Read a split.
 
     Raises:
         ValueError, TypeError, IndexError: no split of these columns.
@@ -302,11 +322,15 @@ def _split(written: Any, layout: Layout) -> Split:
     return Split(column, tuple(left), missing_left)
 
 
-def _joined(parts: Sequence[tuple[np.ndarray, Layout]]) -> tuple[np.ndarray, Layout]:
-    """All columns side by side; a missing cell has the last place of the widest histogram."""
+def joined(layouts: Sequence[Layout]) -> Layout:
+    """All columns side by side; a missing cell has the last place of the widest histogram.
+
+    Raises:
+        DataError: a histogram of them is too large.
+    """
     layout = Layout(
-        tuple(one for _, own in parts for one in own.bins),
-        tuple(one for _, own in parts for one in own.categorical),
+        tuple(one for own in layouts for one in own.bins),
+        tuple(one for own in layouts for one in own.categorical),
     )
     if len(layout.bins) * layout.width > _MOST_PLACES:
         raise DataError(
@@ -315,6 +339,11 @@ def _joined(parts: Sequence[tuple[np.ndarray, Layout]]) -> tuple[np.ndarray, Lay
             want=f"at most {_MOST_PLACES} places of a histogram",
             fix="fewer columns, or a smaller max_bin",
         )
+    return layout
+
+
+def _side_by_side(parts: Sequence[tuple[np.ndarray, Layout]]) -> tuple[np.ndarray, Layout]:
+    layout = joined([own for _, own in parts])
     missing = layout.width - 1
     kind = np.uint8 if missing < 256 else np.uint16
     moved = [np.where(bins == own.width - 1, missing, bins).astype(kind) for bins, own in parts]

@@ -7,16 +7,22 @@ parameter is an option here, by XGBoost's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, ExposedCutError
 from vfl.core.frame import Frame, Link
 from vfl.core.registry import require_choice, require_range
+from vfl.mpc.secure.ends import Middle, Outer
+from vfl.mpc.secure.keys import Agreement
 from vfl.privacy import PrivacyStatement
 from vfl.session.secure_mode import (
+    SETUP,
     Agreed,
+    Happened,
     OwnRows,
+    Revealed,
     WholeNetwork,
 )
 from vfl.session.terms import Terms
@@ -26,6 +32,7 @@ from vfl.trees.cells import CellsMode, links_of
 from vfl.trees.ends import FeatureEnd, LabelEnd
 from vfl.trees.grow import Growth
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson, Squared
+from vfl.trees.shared import Facts, HelperEnd, SharedFeatureEnd, SharedLabelEnd
 
 _MOST_DEPTH, _MOST_LEAVES, _MOST = 64, 1 << 16, 1e9
 
@@ -34,7 +41,13 @@ class Trees(CellsMode):
     """Gradient-boosted trees over everybody's columns (Chen and Guestrin 2016).
 
     Args:
-        protect: "order": the label party gets the bin of every cell (Tian et al. 2020).
+        protect: "order": the label party gets the bin of every cell (Tian et al. 2020). "shared":
+            it gets sums of gradients over bins, which feature parties and a helper compute from
+            additive shares.
+        nodes: of "shared": "known": feature parties and the helper know which rows are in which
+            node, as in SecureBoost (Cheng et al. 2021); "hidden": they do not, and the helper gets
+            a share of every row for each node.
+        helper: of "shared": a party without data, which colludes with nobody.
         epsilon: of the randomised response on each cell that a feature party sends; a row spends it
             for each of that party's columns. Without one bins are sent as they are.
         objective: what is minimised: "auto" is cross-entropy of classes and the squared error of
@@ -64,6 +77,10 @@ class Trees(CellsMode):
     }
     answers_without: ClassVar[bool] = True
     exports: ClassVar[Mapping[str, str]] = {"xgboost": "vfl.trees.export:export_forest"}
+    helps_to_train: ClassVar[bool] = True
+    announced_bytes: ClassVar[int] = 1 << 21
+    facts_bytes: ClassVar[int] = 1 << 15
+    facts: ClassVar[type[Settings]] = Facts
     keeps: ClassVar[tuple[str, str]] = (
         "the splits on them",
         "all trees, without the thresholds of others",
@@ -71,7 +88,9 @@ class Trees(CellsMode):
 
     def __init__(
         self,
-        protect: Literal["order"] = "order",
+        protect: Literal["order", "shared"] = "order",
+        nodes: Literal["known", "hidden"] = "known",
+        helper: str = "helper",
         epsilon: float | None = None,
         objective: Literal["auto", "poisson"] = "auto",
         learning_rate: float = 0.3,
@@ -90,11 +109,18 @@ class Trees(CellsMode):
         rising: tuple[str, ...] = (),
         falling: tuple[str, ...] = (),
     ) -> None:
-        require_choice("protect", protect, ("order",))
+        require_choice("protect", protect, ("order", "shared"))
+        require_choice("nodes", nodes, ("known", "hidden"))
         require_choice("objective", objective, ("auto", "poisson"))
         require_choice("grow_policy", grow_policy, ("depthwise", "lossguide"))
         if epsilon is not None:
             require_range("epsilon", epsilon, 1e-3, 100)
+            if protect != "order":
+                raise BadOptionError(
+                    "no party gets bins that could be randomised",
+                    got=f"protect={protect}, epsilon={epsilon:g}",
+                    want="epsilon with protect=order alone",
+                )
         require_range("learning_rate", learning_rate, 1e-6, 10)
         require_range("max_depth", max_depth, 0, _MOST_DEPTH)
         require_range("max_leaves", max_leaves, 0, _MOST_LEAVES)
@@ -117,6 +143,7 @@ class Trees(CellsMode):
         require_range("colsample_bytree", colsample_bytree, 1e-6, 1)
         require_range("own_rounds", own_rounds, 0, _MOST)
         self.epsilon, self.max_bin, self._objective = epsilon, max_bin, objective
+        self.needs_keys, self.nodes, self.helper = protect == "shared", nodes, helper
         self._own_rounds = own_rounds
         self._signs = {**dict.fromkeys(rising, 1), **dict.fromkeys(falling, -1)}
         usual = 0.7 if objective == "poisson" else 0.0
@@ -132,7 +159,7 @@ class Trees(CellsMode):
             "min_child_weight": min_child_weight,
             "max_delta_step": self._delta,
         }
-        self._shares = subsample, colsample_bytree
+        self._drawn = subsample, colsample_bytree
 
     def refuse(self, agreed: Agreed) -> None:
         super().refuse(agreed)
@@ -142,15 +169,41 @@ class Trees(CellsMode):
                 got=f"own_rounds = {self._own_rounds}",
                 want="own_rounds = 0, or columns of the label party",
             )
+        if self.needs_keys and self.helper in {*agreed.parties, agreed.label_party}:
+            raise ExposedCutError(
+                "a party with data could undo shares if it helped too",
+                got=f"helper '{self.helper}'",
+                want="model = 'trees:protect=shared,helper=NAME' with a further party",
+            )
+
+    def third_party(self, label_party: str) -> str | None:
+        return self.helper if self.needs_keys else None
+
+    def roles(self, agreed: Terms) -> list[str]:
+        return [*super().roles(agreed), *([self.helper] if self._shares(agreed) else [])]
 
     def promise(self, agreed: Agreed) -> str:
+        own = "a feature party learns which of its columns were split at which bins"
+        if self.needs_keys:
+            rows = " and which rows are in which node" if self.nodes == "known" else ""
+            return (
+                f"{agreed.label_party} learns sums of gradients over bins and the sides of rows at "
+                f"splits; {own}{rows}; {self.helper} learns bins of columns and rows that it "
+                "cannot tell, and undoes nothing unless it colludes"
+            )
         noise = ""
         if self.epsilon is not None:
             noise = f" after a randomised response of epsilon {self.epsilon:g} a cell"
         return (
             f"{agreed.label_party} learns the bin of every cell{noise}, and no name, edge or "
-            "category; a feature party learns which of its columns were split at which bins"
+            f"category; {own}"
         )
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        """Who learned which sizes; `WholeNetwork.revealed` has the rest."""
+        if self._shares(terms):
+            for name in (*terms.feature_parties, self.helper):
+                yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """The promise to each cell's owner; a row spends it for each column of a party."""
@@ -174,9 +227,14 @@ class Trees(CellsMode):
         )
 
     def outer_network(
-        self, party: str, terms: Terms, keys: None, stream: Link, rows: OwnRows
+        self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
-        return FeatureEnd(self, party, terms, rows, stream)
+        if not self._shares(terms):
+            return FeatureEnd(self, party, terms, rows, stream)
+        place = Outer(self, party, terms, keys, stream)
+        if party == self.helper:
+            return HelperEnd(self, terms, rows, place)
+        return SharedFeatureEnd(self, party, terms, rows, place, stream)
 
     def middle_network(
         self,
@@ -186,14 +244,20 @@ class Trees(CellsMode):
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
-        return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
+        if not self._shares(terms):
+            return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
+        return SharedLabelEnd(self, terms, rows, Middle(self, terms, attempt, streams, receive_any))
+
+    def _shares(self, terms: Terms) -> bool:
+        """Whether gradients are shared: answers are the same whoever grew the trees."""
+        return self.needs_keys and terms.mode == "train"
 
     # What the ends ask for.
 
     def boosting(self, signs: Sequence[int], seed: int, own_columns: int = 0) -> Boosting:
         """How trees are boosted, over columns that the outcome changes with by these signs."""
         growth = Growth(monotone=tuple(signs) if any(signs) else (), **self._growth)
-        return Boosting(growth, *self._shares, seed, self._own_rounds, own_columns)
+        return Boosting(growth, *self._drawn, seed, self._own_rounds, own_columns)
 
     def objective_of(self, classes: int) -> Objective:
         """The objective for labels of so many classes; 0 for numbers.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -43,7 +42,7 @@ _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
 class KeyedMode(SecureMode):
     """A mode whose parties share keys that the label party does not have."""
 
-    needs_keys: ClassVar[bool] = True
+    needs_keys: bool = True
 
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing

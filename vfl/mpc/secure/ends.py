@@ -39,7 +39,6 @@ from vfl.session.exchange import expect
 from vfl.session.relay import SealedLinks, Switchboard
 from vfl.session.secure_mode import (
     SETUP,
-    Agreed,
     Limits,
     LocalStreams,
     OwnRows,
@@ -97,7 +96,7 @@ class NetworkMode(KeyedMode):
     facts_bytes: ClassVar[int]
     facts: ClassVar[type[Settings]]
 
-    def roles(self, agreed: Agreed) -> Sequence[str]:
+    def roles(self, agreed: Terms) -> Sequence[str]:
         """The parties by role: the holders of shares, and who deals behind them."""
         raise NotImplementedError
 

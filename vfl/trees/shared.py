@@ -1,0 +1,778 @@
+"""Ends of a session that boosts trees on shares of gradients, with `protect = "shared"`.
+
+The label party packs the two derivatives of a row into one element of the ring 2^64 and splits it
+in two additive shares. One share follows from a seed that it has in common with a feature party and
+costs no bytes. The other goes to a helper without data or labels, rows in an order that the helper
+cannot undo. Both add up their shares bin by bin; the label party adds both sums.
+
+    feature party                  helper                          label party
+      bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted
+      sums of its shares   --------------------------------->        sums of a node, bin by bin
+                                     sums of its shares      --->
+      sides of rows at its splits  ------------------------->        splits the node
+
+With `nodes = "known"` both are told which rows are in which node, as in SecureBoost (Cheng et al.
+2021). With `nodes = "hidden"` shares of rows outside a node are shares of zero, so that neither
+learns a node's rows, and the helper gets a share of every row for each node.
+
+The label party sends every request as a letter with its content behind it, on a link without other
+traffic; numbers of rows are positions among training and validation rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from vfl.config.toml import Settings
+from vfl.core.compiled import COMPILED, compiled
+from vfl.core.errors import ProtocolError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.datasets import Split as Rows
+from vfl.mpc.engine import Peer
+from vfl.mpc.permuted import permutation
+from vfl.mpc.secure.ends import (
+    Middle,
+    Outer,
+    Place,
+    receive_verdict,
+    report_to_label_party,
+)
+from vfl.session.exchange import expect
+from vfl.session.schedule import Exchange
+from vfl.session.secure_mode import SETUP, TRAIN, OwnRows
+from vfl.session.terms import Terms
+from vfl.trees.boosting import Source
+from vfl.trees.cells import CHUNK_BYTES, CellsEnd, chunks
+from vfl.trees.ends import FeatureEnd, LabelEnd, joined, read_splits, written
+from vfl.trees.grow import Division, Layout, Split, Tree, values_of
+from vfl.trees.histograms import add_up, goes_left, sides
+
+if TYPE_CHECKING:
+    from vfl.trees.mode import Trees
+
+#: Requests of the label party.
+_TREE, _SUMS, _SIDES, _END = b"T", b"S", b"D", b"E"
+_LABEL_PARTY = "the label party"
+_SEEN_SIDES = "sides of splits"
+#: Sums of one request, in bytes.
+_MOST_SUMS = CHUNK_BYTES
+#: Nodes of one request: a helper gets a share of every row for each hidden one.
+_MOST_NODES = 16
+#: Bits of the sum of second derivatives in a packed element; the other half has that of first ones.
+_BITS = 32
+
+
+def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers of units whose sums fit the halves of a ring element, and the units.
+
+    The units are powers of two, so that sums of them are exact in float64. They follow from the
+    sums of absolute values over all rows: no sum over fewer rows is larger.
+
+    Args:
+        gradients: first and second derivatives, the second ones 0 or more, axes (rows, 2).
+
+    Returns:
+        int64, axes (rows, 2), and float64, axes (2,).
+
+    >>> rounded(np.array([[0.5, 0.25], [-0.5, 0.25]]))[1] * 2.0**31
+    array([2., 1.])
+    """
+    gradients = gradients.astype(np.float64)
+    totals = np.abs(gradients).sum(axis=0)
+    # Rounding adds at most half a unit a row.
+    most = np.array([2.0 ** (_BITS - 1), 2.0**_BITS]) - len(gradients) - 1
+    exponents = np.ceil(np.log2(np.maximum(totals, np.finfo(np.float64).tiny) / most))
+    units: np.ndarray = np.where(totals > 0, 2.0 ** np.maximum(exponents, -1000), 1.0)
+    return np.rint(gradients / units).astype(np.int64), units
+
+
+def packed(whole: np.ndarray) -> np.ndarray:
+    """Both derivatives of each row in one element; uint64, axes (rows,).
+
+    >>> opened(packed(np.array([[-3, 2], [1, 5]])).sum(keepdims=True))
+    array([[-2.,  7.]])
+    """
+    elements: np.ndarray = ((whole[..., 0] << _BITS) + whole[..., 1]).view(np.uint64)
+    return elements
+
+
+def opened(elements: np.ndarray) -> np.ndarray:
+    """Sums of both derivatives from sums of elements; float64, a further axis of 2."""
+    low = elements & np.uint64((1 << _BITS) - 1)
+    high = (elements - low).view(np.int64) >> _BITS
+    return np.stack([high, low.view(np.int64)], axis=-1).astype(np.float64)
+
+
+def sums_of(
+    bins: np.ndarray, nodes: np.ndarray, count: int, elements: np.ndarray, width: int
+) -> np.ndarray:
+    """Sums of elements over bins, node by node; uint64, axes (count, columns, width).
+
+    Args:
+        bins: axes (rows, columns).
+        nodes: of each row; one of `count` or more is left out.
+        count: of nodes that are asked for.
+        elements: axes (rows,).
+        width: places of a column.
+    """
+    found = np.zeros((count, bins.shape[1], width), np.uint64)
+    if COMPILED:
+        _add_elements(bins, nodes, elements, found)
+        return found
+    rows = np.flatnonzero(nodes < count)
+    for column in range(bins.shape[1]):
+        np.add.at(found[:, column], (nodes[rows], bins[rows, column]), elements[rows])
+    return found
+
+
+@compiled
+def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
+    for row in range(bins.shape[0]):
+        node = nodes[row]
+        if node < out.shape[0]:
+            for column in range(bins.shape[1]):
+                out[node, column, bins[row, column]] += elements[row]
+
+
+class Facts(Settings):
+    """The sizes that all parties need, beside the terms.
+
+    Attributes:
+        rows: how many train, validate and test.
+        columns: of each feature party.
+        widths: places of a column's histogram, of each feature party.
+    """
+
+    rows: tuple[int, int, int]
+    columns: tuple[int, ...] = Field(max_length=1 << 10)
+    widths: tuple[int, ...] = Field(max_length=1 << 10)
+
+
+class _Meeting:
+    """How a party met the others: facts, keys and links.
+
+    Args:
+        place: of the party.
+        end: what announces its rows; see `NetworkEnd`.
+        terms: the session's.
+        roles: of all parties.
+        party: its name.
+    """
+
+    def __init__(
+        self, place: Place, end: Any, terms: Terms, roles: Sequence[str], party: str
+    ) -> None:
+        links = place.meet()
+        self.facts: Facts = place.describe(end)
+        place.confirm(self.facts)
+        by_role = {roles.index(name): link for name, link in links.items()}
+        self._peer, self._roles = Peer(roles.index(party), by_role, {"model": "trees"}), roles
+        about = {"terms": terms.digest(), "facts": self.facts.model_dump(mode="json")}
+        self._peer.agree(about, *place.attempt)
+        self.links = links
+
+    def pads(self, party: str) -> Any:
+        """The stream of pads in common with another party."""
+        return self._peer.pads[self._roles.index(party)]
+
+
+class SharedFeatureEnd(FeatureEnd):
+    """A feature party's end: it sums its own share, and says on which side rows lie.
+
+    Args:
+        mode, party, terms, rows: see `CellsEnd`.
+        place: among the others.
+    """
+
+    def __init__(
+        self, mode: Trees, party: str, terms: Terms, rows: OwnRows, place: Outer, stream: Link
+    ) -> None:
+        super().__init__(mode, party, terms, rows, stream)
+        self._place = place
+        self._known = np.empty((0, 0), np.uint8)
+        self._training = 0
+        self._elements = np.empty(0, np.uint64)
+        #: The node of each row, while one is known.
+        self._nodes = np.empty(0, np.int64)
+        self._drawn = 0
+        self._answered: list[Split] = []
+
+    def announced(self) -> bytes:
+        """What the label party needs to know of the columns."""
+        return self._about()
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            weights = self._restored(state)
+        self._bin_columns(weights)
+        if weights is not None:
+            self.load_weights(weights)
+        mode, terms, label = self._mode, self._terms, self._terms.label_party
+        met = _Meeting(self._place, self, terms, mode.roles(terms), self.party)
+        self.link, self._pads = met.links[label], met.pads(label)
+        self._require_own(met.facts)
+        self._known, self._training = self._bins(self._known_rows()), met.facts.rows[0]
+        order = permutation(self._pads, self._training, "rows", 0)
+        permuted = self._known[: self._training][order]
+        _send(met.links[mode.helper], 0, permuted.tobytes("F"))
+        self._serve(0)
+
+    def train(self, exchange: Exchange) -> None:
+        before, self._answered = len(self._splits), []
+        self._take(self._serve(exchange.step))
+        if sorted(map(repr, self._splits[before:])) != sorted(map(repr, self._answered)):
+            raise ProtocolError(
+                "the label party asked for other splits than its trees have",
+                where=f"round {exchange.step}",
+                want="the sides of rows at the splits that were taken",
+            )
+
+    def _require_own(self, facts: Facts) -> None:
+        assert self._own is not None, "an attempt has begun"
+        place = self._terms.feature_parties.index(self.party)
+        own = (len(self._own.layout.bins), self._own.layout.width)
+        train = len(self._positions("train"))
+        if (facts.rows[0], facts.columns[place], facts.widths[place]) != (train, *own):
+            raise ProtocolError("the label party describes other rows than this party has")
+
+    def _serve(self, step: int) -> bytes:
+        """Answer requests until the last one of a round; its content."""
+        while True:
+            raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
+            letter, content = raw[:1], raw[1:]
+            if letter == _END:
+                return content
+            if letter == _TREE:
+                self._nodes = np.zeros(len(self._known), np.int64)
+                if self._mode.nodes == "known":
+                    self._elements = self._share()
+            elif letter == _SUMS:
+                self._send_sums(_read(content), step)
+            elif letter == _SIDES:
+                self._send_sides(_read(content), step)
+            else:
+                raise _unknown(_LABEL_PARTY)
+
+    def _share(self) -> np.ndarray:
+        self._drawn += 1
+        share: np.ndarray = self._pads.elements64(self._training, "gradients", self._drawn)
+        return share
+
+    def _send_sums(self, asked: Any, step: int) -> None:
+        assert self._own is not None, "an attempt has begun"
+        count, width = asked["count"], self._own.layout.width
+        bins = self._known[: self._training]
+        _require_nodes(count)
+        if self._mode.nodes == "known":
+            told = _numbers(asked["nodes"])
+            kind = _kind(len(told))
+            raw = _receive(self.link, step, len(self._known) * kind.itemsize, _LABEL_PARTY)
+            places = raw.view(kind)
+            inside = places < len(told)
+            self._nodes[inside] = told[places[inside]]
+            self._note("rows of nodes", self._terms.label_party, TRAIN, len(places))
+            trained = places[: self._training]
+            sums = sums_of(bins, trained, count, self._elements, width)
+        else:
+            nodes = np.zeros(self._training, np.uint8)
+            sums = np.concatenate(
+                [sums_of(bins, nodes, 1, self._share(), width) for _ in range(count)]
+            )
+        _send(self.link, step, sums.tobytes())
+
+    def _send_sides(self, asked: Any, step: int) -> None:
+        assert self._own is not None, "an attempt has begun"
+        layout = self._own.layout
+        splits = read_splits(asked["splits"], layout)
+        if asked["nodes"] is None:
+            left = goes_left(splits, self._known, layout).T
+            _send(self.link, step, np.packbits(left, axis=1).tobytes())
+        else:
+            nodes, side = _numbers(asked["nodes"]), np.zeros(len(self._known), bool)
+            if len(nodes) != len(splits):
+                raise _unknown(_LABEL_PARTY)
+            inside = np.isin(self._nodes, nodes)
+            for node, split in zip(nodes, splits, strict=True):
+                rows = np.flatnonzero(self._nodes == node)
+                side[rows] = sides(split, layout.width)[self._known[rows, split.column]]
+            _send(self.link, step, np.packbits(side[inside]).tobytes())
+        self._answered += splits
+
+
+class HelperEnd(CellsEnd):
+    """The end of a party without data: it sums shares whose rows it cannot tell.
+
+    Args:
+        mode, terms, rows: see `CellsEnd`.
+        place: among the others.
+    """
+
+    def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Outer) -> None:
+        super().__init__(mode, mode.helper, terms, rows)
+        self._trees, self._place = mode, place
+        self._facts: Facts | None = None
+        self._bins_of: dict[str, np.ndarray] = {}
+        self._elements: dict[str, np.ndarray] = {}
+
+    @property
+    def split(self) -> Rows:
+        return Rows(*map(np.arange, self._agreed.rows))
+
+    def announced(self) -> None:
+        """Nothing: it has no rows."""
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            self._restored(state)
+        roles = self._trees.roles(self._terms)
+        met = _Meeting(self._place, self, self._terms, roles, self.party)
+        facts = self._facts = met.facts
+        self.link = met.links[self._terms.label_party]
+        for name, columns, width in self._parts():
+            kind, sender = _bin_kind(width), f"party '{name}'"
+            raw = _receive(met.links[name], 0, facts.rows[0] * columns * kind.itemsize, sender)
+            bins = raw.view(kind).reshape(columns, facts.rows[0]).T
+            if columns and (bins >= width).any():
+                raise ProtocolError("a cell in no bin of its column", where=f"bins of {sender}")
+            self._bins_of[name] = np.ascontiguousarray(bins)
+            self._note("bins of cells, rows permuted", name, SETUP, bins.size)
+        self._serve(0)
+
+    def train(self, exchange: Exchange) -> None:
+        self._serve(exchange.step)
+
+    def outputs(self, exchange: Exchange) -> None:
+        """Nothing: nobody needs its help for answers."""
+
+    def receive_verdict(self) -> bytes:
+        return receive_verdict(self.link)
+
+    def end(self, report: Frame) -> list[Frame]:
+        return report_to_label_party(self.link, report)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Nothing: it has none."""
+
+    @property
+    def _agreed(self) -> Facts:
+        assert self._facts is not None, "an attempt has begun"
+        return self._facts
+
+    def _parts(self) -> Iterator[tuple[str, int, int]]:
+        """Each feature party with the number of its columns and of places of each."""
+        facts = self._agreed
+        return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
+
+    def _serve(self, step: int) -> None:
+        """Answer requests until the last one of a round."""
+        known = self._trees.nodes == "known"
+        while True:
+            raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
+            if raw == _END:
+                return
+            if raw == _TREE and known:
+                for name in self._bins_of:
+                    self._elements[name] = self._received_share(step)
+            elif raw[:1] == _SUMS:
+                count = _read(raw[1:])["count"]
+                _require_nodes(count)
+                self._sum_nodes(count, step) if known else self._sum_all(count, step)
+            else:
+                raise _unknown(_LABEL_PARTY)
+
+    def _received_share(self, step: int) -> np.ndarray:
+        raw = _receive(self.link, step, 8 * self._agreed.rows[0], _LABEL_PARTY)
+        return raw.view("<u8")
+
+    def _sum_nodes(self, count: int, step: int) -> None:
+        """Sums over the rows of each node, which the label party says."""
+        kind, sums = _kind(count), []
+        for name, _, width in self._parts():
+            raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
+            nodes = raw.view(kind)
+            self._note("rows of nodes, permuted", self._terms.label_party, TRAIN, len(nodes))
+            sums.append(sums_of(self._bins_of[name], nodes, count, self._elements[name], width))
+        _send(self.link, step, b"".join(one.tobytes() for one in sums))
+
+    def _sum_all(self, count: int, step: int) -> None:
+        """Sums over all rows, of a share for each node."""
+        nodes, sums = np.zeros(self._agreed.rows[0], np.uint8), []
+        for name, _, width in self._parts():
+            for _ in range(count):
+                share = self._received_share(step)
+                sums.append(sums_of(self._bins_of[name], nodes, 1, share, width))
+        _send(self.link, step, b"".join(one.tobytes() for one in sums))
+
+
+class SharedLabelEnd(LabelEnd):
+    """The label party's end: it splits gradients in shares and adds up sums.
+
+    Args:
+        mode, terms, rows: see `CellsEnd`.
+        place: between the others.
+    """
+
+    def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Middle) -> None:
+        super().__init__(mode, terms, rows, place.direct)
+        self._place = place
+        self._columns_of: dict[str, tuple[Layout, list[int]]] = {}
+        self._sums: SharedSums | None = None
+
+    def announced(self) -> bytes:
+        """Nothing that others need."""
+        return b""
+
+    def facts_of(self, told: Mapping[str, bytes]) -> Facts:
+        """The sizes of all, from what each feature party said of its columns."""
+        if self._own is not None:
+            layout = self._own.layout
+            signs = self._mode.signs(self._rows.columns, len(layout.bins))
+            self._columns_of[self.party] = layout, signs
+        for name in self._terms.feature_parties:
+            self._columns_of[name] = self._layout_of(told[name], name)
+        split = self.split
+        layouts = [self._columns_of[name][0] for name in self._terms.feature_parties]
+        return Facts(
+            rows=(len(split.train), len(split.validation), len(split.test)),
+            columns=tuple(len(one.bins) for one in layouts),
+            widths=tuple(one.width for one in layouts),
+        )
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        super().begin(weights, state)
+        for name in (*self._terms.feature_parties, self._mode.helper):
+            self._request(name, 0, _END)
+
+    def train(self, exchange: Exchange) -> Tensor:
+        assert self._sums is not None, "a training has begun"
+        self._sums.step = exchange.step
+        found = super().train(exchange)
+        self._request(self._mode.helper, exchange.step, _END)
+        return found
+
+    def _histograms(self) -> tuple[Source, list[int]]:
+        mode, terms = self._mode, self._terms
+        met = _Meeting(self._place, self, terms, mode.roles(terms), self.party)
+        layouts = {name: layout for name, (layout, _) in self._columns_of.items()}
+        self._counts = {name: len(layout.bins) for name, layout in layouts.items()}
+        own = None if self._own is None else self._bins(self._known_rows())
+        self._sums = SharedSums(met, layouts, own, mode, self._note)
+        return self._sums, [sign for _, signs in self._columns_of.values() for sign in signs]
+
+    def _send_taken(self, name: str, step: int, splits: bytes) -> None:
+        self._request(name, step, _END + splits)
+
+    def _request(self, name: str, step: int, payload: bytes) -> None:
+        self.ends[name].link.send(Frame(Kind.PROTOCOL, step, payload))
+
+
+class SharedSums:
+    """Histograms at the label party, of sums that the others send; see `Source`.
+
+    Args:
+        met: the others.
+        layouts: of each party with columns, in the order of all columns.
+        own: bins of the label party's columns for training and validation rows, if it has any.
+        mode: names the helper, and says whether nodes are hidden.
+        note: see `CellsEnd`.
+
+    Attributes:
+        layout: all columns side by side.
+        step: of the round.
+    """
+
+    def __init__(
+        self,
+        met: _Meeting,
+        layouts: Mapping[str, Layout],
+        own: np.ndarray | None,
+        mode: Trees,
+        note: Callable[[str, str, str, int], None],
+    ) -> None:
+        self.layout, self.step = joined(list(layouts.values())), 0
+        self._met, self._layouts, self._own, self._note = met, layouts, own, note
+        self._hidden, self._helper = mode.nodes == "hidden", mode.helper
+        self._training, self._count = met.facts.rows[0], sum(met.facts.rows[:2])
+        counts = [len(one.bins) for one in layouts.values()]
+        self._first = dict(zip(layouts, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
+        self._pads = {name: met.pads(name) for name in layouts if name in met.links}
+        self._orders = {
+            name: permutation(pads, self._training, "rows", 0) for name, pads in self._pads.items()
+        }
+        self._drawn = 0
+        #: Rounded gradients of training rows, zero where a row has no part in the tree.
+        self._whole, self._units = np.zeros((self._training, 2), np.int64), np.ones(2)
+        self._elements = np.empty(0, np.uint64)
+        self._rows: dict[int, np.ndarray] = {}
+        #: Nodes whose rows the others were not told yet.
+        self._new: list[int] = []
+
+    def start(self, gradients: np.ndarray, rows: np.ndarray) -> None:
+        whole, self._units = rounded(gradients[rows])
+        self._whole[:] = 0
+        self._whole[rows] = whole
+        self._elements = packed(self._whole)
+        self._rows, self._new = {0: np.arange(self._count)}, [0]
+        for name in self._pads:
+            self._ask(name, _TREE)
+        if not self._hidden:
+            self._ask(self._helper, _TREE)
+            self._drawn += 1
+            for name in self._pads:
+                self._send_share(name, self._elements)
+
+    def total(self) -> np.ndarray:
+        sums: np.ndarray = self._whole.sum(axis=0) * self._units
+        return sums
+
+    def of(self, nodes: Sequence[int]) -> np.ndarray:
+        found = np.zeros((len(nodes), len(self.layout.bins), self.layout.width, 2))
+        if self._own is not None:
+            gradients = self._whole * self._units
+            for one, node in zip(found, nodes, strict=True):
+                rows = self._rows[node]
+                part = one[: self._own.shape[1]]  # they come first
+                add_up(self._own, rows[rows < self._training], gradients, part)
+        width = sum(len(one.bins) * one.width for one in self._layouts.values())
+        most = max(1, min(_MOST_NODES, _MOST_SUMS // (8 * width)))
+        for at in range(0, len(nodes), most):
+            self._add_sums(nodes[at : at + most], found[at : at + most])
+        return found
+
+    def smaller(self, left: int, right: int) -> int:
+        return left if len(self._rows[left]) <= len(self._rows[right]) else right
+
+    def divide(self, divisions: Sequence[Division]) -> None:
+        asked = dict[str, list[Division]]()
+        for one in divisions:
+            name, split = self._owner_of(one.split)
+            asked.setdefault(name, []).append(replace(one, split=split))
+        for name, own in asked.items():
+            if name in self._pads:
+                self._request_sides(name, own)
+        for name, own in asked.items():
+            left = self._sides(name, own)
+            for one, side in zip(own, left, strict=True):
+                rows = self._rows.pop(one.node)
+                self._rows[one.left], self._rows[one.right] = rows[side[rows]], rows[~side[rows]]
+        self._new = [child for one in divisions for child in (one.left, one.right)]
+
+    def values(self, tree: Tree) -> np.ndarray:
+        if self._rows:
+            values = np.empty(self._count)
+            for leaf, rows in self._rows.items():
+                values[rows] = tree.values[leaf]
+            return values
+        splits = [split for split in tree.splits if split is not None]
+        left = np.empty((self._count, len(splits)), bool)
+        owned = [self._owner_of(split) for split in splits]
+        for name in dict.fromkeys(name for name, _ in owned):
+            places = [place for place, (owner, _) in enumerate(owned) if owner == name]
+            own = [Division(-1, owned[place][1], -1, -1) for place in places]
+            if name in self._pads:
+                self._request_sides(name, own, everywhere=True)
+            left[:, places] = np.stack(list(self._sides(name, own, everywhere=True)), axis=1)
+        return values_of(tree, left)
+
+    def _owner_of(self, split: Split) -> tuple[str, Split]:
+        """Whose column a split is on, and the split by the owner's own number of it."""
+        name = [name for name, first in self._first.items() if first <= split.column][-1]
+        return name, replace(split, column=split.column - self._first[name])
+
+    # Requests and what comes back.
+
+    def _ask(self, name: str, letter: bytes, about: Any = None) -> None:
+        content = b"" if about is None else json.dumps(about).encode()
+        self._met.links[name].send(Frame(Kind.PROTOCOL, self.step, letter + content))
+
+    def _send_share(self, name: str, elements: np.ndarray) -> None:
+        """Send the helper what the pad in common with a feature party leaves of elements."""
+        pad = self._pads[name].elements64(self._training, "gradients", self._drawn)
+        share = (elements - pad)[self._orders[name]]
+        _send(self._met.links[self._helper], self.step, share.astype("<u8").tobytes())
+
+    def _add_sums(self, nodes: Sequence[int], out: np.ndarray) -> None:
+        """Ask both holders of shares for sums over nodes, and add them."""
+        if self._hidden:
+            self._ask_hidden(nodes)
+        else:
+            self._ask_known(nodes)
+        sums, at = self._helped(len(nodes)), 0
+        for name in self._pads:
+            layout, sender = self._layouts[name], f"party '{name}'"
+            shape = len(nodes), len(layout.bins), layout.width
+            size = 8 * int(np.prod(shape))
+            raw = _receive(self._met.links[name], self.step, size, sender)
+            both = raw.view("<u8") + sums[at : at + size // 8]
+            at += size // 8
+            self._note("sums of gradients over bins", name, TRAIN, both.size)
+            found = opened(both.reshape(shape)) * self._units
+            columns = slice(self._first[name], self._first[name] + len(layout.bins))
+            out[:, columns, : layout.width - 1] = found[:, :, :-1]
+            out[:, columns, -1] = found[:, :, -1]
+
+    def _helped(self, nodes: int) -> np.ndarray:
+        """The sums of the helper, party by party."""
+        layouts = [self._layouts[name] for name in self._pads]
+        size = 8 * nodes * sum(len(one.bins) * one.width for one in layouts)
+        sums: np.ndarray = _receive(
+            self._met.links[self._helper], self.step, size, "the helper"
+        ).view("<u8")
+        return sums
+
+    def _ask_known(self, nodes: Sequence[int]) -> None:
+        told = [*nodes, *(node for node in self._new if node not in nodes)]
+        self._new = []
+        kind = _kind(len(told))
+        places = np.full(self._count, np.iinfo(kind).max, kind)
+        for place, node in enumerate(told):
+            places[self._rows[node]] = place
+        for name in self._pads:
+            self._ask(name, _SUMS, {"count": len(nodes), "nodes": told})
+            _send(self._met.links[name], self.step, places.tobytes())
+        self._ask(self._helper, _SUMS, {"count": len(nodes)})
+        trained, kind = places[: self._training], _kind(len(nodes))
+        trained = np.where(trained < len(nodes), trained, np.iinfo(kind).max).astype(kind)
+        for name in self._pads:
+            _send(self._met.links[self._helper], self.step, trained[self._orders[name]].tobytes())
+
+    def _ask_hidden(self, nodes: Sequence[int]) -> None:
+        for name in self._pads:
+            self._ask(name, _SUMS, {"count": len(nodes)})
+        self._ask(self._helper, _SUMS, {"count": len(nodes)})
+        before = self._drawn
+        for name in self._pads:
+            self._drawn = before
+            for node in nodes:
+                rows = self._rows[node]
+                rows = rows[rows < self._training]
+                elements = np.zeros(self._training, np.uint64)
+                elements[rows] = self._elements[rows]
+                self._drawn += 1
+                self._send_share(name, elements)
+
+    def _request_sides(
+        self, name: str, divisions: Sequence[Division], everywhere: bool = False
+    ) -> None:
+        everywhere = everywhere or self._hidden
+        nodes = None if everywhere else [one.node for one in divisions]
+        self._ask(
+            name, _SIDES, {"nodes": nodes, "splits": [written(one.split) for one in divisions]}
+        )
+
+    def _sides(
+        self, name: str, divisions: Sequence[Division], everywhere: bool = False
+    ) -> Iterator[np.ndarray]:
+        """For each division whether each row goes left, bool; of a node's rows at least."""
+        if name not in self._pads:
+            assert self._own is not None, "it has columns"
+            for one in divisions:
+                cells = self._own[:, one.split.column]
+                yield sides(one.split, self._layouts[name].width)[cells]
+            return
+        link, sender = self._met.links[name], f"party '{name}'"
+        if everywhere or self._hidden:
+            width = -(-self._count // 8)
+            raw = _receive(link, self.step, len(divisions) * width, sender)
+            self._note(_SEEN_SIDES, name, TRAIN, len(divisions) * self._count)
+            bits = raw.reshape(len(divisions), width)
+            yield from np.unpackbits(bits, axis=1, count=self._count).astype(bool)
+            return
+        inside = np.sort(np.concatenate([self._rows[one.node] for one in divisions]))
+        raw = _receive(link, self.step, -(-len(inside) // 8), sender)
+        self._note(_SEEN_SIDES, name, TRAIN, len(inside))
+        side = np.zeros(self._count, bool)
+        side[inside] = np.unpackbits(raw, count=len(inside)).astype(bool)
+        for _ in divisions:
+            yield side
+
+
+def _send(link: Link, step: int, raw: bytes) -> None:
+    """Send bytes in as many messages as it takes."""
+    for start, end in chunks(len(raw)):
+        link.send(Frame(Kind.PROTOCOL, step, raw[start:end]))
+
+
+def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
+    """So many bytes of `_send`; uint8.
+
+    Raises:
+        ProtocolError: a message of another length.
+    """
+    found = np.empty(size, np.uint8)
+    for start, end in chunks(size):
+        payload = expect(link, Kind.PROTOCOL, step, sender).payload
+        if len(payload) != end - start:
+            raise ProtocolError(
+                "a message of another length",
+                where=f"the message of {sender}",
+                got=f"{len(payload)} bytes",
+                want=f"{end - start} bytes",
+            )
+        found[start:end] = np.frombuffer(payload, np.uint8)
+    return found
+
+
+def _read(content: bytes) -> Any:
+    """A request of the label party.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        found = json.loads(content)
+        return {"count": found.get("count", 0), "nodes": found.get("nodes"),
+                "splits": json.dumps(found.get("splits", [])).encode()}  # fmt: skip
+    except (ValueError, AttributeError, RecursionError):
+        raise _unknown(_LABEL_PARTY) from None
+
+
+def _require_nodes(count: Any) -> None:
+    if type(count) is not int or not 1 <= count <= _MOST_NODES:
+        raise ProtocolError(
+            "sums of too many nodes at once",
+            where=f"the message of {_LABEL_PARTY}",
+            want=f"1 to {_MOST_NODES} nodes",
+        )
+
+
+def _numbers(nodes: Any) -> np.ndarray:
+    """Numbers of nodes.
+
+    Raises:
+        ProtocolError: they are none.
+    """
+    if not isinstance(nodes, list) or not all(
+        type(one) is int and 0 <= one < 1 << 31 for one in nodes
+    ):
+        raise _unknown(_LABEL_PARTY)
+    return np.array(nodes, np.int64)
+
+
+def _kind(count: int) -> np.dtype[Any]:
+    """The type of places among so many nodes, and one more for none."""
+    return np.dtype(np.uint8 if count < 256 else "<u2" if count < 1 << 16 else "<u4")
+
+
+def _bin_kind(width: int) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if width <= 256 else "<u2")
+
+
+def _unknown(sender: str) -> ProtocolError:
+    return ProtocolError("a request that there is none of", where=f"the message of {sender}")
