@@ -31,6 +31,7 @@ BESIDE = {
     ("horizontal", "cli"): "commands of a product print as all others do; it enters by its table",
     ("llm", "cli"): "likewise",
     ("tensors", "cli"): "likewise",
+    ("trees", "cli"): "likewise",
     ("session", "defenses"): "a round runs the hooks of a defense",
     ("training", "federation"): "a federated run happens on a deployment",
     ("__main__", "cli"): "python -m vfl is the command line",

@@ -37,6 +37,7 @@ OF_MODES = {
     "permuted": ("thesis", "fast"),
     "pea": ("many: product", "many: apply of three", "many: signs"),
     "trees": (),  # bins are shown as they are
+    "scorecard": (),  # likewise
 }
 
 

@@ -64,7 +64,7 @@ def train(
         for spec in write:
             WRITERS.make(spec).check()  # now, and not after hours of training
     if path.is_dir():
-        folder = _on_the_federation(path, settings or [], resume)
+        folder = on_the_federation(path, settings or [], resume)
         write_elsewhere(folder, write)
         show_training(folder, json)
         return
@@ -232,7 +232,8 @@ def report(
         typer.launch(str(page))
 
 
-def _on_the_federation(project: Path, settings: list[str], resume: Path | None) -> Path:
+def on_the_federation(project: Path, settings: list[str], resume: Path | None = None) -> Path:
+    """Train with the parties of a project; the run's folder."""
     label, experiment = project_of(project, settings)
     from vfl.config import read_party_file
     from vfl.config.run_folder import new_run_name

@@ -1,4 +1,4 @@
-"""Boosted trees over columns of several organisations.
+"""Boosted trees and scorecards over columns of several organisations.
 
 mode         `model = "trees"`: what is agreed on, refused and promised
 ends         both ends of a session: a feature party's bins and splits, the label party's forest
@@ -10,6 +10,7 @@ grow         one tree from histograms, as XGBoost's `hist` grows it
 histograms   sums of gradients where all bins lie in one place
 bins         a party's columns as bins; randomised response on them
 newton       regressions with inference, from sums over rows
+scorecard    `model = "scorecard"`: bins, weights of evidence, points
 objectives   derivatives of losses, and what margins say
 """
 

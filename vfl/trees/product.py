@@ -5,13 +5,20 @@ from __future__ import annotations
 from vfl.core.products import Product
 
 PRODUCT = Product(
+    commands={
+        "Compare and attack": {"bins": "vfl.trees.scorecard.command:bins"},
+        "Train and predict": {"scorecard": "vfl.trees.scorecard.command:scorecard"},
+    },
     members={
         "vfl.attacks": {
             "bins": "vfl.trees.attacks.bins:Bins",
             "own_columns": "vfl.trees.attacks.bins:OwnColumns",
             "splits": "vfl.trees.attacks.splits:Splits",
         },
-        "vfl.secure": {"trees": "vfl.trees.mode:Trees"},
+        "vfl.secure": {
+            "scorecard": "vfl.trees.scorecard.mode:Scorecard",
+            "trees": "vfl.trees.mode:Trees",
+        },
     },
     cases={"trees": "vfl.trees.attacks.cases:TreesCases"},
 )

@@ -1,0 +1,315 @@
+"""Scorecards: in one process, over a federation's streams, and on bad input."""
+
+import json
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from played_session import PlayedSession, stand_in
+from sklearn.metrics import roc_auc_score
+from stand_in_flower import Flower
+
+from vfl.cli import main
+from vfl.config import Experiment
+from vfl.core.errors import (
+    DataError,
+    ExposedCutError,
+    PeerFailedError,
+    UserError,
+    VFLError,
+)
+from vfl.core.storage import read_json
+from vfl.session import PartyFolder
+from vfl.training.run import train
+from vfl.trees.grow import Layout
+from vfl.trees.scorecard.card import Card
+from vfl.trees.scorecard.fitting import fit_card
+from vfl.trees.scorecard.loaded import LoadedCard, named_bins, own_columns
+from vfl.trees.scorecard.mode import Scorecard
+from vfl.trees.scorecard.page import write_card
+
+PAGE = Path(__file__).parents[2] / "docs" / "scorecard.md"
+ROWS, OTHERS = 1500, ("shop", "registry")
+PARTIES = {"lender": {"columns": ["income"]}, "shop": {"columns": ["basket", "city"]},
+           "registry": {"columns": ["age"]}}  # fmt: skip
+
+
+def made_table(rows=ROWS, seed=0):
+    """Loans whose odds follow from columns at three parties, with missing cells and texts."""
+    draw = np.random.default_rng(seed)
+    table = pd.DataFrame({"id": [f"r{row:05}" for row in range(rows)]})
+    table["income"], table["basket"], table["age"] = draw.normal(size=(3, rows)).round(3)
+    table["city"] = draw.choice(["ulm", "bonn", "jena", "kiel"], rows)
+    effect = table.city.map({"ulm": 1.0, "bonn": -1.0, "jena": 0.9, "kiel": -0.9})
+    odds = 1.2 * table.income - table.basket + effect + 0.8 * table.age.abs() - 1.0
+    table["paid"] = np.where(draw.random(rows) < 1 / (1 + np.exp(-odds)), "good", "bad")
+    table.loc[draw.random(rows) < 0.2, "basket"] = np.nan
+    return table
+
+
+def content_of(source, model="scorecard:bad=bad,bins=3", **more):
+    return {
+        "model": model,
+        "data": {"source": str(source), "id": "id", "validation": 0.2, **more.pop("data", {})},
+        "parties": PARTIES,
+        "label": {"party": "lender", "column": "paid"},
+        "train": {"epochs": 1},
+        **more,
+    }
+
+
+def trained(folder, table, model="scorecard:bad=bad,bins=3", **more):
+    table.to_csv(folder / "loans.csv", index=False)
+    experiment = Experiment.model_validate(content_of(folder / "loans.csv", model, **more))
+    summary = train(experiment, folder, "run")
+    return LoadedCard(folder / "run"), summary
+
+
+@pytest.fixture(scope="module")
+def carded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    return *trained(folder, made_table()), folder / "run"
+
+
+def test_a_card_tells_goods_from_bads(carded):
+    loaded, summary, _ = carded
+    card = loaded.card
+    assert [line.name for line in loaded.lines] == ["income", "basket", "city", "age"]
+    assert all(line.column.on_card for line in loaded.lines)
+    assert summary["test_auc"] > 0.78
+    assert card.scores["test"].auc() == pytest.approx(summary["test_auc"], abs=1e-6)
+    basket, city = loaded.lines[1], loaded.lines[2]
+    assert len(city.bins) == 4, "two of the cities share a bin"
+    assert set(city.bins[0].split(", ")) <= {"jena", "ulm"}, "goods first"
+    assert (np.diff(basket.column.weights[:-1]) < 0).all(), "who buys more pays less"
+    assert basket.bins[0].startswith("< ")
+    again = Card.of_state(card.state_dict())
+    assert again.scores["train"].auc() == card.scores["train"].auc()
+
+
+def test_what_is_told_stands_in_the_ledger(carded):
+    loaded, summary, _ = carded
+    told = {(one["observer"], one["what"]): one["values"] for one in summary["revealed"]
+            if one["observer"] != "lender"}  # fmt: skip
+    count = sum(len(line.bins) for line in loaded.lines if line.party == "shop")
+    assert told["shop", "weights of evidence of its bins"] == count
+    learned = {
+        (one["what"], one["of"]) for one in summary["revealed"] if one["observer"] == "lender"
+    }
+    assert ("bins of cells", "registry") in learned
+
+
+def test_page_and_text_show_the_card(carded):
+    loaded, _, run = carded
+    page, text = (path.read_text() for path in write_card(run))
+    for word in (*loaded.lines[2].bins, "Calibration", "weight of evidence", "Who learned what"):
+        assert word in page
+    assert "vfl.trees" not in page
+    points = loaded.lines[2].column.points
+    for number in points[:-1]:
+        assert f" {number} " in text
+    assert "600 points stand for 50 goods for each bad" in text
+
+
+def run_command(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["vfl", *map(str, words)])
+    with suppress(SystemExit):
+        main()
+    return capsys.readouterr().out
+
+
+def test_commands_train_show_and_print_json(tmp_path, carded, monkeypatch, capsys):
+    _, _, run = carded
+    out = run_command(monkeypatch, capsys, "scorecard", run)
+    assert "| shop     | city" in out
+    assert "Gini" in out
+    out = run_command(monkeypatch, capsys, "bins", run)
+    assert "information value" in out
+    assert "points |" not in out
+    found = json.loads(run_command(monkeypatch, capsys, "bins", run, "--json"))
+    assert {one["column"] for one in found["columns"]} == {"income", "basket", "city", "age"}
+    assert 0 < found["scores"]["test"]["ks"] < 1
+    # An experiment about another model becomes one about a card.
+    made_table().to_csv(tmp_path / "loans.csv", index=False)
+    text = """
+[data]
+source = "loans.csv"
+id = "id"
+[parties.lender]
+columns = ["income", "age"]
+[parties.shop]
+columns = ["basket", "city"]
+[label]
+party = "lender"
+column = "paid"
+"""
+    (tmp_path / "e.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    model = "model=scorecard:bad=bad,base_score=500"
+    out = run_command(monkeypatch, capsys, "scorecard", "e.toml", "-s", model)
+    assert "| lender" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        ({"task": "regression"}, "V103", "goods from bads"),
+        ({"class_weight": "balanced"}, "V103", "counts rows"),
+    ],
+)
+def test_labels_of_another_kind_are_refused(tmp_path, change, code, told):
+    table = made_table(300)
+    if change.get("task"):
+        table["paid"] = (table.paid == "good").astype(float)
+    with pytest.raises(VFLError, match=told) as refusal:
+        trained(tmp_path, table, label={"party": "lender", "column": "paid"} | change)
+    assert refusal.value.code == code
+
+
+def test_a_class_that_is_absent_is_refused(tmp_path):
+    table = made_table(300)
+    table["paid"] = "good"
+    with pytest.raises(UserError):
+        trained(tmp_path, table)
+    parts = {"lender": (np.zeros((9, 1), np.uint8), Layout((2,), (False,)))}
+    with pytest.raises(DataError, match="one class"):  # where test rows have all the bads
+        fit_card(Scorecard(), parts, [0], np.zeros(9, bool))
+    with pytest.raises(VFLError, match="no class has the name"):
+        trained(tmp_path, made_table(300), "scorecard:bad=late")
+
+
+def test_columns_that_tell_nothing_are_left_out(tmp_path):
+    table = made_table(800)
+    table["age"], table["basket"] = 7.0, np.nan
+    loaded, _ = trained(tmp_path, table)
+    on_card = {line.name: line.column.on_card for line in loaded.lines}
+    assert on_card == {"income": True, "basket": False, "city": True, "age": False}
+
+
+def test_a_card_without_columns_says_so(tmp_path):
+    table = made_table(800)
+    draw = np.random.default_rng(3)
+    table["paid"] = draw.permutation(table.paid)
+    loaded, summary = trained(tmp_path, table, "scorecard:bad=bad,min_iv=5")
+    assert loaded.card.base > 0
+    assert summary["test_auc"] == 0.5
+    page, _ = write_card(tmp_path / "run")
+    assert "no column is on the card" in page.read_text()
+
+
+def test_too_many_categories_and_statistics_are_refused(tmp_path):
+    table = made_table(2000)
+    table["city"] = [f"city {row}" for row in range(2000)]
+    with pytest.raises(VFLError, match="categories") as refusal:
+        trained(tmp_path, table)
+    assert refusal.value.code == "V200"
+    with pytest.raises(VFLError, match="too many statistics"):
+        trained(tmp_path, made_table(), "scorecard:bad=bad,budget=3", name="small")
+
+
+def test_a_column_that_knows_the_outcome_needs_a_penalty(tmp_path):
+    table = made_table(800)
+    table["age"] = (table.paid == "good").astype(float)
+    with pytest.raises(VFLError, match="separates") as refusal:
+        trained(tmp_path, table)
+    assert "l2" in refusal.value.fix
+    other = tmp_path / "other"
+    other.mkdir()
+    loaded, _ = trained(other, table, "scorecard:bad=bad,l2=0.01")
+    assert "suspicious" in write_card(other / "run")[0].read_text()
+    assert np.isnan(loaded.lines[0].column.error), "a penalised fit has no standard errors"
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "kind"),
+    [
+        ("scorecard", {"train": {"epochs": 2}}, ExposedCutError),
+        ("scorecard", {"codec": "topk:k=2"}, ExposedCutError),
+        ("scorecard:bins=1", {}, UserError),
+        ("scorecard:monotone=up", {}, UserError),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path, model, more, kind):
+    with pytest.raises(kind):
+        trained(tmp_path, made_table(300), model, **more)
+
+
+ACCEPTS = '[consent]\nmodels = ["scorecard:*"]\nmodes = ["train", "evaluate", "predict"]\n'
+
+
+class Session(PlayedSession):
+    """The same loans at a lender with labels, a shop and a registry, over streams."""
+
+    def __init__(self, folder):
+        content = content_of("", "scorecard:bad=bad,bins=3,rising=basket,reasons=column")
+        content |= {
+            "data": {"validation": 0.2},
+            "parties": {name: {} for name in ("lender", *OTHERS)},
+            "label": {"party": "lender"},
+            "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 60.0},
+        }
+        super().__init__(folder, Flower(OTHERS), content)
+        table = made_table()
+        for name, own in PARTIES.items():
+            (folder / name).mkdir()
+            columns = [*own["columns"], *(["paid"] if name == "lender" else [])]
+            table[["id", *columns]].to_csv(folder / name / "data.csv", index=False)
+            self.describe(name, ACCEPTS)
+        self.introduce(*OTHERS)
+
+    def describe(self, name, more=""):
+        label = 'label = "paid"\n' if name == "lender" else ""
+        data = f'[data]\nsource = "data.csv"\nid = "id"\npredict = "data.csv"\n{label}'
+        self.write(name, f'party = "{name}"\n{data}{more}')
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    return Session(tmp_path)
+
+
+def test_a_federation_makes_the_card_of_one_process(session, tmp_path):
+    session.play()
+    assert not session.flower.failures
+    figures = read_json(session.run / "summary.json")
+    everybody = ("lender", *OTHERS)
+    sources = {name: {"source": str(session.folder / name / "party.toml")} for name in everybody}
+    content = session.experiment().model_dump(mode="json", exclude_none=True) | {
+        "parties": sources, "label": {"party": "lender", "column": "paid"}
+    }  # fmt: skip
+    alone = train(Experiment.model_validate(content), tmp_path, "alone")
+    assert alone["weights_sha256"] == figures["weights_sha256"]
+    assert alone["test_auc"] == figures["test_auc"]
+    loaded, whole = LoadedCard(session.run), LoadedCard(tmp_path / "alone")
+    assert [line.name for line in loaded.lines] == ["income", "column 1", "column 2", "column 1"]
+    assert "basket" not in write_card(session.run)[0].read_text().replace("rising=basket", "")
+    # A feature party has its own lines in its own folder.
+    own = PartyFolder(session.folder / "shop" / "store" / "runs" / "run" / "parties" / "shop")
+    columns = own_columns(own)
+    assert named_bins(own, columns, False) == [
+        (line.name, line.bins) for line in whole.lines if line.party == "shop"
+    ]
+    session.play(mode="predict")
+    predicted = pd.read_csv(session.run / "predictions.csv")
+    assert roc_auc_score(made_table().paid == "good", predicted.probability_good) > 0.78
+
+
+def test_a_party_answers_for_no_card_that_it_has_not_agreed_to(session):
+    session.describe("shop", '[consent]\nmodels = ["scorecard:*reasons=party*"]\n')
+    with pytest.raises(PeerFailedError):
+        session.play()
+    assert "V403" in {error.code for error in session.flower.failures}
+
+
+def test_the_sample_of_the_page(tmp_path, monkeypatch, capsys):
+    (sample,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(sample, str(PAGE), "exec"), {})
+    name, value = capsys.readouterr().out.split()
+    assert name == "gini"
+    assert 0.7 < float(value) < 0.95

@@ -1,0 +1,134 @@
+"""Fine bins merged into few that tell goods from bads, from counts alone.
+
+The merge that maximises information value is found exactly, by dynamic programming over
+neighbouring bins (Navas-Palencia 2020 states the problem for integer programming). Bins of ordered
+columns may be held to a rate of bads that only rises or only falls. Categories are put in the order
+of their rate first. Missing cells have a bin of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from vfl.trees.scorecard.statistics import evidence
+
+#: How the rate of bads changes from bin to bin: freely, or by the better of both directions.
+Monotone = Literal["none", "auto"]
+
+
+def merged(
+    counts: np.ndarray,
+    *,
+    categorical: bool = False,
+    most: int = 6,
+    least_rows: int = 1,
+    monotone: Monotone = "none",
+    sign: int = 0,
+) -> np.ndarray:
+    """The merged bin of each fine bin, int64, axes (fine bins,); missing cells have the last one.
+
+    Args:
+        counts: goods and bads of each fine bin, axes (fine bins, 2); the last is of missing cells.
+        categorical: whether the fine bins have no order.
+        most: most merged bins, that of missing cells aside.
+        least_rows: fewest rows of each, that of missing cells aside.
+        monotone: "auto" has the rate of bads only rise, or only fall, whichever tells more.
+        sign: 1 or -1 fixes that direction; 0 does not.
+
+    >>> merged(np.array([[90, 10], [80, 20], [10, 90], [20, 80], [5, 5]]), most=2)
+    array([0, 0, 1, 1, 2])
+    """
+    values, totals = counts[:-1], counts.sum(axis=0)
+    order = np.arange(len(values))
+    if categorical:
+        rows = values.sum(axis=1)
+        usual = totals[1] / max(1, totals.sum())
+        rates = np.where(rows > 0, values[:, 1] / np.maximum(rows, 1), usual)
+        order = np.argsort(rates, kind="stable")
+        monotone, sign = "none", 0
+    table = _Segments(values[order], totals, least_rows)
+    signs = [sign] if sign or monotone == "none" else [1, -1]
+    ends = max((table.best(most, one) for one in signs), key=lambda found: found[0])[1]
+    groups = np.empty(len(counts), np.int64)
+    groups[order] = np.searchsorted(ends, np.arange(len(values)), side="right")
+    groups[-1] = len(ends)
+    return groups
+
+
+class _Segments:
+    """Every run of neighbouring fine bins: what it adds to the information value, and its rate.
+
+    Args:
+        values: goods and bads of the fine bins in their order, axes (fine bins, 2).
+        totals: of all rows, missing cells included.
+        least_rows: fewest rows of a segment.
+    """
+
+    def __init__(self, values: np.ndarray, totals: np.ndarray, least_rows: int) -> None:
+        before = np.concatenate([np.zeros((1, 2), np.int64), values.cumsum(axis=0)])
+        inside = before[None, :, :] - before[:, None, :]  # axes (start, end, 2)
+        rows = inside.sum(axis=2)
+        self._count = len(values)
+        places = np.arange(self._count + 1)
+        fits = (places[:, None] < places[None, :]) & (rows >= max(1, least_rows))
+        _, values_of = evidence(np.maximum(inside, 0).reshape(-1, 2), totals)
+        self._gains = np.where(fits, values_of.reshape(rows.shape), -np.inf)
+        self._rates = inside[:, :, 1] / np.maximum(rows, 1)
+
+    def best(self, most: int, sign: int) -> tuple[float, np.ndarray]:
+        """The largest information value, and where the bins end, rising; the last end is all.
+
+        One bin is the answer where rows are too few for any.
+        """
+        count = self._count
+        found = (-math.inf, np.array([count]))
+        # Of the best cut whose last segment is (start, end]: its value, and where the last began.
+        value, steps = np.full_like(self._gains, -np.inf), list[np.ndarray]()
+        value[0] = self._gains[0]
+        for _ in range(max(1, most)):
+            last = int(np.argmax(value[:, count]))
+            if value[last, count] > found[0]:
+                found = float(value[last, count]), self._ends(last, steps)
+            value, before = self._longer(value, sign)
+            steps.append(before)
+        return found
+
+    def _longer(self, value: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cuts of one segment more, and for each the start of the segment before."""
+        longer, before = np.full_like(value, -np.inf), np.zeros(value.shape, np.int64)
+        for start in range(1, self._count):
+            ahead = value[:start, start]
+            ends = np.arange(start + 1, self._count + 1)
+            if not sign:
+                chosen = np.full(len(ends), np.argmax(ahead))
+                best = ahead[chosen]
+            else:
+                rates = sign * self._rates[:start, start]
+                order = np.argsort(rates, kind="stable")
+                highest = np.maximum.accumulate(ahead[order])
+                whose = order[_last_records(ahead[order])]
+                at = np.searchsorted(rates[order], sign * self._rates[start, ends], side="right")
+                best = np.where(at > 0, highest[at - 1], -np.inf)
+                chosen = whose[np.maximum(at, 1) - 1]
+            longer[start, ends] = best + self._gains[start, ends]
+            before[start, ends] = chosen
+        return longer, before
+
+    def _ends(self, last: int, steps: list[np.ndarray]) -> np.ndarray:
+        """Where the segments of a cut end, from the start of the last one."""
+        ends = [self._count]
+        for before in reversed(steps):
+            ends.append(last)
+            last = int(before[last, ends[-2]])
+        return np.array(ends[::-1])
+
+
+def _last_records(values: np.ndarray) -> np.ndarray:
+    """For each place where the largest value so far stands."""
+    highest = np.maximum.accumulate(values)
+    new = np.concatenate([[True], highest[1:] > highest[:-1]])
+    found: np.ndarray = np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))
+    return found

@@ -1,0 +1,182 @@
+"""A column's merged bins with all that is known of them, and the whole card, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.trees.scorecard.points import Scale
+from vfl.trees.scorecard.statistics import Scores, evidence, stability, variance_inflation
+
+#: Parts of the rows whose scores are counted.
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class OwnColumn:
+    """The part of a column's line that its owner has.
+
+    Attributes:
+        groups: the merged bin of each fine bin, int64, axes (fine bins,); the last is of missing
+            cells.
+        weights: of evidence of each merged bin, axes (bins,).
+        points: of each merged bin, int64, axes (bins,).
+    """
+
+    groups: np.ndarray
+    weights: np.ndarray
+    points: np.ndarray
+
+
+@dataclass(frozen=True)
+class CardColumn(OwnColumn):
+    """A column as the label party knows it.
+
+    Attributes:
+        counts: goods and bads of the training rows, int64, axes (bins, 2).
+        later: validation rows, int64, axes (bins,).
+        coefficient, error, p_value: of the regression on weights of evidence; NaN where the column
+            is not on the card.
+    """
+
+    counts: np.ndarray
+    later: np.ndarray
+    coefficient: float = np.nan
+    error: float = np.nan
+    p_value: float = np.nan
+
+    @property
+    def on_card(self) -> bool:
+        return bool(np.isfinite(self.coefficient))
+
+    def information_value(self, totals: np.ndarray, floor: int) -> float:
+        """See `evidence`."""
+        return float(evidence(self.counts, totals, floor)[1].sum())
+
+    def stability(self) -> float:
+        """The population stability index of the validation rows; 0 without any."""
+        return stability(self.counts.sum(axis=1), self.later)
+
+    @property
+    def usual(self) -> float:
+        """Mean points of the training rows."""
+        rows = self.counts.sum(axis=1)
+        return float((self.points * rows).sum() / max(1, rows.sum()))
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a training ends with at the label party.
+
+    Attributes:
+        scale: of the scores.
+        columns: of all parties, party by party.
+        base: points of a row without any column.
+        intercept, error: of the regression.
+        correlation: of weights of evidence, axes (columns, columns).
+        scores: of the rows of each part, by its name.
+    """
+
+    scale: Scale
+    columns: Sequence[CardColumn]
+    base: int
+    intercept: float
+    error: float
+    correlation: np.ndarray = field(repr=False)
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+
+    @property
+    def totals(self) -> np.ndarray:
+        """Goods and bads of the training rows."""
+        found: np.ndarray = self.columns[0].counts.sum(axis=0)
+        return found
+
+    def inflation(self) -> np.ndarray:
+        """Variance inflation among the columns on the card, axes (columns,); NaN of others."""
+        on = np.array([one.on_card for one in self.columns])
+        found = np.full(len(on), np.nan)
+        if on.any():
+            found[on] = variance_inflation(self.correlation[np.ix_(on, on)])
+        return found
+
+    def with_scores(self, part: str, scores: Scores) -> Card:
+        """The same card with more rows of a part counted."""
+        before = self.scores.get(part)
+        return replace(
+            self, scores={**self.scores, part: scores if before is None else before + scores}
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The card as tensors, for `of_state`."""
+        numbers = [[one.coefficient, one.error, one.p_value] for one in self.columns]
+        scale = [self.scale.base_score, self.scale.odds, self.scale.double]
+        state = own_state(self.columns) | {
+            "scale": torch.tensor(scale, dtype=torch.float64),
+            "regression": torch.tensor(numbers, dtype=torch.float64),
+            "intercept": torch.tensor([self.intercept, self.error], dtype=torch.float64),
+            "base": torch.tensor(self.base),
+            "counts": torch.from_numpy(np.concatenate([one.counts for one in self.columns])),
+            "later": torch.from_numpy(np.concatenate([one.later for one in self.columns])),
+            "correlation": torch.from_numpy(self.correlation),
+        }
+        for part, scores in self.scores.items():
+            state[f"scores.{part}"] = torch.from_numpy(scores.values)
+            state[f"score_counts.{part}"] = torch.from_numpy(scores.counts)
+        return state
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Tensor]) -> Card:
+        """A card that `state_dict` was taken of."""
+        own = own_of_state(state)
+        ends = np.cumsum([len(one.points) for one in own])[:-1]
+        columns = [
+            CardColumn(one.groups, one.weights, one.points, counts, later, *numbers)
+            for one, counts, later, numbers in zip(
+                own,
+                np.split(state["counts"].numpy(), ends),
+                np.split(state["later"].numpy(), ends),
+                state["regression"].tolist(),
+                strict=True,
+            )
+        ]
+        scores = {
+            part: Scores(state[f"scores.{part}"].numpy(), state[f"score_counts.{part}"].numpy())
+            for part in PARTS
+            if f"scores.{part}" in state
+        }
+        intercept, error = state["intercept"].tolist()
+        return cls(
+            Scale(*state["scale"].tolist()), columns, int(state["base"]), intercept, error,
+            state["correlation"].numpy(), scores,
+        )  # fmt: skip
+
+
+def own_state(columns: Sequence[OwnColumn]) -> dict[str, Tensor]:
+    """Columns as tensors, for `own_of_state`."""
+    sizes = [[len(one.groups), len(one.points)] for one in columns]
+
+    def joined(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(one, name) for one in columns]))
+
+    return {
+        "sizes": torch.tensor(sizes, dtype=torch.int64),
+        **{name: joined(name) for name in ("groups", "weights", "points")},
+    }
+
+
+def own_of_state(state: Mapping[str, Tensor]) -> list[OwnColumn]:
+    """The columns that `own_state` was given."""
+    fine, merged = np.cumsum(state["sizes"].numpy(), axis=0)[:-1].T
+    return [
+        OwnColumn(*parts)
+        for parts in zip(
+            np.split(state["groups"].numpy(), fine),
+            np.split(state["weights"].numpy(), merged),
+            np.split(state["points"].numpy(), merged),
+            strict=True,
+        )
+    ]

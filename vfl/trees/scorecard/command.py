@@ -1,0 +1,117 @@
+"""``vfl bins`` and ``vfl scorecard``: bins of columns of several parties, and their points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vfl.cli.output import Download, Json, Set, emit, progress_line, say, say_epoch
+
+if TYPE_CHECKING:
+    from vfl.config import Experiment
+    from vfl.experiments.tables import Table
+
+_Where = Annotated[
+    Path,
+    typer.Argument(
+        metavar="EXPERIMENT.toml|PROJECT|RUN",
+        help="An experiment file or a project, which trains a card; or a run that has one.",
+    ),
+]
+_Runs = Annotated[Path, typer.Option(help="Where run folders go (in process).")]
+#: What a card needs where an experiment has another model.
+_OF_CARDS = ("model=scorecard", "train.epochs=1", "train.patience=0", "train.keep=last")
+
+
+def bins(
+    path: _Where,
+    settings: Set = None,
+    runs: _Runs = Path("runs"),
+    download: Download = False,
+    json: Json = False,
+) -> None:
+    """Find bins of all columns that tell goods from bads, and what each column tells.
+
+    Prints the information value of each column, and writes scorecard.html into the run's folder.
+    Settings are options of the model, as in -s model=scorecard:monotone=auto.
+    """
+    run = _run_of(path, settings or [], runs, download)
+    _show(run, json, points=False)
+
+
+def scorecard(
+    path: _Where,
+    settings: Set = None,
+    runs: _Runs = Path("runs"),
+    download: Download = False,
+    json: Json = False,
+) -> None:
+    """Make a scorecard over columns of several parties.
+
+    Prints its points, and writes scorecard.html and scorecard.txt into the run's folder.
+    """
+    run = _run_of(path, settings or [], runs, download)
+    _show(run, json, points=True)
+
+
+def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path:
+    """The run of a card; trained now unless the path is one."""
+    if (path / "run.json").exists():
+        if settings:
+            raise typer.BadParameter("a run keeps its settings", param_hint="--set")
+        return path
+    if path.is_dir():
+        from vfl.cli.training import on_the_federation
+        from vfl.federation.project import LabelFolder
+
+        return on_the_federation(path, _of_card(LabelFolder.find(path).experiment(), settings))
+    from vfl.config import Experiment, read_experiment
+    from vfl.config.run_folder import new_run_name
+    from vfl.core.registry import command_of
+    from vfl.core.seeds import use_one_thread
+    from vfl.training import run
+    from vfl.training.specs import read_checked
+
+    use_one_thread()
+    asked = _of_card(read_experiment(path), settings)
+    experiment, locations = read_checked(path, asked)
+    folder = runs / new_run_name(experiment.name)
+    with locations.located(Experiment):
+        run.train(
+            experiment,
+            folder.parent,
+            folder.name,
+            command=command_of("scorecard", str(path), settings=settings),
+            download=download,
+            on_epoch=say_epoch,
+            on_progress=progress_line.show,
+            say=say,
+        )
+    return folder
+
+
+def _of_card(experiment: Experiment, settings: list[str]) -> list[str]:
+    """The same settings, after those that make a card of an experiment with another model."""
+    is_card = experiment.secure.partition(":")[0] == "scorecard"
+    return settings if is_card else [*_OF_CARDS, *settings]
+
+
+def _show(run: Path, json: bool, *, points: bool) -> None:
+    from vfl.trees.scorecard.loaded import LoadedCard
+    from vfl.trees.scorecard.page import card_page, write_card
+
+    page, text = write_card(run)
+    content = card_page(LoadedCard(run))
+    where: dict[str, Any] = {"run": str(run), "page": str(page), "text": str(text)}
+    if json:
+        emit({**content.json, **where})
+        return
+    table: Table = content.tables[1 if points else 0]
+    print(table.markdown(), end="")
+    print(content.glance.sentence)
+    for note in content.notes:
+        print(note)
+    for name, value in where.items():
+        print(f"{name:<16} {value}")

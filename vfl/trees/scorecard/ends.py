@@ -1,0 +1,368 @@
+"""Both ends of a session that makes a scorecard.
+
+    feature party                                label party
+      layout, number of each cell's bin  ---->     counts goods and bads of each bin of each column
+                                                   merges bins; regression on weights of evidence
+      keeps its bins' weights and points <----     groups, weights of evidence and points
+      points of asked rows               ---->     scores of asked rows
+
+Bins travel as those of trees do (`vfl.trees.cells`), and the label party learns as much of them. Of
+the labels a feature party learns the weight of evidence of each merged bin of its own columns, none
+of fewer rows than the floor; both ends refuse more statistics than the budget.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.errors import BadOptionError, DataError, ProtocolError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.session.exchange import expect
+from vfl.session.schedule import Exchange
+from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
+from vfl.session.terms import Terms
+from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd, within
+from vfl.trees.grow import Layout
+from vfl.trees.scorecard.card import (
+    Card,
+    CardColumn,
+    OwnColumn,
+    own_of_state,
+    own_state,
+)
+from vfl.trees.scorecard.fitting import fit_card
+from vfl.trees.scorecard.statistics import Scores
+
+if TYPE_CHECKING:
+    from vfl.trees.scorecard.mode import Scorecard
+
+#: Of the label party's own fine bins among its weights.
+OWN = "own."
+_POINTS = np.dtype("<i4")
+#: Most points that a party gives to a row, and the largest weight of evidence: 2^32 rows.
+_MOST_POINTS, _MOST_WEIGHT = 1 << 24, 64.0
+
+
+class FeatureEnd(FeatureCellsEnd):
+    """The end of a feature party: its fine bins, later their groups and points."""
+
+    _mode: Scorecard
+
+    def __init__(
+        self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, link: Link
+    ) -> None:
+        super().__init__(mode, party, terms, rows, link)
+        self._columns: list[OwnColumn] = []
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            weights = self._restored(state)
+        self._bin_columns(weights)
+        if weights is not None:
+            self.load_weights(weights)
+        if self._trains:
+            self._show_bins()
+
+    def train(self, exchange: Exchange) -> None:
+        raw = bytes(expect(self.link, Kind.PROTOCOL, exchange.step, "the label party").payload)
+        assert self._own is not None, "an attempt has begun"
+        try:
+            self._columns = _read(json.loads(raw), self._own.layout, self._mode)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ProtocolError(
+                "groups that no scorecard has of these columns",
+                where="the label party's message",
+                want="a group of each fine bin, and a weight and points of each group",
+            ) from None
+        told = sum(len(one.weights) for one in self._columns)
+        self._note("weights of evidence of its bins", self._terms.label_party, TRAIN, told)
+
+    def answer_rows(self, exchange: Exchange) -> None:
+        """Send the points of some rows: of each column where the mode says so, else their sum."""
+        points = points_in(self._bins(self._asked_for(exchange)), self._columns)
+        if self._mode.reasons == "party":
+            points = points.sum(axis=1, keepdims=True)
+        self.link.send(Frame(Kind.PROTOCOL, exchange.step, points.astype(_POINTS).tobytes()))
+
+    def weights(self) -> dict[str, Tensor]:
+        own = {} if self._own is None else self._own.state_dict()
+        return own | (own_state(self._columns) if self._columns else {})
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if "sizes" in weights:
+            self._columns = own_of_state(weights)
+
+
+class LabelEnd(LabelCellsEnd):
+    """The label party's end: it fits the card and adds up points."""
+
+    _mode: Scorecard
+
+    def __init__(
+        self,
+        mode: Scorecard,
+        terms: Terms,
+        rows: OwnRows,
+        links: Mapping[str, Link],
+    ) -> None:
+        super().__init__(mode, terms, rows, links)
+        self._bad = _bad_class(mode, rows) if self._trains else 0
+        self._card: Card | None = None
+        #: How many columns each party has, in the order of the card, the label party first.
+        self._counts: dict[str, int] = {}
+        self._parts: dict[str, tuple[np.ndarray, Layout]] = {}
+        self._signs: list[int] = []
+        self._known = np.empty((0, 0), np.int64)
+        #: Points of the rows that were answered last.
+        self._answers = self._known
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            weights = self._restored(state)
+        has_columns = self._rows.inputs is not None
+        self._bin_columns(None if weights is None or not has_columns else within(OWN, weights))
+        if weights is not None:
+            self.load_weights(weights)
+        if not self._trains:
+            return
+        if self._own is not None:
+            self._parts[self.party] = self._bins(self._known_rows()), self._own.layout
+            self._signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
+        for name in self.ends:
+            self._parts[name], signs = self._received(name)
+            self._signs += signs
+        self._counts = {name: len(layout.bins) for name, (_, layout) in self._parts.items()}
+        if self._card is not None:
+            self._score_known()
+
+    def train(self, exchange: Exchange) -> Tensor:
+        self._card = fit_card(self._mode, self._parts, self._signs, self._bad_rows("train"))
+        for name in self.ends:
+            own = self._columns_of(name)
+            told = sum(len(one.weights) for one in own)
+            if told > self._mode.budget:
+                raise DataError(
+                    f"party '{name}' would learn too many statistics",
+                    got=f"{told} weights of evidence",
+                    want=f"at most {self._mode.budget}, the budget that all parties agreed on",
+                    fix="fewer columns, fewer bins, or a larger budget",
+                )
+            frame = Frame(Kind.PROTOCOL, exchange.step, json.dumps([*map(_written, own)]).encode())
+            self.ends[name].link.send(frame)
+        self._score_known()
+        count = len(self._positions("train"))
+        for part, rows in (("train", slice(count)), ("validation", slice(count, None))):
+            scores = self._base + self._known[rows].sum(axis=1)
+            self._card = self._card.with_scores(part, Scores.of(scores, self._bad_rows(part)))
+        return self._outputs_of(self._known[exchange.rows])
+
+    def outputs(self, exchange: Exchange) -> Tensor:
+        if exchange.phase == "validation":
+            after = len(self._positions("train"))
+            return self._outputs_of(self._known[after + exchange.rows])
+        for end in self.ends.values():
+            end.link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
+        points = self._asked_points(exchange, None)
+        if self._trains and exchange.phase == "test":
+            assert self._card is not None, "it has been fitted"
+            bad = self._bad_rows("test")[exchange.rows]
+            scores = Scores.of(self._base + points.sum(axis=1), bad)
+            self._card = self._card.with_scores("test", scores)
+        return self._outputs_of(points)
+
+    def answered(
+        self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
+    ) -> Tensor:
+        return self._outputs_of(self._asked_points(exchange, inputs, without))
+
+    def contributions(self, row: int) -> Mapping[str, Tensor]:
+        # Scores are sums, so that what a party adds to the mean of training rows is its value.
+        found, first = dict[str, Tensor](), 0
+        for name in self._counts:
+            usual = self._usual(name)
+            beside = self._answers[row, first : first + len(usual)] - usual
+            first += len(usual)
+            logits = torch.zeros(2, dtype=torch.float64)
+            logits[self._bad] = -float(beside.sum()) / self._mode.scale.factor
+            found[name] = logits
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        own = {} if self._own is None else self._own.state_dict()
+        counts = torch.tensor([*self._counts.values()], dtype=torch.int64)
+        found = {f"{OWN}{name}": value for name, value in own.items()}
+        card = {} if self._card is None else self._card.state_dict()
+        return found | {"column_counts": counts, "bad": torch.tensor(self._bad)} | card
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if "sizes" in weights:
+            self._card, self._bad = Card.of_state(weights), int(weights["bad"])
+            names = [*([self.party] if self.party in self._terms.parties else []), *self.ends]
+            self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
+
+    @property
+    def _base(self) -> int:
+        assert self._card is not None, "it has been fitted"
+        return self._card.base
+
+    def _columns_of(self, name: str) -> Sequence[CardColumn]:
+        assert self._card is not None, "it has been fitted"
+        names = list(self._counts)
+        first = sum(self._counts[one] for one in names[: names.index(name)])
+        return self._card.columns[first : first + self._counts[name]]
+
+    def _bad_rows(self, part: str) -> np.ndarray:
+        """Whether each row of a part is a bad one."""
+        assert self._rows.labels is not None, "a training has labels"
+        codes = self._rows.labels[torch.from_numpy(self._positions(part))].numpy()
+        return np.asarray(codes == self._bad)
+
+    def _score_known(self) -> None:
+        """Points of training and validation rows, as every party would answer them."""
+        points = [
+            self._added(points_in(bins, self._columns_of(name)))
+            for name, (bins, _) in self._parts.items()
+        ]
+        self._known = np.concatenate(points, axis=1)
+
+    def _added(self, points: np.ndarray) -> np.ndarray:
+        """A party's points as they count for reasons: of each column, or their sum."""
+        return points if self._mode.reasons == "column" else points.sum(axis=1, keepdims=True)
+
+    def _usual(self, name: str) -> np.ndarray:
+        """Mean points of the training rows, of each of a party's columns or of all together."""
+        usual = np.array([[one.usual for one in self._columns_of(name)]])
+        return self._added(usual).ravel()
+
+    def _asked_points(
+        self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
+    ) -> np.ndarray:
+        """Points of rows that all others were asked for, axes (rows, columns or parties).
+
+        For a party that is away stand the mean points of training rows.
+        """
+        found = []
+        for name, count in self._counts.items():
+            if name in without:
+                usual = np.rint(self._usual(name)).astype(np.int64)
+                found.append(np.tile(usual, (len(exchange.rows), 1)))
+            elif name != self.party:
+                found.append(self._points_from(name, exchange, count))
+            else:
+                assert self._own is not None, "it has columns"
+                cells = None if inputs is None else inputs.flatten(1).numpy()
+                if cells is None:
+                    cells = self._cells(self._asked_for(exchange))
+                own = points_in(self._own.bins(cells), self._columns_of(name))
+                found.append(self._added(own))
+        self._answers = np.concatenate(found, axis=1)
+        return self._answers
+
+    def _points_from(self, name: str, exchange: Exchange, columns: int) -> np.ndarray:
+        raw, rows = self._next(name, exchange.step), len(exchange.rows)
+        width = columns if self._mode.reasons == "column" else 1
+        points = np.empty((0, 0), np.int64)
+        if len(raw) == rows * width * _POINTS.itemsize:
+            points = np.frombuffer(raw, _POINTS).astype(np.int64).reshape(rows, width)
+        if len(points) != rows or np.abs(points).max(initial=0) > _MOST_POINTS:
+            raise ProtocolError(
+                "points of another number or size",
+                where=f"the message of party '{name}'",
+                got=f"{len(raw)} bytes",
+                want=f"{rows * width * _POINTS.itemsize} bytes of points",
+                fix="predict with the run that all parties have trained",
+            )
+        self._note("points of rows", name, EVALUATE, points.size)
+        return points
+
+    def _outputs_of(self, points: np.ndarray) -> Tensor:
+        """Logits of both classes, of which that of goods is 0; axes (rows, 2)."""
+        logits = np.zeros((len(points), 2))
+        scores = self._base + points.sum(axis=1)
+        logits[:, self._bad] = -self._mode.scale.log_odds(scores)
+        return torch.from_numpy(logits)
+
+
+def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
+    """Points of rows, int64, axes (rows, columns).
+
+    Args:
+        bins: fine bins of each cell, the largest number being that of missing cells.
+        columns: of the same party.
+    """
+    found = np.empty(bins.shape, np.int64)
+    for place, column in enumerate(columns):
+        fine = np.minimum(bins[:, place], len(column.groups) - 1)
+        found[:, place] = column.points[column.groups[fine]]
+    return found
+
+
+def _bad_class(mode: Scorecard, rows: OwnRows) -> int:
+    """The code of the class that counts as bad."""
+    if rows.classes != 2:
+        raise BadOptionError(
+            "a scorecard tells goods from bads",
+            where="label.column",
+            got=f"{rows.classes} classes" if rows.classes else "numbers",
+            want="labels of two classes",
+        )
+    if rows.weights is not None:
+        raise BadOptionError(
+            "a scorecard counts rows, each of them once",
+            got="rows or classes of different weights",
+            want="label.class_weight = 'none', and no weights of rows",
+        )
+    names = [str(one) for one in rows.names]
+    if not mode.bad:
+        return 1
+    if mode.bad not in names:
+        raise BadOptionError(
+            "no class has the name of the bad one",
+            where="option bad",
+            got="a name that is no label",
+            want="one of the two labels",
+        )
+    return names.index(mode.bad)
+
+
+def _written(column: OwnColumn) -> dict[str, Any]:
+    """What the owner of a column is told of it, as JSON."""
+    return {
+        "groups": column.groups.tolist(),
+        "weights": column.weights.tolist(),
+        "points": column.points.tolist(),
+    }
+
+
+def _read(written: Any, layout: Layout, mode: Scorecard) -> list[OwnColumn]:
+    """Columns that `_written` wrote.
+
+    Raises:
+        ValueError, TypeError, KeyError: they do not fit the fine bins, or are more than agreed.
+    """
+    found = []
+    for one, fine in zip(written, layout.bins, strict=True):
+        groups, weights, points = one["groups"], one["weights"], one["points"]
+        count = len(points)
+        whole = all(type(each) is int for each in (*groups, *points))
+        fits = whole and len(groups) == fine + 1 and 0 < count == len(weights) <= mode.bins + 1
+        fits = fits and all(0 <= each < count for each in groups)
+        fits = fits and all(abs(each) <= _MOST_POINTS // 1024 for each in points)
+        if not (fits and all(math.fabs(each) <= _MOST_WEIGHT for each in weights)):
+            raise ValueError
+        weights = np.array(weights, np.float64)
+        found.append(OwnColumn(np.array(groups, np.int64), weights, np.array(points, np.int64)))
+    if sum(len(one.weights) for one in found) > mode.budget:
+        raise ValueError
+    return found

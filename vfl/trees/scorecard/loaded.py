@@ -1,0 +1,164 @@
+"""The card of a run, with the names, edges and categories that lie in the run's folder.
+
+A run of one process has everybody's. On a federation the label party has its own: columns of others
+have numbers, and each party reads its part from its own folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import RunFolderError
+from vfl.datasets.encode import DateColumn, TextColumn
+from vfl.session import PartyFolder, secure_mode
+from vfl.trees.bins import Binning
+from vfl.trees.cells import within
+from vfl.trees.scorecard.card import Card, CardColumn, OwnColumn, own_of_state
+from vfl.trees.scorecard.ends import OWN
+from vfl.trees.scorecard.mode import Scorecard
+
+#: Of a whole network's own among the label party's weights.
+_LABEL = "share."
+
+
+@dataclass(frozen=True)
+class Line:
+    """A column of the card.
+
+    Attributes:
+        party: whose.
+        name: its name, or its number where that is not known.
+        column: what is known of it.
+        bins: its merged bins in words; their numbers where edges are not known.
+    """
+
+    party: str
+    name: str
+    column: CardColumn
+    bins: Sequence[str]
+
+
+class LoadedCard:
+    """What a run holds of a card.
+
+    Args:
+        path: the run's folder.
+
+    Raises:
+        RunFolderError: no run that has ended, or of another model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder.open(path)
+        self.experiment = self.folder.experiment()
+        mode = secure_mode.make(self.experiment.secure)
+        if not isinstance(mode, Scorecard):
+            raise RunFolderError(
+                "this run has another model than a scorecard",
+                where=str(path),
+                got=f"model = '{self.experiment.secure.partition(':')[0]}'",
+                want="a run of model = 'scorecard'",
+                fix="vfl scorecard EXPERIMENT.toml",
+            )
+        self.mode, self.summary = mode, self.folder.summary()
+        self.label_party = self.experiment.label.party
+        label = PartyFolder(self.folder.party(self.label_party))
+        self._weights = within(_LABEL, label.weights())
+        self.card = Card.of_state(self._weights)
+
+    @cached_property
+    def parties(self) -> dict[str, int]:
+        """How many columns each party has on the card, in its order."""
+        names = list(self.experiment.parties)
+        ordered = sorted(names, key=lambda name: (name != self.label_party, names.index(name)))
+        counts = self._weights["column_counts"].tolist()
+        return dict(zip(ordered, counts, strict=True))
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """All columns in the order of the card."""
+        columns, found = iter(self.card.columns), list[Line]()
+        for party, count in self.parties.items():
+            own = [next(columns) for _ in range(count)]
+            words = self._words(party, own)
+            found += [Line(party, *line) for line in words]
+        return found
+
+    def _words(
+        self, party: str, columns: Sequence[CardColumn]
+    ) -> Iterator[tuple[str, CardColumn, Sequence[str]]]:
+        folder = PartyFolder(self.folder.party(party))
+        known = named_bins(folder, columns, party == self.label_party)
+        for place, column in enumerate(columns):
+            name, bins = f"column {place + 1}", numbered(column)
+            if known is not None:
+                name, bins = known[place]
+            yield name, column, bins
+
+
+def numbered(column: OwnColumn) -> list[str]:
+    """Merged bins by their numbers; the last is of missing cells."""
+    return [*(f"bin {place + 1}" for place in range(len(column.points) - 1)), "missing"]
+
+
+def named_bins(
+    folder: PartyFolder, columns: Sequence[OwnColumn], is_label: bool
+) -> list[tuple[str, list[str]]] | None:
+    """Names of a party's columns and their merged bins in words; None where its part is not here.
+
+    Args:
+        folder: the party's part of a run.
+        columns: of that party.
+        is_label: whether it is the label party's.
+    """
+    if not folder.path.exists() or (encoder := folder.encoder()) is None:
+        return None
+    weights = folder.weights()
+    if is_label:
+        weights = within(f"{_LABEL}{OWN}", weights)
+    read = getattr(encoder, "columns", ())
+    categories = tuple(len(one.categories) if isinstance(one, TextColumn) else 0 for one in read)
+    edges = Binning.of_state(weights, categories).edges
+    found = []
+    for place, column in enumerate(columns):
+        own = read[place]
+        if isinstance(own, TextColumn):
+            bins = _of_categories(column, own.categories)
+        else:
+            bins = _of_edges(column, edges[place], isinstance(own, DateColumn))
+        found.append((str(own.name), bins))
+    return found
+
+
+def own_columns(folder: PartyFolder) -> list[OwnColumn]:
+    """The columns of a feature party's part of a run."""
+    return own_of_state(folder.weights())
+
+
+def _of_categories(column: OwnColumn, categories: Sequence[str]) -> list[str]:
+    texts = [
+        ", ".join(categories[fine] for fine in np.flatnonzero(column.groups[:-1] == group).tolist())
+        for group in range(len(column.points) - 1)
+    ]
+    return [*texts, "missing"]
+
+
+def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
+    """Ranges of numbers; a bin begins with its lower edge, and dates are days since 1970."""
+
+    def text(edge: float) -> str:
+        return str(np.datetime64(int(np.floor(edge)), "D")) if dates else f"{edge:.6g}"
+
+    starts = np.flatnonzero(np.diff(column.groups[:-1])) + 1  # first fine bin of each later group
+    cuts = [text(float(edges[one - 1])) for one in starts]
+    if not cuts:
+        return ["any", "missing"]
+    middle = [f"{low} to < {high}" for low, high in pairwise(cuts)]
+    return [f"< {cuts[0]}", *middle, f"≥ {cuts[-1]}", "missing"]

@@ -1,0 +1,126 @@
+"""`model = "scorecard"`: points for the bins of columns take the place of bottoms, cuts and top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+from vfl.core.errors import ExposedCutError
+from vfl.core.frame import Frame, Link
+from vfl.core.registry import require_choice, require_range
+from vfl.session.secure_mode import Agreed, OwnRows, WholeNetwork
+from vfl.session.terms import Terms
+from vfl.trees.cells import CellsMode, links_of
+from vfl.trees.scorecard.ends import FeatureEnd, LabelEnd
+from vfl.trees.scorecard.points import Scale
+
+_MOST_FINE, _MOST_BINS, _MOST = 256, 50, 1e9
+
+
+class Scorecard(CellsMode):
+    """A scorecard over everybody's columns (Siddiqi 2006).
+
+    Each party puts its columns into fine bins. The label party merges them by their counts of goods
+    and bads, regresses goods on weights of evidence, and turns the result into points.
+
+    Args:
+        bad: the class that counts as bad; the second in sorted order if not given.
+        fine: most fine bins of an ordered column.
+        bins: most merged bins of a column, that of missing cells aside.
+        min_share: least share of the training rows in a merged bin.
+        floor: fewest rows of which a weight of evidence is computed.
+        monotone: "auto" has the rate of bads of each ordered column only rise, or only fall.
+        rising, falling: names of columns with which the rate of bads may only rise, or only fall.
+            All parties read them in the terms.
+        min_iv: least information value of a column on the card.
+        max_vif: most variance inflation of a column among those on the card.
+        max_p: largest p-value of a coefficient.
+        l2: penalty on coefficients, of a log-likelihood a row; above 0 there are neither standard
+            errors nor p-values.
+        base_score, odds, double: the score at which there are `odds` goods for each bad, and the
+            points by which they double.
+        reasons: what a party answers of a row: "party" the sum of its points, "column" the points
+            of each of its columns.
+        budget: most weights of evidence that one party is told in a training.
+
+    >>> Scorecard(double=40).scale.score(0.0)
+    374.2457574903638
+    """
+
+    answers_without: ClassVar[bool] = True
+    keeps: ClassVar[tuple[str, str]] = (
+        "the bins of its columns, with weights of evidence and points",
+        "the card, without names, edges and categories of others",
+    )
+
+    def __init__(
+        self,
+        bad: str = "",
+        fine: int = 32,
+        bins: int = 6,
+        min_share: float = 0.05,
+        floor: int = 20,
+        monotone: Literal["none", "auto"] = "none",
+        rising: tuple[str, ...] = (),
+        falling: tuple[str, ...] = (),
+        min_iv: float = 0.02,
+        max_vif: float = 10.0,
+        max_p: float = 0.05,
+        l2: float = 0.0,
+        base_score: float = 600.0,
+        odds: float = 50.0,
+        double: float = 20.0,
+        reasons: Literal["party", "column"] = "party",
+        budget: int = 1000,
+    ) -> None:
+        require_range("fine", fine, 2, _MOST_FINE)
+        require_range("bins", bins, 2, _MOST_BINS)
+        require_range("min_share", min_share, 0, 0.5)
+        require_range("floor", floor, 1, _MOST)
+        require_choice("monotone", monotone, ("none", "auto"))
+        require_range("min_iv", min_iv, 0, 100)
+        require_range("max_vif", max_vif, 1, _MOST)
+        require_range("max_p", max_p, 0, 1)
+        require_range("l2", l2, 0, _MOST)
+        require_range("base_score", base_score, 0, 10_000)
+        require_range("odds", odds, 1e-6, 1e6)
+        require_range("double", double, 1, 1000)
+        require_choice("reasons", reasons, ("party", "column"))
+        require_range("budget", budget, 1, 1_000_000)
+        self.bad, self.bins, self.min_share, self.floor = bad, bins, min_share, floor
+        self.max_bin, self.monotone = fine, monotone
+        self.min_iv, self.max_vif, self.max_p, self.l2 = min_iv, max_vif, max_p, l2
+        self.scale = Scale(base_score, odds, double)
+        self.reasons, self.budget = reasons, budget
+        self._signs = {**dict.fromkeys(rising, 1), **dict.fromkeys(falling, -1)}
+
+    def refuse(self, agreed: Agreed) -> None:
+        super().refuse(agreed)
+        if agreed.train.epochs != 1:
+            raise ExposedCutError(
+                "a scorecard is fitted in one epoch",
+                got=f"train.epochs = {agreed.train.epochs}",
+                want="train.epochs = 1",
+            )
+
+    def promise(self, agreed: Agreed) -> str:
+        return (
+            f"{agreed.label_party} learns the bin of every cell, and no name, edge or category; a "
+            "feature party learns the weight of evidence of each merged bin of its columns, none "
+            f"of fewer than {self.floor} rows"
+        )
+
+    def outer_network(
+        self, party: str, terms: Terms, keys: object, stream: Link, rows: OwnRows
+    ) -> WholeNetwork:
+        return FeatureEnd(self, party, terms, rows, stream)
+
+    def middle_network(
+        self,
+        terms: Terms,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+    ) -> WholeNetwork:
+        return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))

@@ -1,0 +1,428 @@
+"""The page of a card: points, columns, how scores separate, who learned what; and a plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from vfl.core.storage import write_text
+from vfl.core.text import printable_lines
+from vfl.experiments.glance import Card as Figure
+from vfl.experiments.glance import Glance
+from vfl.experiments.pages.build import ENVIRONMENT
+from vfl.experiments.pages.charts import Drawing, Series, line_drawing
+from vfl.experiments.pages.sections import Content, Section
+from vfl.experiments.tables import Table, date_text, list_text, percent_text, three_digits
+from vfl.trees.scorecard.card import PARTS, CardColumn
+from vfl.trees.scorecard.loaded import Line, LoadedCard
+from vfl.trees.scorecard.statistics import Scores
+
+PAGE, TEXT = "scorecard.html", "scorecard.txt"
+#: Names that scoring has for ranges of information value and stability (Siddiqi 2006).
+_STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
+_TOO_STRONG = "suspicious"
+_STABLE, _SHIFTED = 0.1, 0.25
+_PAIRS, _CORRELATED = 15, 0.5
+_PART_NAMES = {"train": "training", "validation": "validation", "test": "test"}
+
+
+def write_card(path: Path) -> tuple[Path, Path]:
+    """Write page and plain text of a run's card beside it; where they are.
+
+    Args:
+        path: the run's folder.
+
+    Raises:
+        RunFolderError: no run of a scorecard that has ended.
+    """
+    loaded = LoadedCard(path)
+    content = card_page(loaded)
+    about = loaded.folder.about()
+    meta = (date_text(str(about["created"])), content.count, f"vfl {about['vfl']}")
+    page = {
+        "kind": "scorecard",
+        "name": loaded.experiment.name,
+        "meta": " · ".join(filter(None, meta)),
+        "content": content,
+        "loads_pictures": False,
+        "command": about["command"],
+        "config_text": loaded.folder.config().strip(),
+    }
+    write_text(path / PAGE, ENVIRONMENT.get_template("page.html").render(page=page))
+    write_text(path / TEXT, card_text(loaded, content))
+    return path / PAGE, path / TEXT
+
+
+def card_page(loaded: LoadedCard) -> Content:
+    """What the page of a card says."""
+    lines = loaded.lines
+    on_card = [line for line in lines if line.column.on_card]
+    sections = [
+        Section(title="Points", tables=[points_table(loaded, on_card)], below=_of_points(loaded)),
+        Section(title="Columns", tables=[columns_table(loaded)], below=_OF_COLUMNS, roomy=True),
+        *_of_scores(loaded),
+        _of_correlation(loaded),
+        _of_knowledge(loaded),
+    ]
+    if left := [line for line in lines if not line.column.on_card]:
+        table = points_table(loaded, left)
+        sections.insert(
+            2, Section(title="Bins of columns that are not on the card", tables=[table])
+        )
+    parties = list_text(tuple(loaded.parties))
+    sentence = (
+        f"{len(on_card)} of {len(lines)} columns of {parties} are on the card; "
+        f"{loaded.label_party} has the labels. {_scale_text(loaded)}"
+    )
+    return Content(
+        _glance(loaded),
+        str(loaded.folder.about()["mode"]),
+        sentence,
+        _doubts(loaded),
+        sections,
+        weights=str(loaded.summary.get("weights_sha256", "")),
+        json=card_json(loaded),
+        tables=[columns_table(loaded), points_table(loaded, on_card)],
+    )
+
+
+def card_text(loaded: LoadedCard, content: Content) -> str:
+    """The card as plain text, for a file that a supervisor keeps."""
+    head = f"Scorecard {loaded.experiment.name}"
+    said = [head, "=" * len(head), "", content.sentence, content.glance.sentence, *content.notes]
+    parts = []
+    for section in content.sections:
+        parts += ["", section.title, "-" * len(section.title), ""]
+        parts += [one.markdown() for one in section.tables]
+        parts += [f"{name}: {value}" for name, value in section.pairs]
+        parts += [str(section.below)] if section.below else []
+    about = loaded.folder.about()
+    end = ["", f"Made by {about['command']} with vfl {about['vfl']}, {about['created']}."]
+    if content.weights:
+        end.append(f"Digest of the weights, sha256: {content.weights}")
+    return printable_lines("\n".join([*said, *parts, *end]), 10_000_000) + "\n"
+
+
+def card_json(loaded: LoadedCard) -> dict[str, Any]:
+    """The card for machines; counts of bins below the floor are left out."""
+    card, mode = loaded.card, loaded.mode
+    inflation = card.inflation()
+    return {
+        "scale": {
+            "base_score": mode.scale.base_score,
+            "odds": mode.scale.odds,
+            "double": mode.scale.double,
+        },
+        "base": card.base,
+        "intercept": card.intercept,
+        "columns": [
+            {
+                "party": line.party,
+                "column": line.name,
+                "on_card": line.column.on_card,
+                "information_value": line.column.information_value(card.totals, mode.floor),
+                "stability": line.column.stability(),
+                "coefficient": _finite(line.column.coefficient),
+                "standard_error": _finite(line.column.error),
+                "p_value": _finite(line.column.p_value),
+                "variance_inflation": _finite(float(inflation[place])),
+                "bins": [
+                    {"bin": text} | bin_facts(line.column, number, mode.floor)
+                    for number, text in enumerate(line.bins)
+                ],
+            }
+            for place, line in enumerate(loaded.lines)
+        ],
+        "scores": {part: _figures(loaded, part) for part in PARTS if part in card.scores},
+    }
+
+
+def bin_facts(column: CardColumn, number: int, floor: int) -> dict[str, Any]:
+    """What is shown of a bin: nothing but its points where it has fewer rows than the floor."""
+    goods, bads = column.counts[number].tolist()
+    points = int(column.points[number])
+    if goods + bads < floor:
+        return {"rows": None, "bad_rate": None, "weight_of_evidence": None, "points": points}
+    return {
+        "rows": goods + bads,
+        "bad_rate": bads / (goods + bads),
+        "weight_of_evidence": float(column.weights[number]),
+        "points": points,
+    }
+
+
+def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
+    """A line for each bin of some columns; empty bins are left out."""
+    floor, rows = loaded.mode.floor, int(loaded.card.totals.sum())
+    found = []
+    for line in lines:
+        for number, text in enumerate(line.bins):
+            facts = bin_facts(line.column, number, floor)
+            points = f"{facts['points']}" if line.column.on_card else ""
+            known = facts["rows"] is not None
+            if not line.column.counts[number].any() and not line.column.later[number]:
+                continue
+            found.append(
+                [
+                    line.party, line.name, text,
+                    f"{facts['rows']:,}" if known else f"< {floor}",
+                    percent_text(facts["rows"] / rows) if known else "",
+                    percent_text(facts["bad_rate"]) if known else "",
+                    f"{facts['weight_of_evidence']:+.3f}" if known else "",
+                    points,
+                ]
+            )  # fmt: skip
+    head = ["party", "column", "bin", "rows", "share", "bad rate", "weight of evidence", "points"]
+    return Table(head, found, words=3)
+
+
+def columns_table(loaded: LoadedCard) -> Table:
+    """A line for each column, most informative first."""
+    card, floor = loaded.card, loaded.mode.floor
+    inflation = card.inflation()
+    found = []
+    for place, line in enumerate(loaded.lines):
+        column, value = line.column, line.column.information_value(card.totals, floor)
+        estimated = [""] * 4
+        if column.on_card:
+            numbers = (column.coefficient, column.error, column.p_value, float(inflation[place]))
+            estimated = [three_digits(one) if math.isfinite(one) else "" for one in numbers]
+        shift = f"{column.stability():.3f}" if column.later.any() else ""
+        found.append(
+            (
+                value,
+                [line.party, line.name, f"{value:.3f}", strength(value), shift, *estimated],
+            )
+        )
+    head = [
+        "party", "column", "information value", "strength", "stability", "coefficient",
+        "standard error", "p-value", "variance inflation",
+    ]  # fmt: skip
+    ordered = sorted(found, key=lambda one: -one[0])
+    return Table(head, [line for _, line in ordered], words=2)
+
+
+def strength(value: float) -> str:
+    """What scoring calls an information value.
+
+    >>> strength(0.2), strength(0.7)
+    ('medium', 'suspicious')
+    """
+    return next((word for bound, word in _STRENGTHS if value < bound), _TOO_STRONG)
+
+
+_OF_COLUMNS = (
+    "Stability: population stability index of validation rows beside training rows; below 0.1 "
+    "stable, above 0.25 another population. Coefficients are of a logistic regression of goods on "
+    "weights of evidence, so they are positive. An information value above 0.5 is called "
+    "suspicious: a column that tells so much often knows the outcome (Siddiqi 2006)."
+)
+
+
+def _of_points(loaded: LoadedCard) -> str:
+    base = f" Each row begins with {loaded.card.base} points." if loaded.card.base else ""
+    return (
+        "A score is the sum of the points of a row's bins."
+        f"{base} Weight of evidence: ln(share of goods / share of bads). Of bins with fewer than "
+        f"{loaded.mode.floor} training rows nothing is computed; their weight is 0."
+    )
+
+
+def _scale_text(loaded: LoadedCard) -> str:
+    scale = loaded.mode.scale
+    return (
+        f"{scale.base_score:g} points stand for {scale.odds:g} goods for each bad, and "
+        f"{scale.double:g} points more double the odds."
+    )
+
+
+def _figures(loaded: LoadedCard, part: str) -> dict[str, float | int | None]:
+    scores = loaded.card.scores[part]
+    goods, bads = scores.counts.sum(axis=0).tolist()
+    shift = None if part == "train" else loaded.card.scores["train"].stability(scores)
+    return {
+        "rows": scores.rows,
+        "bad_rate": bads / max(1, goods + bads),
+        "auc": _finite(scores.auc()),
+        "gini": _finite(scores.gini()),
+        "ks": _finite(scores.kolmogorov_smirnov()),
+        "stability": shift,
+    }
+
+
+def _glance(loaded: LoadedCard) -> Glance:
+    scores = loaded.card.scores
+    part = next((one for one in reversed(PARTS) if one in scores and scores[one].rows), "train")
+    found, word = _figures(loaded, part), _PART_NAMES[part]
+    shift = found["stability"]
+    cards = [
+        Figure(f"Gini, {word} rows", _number(found["gini"]), f"AUC {_number(found['auc'])}"),
+        Figure(f"KS, {word} rows", _number(found["ks"]), "largest distance of goods and bads"),
+        Figure(
+            "Stability of scores",
+            _number(shift),
+            "beside the training rows" if shift is None or shift < _STABLE else "look at it",
+        ),
+        Figure(
+            "Columns on the card",
+            str(sum(line.column.on_card for line in loaded.lines)),
+            f"of {len(loaded.lines)}",
+        ),
+    ]
+    sentence = (
+        f"On {found['rows']:,} {word} rows the card reaches a Gini of {_number(found['gini'])} and "
+        f"a KS of {_number(found['ks'])}."
+    )
+    return Glance(cards, sentence)
+
+
+def _doubts(loaded: LoadedCard) -> list[str]:
+    card, found = loaded.card, []
+    for line in loaded.lines:
+        value = line.column.information_value(card.totals, loaded.mode.floor)
+        if value >= _STRENGTHS[-1][0]:
+            found.append(
+                f"look at {line.name} of {line.party}: an information value of {value:.2f} is "
+                "suspicious"
+            )
+        if line.column.stability() > _SHIFTED:
+            found.append(f"look at {line.name} of {line.party}: its bins have shifted")
+    if not any(line.column.on_card for line in loaded.lines):
+        found.append("no column is on the card: none tells enough")
+    return found
+
+
+def _of_scores(loaded: LoadedCard) -> list[Section]:
+    """How scores separate, and whether they mean what they say, part by part."""
+    scores = {part: one for part, one in loaded.card.scores.items() if one.rows}
+    head = ["rows", "count", "bad rate", "AUC", "Gini", "KS", "stability"]
+    table = []
+    for part in scores:
+        figures = _figures(loaded, part)
+        shown = [_number(figures[name]) for name in ("auc", "gini", "ks", "stability")]
+        rate = percent_text(figures["bad_rate"])
+        table.append([_PART_NAMES[part], f"{figures['rows']:,}", rate, *shown])
+    part = next((one for one in reversed(PARTS) if one in scores), "train")
+    below = (
+        "KS: largest distance between the distributions of goods and bads (Kolmogorov and Smirnov)."
+        " Gini: 2 AUC - 1. Stability: population stability index of scores in ten bands, beside "
+        "the training rows."
+    )
+    apart = Section(
+        title="How scores separate",
+        drawings=[_apart(scores[part], part), _calibration(loaded, scores[part], part)],
+        tables=[Table(head, table)],
+        below=below,
+        roomy=True,
+    )
+    bands = Section(
+        title=f"Bands of scores, {_PART_NAMES[part]} rows",
+        tables=[_bands(loaded, scores[part])],
+        below="Expected: what the scores of the band's rows stand for, on average.",
+        roomy=True,
+    )
+    return [apart, bands]
+
+
+def _apart(scores: Scores, part: str) -> Drawing:
+    shares = np.cumsum(scores.counts / np.maximum(scores.counts.sum(axis=0), 1), axis=0)
+    lines = [
+        Series(
+            name, [*zip(scores.values.astype(float), 100 * shares[:, place], strict=True)], style
+        )
+        for name, place, style in (("bads", 1, 2), ("goods", 0, 1))
+    ]
+    caption = f"percent of {_PART_NAMES[part]} rows up to a score"
+    return line_drawing("Goods and bads by score", caption, lines, "score")
+
+
+def _expected(loaded: LoadedCard, scores: Scores) -> float:
+    """The rate of bads that scores stand for."""
+    rows = scores.counts.sum(axis=1)
+    likely = expit(-loaded.mode.scale.log_odds(scores.values))
+    return float((likely * rows).sum() / max(1, rows.sum()))
+
+
+def _calibration(loaded: LoadedCard, scores: Scores, part: str) -> Drawing:
+    bands = scores.bands()
+    found = [
+        (100 * _expected(loaded, band), 100 * float(band.counts[:, 1].sum() / band.rows))
+        for band in bands
+    ]
+    found.sort()
+    most = max(max(pair) for pair in found)
+    lines = [Series("bands", found, 2), Series("as expected", [(0.0, 0.0), (most, most)], 4)]
+    caption = f"percent of bads in a band of {_PART_NAMES[part]} rows"
+    return line_drawing("Calibration", caption, lines, "expected percent of bads", x_from=0.0)
+
+
+def _bands(loaded: LoadedCard, scores: Scores) -> Table:
+    rows = [
+        [
+            f"{band.values[0]} to {band.values[-1]}",
+            f"{band.rows:,}",
+            f"{int(band.counts[:, 1].sum()):,}",
+            percent_text(float(band.counts[:, 1].sum() / band.rows)),
+            percent_text(_expected(loaded, band)),
+        ]
+        for band in scores.bands()
+    ]
+    return Table(["scores", "rows", "bads", "bad rate", "expected"], rows)
+
+
+def _of_correlation(loaded: LoadedCard) -> Section:
+    """The most correlated pairs."""
+    lines, found = loaded.lines, []
+    for one in range(len(lines)):
+        for other in range(one):
+            value = float(loaded.card.correlation[one, other])
+            if abs(value) >= _CORRELATED:
+                pair = [f"{lines[at].name} of {lines[at].party}" for at in (other, one)]
+                found.append((abs(value), [*pair, f"{value:+.2f}"]))
+    found.sort(key=lambda one: -one[0])
+    tables = [Table(["column", "column", "correlation"], [row for _, row in found[:_PAIRS]], 2)]
+    below = (
+        f"Of weights of evidence, pairs of {_CORRELATED} or more, at most {_PAIRS} of {len(found)}."
+        " Of columns whose variance is inflated beyond the bound, those that tell least are left "
+        "out first."
+    )
+    if not found:
+        return Section(title="Correlated columns", below=f"No pair reaches {_CORRELATED}.")
+    return Section(title="Correlated columns", tables=tables, below=below, roomy=True)
+
+
+def _of_knowledge(loaded: LoadedCard) -> Section:
+    """Who learned what."""
+    label, mode = loaded.label_party, loaded.mode
+    names = ("observer", "what", "of", "phase", "values")
+    told = [one for one in loaded.summary.get("revealed", ()) if isinstance(one, dict)]
+    rows = [[f"{cell:,}" if isinstance(cell := one.get(name, ""), int) else str(cell)
+             for name in names] for one in told]  # fmt: skip
+    answers = "the sum of its points" if mode.reasons == "party" else "points of each column"
+    return Section(
+        title="Who learned what",
+        tables=[Table(["who learned", "what", "of", "phase", "values"], rows, words=4)],
+        below=(
+            f"{label} learns the fine bin of every training and validation cell of every party, as "
+            "with trees and protect=order: counts, correlations and stability are computed there, "
+            "and no noise protects them. It learns no name, edge or category of others. Another "
+            "party learns the weight of evidence of each merged bin of its own columns, which with "
+            "its own counts is the rate of bads there; of bins with fewer than "
+            f"{mode.floor} rows it learns nothing, and of all at most {mode.budget} numbers in a "
+            f"training. Of each row that is asked for it answers {answers}."
+        ),
+        roomy=True,
+    )
+
+
+def _number(value: float | int | None) -> str:
+    return "not measured" if value is None else f"{value:.3f}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

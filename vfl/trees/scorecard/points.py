@@ -1,0 +1,94 @@
+"""Points of a scale: what log odds are worth, and which party lost how many (Siddiqi 2006)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Which odds a score stands for.
+
+    Attributes:
+        base_score: the score at `odds`.
+        odds: goods for each bad there.
+        double: points by which the odds double.
+
+    >>> scale = Scale(600, 50, 20)
+    >>> float(scale.score(math.log(100)))
+    620.0
+    """
+
+    base_score: float = 600.0
+    odds: float = 50.0
+    double: float = 20.0
+
+    @property
+    def factor(self) -> float:
+        """Points of each unit of log odds."""
+        return self.double / math.log(2)
+
+    @property
+    def offset(self) -> float:
+        """The score of even odds."""
+        return self.base_score - self.factor * math.log(self.odds)
+
+    def score(self, log_odds: np.ndarray | float) -> np.ndarray | float:
+        """Scores of log odds of being good."""
+        return self.offset + self.factor * log_odds
+
+    def log_odds(self, scores: np.ndarray) -> np.ndarray:
+        """Log odds of being good."""
+        return (scores - self.offset) / self.factor
+
+
+def points_of(
+    scale: Scale, intercept: float, effects: Sequence[np.ndarray]
+) -> tuple[int, list[np.ndarray]]:
+    """Whole points of each bin, and what a row has without any column.
+
+    The intercept and the offset of the scale are dealt out evenly among the columns that count, so
+    that points add up to the score: offset/n + factor (coefficient WoE + intercept/n).
+
+    Args:
+        scale: of the scores.
+        intercept: log odds of a row whose weights of evidence are all 0.
+        effects: coefficient times weight of evidence of each bin, a column each; a column of zeros
+            alone does not count.
+
+    >>> base, points = points_of(Scale(), 2.0, [np.array([0.5, -0.5]), np.zeros(2)])
+    >>> base, points
+    (0, [array([559, 530]), array([0, 0])])
+    """
+    count = sum(bool(own.any()) for own in effects)
+    whole = scale.offset + scale.factor * intercept
+    if not count:
+        return round(whole), [np.zeros(len(own), np.int64) for own in effects]
+    return 0, [
+        np.rint(scale.factor * own + whole / count).astype(np.int64)
+        if own.any()
+        else np.zeros(len(own), np.int64)
+        for own in effects
+    ]
+
+
+def reasons(points: np.ndarray, usual: np.ndarray, most: int) -> list[list[int]]:
+    """Where each row has fewest points beside the usual ones, worst first (Siddiqi 2006, ch. 6).
+
+    Places where a row has no fewer than usual are no reasons.
+
+    Args:
+        points: axes (rows, columns or parties).
+        usual: mean points of the training rows, axes (columns or parties,).
+        most: so many at most.
+
+    >>> reasons(np.array([[10, 30, 20]]), np.array([25.0, 20.0, 21.0]), 2)
+    [[0, 2]]
+    """
+    lost = usual - points
+    order = np.argsort(-lost, axis=1, kind="stable")[:, :most]
+    return [[int(place) for place in own if lost[row, place] > 0] for row, own in enumerate(order)]
