@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl.core.errors import BadOptionError, ConsentError
-from vfl.mpc import Rules, Trio
+from vfl.mpc import Rules, Trio, in_process
 from vfl.mpc.channel import Channel
 from vfl.mpc.three_party.intersection import (
     BITS,
@@ -97,13 +97,19 @@ def test_too_few_common_rows_are_refused_without_a_count():
 @pytest.fixture
 def wire(monkeypatch):
     """Every payload, by who sent it to whom."""
-    sent, send = {}, Channel.send_bytes
+    sent, send, pair, names = {}, Channel.send_bytes, in_process.local_pair, {}
+
+    def named(both, *more):
+        ends = pair(both, *more)
+        names.update(zip(map(id, ends), both, strict=True))
+        return ends
 
     def recorded(self, payload, number, phase):
         with threading.Lock():
-            sent.setdefault((self.link._own, self.peer), []).append(bytes(payload))
+            sent.setdefault((names[id(self.link)], self.peer), []).append(bytes(payload))
         send(self, payload, number, phase)
 
+    monkeypatch.setattr(in_process, "local_pair", named)
     monkeypatch.setattr(Channel, "send_bytes", recorded)
     return sent
 

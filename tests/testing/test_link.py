@@ -1,6 +1,6 @@
 """Links that break the contract, each found by the test that is there for it."""
 
-from collections import deque
+from queue import SimpleQueue
 
 import pytest
 
@@ -21,8 +21,12 @@ class Unbranched(LocalLink):
 
 
 class Stacking(LocalLink):
+    """Gives the last frame first."""
+
     def receive(self):
-        self._incoming.rotate(1)
+        sent = [self._incoming.get_nowait() for _ in range(self._incoming.qsize())]
+        for one in sent[-1:] + sent[:-1]:
+            self._incoming.put(one)
         return super().receive()
 
 
@@ -57,7 +61,7 @@ class Alone(LocalLink):
     """Closes its own end, and tells nobody."""
 
     def close(self):
-        self._closed = ["closed"]
+        self._closed = True
 
 
 class Echoing(LocalLink):
@@ -65,9 +69,9 @@ class Echoing(LocalLink):
 
 
 def ends(link):
-    up, closed = deque(), []
-    down = up if link is Echoing else deque()
-    return link(down, up, closed), link(up, down, closed)
+    up = SimpleQueue()
+    down = up if link is Echoing else SimpleQueue()
+    return link(down.put, up), link(up.put, down)
 
 
 def run(link, test):

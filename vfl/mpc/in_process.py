@@ -7,14 +7,12 @@ such number a party has seen is its depth, and the depth of the last party is th
 
 from __future__ import annotations
 
-import queue
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 from vfl.core.errors import LostPeerError, PeerFailedError, ProtocolError, VFLError
@@ -22,131 +20,24 @@ from vfl.core.frame import Frame, Link
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.engine import Peer, traffic
 from vfl.mpc.rules import name_of
+from vfl.transport.link import Depth, LocalLink, Sent, local_pair, opened, sent_nothing
 
 _Result = TypeVar("_Result")
 _Peer = TypeVar("_Peer", bound=Peer)
-_CLOSED = "an in-process link is closed"
 
 
-#: A frame with its depth, or the error that ended the link.
-_Sent = tuple[int, Frame] | VFLError
-
-
-@dataclass(slots=True)
-class Depth:
-    """How many messages had to follow one another to bring one party to where it is."""
-
-    hops: int = 0
-
-
-class MemoryLink:
-    """One end of a pair; used by one thread.
-
-    Args:
-        own, peer: names of the two ends, for messages.
-        put: takes what is sent: frames with their depth, or the error that ended the link.
-        incoming: what the other end sent, likewise.
-        depth: of this party, shared by its links.
-        timeout_s: how long `receive` waits.
-    """
-
-    def __init__(
-        self,
-        own: str,
-        peer: str,
-        put: Callable[[_Sent], None],
-        incoming: queue.SimpleQueue[_Sent],
-        depth: Depth,
-        timeout_s: float,
-    ) -> None:
-        self._own = own
-        self._peer = peer
-        self._put = put
-        self._incoming = incoming
-        self._depth = depth
-        self._timeout_s = timeout_s
-        self._closed = threading.Event()
-
-    def send(self, frame: Frame) -> None:
-        """Hand over one frame.
-
-        Raises:
-            LostPeerError: this end was closed.
-        """
-        if self._closed.is_set():
-            raise LostPeerError(_CLOSED)
-        self._put((self._depth.hops + 1, frame))
-
-    def receive(self) -> Frame:
-        """Wait for the next frame.
-
-        Raises:
-            LostPeerError: nothing came in time, or the other end was closed.
-            PeerFailedError: the other end said what went wrong there.
-        """
-        try:
-            received = self._incoming.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise LostPeerError(
-                f"{self._peer} sent nothing in time", want=f"a frame within {self._timeout_s:g} s"
-            ) from None
-        if isinstance(received, VFLError):
-            self._incoming.put(received)
-            raise received
-        hops, frame = received
-        self._depth.hops = max(self._depth.hops, hops)
-        return frame
-
-    def poll(self) -> Frame | None:
-        """The next frame if it is there.
-
-        Raises:
-            LostPeerError, PeerFailedError: see `receive`.
-        """
-        return None if self._incoming.empty() else self.receive()
-
-    def read_beside(self, links: Sequence[Any]) -> None:
-        """Nothing here waits to be sent."""
-
-    def fail(self, error: VFLError) -> None:
-        """Tell the other end what went wrong here, then close."""
-        self._end(
-            PeerFailedError(
-                f"{self._own} stopped with {error.code}: {error.what}",
-                where=error.where,
-                got=error.got,
-                want=error.want,
-                fix=error.fix,
-            )
-        )
-
-    def close(self) -> None:
-        """Release the link; closing twice is harmless."""
-        self._end(LostPeerError(_CLOSED))
-
-    def _end(self, error: VFLError) -> None:
-        if not self._closed.is_set():
-            self._closed.set()
-            self._put(error)
-
-
-def mesh(
-    timeout_s: float = 30.0, count: int = 3
-) -> tuple[list[dict[int, MemoryLink]], list[Depth]]:
+def mesh(timeout_s: float = 30.0, count: int = 3) -> tuple[list[dict[int, LocalLink]], list[Depth]]:
     """Links between parties: of each, by the role at the other end; and their depths."""
     depths = [Depth() for _ in range(count)]
-    links: list[dict[int, MemoryLink]] = [{} for _ in range(count)]
+    links: list[dict[int, LocalLink]] = [{} for _ in range(count)]
     for one, two in combinations(range(count), 2):
-        there: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
-        back: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
-        ends = name_of(one), name_of(two)
-        links[one][two] = MemoryLink(*ends, there.put, back, depths[one], timeout_s)
-        links[two][one] = MemoryLink(*ends[::-1], back.put, there, depths[two], timeout_s)
+        names, both = (name_of(one), name_of(two)), (depths[one], depths[two])
+        links[one][two], links[two][one] = local_pair(names, timeout_s, both)
     return links, depths
 
 
 def together(
-    pool: Executor, played: Iterable[tuple[str, Callable[[], _Result], Iterable[MemoryLink]]]
+    pool: Executor, played: Iterable[tuple[str, Callable[[], _Result], Iterable[LocalLink]]]
 ) -> list[_Result]:
     """Let parties play in threads of their own, and wait for all of them.
 
@@ -158,7 +49,7 @@ def together(
         VFLError: what went wrong first; the others were told.
     """
 
-    def one(name: str, program: Callable[[], _Result], links: Iterable[MemoryLink]) -> _Result:
+    def one(name: str, program: Callable[[], _Result], links: Iterable[LocalLink]) -> _Result:
         try:
             return program()
         except Exception as problem:
@@ -197,19 +88,19 @@ class Star:
 
     def __init__(self, names: Iterable[str], middle: str, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
-        self._arriving: queue.SimpleQueue[tuple[str, _Sent]] = queue.SimpleQueue()
-        self.outer: dict[str, MemoryLink] = {}
-        self.inner: dict[str, MemoryLink] = {}
+        self._arriving: SimpleQueue[tuple[str, Sent]] = SimpleQueue()
+        self.outer: dict[str, LocalLink] = {}
+        self.inner: dict[str, LocalLink] = {}
         for name in names:
             if name == middle:
                 continue
-            down: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
-            unused: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
+            down: SimpleQueue[Sent] = SimpleQueue()
+            unused: SimpleQueue[Sent] = SimpleQueue()
             up = partial(self._arrived, name)
-            self.outer[name] = MemoryLink(name, middle, up, down, Depth(), timeout_s)
-            self.inner[name] = MemoryLink(middle, name, down.put, unused, Depth(), timeout_s)
+            self.outer[name] = LocalLink(up, down, middle, timeout_s)
+            self.inner[name] = LocalLink(down.put, unused, name, timeout_s)
 
-    def _arrived(self, name: str, sent: _Sent) -> None:
+    def _arrived(self, name: str, sent: Sent) -> None:
         self._arriving.put((name, sent))
 
     def receive_any(self) -> tuple[str, Frame]:
@@ -220,14 +111,11 @@ class Star:
             PeerFailedError: the other end said what went wrong there.
         """
         try:
-            name, received = self._arriving.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise LostPeerError(
-                "nobody sent anything in time", want=f"a frame within {self._timeout_s:g} s"
-            ) from None
-        if isinstance(received, VFLError):
-            raise received
-        return name, received[1]
+            name, sent = self._arriving.get(timeout=self._timeout_s)
+        except Empty:
+            raise sent_nothing("every other party", self._timeout_s) from None
+        _, frame = opened(sent, name)
+        return name, frame
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
         """Let each party follow its program in a thread of its own, by name.

@@ -6,10 +6,10 @@ frames over as they are, and `Observed` tells the ledger and the trace of each.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, Protocol
 
 from vfl.core.errors import LostPeerError, ProtocolError, VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
@@ -92,77 +92,152 @@ class Timeouts:
     retry_s: float = 0.2
 
 
+@dataclass(slots=True)
+class Depth:
+    """How many messages had to follow one another to bring one party to where it is."""
+
+    hops: int = 0
+
+
+#: A frame and how many messages lie before it one after the other; None where the link was closed.
+Sent = tuple[int, Frame] | None
+
+
 class LocalLink:
-    """One end of an in-process pair, for the one thread that plays both parties.
+    """One end of an in-process pair; one thread plays both parties, or each end has its own.
 
     Args:
-        outgoing: frames for the other end.
-        incoming: frames from the other end.
-        closed: non-empty once either end has closed; shared by both.
+        put: takes what is sent.
+        incoming: what the other end sent.
+        peer: who is at the other end, for messages.
+        timeout_s: how long `receive` waits; at 0 nobody else runs who could send meanwhile.
+        depth: of this party, shared by its links.
     """
 
-    __slots__ = ("_closed", "_incoming", "_outgoing")
-
-    def __init__(self, outgoing: deque[Frame], incoming: deque[Frame], closed: list[str]) -> None:
-        self._outgoing = outgoing
+    def __init__(
+        self,
+        put: Callable[[Sent], None],
+        incoming: SimpleQueue[Sent],
+        peer: str = "the other party",
+        timeout_s: float = 0.0,
+        depth: Depth | None = None,
+    ) -> None:
+        self._put = put
         self._incoming = incoming
-        self._closed = closed
+        self._closed = False
+        self._peer = peer
+        self._timeout_s = timeout_s
+        self._depth = depth or Depth()
 
     def send(self, frame: Frame) -> None:
-        """Hand over one frame.
+        """Hand over one frame; if the other end has closed, nobody reads it, and `receive` says so.
 
         Raises:
-            LostPeerError: an end has closed the link.
+            LostPeerError: this end has closed.
         """
         if self._closed:
-            raise LostPeerError("an in-process link is closed")
-        self._outgoing.append(frame)
+            raise _closed_link()
+        self._put((self._depth.hops + 1, frame))
 
     def receive(self) -> Frame:
-        """The next frame; it never waits, for nobody else is running.
+        """The next frame.
 
         Raises:
-            LostPeerError: an end has closed the link and every frame was read.
-            ProtocolError: the other end has sent nothing.
+            LostPeerError: nothing came in time, or an end has closed the link and every frame was
+                read.
+            ProtocolError: the other end has sent nothing, and nobody else is running.
             PeerFailedError: the other end reported an error.
         """
-        if not self._incoming:
-            if self._closed:
-                raise LostPeerError("an in-process link is closed")
-            raise ProtocolError(
-                "an in-process link has nothing to receive",
-                fix="let the other party send before this one receives",
-            )
-        frame = self._incoming.popleft()
-        if frame.kind is Kind.ERROR:
-            raise read_failure(frame, "the other party")
+        if self._closed:
+            raise _closed_link()
+        try:
+            sent = self._incoming.get(self._timeout_s > 0, self._timeout_s)
+        except Empty:
+            raise self._nothing() from None
+        if sent is None:
+            self._incoming.put(None)
+        hops, frame = opened(sent, self._peer)
+        self._depth.hops = max(self._depth.hops, hops)
         return frame
+
+    def poll(self) -> Frame | None:
+        """The next frame if it is there.
+
+        Raises:
+            LostPeerError, PeerFailedError: see `receive`.
+        """
+        return None if self._incoming.empty() else self.receive()
+
+    def read_beside(self, links: Sequence[Any]) -> None:
+        """Nothing here waits to be sent."""
 
     def fail(self, error: VFLError) -> None:
         """Tell the other end what went wrong here, then close."""
         if not self._closed:
-            self._outgoing.append(error_frame(error))
+            self.send(error_frame(error))
         self.close()
 
     def close(self) -> None:
-        """End the pair; frames already sent to the other end can still be read there."""
-        self._incoming.clear()
+        """End this side; frames already sent to the other end can still be read there."""
         if not self._closed:
-            self._closed.append("closed")
+            self._closed = True
+            self._put(None)
+
+    def _nothing(self) -> VFLError:
+        if self._timeout_s:
+            return sent_nothing(self._peer, self._timeout_s)
+        return ProtocolError(
+            "an in-process link has nothing to receive",
+            fix="let the other party send before this one receives",
+        )
 
 
-def local_pair() -> tuple[LocalLink, LocalLink]:
+def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
+    """What `peer` sent: how many messages lie before it, and a frame for the application.
+
+    Raises:
+        LostPeerError: the link was closed.
+        PeerFailedError: the frame says what went wrong there.
+    """
+    if sent is None:
+        raise _closed_link()
+    if sent[1].kind is Kind.ERROR:
+        raise read_failure(sent[1], peer)
+    return sent
+
+
+def sent_nothing(peer: str, timeout_s: float) -> LostPeerError:
+    """What is said of a party that was waited for in vain."""
+    return LostPeerError(f"{peer} sent nothing in time", want=f"a frame within {timeout_s:g} s")
+
+
+def _closed_link() -> LostPeerError:
+    return LostPeerError("an in-process link is closed")
+
+
+def local_pair(
+    names: tuple[str, str] = ("the other party", "the other party"),
+    timeout_s: float = 0.0,
+    depths: tuple[Depth | None, Depth | None] = (None, None),
+) -> tuple[LocalLink, LocalLink]:
     """Two connected ends.
+
+    Args:
+        names: of the parties at them.
+        timeout_s: how long each waits for the other; 0 where one thread plays both.
+        depths: of the two parties, where messages in a row are counted.
 
     >>> label, feature = local_pair()
     >>> feature.send(Frame(Kind.CUT, step=7))
     >>> label.receive().step
     7
     """
-    up: deque[Frame] = deque()
-    down: deque[Frame] = deque()
-    closed: list[str] = []
-    return LocalLink(down, up, closed), LocalLink(up, down, closed)
+    here: SimpleQueue[Sent] = SimpleQueue()
+    there: SimpleQueue[Sent] = SimpleQueue()
+    return (
+        LocalLink(there.put, here, names[1], timeout_s, depths[0]),
+        LocalLink(here.put, there, names[0], timeout_s, depths[1]),
+    )
 
 
 class PolledLink(TransportLink, Protocol):
