@@ -6,11 +6,12 @@ import math
 import numpy as np
 import pytest
 
+from vfl.core.seeds import permutation
 from vfl.trees.boosting import Booster, Boosting
-from vfl.trees.explanation import Leaves
+from vfl.trees.explanation import Leaves, importance
 from vfl.trees.grow import Growth, Layout
 from vfl.trees.histograms import Local, goes_left
-from vfl.trees.objectives import Binary, Classes
+from vfl.trees.objectives import Binary, Classes, Poisson, Squared
 
 ROWS, COLUMNS, BINS = 1500, 6, 12
 LAYOUT = Layout((BINS,) * COLUMNS, (False,) * COLUMNS)
@@ -117,6 +118,53 @@ def test_contributions_of_columns_are_those_of_xgboost(grown):
     wanted = wanted.reshape(200, outputs, COLUMNS + 1)[..., :-1].transpose(0, 2, 1)
     found = Leaves(forest).contributions(answers[:200], columns_of(forest), COLUMNS)
     assert np.allclose(found, wanted, atol=1e-5)
+
+
+def test_importance_is_by_gain_permutation_and_shapley_values(grown):
+    xgboost = pytest.importorskip("xgboost")
+    forest, bins, labels, answers = grown
+    objective = Binary() if len(forest.start) == 1 else Classes(3)
+    players, some = columns_of(forest), slice(0, 200)
+    found = importance(forest, objective, answers[some], labels[some], players, COLUMNS)
+    kind = {"objective": "binary:logistic"}
+    if objective.outputs > 1:
+        kind = {"objective": "multi:softprob", "num_class": 3}
+    cells = np.where(bins == BINS, np.nan, bins)
+    kind |= {"max_depth": 4, "max_bin": 64, "base_score": 0.5, "nthread": 1}
+    theirs = xgboost.train(kind, xgboost.DMatrix(cells, labels), 4)
+    gains = theirs.get_score(importance_type="total_gain")
+    wanted = np.array([gains.get(f"f{column}", 0) for column in range(COLUMNS)])
+    assert np.allclose(found.gain, wanted / wanted.sum(), atol=1e-5)
+    counts = theirs.get_score(importance_type="weight")
+    assert found.splits.tolist() == [counts.get(f"f{column}", 0) for column in range(COLUMNS)]
+    values = theirs.predict(xgboost.DMatrix(cells[some]), pred_contribs=True)
+    values = np.abs(values.reshape(200, objective.outputs, -1)[..., :-1]).sum(axis=1).mean(axis=0)
+    assert np.allclose(found.shapley, values, atol=1e-5)
+
+    def loss(bins):
+        margins = forest.margins(goes_left(forest.splits, bins, LAYOUT))
+        return objective.loss(margins, labels[some])
+
+    grown_by = np.zeros(COLUMNS)
+    for column, number in itertools.product(range(COLUMNS), range(5)):
+        mixed = bins[some].copy()
+        mixed[:, column] = mixed[permutation(number, 200, "importance"), column]
+        grown_by[column] += (loss(mixed) - loss(bins[some])) / 5
+    assert np.allclose(found.permutation, grown_by, atol=1e-12)
+    assert found.permutation[0] > 0.05 > abs(found.permutation[5])
+
+
+@pytest.mark.parametrize("objective", [Binary(), Classes(3), Squared(), Poisson()])
+def test_derivatives_are_those_of_the_loss(objective):
+    draw, rows = np.random.default_rng(1), 5
+    margins = draw.normal(size=(rows, objective.outputs))
+    labels = draw.integers(0, 3 if objective.outputs > 1 else 2, rows)
+    first, _ = objective.derivatives(margins, labels)
+    for place in np.ndindex(*margins.shape):
+        step = np.zeros_like(margins)
+        step[place] = 1e-6
+        rise = objective.loss(margins + step, labels) - objective.loss(margins - step, labels)
+        assert rise * rows / 2e-6 == pytest.approx(first[place], abs=1e-6)
 
 
 def test_a_forest_without_a_split_adds_nothing():

@@ -16,13 +16,14 @@ from vfl.clients.serving import ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import PeerFailedError
+from vfl.core.errors import PeerFailedError, RunFolderError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
 from vfl.experiments.pages import build_report
 from vfl.serving.front import settings_file
 from vfl.serving.local import serve
-from vfl.training.run import predict, train
+from vfl.training.run import evaluate, predict, train
+from vfl.trees.command import importance_of
 
 
 @pytest.fixture
@@ -59,6 +60,9 @@ def test_one_process_grows_the_trees_of_a_federation(session):
     together = read_json(session.run / "summary.json")
     assert alone["weights_sha256"] == together["weights_sha256"]
     assert alone["test_auc"] == together["test_auc"]
+    evaluate(RunFolder.open(session.folder / "alone"))
+    told = importance_of(session.folder / "alone")["columns"]
+    assert [one["name"] for one in told] == ["income", "city", "age"], "most gain first"
 
 
 def test_rows_that_came_since_the_training_are_told_apart(session):
@@ -88,6 +92,25 @@ def test_a_card_and_a_page_say_what_each_party_keeps(session):
     page = build_report(session.run).read_text()
     assert "all trees" in page
     assert "top model" not in page
+
+
+def test_importance_has_names_of_columns_where_they_are_known(session):
+    session.play()
+    with pytest.raises(RunFolderError, match="evaluate"):
+        importance_of(session.run)
+    session.play(mode="evaluate")
+    label = importance_of(session.run)
+    assert {one["party"] for one in label["parties"]} == {*OTHERS, "lender"}
+    assert label["parties"][0]["party"] == "bank"
+    assert sum(one["gain"] for one in label["parties"]) == pytest.approx(1)
+    assert [one.get("name") for one in label["columns"] if one["party"] == "lender"] == ["age"]
+    assert not any("name" in one for one in label["columns"] if one["party"] in OTHERS)
+    bank = importance_of(session.kept("bank").path.parents[1])
+    splits = {one["column"]: one["splits"] for one in label["columns"] if one["party"] == "bank"}
+    assert bank == {
+        "parties": [],
+        "columns": [{"party": "bank", "column": 1, "name": "income", "splits": splits[1]}],
+    }
 
 
 def probabilities(client, ids):

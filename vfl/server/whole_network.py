@@ -157,6 +157,9 @@ class WholeNetworkLabel(AnyLabelParty):
     def traffic(self) -> list[dict[str, Any]]:
         return self.network.traffic()
 
+    def importance(self) -> Mapping[str, Any] | None:
+        return self.network.importance()
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         return self.network.privacy()
 

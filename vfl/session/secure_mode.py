@@ -271,6 +271,10 @@ class WholeNetwork(Protocol):
         """What this party has sent, by receiver and phase: setup, offline, online."""
         return []
 
+    def importance(self) -> dict[str, Any] | None:
+        """At the label party: what an evaluation says of parties and columns; None of nothing."""
+        return None
+
 
 class AnsweringNetwork(Protocol):
     """The part of a whole network that answers requests at a feature party; see `serves_rows`."""

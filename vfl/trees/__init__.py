@@ -4,8 +4,9 @@ mode         `model = "trees"`: what is agreed on, refused and promised
 ends         both ends of a session: a feature party's bins and splits, the label party's forest
 estimators   VFLBoostingClassifier, VFLBoostingRegressor: scikit-learn, all parties in a process
 boosting     the loop over trees, and forests as tensors
-explanation  margins where some splits have no answer, and Shapley values
+explanation  margins where some splits have no answer, Shapley values, importance
 export       a forest as JSON that XGBoost reads
+command      `vfl importance`
 grow         one tree from histograms, as XGBoost's `hist` grows it
 histograms   sums of gradients where all bins lie in one place
 bins         a party's columns as bins; randomised response on them

@@ -36,7 +36,7 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 from vfl.trees.boosting import Booster, Forest, Source, splits_of, splits_of_state, splits_state
 from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, within
-from vfl.trees.explanation import Leaves
+from vfl.trees.explanation import Leaves, importance
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, goes_left
 
@@ -49,6 +49,8 @@ _LABEL_PARTY = "the label party"
 #: Places of a histogram of all columns, of 16 bytes each: 64 MiB a node.
 _MOST_PLACES = 1 << 22
 _OWN = "own."
+#: Test rows that importance is measured on, at most.
+_EXPLAINED_ROWS = 256
 
 
 class FeatureEnd(FeatureCellsEnd):
@@ -123,6 +125,8 @@ class LabelEnd(LabelCellsEnd):
         #: On which sides the rows lie that were answered last, axes (rows, splits).
         self._answers = np.empty((0, 0), bool)
         self._leaves: Leaves | None = None
+        #: Answers and labels of test rows that importance is measured on.
+        self._tested = list[tuple[np.ndarray, np.ndarray]]()
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -189,7 +193,10 @@ class LabelEnd(LabelCellsEnd):
             return self._outputs_of(self._boosts.margins[after + exchange.rows])
         for name in self._terms.feature_parties:
             self.ends[name].link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
-        return self.answered(exchange, None)
+        outputs = self.answered(exchange, None)
+        if self._terms.mode == "evaluate":
+            self._keep_some(exchange)
+        return outputs
 
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
@@ -216,11 +223,45 @@ class LabelEnd(LabelCellsEnd):
         return self._outputs_of(self._paths().margins(answers, known))
 
     def contributions(self, row: int) -> dict[str, Tensor]:
-        players = np.zeros(self._answers.shape[1], np.int64)
-        for player, name in enumerate(self._counts):
-            players[[place for place, _ in self._owned(name, self._forest.splits)]] = player
+        players = self._owners[self._columns]
         found = self._paths().contributions(self._answers[[row]], players, len(self._counts))[0]
         return dict(zip(self._counts, torch.from_numpy(self._objective.parts(found)), strict=True))
+
+    def importance(self) -> dict[str, Any] | None:
+        if not self._tested:
+            return None
+        answers, labels = map(np.concatenate, zip(*self._tested, strict=True))
+        parties: list[dict[str, Any]] = [{"party": name} for name in self._counts]
+        columns: list[dict[str, Any]] = [
+            {"party": name, "column": 1 + number}
+            for name, count in self._counts.items()
+            for number in range(count)
+        ]
+        for heads, players in ((parties, self._owners[self._columns]), (columns, self._columns)):
+            found = importance(self._forest, self._objective, answers, labels, players, len(heads))
+            for name, values in vars(found).items():
+                for head, value in zip(heads, values.tolist(), strict=True):
+                    head[name] = value
+        return {"rows": len(labels), "parties": parties, "columns": columns}
+
+    @property
+    def _columns(self) -> np.ndarray:
+        """The column of each split, by the label party's own numbers, axes (splits,)."""
+        return np.array([split.column for split in self._forest.splits], np.int64)
+
+    @property
+    def _owners(self) -> np.ndarray:
+        """Whose each column is, by the place in `_counts`, axes (columns,)."""
+        return np.repeat(np.arange(len(self._counts)), list(self._counts.values()))
+
+    def _keep_some(self, exchange: Exchange) -> None:
+        """Keep answers of rows that lie evenly among those of the phase."""
+        positions, labels = self._positions(exchange.phase), self._rows.labels
+        chosen = np.linspace(0, len(positions) - 1, _EXPLAINED_ROWS).astype(np.int64)
+        kept = np.flatnonzero(np.isin(exchange.rows, chosen))
+        assert labels is not None, "an evaluation has labels"
+        own = labels[torch.from_numpy(positions[exchange.rows[kept]])].numpy()
+        self._tested.append((self._answers[kept], own))
 
     def _paths(self) -> Leaves:
         """The leaves of a forest that grows no more."""

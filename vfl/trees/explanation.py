@@ -8,16 +8,80 @@ or a party with all of its columns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from vfl.core.seeds import permutation
 from vfl.trees.boosting import Forest
-from vfl.trees.grow import Tree
+from vfl.trees.grow import Tree, values_of
+from vfl.trees.objectives import Objective
 
 #: Numbers of one array, 8 bytes each, that rows are taken in blocks for.
 _MOST_NUMBERS = 1 << 22
+_PERMUTATIONS = 5
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much a forest uses each player, axes (players,) each.
+
+    Attributes:
+        splits: how many are the player's.
+        gain: the share of the gains of all splits.
+        permutation: how much the mean loss grows where the player's answers are those of other
+            rows, which is as if its cells were (Breiman 2001); the mean of `_PERMUTATIONS`.
+        shapley: mean absolute Shapley value, added up over outputs.
+    """
+
+    splits: np.ndarray
+    gain: np.ndarray
+    permutation: np.ndarray
+    shapley: np.ndarray
+
+
+def importance(
+    forest: Forest,
+    objective: Objective,
+    goes_left: np.ndarray,
+    labels: np.ndarray,
+    players: np.ndarray,
+    count: int,
+) -> Importance:
+    """Importance of players on some rows.
+
+    Args:
+        forest: grown.
+        objective: whose loss is measured.
+        goes_left: the answer to each split for each row, bool, axes (rows, splits).
+        labels: of the rows, codes, counts or numbers.
+        players: who answers each split, by number, axes (splits,).
+        count: how many players there are.
+    """
+    gains = np.array([
+        gain for tree in forest.trees
+        for gain, split in zip(tree.gains, tree.splits, strict=True) if split is not None
+    ])  # fmt: skip
+    values = Leaves(forest).contributions(goes_left, players, count)
+    margins, grown = forest.margins(goes_left), np.zeros(count)
+    before = objective.loss(margins, labels)
+    orders = [permutation(number, len(labels), "importance") for number in range(_PERMUTATIONS)]
+    for player in np.unique(players):
+        for order in orders:
+            mixed = np.where(players == player, goes_left[order], goes_left)
+            moved = margins.copy()
+            for tree, output, part in _placed(forest):
+                if (players[part] == player).any():
+                    moved[:, output] += values_of(tree, mixed[:, part])
+                    moved[:, output] -= values_of(tree, goes_left[:, part])
+            grown[player] += objective.loss(moved, labels) - before
+    return Importance(
+        np.bincount(players, minlength=count),
+        np.bincount(players, gains, count) / max(gains.sum(), np.finfo(float).tiny),
+        grown / _PERMUTATIONS,
+        np.abs(values).mean(axis=0).sum(axis=1),
+    )
 
 
 class Leaves:
@@ -31,7 +95,8 @@ class Leaves:
     """
 
     def __init__(self, forest: Forest) -> None:
-        paths = [path for tree, first in _placed(forest) for path in _paths(tree, first)]
+        placed = list(_placed(forest))
+        paths = [path for tree, _, part in placed for path in _paths(tree, part.start)]
         depth = max((len(path) for path in paths), default=0)
         #: The split, the side that leads to the leaf, and the share of weight that goes there; a
         #: path that is shorter ends in splits that everything passes. Axes (leaves, depth).
@@ -42,9 +107,10 @@ class Leaves:
             for place, (split, left, share) in enumerate(path):
                 self._splits[leaf, place], self._lefts[leaf, place] = split, left
                 self._shares[leaf, place] = share
-        trees = [(tree, output) for one in forest.rounds for output, tree in enumerate(one)]
-        self._values = np.array([tree.values[leaf] for tree, _ in trees for leaf in tree.leaves])
-        self._outputs = np.array([out for tree, out in trees for _ in tree.leaves], np.int64)
+        self._values = np.array(
+            [tree.values[leaf] for tree, _, _ in placed for leaf in tree.leaves]
+        )
+        self._outputs = np.array([out for tree, out, _ in placed for _ in tree.leaves], np.int64)
         self._start = forest.start
         self.base = self._added(self._shares.prod(axis=1)[None])[0]
 
@@ -73,33 +139,25 @@ class Leaves:
             players: who answers each split, by number, axes (splits,).
             count: how many players there are.
         """
-        of_path = np.append(players, -1)[self._splits]
-        slots, here = _slots(of_path)
-        leaves, width = slots.shape[0], here.shape[1]
-        zeros = np.ones((leaves, width + 1))
-        at = np.arange(leaves)
+        slots, here = _slots(np.append(players, -1)[self._splits])
+        leaves, width = here.shape
+        at, zeros = np.arange(leaves), np.ones((leaves, width + 1))
         for place in range(slots.shape[1]):
             zeros[at, slots[:, place]] *= self._shares[:, place]
-        weights = [
-            math.factorial(size) * math.factorial(width - 1 - size) / math.factorial(width)
-            for size in range(width)
-        ]
-        found = np.zeros((len(goes_left), count, len(self._start)))
-        for rows in self._blocks(len(goes_left)):
+        #: Where each slot of a player is added, in the order of players and outputs.
+        to = np.where(here < 0, -1, here * len(self._start) + self._outputs[:, None]).ravel()
+        order = np.argsort(to, kind="stable")[(to < 0).sum() :]
+        targets, starts = np.unique(to[order], return_index=True)
+        found = np.zeros((len(goes_left), count * len(self._start)))
+        for rows in self._blocks(len(goes_left)) if len(order) else ():
             passed = self._passed(goes_left[rows])
             ones = np.ones((len(passed), *zeros.shape))
             for place in range(slots.shape[1]):
                 ones[:, at, slots[:, place]] *= passed[..., place]
-            for one in range(width):
-                others = [other for other in range(width) if other != one]
-                sizes = _by_size(ones[..., others], zeros[:, others])
-                added = (ones[..., one] - zeros[:, one]) * (sizes @ np.array(weights))
-                real = here[:, one] >= 0
-                to = here[real, one], self._outputs[real]
-                for row, values in zip(found[rows], added[:, real] * self._values[real],
-                                       strict=True):  # fmt: skip
-                    np.add.at(row, to, values)
-        return found
+            added = _shapley(ones[..., :-1], zeros[:, :-1]) * self._values[:, None]
+            added = added.reshape(len(added), -1)[:, order]
+            found[rows, targets] = np.add.reduceat(added, starts, axis=1)
+        return found.reshape(len(goes_left), count, len(self._start))
 
     def _passed(self, goes_left: np.ndarray) -> np.ndarray:
         """Whether rows take each side of each path, bool, axes (rows, leaves, depth)."""
@@ -121,12 +179,14 @@ class Leaves:
         return (slice(start, start + size) for start in range(0, rows, size))
 
 
-def _placed(forest: Forest) -> Iterator[tuple[Tree, int]]:
-    """Each tree and the number of its first split among those of the forest."""
+def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
+    """Each tree, its output, and where its splits stand among those of the forest."""
     first = 0
-    for tree in forest.trees:
-        yield tree, first
-        first += len(tree.splits) - len(tree.leaves)
+    for trees in forest.rounds:
+        for output, tree in enumerate(trees):
+            count = len(tree.splits) - len(tree.leaves)
+            yield tree, output, slice(first, first + count)
+            first += count
 
 
 def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
@@ -171,19 +231,25 @@ def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return slots, here
 
 
-def _by_size(ones: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """What coalitions of each size pass together, axes (rows, leaves, players + 1).
+def _shapley(ones: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """Shapley values of products, axes (rows, leaves, players).
 
-    The coefficients of the product over players of (zero + one t).
+    A coalition is worth the product of `ones` of its members and `zeros` of all others. A player's
+    value is the integral over t in [0, 1] of what the player adds where each other one is in with
+    probability t (Owen 1972), a polynomial that a Gauss-Legendre sum integrates exactly.
 
     Args:
         ones: axes (rows, leaves, players).
         zeros: axes (leaves, players).
     """
-    sizes = np.zeros((*ones.shape[:2], ones.shape[2] + 1))
-    sizes[..., 0] = 1
-    for player in range(ones.shape[2]):
-        with_it = sizes[..., :-1] * ones[..., player, None]
-        sizes *= zeros[:, player, None]
-        sizes[..., 1:] += with_it
-    return sizes
+    players = ones.shape[2]
+    others = np.zeros_like(ones)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(-(-players // 2)), strict=True):
+        share = (1 + node) / 2
+        factors = share * ones + (1 - share) * zeros
+        before, after = np.ones_like(factors), np.ones_like(factors)
+        np.cumprod(factors[..., :-1], axis=2, out=before[..., 1:])
+        np.cumprod(factors[..., :0:-1], axis=2, out=after[..., -2::-1])
+        others += weight / 2 * before * after
+    values: np.ndarray = (ones - zeros) * others
+    return values

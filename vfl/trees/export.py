@@ -163,7 +163,7 @@ def _with_columns(
         if folder.path.exists():
             here = sum(len(one.names) for one in found.values())
             place[part] = here + np.arange(count)
-            found[name] = _columns_of(folder, name == label)
+            found[name] = columns_of(folder, name == label)
         elif taken[part].any():
             away[name] = int(taken[part].sum())
     if away:
@@ -189,8 +189,12 @@ def _with_columns(
     return Forest(forest.start, rounds), _joined(found)
 
 
-def _columns_of(folder: PartyFolder, of_label: bool) -> Columns:
-    """A party's columns, from its own part of the run."""
+def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
+    """A party's columns, from its own part of the run.
+
+    Raises:
+        RunFolderError: the files are damaged.
+    """
     weights, encoder, shape = folder.weights(), folder.encoder(), folder.shape()
     state = within("share.own.", weights) if of_label else weights
     if isinstance(encoder, CellEncoder):

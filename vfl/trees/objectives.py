@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, softmax
+from scipy.special import expit, log_softmax, softmax
 
 from vfl.core.errors import DataError
 
@@ -33,6 +33,11 @@ class Objective:
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First and second derivatives of each row's loss, axes (rows, outputs) each."""
         raise NotImplementedError
+
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> float:
+        """The mean loss of rows; of counts without the part that no margin changes."""
+        likely = log_softmax(self.parts(margins), axis=1)
+        return float(-likely[np.arange(len(labels)), labels].mean())
 
     def logits(self, margins: np.ndarray) -> np.ndarray:
         """Logits of all classes, or expected values; axes (rows, classes) or (rows, 1)."""
@@ -79,6 +84,9 @@ class Squared(Objective):
     def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return np.array([np.average(labels, weights=weights)])
 
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.square(margins[:, 0] - labels).mean() / 2)
+
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return margins - labels[:, None], np.ones_like(margins)
 
@@ -103,6 +111,9 @@ class Poisson(Objective):
                 want="numbers from 0 on",
             )
         return np.array([np.log(max(np.average(labels, weights=weights), 1e-7))])
+
+    def loss(self, margins: np.ndarray, labels: np.ndarray) -> float:
+        return float((np.exp(margins[:, 0]) - labels * margins[:, 0]).mean())
 
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         expected = np.exp(margins)

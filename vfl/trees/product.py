@@ -7,7 +7,10 @@ from vfl.core.products import Product
 PRODUCT = Product(
     commands={
         "Compare and attack": {"bins": "vfl.trees.scorecard.command:bins"},
-        "Train and predict": {"scorecard": "vfl.trees.scorecard.command:scorecard"},
+        "Train and predict": {
+            "importance": "vfl.trees.command:importance",
+            "scorecard": "vfl.trees.scorecard.command:scorecard",
+        },
     },
     members={
         "vfl.attacks": {

@@ -529,6 +529,10 @@ class AnyLabelParty:
         """What it sent by receiver and phase, where that is more than its ledger has."""
         return []
 
+    def importance(self) -> Mapping[str, Any] | None:
+        """What an evaluation says of parties and columns; None where a model says nothing."""
+        return None
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """What is promised to whoever has a row or a label in this session."""
         return ()

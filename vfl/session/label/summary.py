@@ -70,6 +70,8 @@ def summarise(
         figures["traffic"] = traffic
     if mode.keeps is not None:
         figures["keeps"] = mode.keeps
+    if terms.mode == "evaluate" and (importance := party.importance()) is not None:
+        figures["importance"] = importance
     if doubted := training_doubts(party.history) if terms.mode == "train" else []:
         figures["warnings"] = doubted
     return figures | {

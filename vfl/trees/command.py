@@ -1,0 +1,95 @@
+"""`vfl importance`: what a forest makes of each party and each column."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.cli.output import Json, Run, emit
+from vfl.core.errors import RunFolderError, SpecError
+
+if TYPE_CHECKING:
+    from vfl.session import PartyFolder
+
+_FIGURES = ("splits", "gain", "permutation", "shapley")
+
+
+def importance(run: Run, json: Json = False) -> None:
+    """Say which parties and columns boosted trees use, by gain, permutation and Shapley values.
+
+    Figures are those of the last `vfl evaluate RUN`; a column has its name where its party's files
+    lie in RUN, else its number at its owner. In a feature party's own folder of a run: how many
+    splits each of its columns has, by number and name.
+    """
+    table = importance_of(run)
+    if json:
+        emit(table)
+        return
+    if "rows" in table:
+        print(f"on {table['rows']} test rows; gain is a share, permutation the growth of the loss,")
+        print("shapley the mean absolute part of a margin")
+    heads = [name for name in _FIGURES if name in table["columns"][0]]
+    print(f"{'':<32}" + "".join(f"{name:>13}" for name in heads))
+    for one in [*table["parties"], *table["columns"]]:
+        whose = one["party"] if "column" not in one else f"{one['party']}: {_called(one)}"
+        told = (f"{one[name]:>13}" if name == "splits" else f"{one[name]:>13.4f}" for name in heads)
+        print(f"{whose:<32}" + "".join(told))
+
+
+def importance_of(run: Path) -> dict[str, Any]:
+    """The importance of parties and columns that a run's folder tells.
+
+    Returns:
+        `parties` and `columns`, most gain first; at a feature party its `columns` alone, which have
+        splits and no more.
+
+    Raises:
+        RunFolderError: no party's files lie there, or nobody has evaluated the run.
+        SpecError: it is another model than a forest.
+    """
+    from vfl.config.run_folder import RunFolder
+    from vfl.session import PartyFolder
+    from vfl.session.secure_mode import make
+    from vfl.trees.export import columns_of
+
+    folders = [PartyFolder(path) for path in sorted((run / "parties").glob("*"))]
+    terms = (folders[0] if folders else PartyFolder(run / "parties")).terms()
+    if "xgboost" not in make(terms.secure).exports:
+        raise SpecError(
+            "importance of columns is told of trees",
+            where=str(run),
+            want="a run with model = 'trees'",
+            fix="vfl value says what each party adds to a network",
+        )
+    label = terms.label_party
+    here = {one.path.name: one for one in folders if one.shape() is not None}
+    names = {name: columns_of(one, name == label).names for name, one in here.items()}
+    if label not in [one.path.name for one in folders]:
+        columns = [row for name in names for row in _own_splits(here[name], names[name])]
+        return {"parties": [], "columns": columns}
+    found: dict[str, Any] | None = RunFolder.open(run).evaluation().get("importance")
+    if found is None:
+        raise RunFolderError(
+            "the last evaluation of this run measured no importance",
+            where=str(run),
+            fix="vfl evaluate RUN",
+        )
+    for one in found["columns"]:
+        if one["party"] in names:
+            one["name"] = names[one["party"]][one["column"] - 1]
+    for what in ("parties", "columns"):
+        found[what].sort(key=lambda one: -one["gain"])
+    return found
+
+
+def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    taken = Counter(folder.weights()["columns"].tolist())
+    return [
+        {"party": folder.path.name, "column": 1 + at, "name": name, "splits": taken[at]}
+        for at, name in enumerate(names)
+    ]
+
+
+def _called(one: dict[str, Any]) -> str:
+    return str(one.get("name", f"column {one['column']}"))
