@@ -298,6 +298,17 @@ def test_a_defense_of_cuts_is_refused_with_its_place(source):
     assert not more
 
 
+SHARED = "trees:max_depth=3,max_bin=16,protect=shared"
+
+
+@pytest.mark.parametrize("model", [SHARED, "trees:max_depth=3"])
+def test_bins_that_nobody_sends_are_not_attacked(source, model):
+    more = {"attacks": ["bins", "splits"], "models": [] if model == SHARED else [SHARED]}
+    made = experiment(source, model, grid=GRID | more)
+    with pytest.raises(UserError, match=r"bins needs .* which nobody has of this model"):
+        grid_cells(made)
+
+
 def test_a_network_is_not_attacked_by_what_trees_tell(source):
     made = experiment(source, grid=GRID | {"attacks": ["splits"], "models": []})
     made = made.model_copy(update={"secure": "none"})

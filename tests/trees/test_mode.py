@@ -34,6 +34,7 @@ def test_a_model_is_how_the_parties_compute_together():
         ({"model": "trees:epsilon=0"}, SpecError, "epsilon"),
         ({"model": "trees", "codec": "topk:k=2"}, ExposedCutError, "codec"),
         ({"model": "trees", "defense": "dcor"}, ExposedCutError, "defense"),
+        ({"model": "trees", "defense": "label_dp_two_stage"}, ExposedCutError, "label_dp:epsilon"),
         ({"model": "trees", "train": {"learning_rate": 0.1}}, ExposedCutError, "learning_rate"),
         ({"model": "trees", "train": {"optimizer": "sgd"}}, ExposedCutError, "optimizer"),
         ({"model": "trees", "train": {"batch_size": 9}}, ExposedCutError, "batch_size"),

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from played_session import stand_in
 from served import Serving, settings
 from sklearn.metrics import roc_auc_score
@@ -19,6 +20,7 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import PeerFailedError, RunFolderError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
+from vfl.defenses.label_dp import LabelDP
 from vfl.experiments.pages import build_report
 from vfl.serving.front import settings_file
 from vfl.serving.local import serve
@@ -250,3 +252,26 @@ def test_a_party_sends_no_bins_that_it_has_not_agreed_to(session, consent):
     with pytest.raises(PeerFailedError):
         session.play()
     assert "V403" in {error.code for error in session.flower.failures}
+
+
+def test_trees_follow_from_randomised_labels_alone(tmp_path, monkeypatch):
+    """Label DP holds for all splits: true training labels leave no mark on them."""
+    draw, figures = np.random.default_rng(0), {}
+    table = pd.DataFrame(draw.normal(size=(300, 4)), columns=list("abcd"))
+    answers = torch.from_numpy(draw.integers(0, 2, 300))
+    monkeypatch.setattr(LabelDP, "labels", lambda own, labels, secret: answers[: len(labels)])
+    for name in ("one", "other"):
+        table["paid"] = np.random.default_rng(len(name)).integers(0, 2, 300)
+        table.to_csv(tmp_path / "table.csv", index=False)
+        content = {
+            "model": SPEC,
+            "defense": "label_dp:epsilon=2",
+            "data": {"source": str(tmp_path / "table.csv")},
+            "parties": {"bank": {"columns": ["a", "b"]}, "shop": {"columns": ["c", "d"]}},
+            "label": {"party": "shop", "column": "paid", "class_weight": "balanced"},
+            "train": {"epochs": 3},
+        }
+        figures[name] = train(Experiment.model_validate(content), tmp_path, name)
+    assert figures["one"]["weights_sha256"] == figures["other"]["weights_sha256"]
+    (state,) = figures["one"]["privacy"]
+    assert (state["protects"], state["epsilon"], state["unit"]) == ("labels", 2.0, "label")

@@ -134,7 +134,13 @@ def _scenario_mistakes(
             fix="secure = 'sum', or the attack by itself",
         )
     kind = kind_of_cases(experiment)
-    beyond = attack.needs - kind.held(scenario, experiment.label.party in experiment.parties)
+    victims = [one for one in settings.models if parse(one)[0] == parse(experiment.secure)[0]]
+    beyond = attack.needs - frozenset.intersection(
+        *(
+            kind.held(scenario, experiment.model_copy(update={"secure": one}))
+            for one in (experiment.secure, *victims)
+        )
+    )
     if beyond:
         listed = " and ".join(str(grant) for grant in Grant if grant in beyond)
         yield UserError(

@@ -286,13 +286,14 @@ class Cases:
         self._begin()
 
     @classmethod
-    def held(cls, scenario: Scenario, own_columns: bool) -> frozenset[Grant]:
+    def held(cls, scenario: Scenario, experiment: Experiment) -> frozenset[Grant]:
         """What the attacker of a scenario holds where such a model was trained.
 
         Args:
             scenario: who attacks.
-            own_columns: whether the label party has columns.
+            experiment: of the training.
         """
+        own_columns = experiment.label.party in experiment.parties
         own = OWN_COLUMNS if own_columns and scenario.own_columns else frozenset()
         return (scenario.grants | own) - {Grant.PROTOCOL}
 

@@ -10,9 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from vfl import defenses
 from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import PartyData, Split
+from vfl.defenses import Defense
 from vfl.privacy import PrivacyStatement
 from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure_mode
 from vfl.session.exchange import SUM, CutAggregator, Own
@@ -22,6 +24,7 @@ from vfl.session.label.party import (
     Records,
     Regression,
     Task,
+    label_defense,
     make_task,
     training_weights,
 )
@@ -76,7 +79,8 @@ class WholeNetworkLabel(AnyLabelParty):
         mode = secure_mode.make(terms.secure)
         mode.refuse(terms)
         require_honest(data.name, own, None)
-        task, rows = task_and_rows(data, terms, objective, own, agreed)
+        self._defense = label_defense(data, terms, objective)
+        task, rows = task_and_rows(data, terms, objective, own, agreed, self._defense)
         self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
         stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
@@ -161,7 +165,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return self.network.importance()
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        return self.network.privacy()
+        return (*self._defense.privacy(), *self.network.privacy())
 
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on: shares, and what was counted."""
@@ -217,8 +221,9 @@ def task_and_rows(
     objective: Objective,
     own: Own,
     agreed: Callable[[Mapping[str, Layers]], object],
+    defense: Defense,
 ) -> tuple[Task, OwnRows]:
-    """What the label party learns, and what it brings.
+    """What the label party learns, and what it brings: labels as its defense makes them.
 
     Raises:
         ExposedCutError: rows or classes weigh differently, which would take a fraction of shares.
@@ -238,6 +243,9 @@ def task_and_rows(
     labels, weights = data.labels, None
     if labels is not None and terms.mode == "train":
         train = torch.from_numpy(data.split.train)
+        if defenses.uses(defense, "labels"):
+            labels = labels.clone()
+            labels[train] = defense.labels(labels[train], own.secret)
         if reads_cells:
             weights = training_weights(labels, train, data.row_weights, objective.class_weight)
         else:

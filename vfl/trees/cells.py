@@ -100,7 +100,7 @@ class CellsMode(NetworkMode):
                     want=f"{setting} = {want}, the default, or none",
                     fix=self.instead.get(setting),
                 )
-        refuse_work_on_cuts(agreed)
+        refuse_work_on_cuts(agreed, of_labels=True)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """The promise to each cell's owner."""

@@ -38,7 +38,9 @@ class VFLBoosting(InProcessEstimator):
     parties: Mapping[str, Columns] | int = 2
     _: KW_ONLY
     label_party: str = "label"
-    protect: Literal["order"] = "order"
+    protect: Literal["order", "shared"] = "order"
+    nodes: Literal["known", "hidden"] = "known"
+    helper: str = "helper"
     epsilon: float | None = None
     n_estimators: int = 100
     learning_rate: float = 0.3
@@ -116,7 +118,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         parties: columns by party (names, globs or positions), or a number of parties that share
             the columns evenly in order.
         label_party: who holds the labels; if it is one of `parties`, it has columns too.
-        protect, epsilon: see `vfl.trees.mode.Trees`.
+        protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`.
         n_estimators, learning_rate, max_depth, max_leaves, grow_policy, max_bin, reg_lambda,
             reg_alpha, gamma, min_child_weight, max_delta_step, subsample, colsample_bytree: as in
             XGBoost. 255 bins and the missing cells fit a byte.

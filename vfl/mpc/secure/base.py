@@ -36,6 +36,11 @@ from vfl.session.store.identity import Identity, read_pins
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
 
+#: Hooks of defenses with which one does more than replace labels before a training.
+_BESIDE_LABELS = (
+    "wrap_bottom", "fit", "wrap_top", "counts", "batch", "embedding", "local_loss", "logits",
+    "targets", "loss", "gradient", "received",
+)  # fmt: skip
 _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
 
 
@@ -273,20 +278,29 @@ def check_training(train: TrainSettings) -> None:
             )
 
 
-def refuse_work_on_cuts(agreed: Agreed) -> None:
+def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
     """Refuse a codec, a defense or another precision where nobody has a cut.
+
+    Args:
+        agreed: by the parties.
+        of_labels: whether a defense may replace labels before the training.
 
     Raises:
         ExposedCutError: with the reason.
     """
     reason = "no party has a cut here that it could work on"
-    for name in ("codec", "defense"):
-        if (got := getattr(agreed, name)) != "none":
-            raise ExposedCutError(
-                f"a {name} has nothing to do: {reason}",
-                got=f"{name} = '{got}'",
-                want=f"{name} = 'none'",
-            )
+    idle = [] if agreed.codec == "none" else ["codec"]
+    if agreed.defense != "none" and (
+        not of_labels or uses(defenses.make(agreed.defense), *_BESIDE_LABELS)
+    ):
+        idle.append("defense")
+    for name in idle:
+        more = ", or a defense of labels, such as 'label_dp:epsilon=2'" if of_labels else ""
+        raise ExposedCutError(
+            f"a {name} has nothing to do: {reason}",
+            got=f"{name} = '{getattr(agreed, name)}'",
+            want=f"{name} = 'none'" + (more if name == "defense" else ""),
+        )
     if agreed.train.precision != "float32":
         raise ExposedCutError(
             "shares are numbers of a ring, whose precision is that of the mode",

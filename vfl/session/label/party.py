@@ -646,7 +646,7 @@ class LabelParty(AnyLabelParty):
             own.secret,
             own.adversary,
         )
-        self._defense = defense = _defense(data, terms, objective)
+        self._defense = defense = label_defense(data, terms, objective)
         mode.refuse(terms)
         with scoped(own.secret.number("init")):
             top = _own_top(terms, objective, defense)
@@ -1013,7 +1013,7 @@ class LabelParty(AnyLabelParty):
         return logits.float()
 
 
-def _defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
+def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
     """The label party's instance, told what its labels are."""
     classes = objective.outputs if objective.task == "classification" else None
     weighted = objective.class_weight != "none" or data.row_weights is not None

@@ -29,6 +29,7 @@ from vfl.attacks.cases import (
     top_recipe,
 )
 from vfl.attacks.scoring import Case, seeking
+from vfl.config import Experiment
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData
 from vfl.experiments.scenarios import (
@@ -111,6 +112,7 @@ class SentBins:
 
 _OF_LABEL_PARTY = frozenset({Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS})
 _OF_ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
+_OF_BINS = (RECORDED_TRAINING, TRAINING_ATTRIBUTE)
 _IN_TRAINING = frozenset({Grant.EPOCHS, Grant.PROTOCOL})
 
 
@@ -120,8 +122,11 @@ class TreesCases(Cases):
     replays: ClassVar[bool] = True
 
     @classmethod
-    def held(cls, scenario: Scenario, own_columns: bool) -> frozenset[Grant]:
+    def held(cls, scenario: Scenario, experiment: Experiment) -> frozenset[Grant]:
+        own_columns = experiment.label.party in experiment.parties
         own = frozenset({Grant.INPUTS}) if own_columns else frozenset[Grant]()
+        if secure_mode.make(experiment.secure).needs_keys and scenario in _OF_BINS:
+            return frozenset()  # nobody sends the label party a bin
         return {
             INFERENCE_TIME: INFERENCE | {Grant.PROTOCOL},
             COLLUSION: INFERENCE | {Grant.PARTNERS},
@@ -221,7 +226,7 @@ class TreesCases(Cases):
             return Evidence(inputs, cuts, labels[some], sent=lambda: [once])
 
         scenario = RECORDED_TRAINING if in_training else RECORDED_QUERIES
-        grants = self.held(scenario, own is not None)
+        grants = self.held(scenario, self.experiment)
         threat = ThreatModel("label party", "training" if in_training else "inference", grants)
         holdings = Holdings(
             targets=seen(targets, None if own is None else own[targets]),
