@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from played_session import PlayedSession, stand_in
+from served import Serving, settings
 from sklearn.metrics import roc_auc_score
 from stand_in_flower import Flower
 
@@ -23,6 +24,7 @@ from vfl.core.errors import (
     VFLError,
 )
 from vfl.core.storage import read_json
+from vfl.serving.front import settings_file
 from vfl.session import PartyFolder
 from vfl.training.run import train
 from vfl.trees.grow import Layout
@@ -31,6 +33,7 @@ from vfl.trees.scorecard.fitting import fit_card
 from vfl.trees.scorecard.loaded import LoadedCard, named_bins, own_columns
 from vfl.trees.scorecard.mode import Scorecard
 from vfl.trees.scorecard.page import write_card
+from vfl.trees.scorecard.points import Scale
 
 PAGE = Path(__file__).parents[2] / "docs" / "scorecard.md"
 ROWS, OTHERS = 1500, ("shop", "registry")
@@ -132,6 +135,16 @@ def test_commands_train_show_and_print_json(tmp_path, carded, monkeypatch, capsy
     assert "points |" not in out
     found = json.loads(run_command(monkeypatch, capsys, "bins", run, "--json"))
     assert {one["column"] for one in found["columns"]} == {"income", "basket", "city", "age"}
+    run_command(monkeypatch, capsys, "scorecard", run, "--reasons", "2")
+    scores = pd.read_csv(run / "scores.csv")
+    assert list(scores) == ["id", "score", "reason_1", "reason_2"]
+    assert set(scores.reason_1.dropna()) <= {"lender", *OTHERS}
+    predicted = pd.read_csv(run / "predictions.csv")
+    odds = np.log(predicted.probability_good / predicted.probability_bad)
+    assert np.allclose(Scale().score(odds), scores.score, atol=0.01)
+    worst, best = scores.score.idxmin(), scores.score.idxmax()
+    assert isinstance(scores.reason_1[worst], str)
+    assert pd.isna(scores.reason_2[best])
     assert 0 < found["scores"]["test"]["ks"] < 1
     # An experiment about another model becomes one about a card.
     made_table().to_csv(tmp_path / "loans.csv", index=False)
@@ -238,7 +251,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, model, more, kind):
         trained(tmp_path, made_table(300), model, **more)
 
 
-ACCEPTS = '[consent]\nmodels = ["scorecard:*"]\nmodes = ["train", "evaluate", "predict"]\n'
+ACCEPTS = '[consent]\nmodels = ["scorecard:*"]\nmodes = ["train", "evaluate", "predict", "serve"]\n'
 
 
 class Session(PlayedSession):
@@ -295,8 +308,30 @@ def test_a_federation_makes_the_card_of_one_process(session, tmp_path):
         (line.name, line.bins) for line in whole.lines if line.party == "shop"
     ]
     session.play(mode="predict")
+    scores = pd.read_csv(loaded.write_scores(1))
+    columns_of_others = {f"{name} column {number}" for name in OTHERS for number in (1, 2)}
+    assert set(scores.reason_1.dropna()) <= {"lender income"} | columns_of_others
     predicted = pd.read_csv(session.run / "predictions.csv")
     assert roc_auc_score(made_table().paid == "good", predicted.probability_good) > 0.78
+
+
+def test_a_served_row_has_its_score_and_reasons(session):
+    session.play()
+    session.play(mode="predict")
+    predicted = pd.read_csv(session.run / "predictions.csv", keep_default_na=False).set_index("id")
+    settings_file(session.run, settings())
+    serving = Serving(session.run, lambda: session.play("serve"))
+    try:
+        serving.client.wait_ready()
+        ids = ["r00003", "r00007", "r00011"]
+        status, told = serving.client.predict(*ids)
+        assert status == 200, told
+        for name, one in zip(ids, told["predictions"], strict=True):
+            assert one["score"] == predicted.score[name]
+            assert "; ".join(one["reasons"]) == predicted.reasons[name]
+    finally:
+        serving.stop()
+    assert not session.flower.failures
 
 
 def test_a_party_answers_for_no_card_that_it_has_not_agreed_to(session):

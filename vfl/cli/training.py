@@ -116,7 +116,7 @@ def evaluate(
     if beside:
         _evaluate_together([run, *beside], device, json)
         return
-    summary = RunFolder(_ask(run, "evaluate", device)).evaluation()
+    summary = RunFolder(ask(run, "evaluate", device)).evaluation()
     emit(machine(summary)) if json else show(summary)
 
 
@@ -126,7 +126,7 @@ def predict(run: Run, device: Device = "cpu", json: Json = False) -> None:
     In process: the test rows of the experiment. On a federation: the rows of the file that every
     party names in its own `data.predict`. RUN is the folder that `vfl train` printed.
     """
-    table = _ask(run, "predict", device) / "predictions.csv"
+    table = ask(run, "predict", device) / "predictions.csv"
     with table.open(newline="") as file:
         flags = [row.get("trained") for row in csv.DictReader(file)]
     rows, trained = len(flags), flags.count("yes")
@@ -292,7 +292,7 @@ def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
         print(f"{folder.path.name:<30} {told}")
 
 
-def _ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:
+def ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:
     """Evaluate or predict where a run was trained; the run folder with the answer."""
     from vfl.config.run_folder import RunFolder
 

@@ -487,7 +487,8 @@ def _conclude(
     summary = summarise(label, weights, str(folder.path), terms)
     if terms.mode == "predict":
         own.save_predicted(label.data)
-        write_predictions(folder.path / "predictions.csv", label.data, label.outputs, own.classes())
+        path, classes = folder.path / "predictions.csv", own.classes()
+        write_predictions(path, label.data, label.outputs, classes, label.remarked)
         return
     if terms.mode == "evaluate":
         folder.evaluated(summary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -139,6 +139,13 @@ class WholeNetworkLabel(AnyLabelParty):
     def answers(self, outputs: Tensor) -> Tensor:
         """Logits of classes, or numbers in the labels' own units."""
         return self._task.answers(outputs).cpu()
+
+    @property
+    def remark_bytes(self) -> int:
+        return self.network.remark_bytes
+
+    def remarks(self) -> Sequence[Mapping[str, Any]]:
+        return self.network.remarks()
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
         """The Shapley value of each party for each output of a row of the last query."""

@@ -487,7 +487,8 @@ async def _predicted(
         more += f',"contributions":{json.dumps(shares)}'
     # Rows are JSON already: those of a batch are written once, whoever asked for them.
     answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
-    return _Predictions(answered.ljust(now.answer_bytes(len(asked.ids), asked.explain)))
+    most = now.answer_bytes(len(asked.ids), asked.explain)
+    return _Predictions(answered.ljust(most + len(asked.ids) * service.remark_bytes))
 
 
 #: What `Unavailable` says to a program.

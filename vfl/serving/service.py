@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -256,6 +256,7 @@ class Service:
         model: what is served; answers are of no other, however a switch falls.
         missing: who is waited for; None while rows can be answered.
         was_ready: whether rows of this model could be answered once.
+        remark_bytes: most bytes of what the model says of a row beside its outputs.
         loop: where all of this runs; set once it does.
     """
 
@@ -277,6 +278,7 @@ class Service:
         self.missing: str | None = owner
         self.timeout_s = timeout_s
         self._wait_s, self._batch_rows = wait_ms / 1000, min(batch_rows, QUERY_ROWS)
+        self.remark_bytes = 0
         self._ended, self._closed, self.was_ready = ended, False, False
         self._waiting: deque[Request] = deque()
         self._asked: _Batch | None = None
@@ -395,6 +397,7 @@ class Service:
     def _open(self, serving: ServingParty) -> None:
         self._cache.clear()
         self._serving, self.missing, self.was_ready = serving, None, True
+        self.remark_bytes = serving.label.remark_bytes
         self._begins = self._ends = False
         self._checked = time.monotonic()
         self._tick()
@@ -571,6 +574,8 @@ class Service:
         else:
             self._drift.add(inputs, answer.outputs)
         rows = batch.requests[0].model.as_json(answer.outputs)
+        if answer.remarks:
+            rows = [_with_remark(*pair) for pair in zip(rows, answer.remarks, strict=True)]
         if answer.missing is not None:
             rows = [_marked(*pair) for pair in zip(rows, answer.missing, strict=True)]
             for party in (party for row in answer.missing for party in row):
@@ -605,6 +610,11 @@ class Service:
         if found:
             self.figures.add("cached_rows", len(found))
         return found
+
+
+def _with_remark(row: str | None, remark: Mapping[str, Any]) -> str | None:
+    """A row's answer with what its model says beside."""
+    return None if row is None else f"{row[:-1]},{json.dumps(remark)[1:]}"
 
 
 def _marked(row: str | None, missing: Sequence[str]) -> str | None:

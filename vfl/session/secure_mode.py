@@ -275,6 +275,18 @@ class WholeNetwork(Protocol):
         """At the label party: what an evaluation says of parties and columns; None of nothing."""
         return None
 
+    @property
+    def remark_bytes(self) -> int:
+        """Most bytes of the JSON of one remark."""
+        return 0
+
+    def remarks(self) -> Sequence[Mapping[str, Any]]:
+        """At the label party: what the model says of the rows it answered last, beside outputs.
+
+        One for each row, all with the same names; none where outputs say it all.
+        """
+        return ()
+
 
 class AnsweringNetwork(Protocol):
     """The part of a whole network that answers requests at a feature party; see `serves_rows`."""

@@ -551,7 +551,8 @@ def predict(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) ->
         session = trained(folder, data, "predict", device, tell).run()
         for party, own in data.items():
             PartyFolder(folder.party(party)).save_predicted(own)
-        write_predictions(path, label, session.label.outputs, label.classes)
+        asked = session.label
+        write_predictions(path, label, asked.outputs, label.classes, asked.remarked)
         if isinstance(session, LocalSession):
             for name, one in session.others.items():
                 own_path = folder.path / f"predictions-{name}.csv"

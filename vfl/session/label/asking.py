@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -58,11 +58,13 @@ class Answer:
         cuts: by party, or the feature parties' sum; axes (rows, width) each.
         missing: for each row, the parties for whose cut a learned vector stands; None where no
             party may be missing.
+        remarks: what the model says of each row beside; see `WholeNetwork.remarks`.
     """
 
     outputs: Tensor
     cuts: Mapping[str, Tensor]
     missing: Sequence[tuple[str, ...]] | None = None
+    remarks: Sequence[Mapping[str, Any]] = ()
 
 
 class AskedEnd(Protocol):
@@ -84,6 +86,9 @@ class Asking(Protocol):
     def aggregator(self) -> CutAggregator: ...
     @property
     def ends(self) -> Mapping[str, AskedEnd]: ...
+    @property
+    def remark_bytes(self) -> int: ...
+    def remarks(self) -> Sequence[Mapping[str, Any]]: ...
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> Mapping[str, Tensor]:
         """The parties' cuts of some rows, by name, or their sum under `SUM`."""
@@ -240,7 +245,7 @@ class ServingParty:
         cuts = self.label.query(exchange, inputs)
         self.label.progress.asked(len(rows))
         outputs = self.label.answers(self.label.outputs_of(cuts, step))
-        return Answer(outputs, cuts, missing)
+        return Answer(outputs, cuts, missing, self.label.remarks())
 
     def reference_rows(self) -> np.ndarray:
         """Rows whose mean cut stands for a party that is left out; none once they were asked."""

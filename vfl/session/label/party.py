@@ -472,6 +472,7 @@ class AnyLabelParty:
 
     Attributes:
         outputs: what a prediction gave, a batch each.
+        remarked: what the model said of these rows beside; see `WholeNetwork.remarks`.
         tested: answers of the test rows, a batch each.
         progress: what was counted.
     """
@@ -490,6 +491,7 @@ class AnyLabelParty:
         self.terms = terms
         self.ledger = records.ledger
         self.outputs: list[Tensor] = []
+        self.remarked: list[Mapping[str, Any]] = []
         self.tested: list[Tensor] = []
         self.progress = Progress(task, records.ledger, records.on_epoch)
         self.stopping = stopping
@@ -502,6 +504,15 @@ class AnyLabelParty:
     def name(self) -> str:
         """The party's name."""
         return self.data.name
+
+    @property
+    def remark_bytes(self) -> int:
+        """See `WholeNetwork.remark_bytes`."""
+        return 0
+
+    def remarks(self) -> Sequence[Mapping[str, Any]]:
+        """See `WholeNetwork.remarks`."""
+        return ()
 
     @property
     def split(self) -> Split:
@@ -566,6 +577,7 @@ class AnyLabelParty:
         self.progress.asked(len(exchange.rows))
         if exchange.phase == "predict" or labels is None:
             self.outputs.append(self._task.answers(outputs).cpu())
+            self.remarked += self.remarks()
         else:
             if exchange.phase == "test" and self.data.unseen is not None:
                 new = self.data.unseen[exchange.rows]

@@ -20,6 +20,9 @@ from vfl.session import Terms, secure_mode
 from vfl.session.label.party import AnyLabelParty, Progress
 from vfl.session.secure_mode import EVALUATE, TRAIN, Revealed
 
+#: Between several texts in one cell of `predictions.csv`.
+SEPARATOR = "; "
+
 
 def summarise(
     party: AnyLabelParty, weights_sha256: str, run: str, terms: Terms | None = None
@@ -201,13 +204,23 @@ def prediction_table(
 
 
 def write_predictions(
-    path: Path, data: PartyData, outputs: Sequence[Tensor], classes: Sequence[str | int] | None
+    path: Path,
+    data: PartyData,
+    outputs: Sequence[Tensor],
+    classes: Sequence[str | int] | None,
+    remarks: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write the table as CSV, atomically, for its owner alone.
 
+    What a model says of a row beside its outputs has a column a name; several texts are one cell.
     Ids and names of classes that a spreadsheet would take for a formula get an apostrophe.
     """
     table = prediction_table(data, torch.cat(list(outputs)), classes)
+    for name in remarks[0] if remarks else ():
+        found = [one[name] for one in remarks]
+        if isinstance(found[0], list):
+            found = [formula_free(SEPARATOR.join(one)) for one in found]
+        table[name] = found
     for name in ("id", "prediction"):
         if not is_numeric_dtype(table[name]):
             table[name] = [formula_free(x) if isinstance(x, str) else x for x in table[name]]

@@ -45,15 +45,28 @@ def scorecard(
     path: _Where,
     settings: Set = None,
     runs: _Runs = Path("runs"),
+    reasons: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=4,
+            help="Also score the rows that vfl predict answers, with so many reasons each.",
+        ),
+    ] = None,
     download: Download = False,
     json: Json = False,
 ) -> None:
     """Make a scorecard over columns of several parties.
 
-    Prints its points, and writes scorecard.html and scorecard.txt into the run's folder.
+    Prints its points, and writes scorecard.html and scorecard.txt into the run's folder; with
+    --reasons also scores.csv.
     """
     run = _run_of(path, settings or [], runs, download)
-    _show(run, json, points=True)
+    if reasons is not None:
+        from vfl.cli.training import ask
+
+        ask(run, "predict", "cpu")
+    _show(run, json, points=True, reasons=reasons)
 
 
 def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path:
@@ -98,13 +111,16 @@ def _of_card(experiment: Experiment, settings: list[str]) -> list[str]:
     return settings if is_card else [*_OF_CARDS, *settings]
 
 
-def _show(run: Path, json: bool, *, points: bool) -> None:
+def _show(run: Path, json: bool, *, points: bool, reasons: int | None = None) -> None:
     from vfl.trees.scorecard.loaded import LoadedCard
     from vfl.trees.scorecard.page import card_page, write_card
 
     page, text = write_card(run)
-    content = card_page(LoadedCard(run))
+    loaded = LoadedCard(run)
+    content = card_page(loaded)
     where: dict[str, Any] = {"run": str(run), "page": str(page), "text": str(text)}
+    if reasons is not None:
+        where["scores"] = str(loaded.write_scores(reasons))
     if json:
         emit({**content.json, **where})
         return

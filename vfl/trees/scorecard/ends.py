@@ -38,6 +38,7 @@ from vfl.trees.scorecard.card import (
     own_state,
 )
 from vfl.trees.scorecard.fitting import fit_card
+from vfl.trees.scorecard.points import reasons
 from vfl.trees.scorecard.statistics import Scores
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 #: Of the label party's own fine bins among its weights.
 OWN = "own."
 _POINTS = np.dtype("<i4")
+#: Most reasons for the score of a row, as many as US Regulation B asks for (12 CFR 1002.9).
+MOST_REASONS = 4
 #: Most points that a party gives to a row, and the largest weight of evidence: 2^32 rows.
 _MOST_POINTS, _MOST_WEIGHT = 1 << 24, 64.0
 
@@ -186,6 +189,33 @@ class LabelEnd(LabelCellsEnd):
     ) -> Tensor:
         return self._outputs_of(self._asked_points(exchange, inputs, without))
 
+    @property
+    def remark_bytes(self) -> int:
+        longest = sorted(self._reason_names, key=len)[-MOST_REASONS:]
+        return len(json.dumps({"score": -(1 << 31), "reasons": longest}))
+
+    def remarks(self) -> Sequence[Mapping[str, Any]]:
+        names = self._reason_names
+        usual = np.concatenate([self._usual(name) for name in self._counts])
+        scores = self._base + self._answers.sum(axis=1)
+        return [
+            {"score": score, "reasons": [names[place] for place in places]}
+            for score, places in zip(
+                scores.tolist(), reasons(self._answers, usual, MOST_REASONS), strict=True
+            )
+        ]
+
+    @property
+    def _reason_names(self) -> list[str]:
+        """What reasons are called: parties, or columns, those of others by their numbers."""
+        if self._mode.reasons == "party":
+            return list(self._counts)
+        return [
+            reason_name(name, self._rows.columns if name == self.party else (), place)
+            for name, count in self._counts.items()
+            for place in range(count)
+        ]
+
     def contributions(self, row: int) -> Mapping[str, Tensor]:
         # Scores are sums, so that what a party adds to the mean of training rows is its value.
         found, first = dict[str, Tensor](), 0
@@ -306,6 +336,24 @@ def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
         fine = np.minimum(bins[:, place], len(column.groups) - 1)
         found[:, place] = column.points[column.groups[fine]]
     return found
+
+
+def reason_name(party: str, names: Sequence[str], place: int) -> str:
+    """What a column is called where points are missing.
+
+    >>> reason_name("shop", (), 0), reason_name("bank", ("income",), 0)
+    ('shop column 1', 'bank income')
+    """
+    return f"{party} {names[place] if names else column_number(place)}"
+
+
+def column_number(place: int) -> str:
+    """What a column is called whose name is not known.
+
+    >>> column_number(0)
+    'column 1'
+    """
+    return f"column {place + 1}"
 
 
 def _bad_class(mode: Scorecard, rows: OwnRows) -> int:

@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError
+from vfl.core.storage import write_text
 from vfl.datasets.encode import DateColumn, TextColumn
 from vfl.session import PartyFolder, secure_mode
+from vfl.session.label.summary import SEPARATOR
 from vfl.trees.bins import Binning
 from vfl.trees.cells import within
 from vfl.trees.scorecard.card import Card, CardColumn, OwnColumn, own_of_state
-from vfl.trees.scorecard.ends import OWN
+from vfl.trees.scorecard.ends import OWN, column_number, reason_name
 from vfl.trees.scorecard.mode import Scorecard
 
 #: Of a whole network's own among the label party's weights.
 _LABEL = "share."
+SCORES = "scores.csv"
 
 
 @dataclass(frozen=True)
@@ -91,13 +95,44 @@ class LoadedCard:
             found += [Line(party, *line) for line in words]
         return found
 
+    def write_scores(self, most: int) -> Path:
+        """Write `scores.csv`, the score of each predicted row with its reasons, from predictions.
+
+        Args:
+            most: reasons a row.
+
+        Raises:
+            RunFolderError: no predictions, or of a run of before scores stood in them.
+        """
+        source, target = self.folder.path / "predictions.csv", self.folder.path / SCORES
+        table = pd.read_csv(source, dtype=str, keep_default_na=False) if source.exists() else None
+        if table is None or "score" not in table:
+            raise RunFolderError(
+                "there are no scores of rows in this run",
+                where=str(source),
+                fix=f"vfl predict {self.folder.path}",
+            )
+        names = {
+            reason_name(party, (), place): f"{party} {line.name}"
+            for party, own in groupby(self.lines, lambda line: line.party)
+            for place, line in enumerate(own)
+        }
+        found = table[["id", "score"]].copy()
+        lists = [text.split(SEPARATOR) if text else [] for text in table["reasons"]]
+        for number in range(most):
+            found[f"reason_{number + 1}"] = [
+                names.get(one[number], one[number]) if number < len(one) else "" for one in lists
+            ]
+        write_text(target, found.to_csv(index=False))
+        return target
+
     def _words(
         self, party: str, columns: Sequence[CardColumn]
     ) -> Iterator[tuple[str, CardColumn, Sequence[str]]]:
         folder = PartyFolder(self.folder.party(party))
         known = named_bins(folder, columns, party == self.label_party)
         for place, column in enumerate(columns):
-            name, bins = f"column {place + 1}", numbered(column)
+            name, bins = column_number(place), numbered(column)
             if known is not None:
                 name, bins = known[place]
             yield name, column, bins

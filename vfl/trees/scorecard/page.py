@@ -304,7 +304,8 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
     table = []
     for part in scores:
         figures = _figures(loaded, part)
-        shown = [_number(figures[name]) for name in ("auc", "gini", "ks", "stability")]
+        shown = [_number(figures[name]) for name in ("auc", "gini", "ks")]
+        shown.append("" if part == "train" else _number(figures["stability"]))
         rate = percent_text(figures["bad_rate"])
         table.append([_PART_NAMES[part], f"{figures['rows']:,}", rate, *shown])
     part = next((one for one in reversed(PARTS) if one in scores), "train")
@@ -387,9 +388,9 @@ def _of_correlation(loaded: LoadedCard) -> Section:
     found.sort(key=lambda one: -one[0])
     tables = [Table(["column", "column", "correlation"], [row for _, row in found[:_PAIRS]], 2)]
     below = (
-        f"Of weights of evidence, pairs of {_CORRELATED} or more, at most {_PAIRS} of {len(found)}."
-        " Of columns whose variance is inflated beyond the bound, those that tell least are left "
-        "out first."
+        f"Of weights of evidence: {min(_PAIRS, len(found))} of the {len(found)} pairs that reach "
+        f"{_CORRELATED}. Of columns whose variance is inflated beyond the bound, those that tell "
+        "least are left out first."
     )
     if not found:
         return Section(title="Correlated columns", below=f"No pair reaches {_CORRELATED}.")
