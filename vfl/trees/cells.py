@@ -258,14 +258,18 @@ class FeatureCellsEnd(CellsEnd):
 
     def _show_bins(self) -> None:
         """Send the number of the bin of each cell, after randomised response if there is any."""
-        assert self._own is not None, "an attempt has begun"
-        layout, bins = self._own.layout, self._bins(self._known_rows())
-        if self._mode.epsilon is not None:
-            bins = randomised(bins, layout, self._mode.epsilon, self._rows.secret)
         self._answer(0, self._about())
-        raw = bins.tobytes("F")  # column by column
+        raw = self._shown_bins().tobytes("F")  # column by column
         for start, end in chunks(len(raw)):
             self._answer(0, raw[start:end])
+
+    def _shown_bins(self) -> np.ndarray:
+        """Bins of the known rows as others may learn of them."""
+        assert self._own is not None, "an attempt has begun"
+        bins, epsilon = self._bins(self._known_rows()), self._mode.epsilon
+        if epsilon is None:
+            return bins
+        return randomised(bins, self._own.layout, epsilon, self._rows.secret)
 
     def _about(self) -> bytes:
         """What the label party needs to know of the columns, without names or edges."""

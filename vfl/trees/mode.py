@@ -48,8 +48,8 @@ class Trees(CellsMode):
             node, as in SecureBoost (Cheng et al. 2021); "hidden": they do not, and the helper gets
             a share of every row for each node.
         helper: of "shared": a party without data, which colludes with nobody.
-        epsilon: of the randomised response on each cell that a feature party sends; a row spends it
-            for each of that party's columns. Without one bins are sent as they are.
+        epsilon: of the randomised response on each cell of a feature party before others learn
+            anything of it; a row spends it for each of that party's columns. None draws nothing.
         objective: what is minimised: "auto" is cross-entropy of classes and the squared error of
             numbers; "poisson" takes counts.
         learning_rate: factor of each leaf.
@@ -115,12 +115,6 @@ class Trees(CellsMode):
         require_choice("grow_policy", grow_policy, ("depthwise", "lossguide"))
         if epsilon is not None:
             require_range("epsilon", epsilon, 1e-3, 100)
-            if protect != "order":
-                raise BadOptionError(
-                    "no party gets bins that could be randomised",
-                    got=f"protect={protect}, epsilon={epsilon:g}",
-                    want="epsilon with protect=order alone",
-                )
         require_range("learning_rate", learning_rate, 1e-6, 10)
         require_range("max_depth", max_depth, 0, _MOST_DEPTH)
         require_range("max_leaves", max_leaves, 0, _MOST_LEAVES)
@@ -184,16 +178,16 @@ class Trees(CellsMode):
 
     def promise(self, agreed: Agreed) -> str:
         own = "a feature party learns which of its columns were split at which bins"
-        if self.needs_keys:
-            rows = " and which rows are in which node" if self.nodes == "known" else ""
-            return (
-                f"{agreed.label_party} learns sums of gradients over bins and the sides of rows at "
-                f"splits; {own}{rows}; {self.helper} learns bins of columns and rows that it "
-                "cannot tell, and undoes nothing unless it colludes"
-            )
         noise = ""
         if self.epsilon is not None:
             noise = f" after a randomised response of epsilon {self.epsilon:g} a cell"
+        if self.needs_keys:
+            rows = " and which rows are in which node" if self.nodes == "known" else ""
+            return (
+                f"{agreed.label_party} learns sums of gradients over bins, from which it can solve "
+                f"for bins{noise}, and the sides of rows at splits; {own}{rows}; {self.helper} "
+                "learns bins of columns and rows that it cannot tell unless it colludes"
+            )
         return (
             f"{agreed.label_party} learns the bin of every cell{noise}, and no name, edge or "
             f"category; {own}"

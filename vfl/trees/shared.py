@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -220,7 +220,7 @@ class SharedFeatureEnd(FeatureEnd):
         met = _Meeting(self._place, self, terms, mode.roles(terms), self.party)
         self.link, self._pads = met.links[label], met.pads(label)
         self._require_own(met.facts)
-        self._known, self._training = self._bins(self._known_rows()), met.facts.rows[0]
+        self._known, self._training = self._shown_bins(), met.facts.rows[0]
         order = permutation(self._pads, self._training, "rows", 0)
         permuted = self._known[: self._training][order]
         _send(met.links[mode.helper], 0, permuted.tobytes("F"))
@@ -431,6 +431,8 @@ class SharedLabelEnd(LabelEnd):
         self._place = place
         self._columns_of: dict[str, tuple[Layout, list[int]]] = {}
         self._sums: SharedSums | None = None
+        #: Given what this party sees of each node that it asks for.
+        self.watch: Callable[[SeenSums], object] | None = None
 
     def announced(self) -> bytes:
         """Nothing that others need."""
@@ -473,6 +475,7 @@ class SharedLabelEnd(LabelEnd):
         self._counts = {name: len(layout.bins) for name, layout in layouts.items()}
         own = None if self._own is None else self._bins(self._known_rows())
         self._sums = SharedSums(met, layouts, own, mode, self._note)
+        self._sums.watch = self.watch
         return self._sums, [sign for _, signs in self._columns_of.values() for sign in signs]
 
     def _send_taken(self, name: str, step: int, splits: bytes) -> None:
@@ -480,6 +483,21 @@ class SharedLabelEnd(LabelEnd):
 
     def _request(self, name: str, step: int, payload: bytes) -> None:
         self.ends[name].link.send(Frame(Kind.PROTOCOL, step, payload))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SeenSums:
+    """What the label party has of a node: its rows, their gradients, and the sums over bins.
+
+    Attributes:
+        rows: positions among the training rows.
+        gradients: axes (rows, 2).
+        sums: of all columns, axes (columns, width, 2).
+    """
+
+    rows: np.ndarray
+    gradients: np.ndarray
+    sums: np.ndarray
 
 
 class SharedSums:
@@ -495,7 +513,10 @@ class SharedSums:
     Attributes:
         layout: all columns side by side.
         step: of the round.
+        watch: given what this party sees of each node that it asks for.
     """
+
+    watch: Callable[[SeenSums], object] | None = None
 
     def __init__(
         self,
@@ -553,6 +574,11 @@ class SharedSums:
         most = max(1, min(_MOST_NODES, _MOST_SUMS // (8 * width)))
         for at in range(0, len(nodes), most):
             self._add_sums(nodes[at : at + most], found[at : at + most])
+        if self.watch is not None:
+            for node, sums in zip(nodes, found, strict=True):
+                rows = self._rows[node]
+                rows = rows[rows < self._training]
+                self.watch(SeenSums(rows, self._whole[rows] * self._units, sums.copy()))
         return found
 
     def smaller(self, left: int, right: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from vfl.attacks.labels.regression import predicted
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 from vfl.trees.attacks.columns import categories_of
+from vfl.trees.grow import Layout
 
 
 class Bins(Attack):
@@ -42,27 +45,50 @@ class Bins(Attack):
         self.rows, self.prior = rows, prior
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        told, known = view.told, view.leaked.inputs.double().numpy()
-        layout, found, at = told.layout, [], 0
-        for column, count in enumerate(categories_of(layout)):
-            values = known[:, at : at + max(1, count)]
-            at += values.shape[1]
-            bins = layout.bins[column]
+        told = view.told
+
+        def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             sent, own = (
                 np.minimum(some[:, column].astype(np.int64), bins)  # a missing cell is the last
                 for some in (told.targets, told.leaked)
             )
             channel = _channel(bins + 1, told.epsilon)
             shares = _before(np.bincount(sent, minlength=bins + 1) / len(sent), channel)
-            likely = channel * shares  # axes (sent, true)
-            likely /= likely.sum(1, keepdims=True).clip(1e-300)
-            stands_for = _by_frequency(shares, values) if count else _by_order(shares, values)
-            if self.rows:
-                weights = likely[own]  # axes (known rows, true)
-                sums = weights.T @ values + self.prior * stands_for
-                stands_for = sums / (weights.sum(0)[:, None] + self.prior)
-            found.append((likely @ stands_for)[sent])
-        return torch.from_numpy(np.concatenate(found, axis=1)).float()
+            chances = channel * shares  # axes (sent, true)
+            chances /= chances.sum(1, keepdims=True).clip(1e-300)
+            return shares, chances[sent], chances[own]
+
+        return values_of_bins(told.layout, view.leaked.inputs, likely, self.prior, self.rows)
+
+
+def values_of_bins(
+    layout: Layout,
+    leaked: Tensor,
+    likely: Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]],
+    prior: float,
+    rows: bool,
+) -> Tensor:
+    """The expected cells of rows, from how likely each bin is, axes (rows, columns).
+
+    Args:
+        layout: of the columns.
+        leaked: cells of the known rows.
+        likely: of a column with so many bins: the share of each bin, the missing one last, and the
+            chances of bins, axes (rows, bins + 1), of the targets and of the known rows.
+        prior: see `Bins`.
+        rows: see there.
+    """
+    known, found, at = leaked.double().numpy(), [], 0
+    for column, count in enumerate(categories_of(layout)):
+        values = known[:, at : at + max(1, count)]
+        at += values.shape[1]
+        shares, targets, own = likely(column, layout.bins[column])
+        stands_for = _by_frequency(shares, values) if count else _by_order(shares, values)
+        if rows:
+            sums = own.T @ values + prior * stands_for
+            stands_for = sums / (own.sum(0)[:, None] + prior)
+        found.append(targets @ stands_for)
+    return torch.from_numpy(np.concatenate(found, axis=1)).float()
 
 
 def _channel(count: int, epsilon: float | None) -> np.ndarray:

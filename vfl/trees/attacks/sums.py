@@ -1,0 +1,92 @@
+"""Columns from sums: a label party that gets sums of gradients over bins solves for the bins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.linalg import cho_factor, cho_solve
+from torch import Tensor
+
+from vfl.attacks.base import Attack
+from vfl.attacks.view import Grant, View
+from vfl.core.registry import require_range
+from vfl.trees.attacks.bins import values_of_bins
+
+
+class Sums(Attack):
+    """Solves for the bin of each cell from sums over bins, then gives it the value of the bin.
+
+    The label party knows the gradients and the rows of each node. A sum over a bin is linear in
+    whether each row is in it, so every node gives two equations for each bin; ridge regression
+    around the bins' shares solves them together, node by node of all trees. Small nodes say most.
+
+    Args:
+        nodes: most nodes that are used, the smallest ones.
+        noise: weight of the squared distance to the shares.
+        rows, prior: see `vfl.trees.attacks.bins.Bins`.
+
+    Raises:
+        BadOptionError: an option out of range.
+
+    >>> Sums(nodes=100).goal
+    'inputs'
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.LEAKED_INPUTS, Grant.PROTOCOL})
+
+    def __init__(
+        self, nodes: int = 2000, noise: float = 1e-6, rows: bool = True, prior: float = 1.0
+    ) -> None:
+        require_range("nodes", nodes, 1, 1 << 14)
+        require_range("noise", noise, 1e-12)
+        require_range("prior", prior, 1e-9)
+        self.nodes, self.noise, self.rows, self.prior = nodes, noise, rows, prior
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        told = view.told
+        nodes = sorted(told.nodes, key=lambda one: len(one.rows))[: self.nodes]
+        solve = solver([(one.rows, one.gradients) for one in nodes], told.training, self.noise)
+        first = told.nodes[0].sums[..., 1]  # of all rows, whose second derivatives are alike yet
+
+        def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            places = [*range(bins), first.shape[1] - 1]  # a missing cell is the last
+            shares = first[column, places] / first[column].sum()
+            chances = solve(np.concatenate([one.sums[column, places].T for one in nodes]), shares)
+            return shares, chances[told.targets], chances[told.leaked]
+
+        return values_of_bins(told.layout, view.leaked.inputs, likely, self.prior, self.rows)
+
+
+def solver(
+    nodes: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, noise: float
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A function from sums over bins and shares of bins to chances of each row's bin.
+
+    It takes sums of axes (2 nodes, bins) and shares of axes (bins,), and gives axes (rows, bins).
+
+    Args:
+        nodes: the rows of each node, and their gradients, axes (rows of the node, 2).
+        rows: how many there are.
+        noise: weight of the squared distance to the shares.
+    """
+    at = np.concatenate([np.tile(own, 2) for own, _ in nodes])
+    values = np.concatenate([gradients.T.ravel() for _, gradients in nodes]).astype(np.float64)
+    ends = np.cumsum([0, *(len(own) for own, _ in nodes for _ in range(2))])
+    equations = sparse.csr_matrix((values, at, ends), (len(ends) - 1, rows))
+    norms = sparse.linalg.norm(equations, axis=1).clip(1e-300)
+    equations = sparse.diags_array(1 / norms) @ equations
+    products = (equations @ equations.T).toarray()
+    factor = cho_factor(products + noise * np.eye(len(products)), overwrite_a=True)
+
+    def solve(sums: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        expected = equations.sum(axis=1).reshape(-1, 1) * shares
+        found = shares + equations.T @ cho_solve(factor, sums / norms[:, None] - expected)
+        chances: np.ndarray = found.clip(1e-9)
+        chances /= chances.sum(axis=1, keepdims=True)
+        return chances
+
+    return solve
