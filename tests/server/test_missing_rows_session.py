@@ -37,7 +37,19 @@ CONTENT = {
     "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 5},
     "federation": {"step_timeout_s": 60.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
 }
+#: The same of boosted trees, whose splits take a row that a party lacks for one of missing cells.
+TREES = {
+    **{name: CONTENT[name] for name in ("name", "data", "federation")},
+    "model": "trees:max_depth=3",
+    "parties": {name: {} for name in PARTIES},
+    "label": {"party": "lender"},
+    "train": {"epochs": 3},
+}
+of_any_model = pytest.mark.parametrize(
+    "session", [CONTENT, TREES], ids=["network", "trees"], indirect=True
+)
 CONSENT = """\
+models = ["network", "trees*"]
 modes = ["train", "evaluate", "predict", "serve", "align"]
 missing_rows = ["intersection", "token"]
 """
@@ -72,10 +84,11 @@ def write_party(session, name, consent=CONSENT, more=""):
 
 
 @pytest.fixture
-def session(tmp_path, monkeypatch):
+def session(tmp_path, monkeypatch, request):
     stand_in(monkeypatch)
-    played = PlayedSession(tmp_path, Flower(PARTIES, tells=True), CONTENT)
-    played.owned = write_tables(tmp_path)
+    content = getattr(request, "param", CONTENT)
+    played = PlayedSession(tmp_path, Flower(PARTIES, tells=True), content)
+    played.content, played.owned = content, write_tables(tmp_path)
     for name in (*PARTIES, "lender"):
         write_party(played, name)
         store = tmp_path / name / "store"
@@ -111,6 +124,7 @@ def test_each_party_learns_where_its_rows_stand(session):
     assert facts["lacking"] == {n: len(rows) - len(owned[n] & set(rows)) for n in PARTIES}
 
 
+@of_any_model
 def test_a_federation_trains_what_one_process_trains(session):
     session.play("align")
     session.play("train")
@@ -118,14 +132,14 @@ def test_a_federation_trains_what_one_process_trains(session):
     folder = session.folder / "together"
     for name in (*PARTIES, "lender"):
         shutil.copytree(kept_folder(session, name), folder / name)
-    content = CONTENT | {
+    content = session.content | {
         "data": DATA | {"source": str(session.folder / "lender/party.toml")},
-        "label": CONTENT["label"] | {"column": "paid"},
+        "label": session.content["label"] | {"column": "paid"},
     }
     content["data"]["alignment"] = str(folder)
     content["parties"] = {
         name: own | {"source": str(session.folder / name / "party.toml")}
-        for name, own in CONTENT["parties"].items()
+        for name, own in session.content["parties"].items()
     }
     experiment = Experiment.model_validate(content)
     alone = session_of(experiment, load_data(experiment), "train").run()
@@ -211,6 +225,7 @@ def lacking(session, row):
     return [name for name in PARTIES if row not in session.owned[name]]
 
 
+@of_any_model
 def test_a_row_that_a_party_lacks_is_answered_as_predicted_and_marked(session, serving, capfd):
     client, expected = serving()
     client.wait_ready()
@@ -232,6 +247,7 @@ def test_a_row_that_a_party_lacks_is_answered_as_predicted_and_marked(session, s
     assert not any("Zq8" in text for text in session.flower.said)
 
 
+@of_any_model
 def test_a_party_that_dies_is_replaced_until_it_is_back(session, serving, monkeypatch):
     dying, real = threading.Event(), ServedParty.answer
 

@@ -227,7 +227,7 @@ def _of_branches(agreed: Agreed) -> Iterator[str]:
 
 def _wants_every_row(agreed: Agreed) -> Iterator[str]:
     """Why rows that some party lacks cannot stay."""
-    if agreed.secure != "none":
+    if agreed.secure.partition(":")[0] not in ("none", "trees"):
         yield f"under secure = '{agreed.secure}' the label party never has a cut to replace"
     if agreed.dp is not None:
         yield "[dp] does not count what a vector for missing cuts learns of a row"

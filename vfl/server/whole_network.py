@@ -275,6 +275,7 @@ def task_and_rows(
         columns=data.columns,
         categories=data.categories,
         committed=own.committed(),
+        held=data.held,
     )
 
 

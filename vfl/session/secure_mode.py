@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+import numpy as np
 from torch import Tensor, nn
 
 from vfl import compression
@@ -171,6 +172,8 @@ class OwnRows:
         categories: how many each column has, 0 of one whose values have an order; where cells are
             inputs.
         committed: the last step that the party had committed when the attempt began.
+        held: which aligned rows each feature party has, bool, axes (aligned rows,), at the label
+            party; empty where all have all. Cells of the others are not numbers.
     """
 
     secret: Secret
@@ -186,6 +189,7 @@ class OwnRows:
     columns: tuple[str, ...] = ()
     categories: tuple[int, ...] = ()
     committed: int = 0
+    held: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def digest(self) -> str:
         """SHA-256 of the inputs, by which a party knows whether its rows changed."""

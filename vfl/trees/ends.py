@@ -27,7 +27,7 @@ from torch import Tensor
 from vfl.core.errors import DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.session.exchange import expect
-from vfl.session.schedule import QUERY_ROWS, Exchange
+from vfl.session.schedule import QUERY_ROWS, Exchange, own_rows
 from vfl.session.secure_mode import (
     EVALUATE,
     TRAIN,
@@ -203,20 +203,25 @@ class LabelEnd(LabelCellsEnd):
     ) -> Tensor:
         splits = self._forest.splits
         answers = np.zeros((len(exchange.rows), len(splits)), bool)
-        known = np.ones(len(splits), bool)
+        known = np.ones(answers.shape, bool)
         for name in self._counts:
             owned = list(self._owned(name, splits))
-            places, own = [place for place, _ in owned], [one for _, one in owned]
-            if name in without:
-                known[places] = False
-            elif name == self.party:
+            places = np.array([place for place, _ in owned], np.int64)
+            own = [one for _, one in owned]
+            if name == self.party:
                 assert self._own is not None, "it has columns"
                 cells = None if inputs is None else inputs.flatten(1).numpy()
                 if cells is None:
                     cells = self._cells(self._asked_for(exchange))
                 answers[:, places] = goes_left(own, self._own.bins(cells), self._own.layout)
             else:
-                answers[:, places] = self._sides(name, exchange, len(own))
+                # The cells of a row that the party lacks are missing ones.
+                answers[:, places] = [one.missing_left for one in own]
+                asked = self._asked_of(name, exchange)
+                if name in without:
+                    known[np.ix_(asked, places)] = False
+                elif len(asked):
+                    answers[np.ix_(asked, places)] = self._sides(name, exchange, asked, len(own))
         self._answers = answers
         if known.all():
             return self._outputs_of(self._forest.margins(answers))
@@ -297,10 +302,17 @@ class LabelEnd(LabelCellsEnd):
             if first <= one.column < first + self._counts[name]:
                 yield place, replace(one, column=one.column - first)
 
-    def _sides(self, name: str, exchange: Exchange, splits: int) -> np.ndarray:
+    def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
+        """Where the rows stand that a feature party is asked for; while serving its own alone."""
+        held = self._rows.held
+        if exchange.confirmed or not held:
+            return np.arange(len(exchange.rows))
+        return own_rows(exchange, held[name])
+
+    def _sides(self, name: str, exchange: Exchange, asked: np.ndarray, splits: int) -> np.ndarray:
         """On which sides rows lie at a feature party's splits, bool, axes (rows, splits)."""
         raw = self._next(name, exchange.step)
-        rows, width = len(exchange.rows), -(-splits // 8)
+        rows, width = len(asked), -(-splits // 8)
         if len(raw) != rows * width:
             raise ProtocolError(
                 "answers of another number",

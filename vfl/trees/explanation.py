@@ -119,12 +119,14 @@ class Leaves:
 
         Args:
             goes_left: the answer to each split for each row, bool, axes (rows, splits).
-            known: which answers count, bool, axes (splits,).
+            known: which answers count, bool, axes (rows, splits) or (splits,).
         """
-        taken = np.append(known, True)[self._splits]
+        known = np.broadcast_to(known, goes_left.shape)
         found = np.empty((len(goes_left), len(self._start)))
         for rows in self._blocks(len(goes_left)):
-            reached = np.where(taken, self._passed(goes_left[rows]), self._shares)
+            reached = np.where(
+                self._placed(known[rows]), self._passed(goes_left[rows]), self._shares
+            )
             found[rows] = self._added(reached.prod(axis=2))
         return found
 
@@ -161,9 +163,14 @@ class Leaves:
 
     def _passed(self, goes_left: np.ndarray) -> np.ndarray:
         """Whether rows take each side of each path, bool, axes (rows, leaves, depth)."""
-        padded = np.concatenate([goes_left, np.zeros((len(goes_left), 1), bool)], axis=1)
-        passed: np.ndarray = padded[:, self._splits] == self._lefts
+        passed: np.ndarray = self._placed(goes_left) == self._lefts
         return passed
+
+    def _placed(self, of_splits: np.ndarray) -> np.ndarray:
+        """What rows have at the splits of each path, False behind its end; bool, as `_passed`."""
+        padded = np.concatenate([of_splits, np.zeros((len(of_splits), 1), bool)], axis=1)
+        found: np.ndarray = padded[:, self._splits]
+        return found
 
     def _added(self, reached: np.ndarray) -> np.ndarray:
         """Margins where each leaf counts so much, axes (rows, outputs)."""
