@@ -1,0 +1,229 @@
+"""Scorecards over three parties: how good they are, and how long one takes from a CSV to its page.
+
+Credit default and German credit are read below the folder in VFL_DATA; made rows have columns that
+tell much, little and nothing of the label, with missing cells and categories. All parties are in
+one process. Figures are of test rows; after ± the standard deviation over the seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from benchmarks import harness
+from vfl.config import Experiment
+from vfl.core.errors import MissingDataError
+from vfl.core.seeds import use_one_thread
+from vfl.training.run import train
+from vfl.trees.scorecard.loaded import LoadedCard
+from vfl.trees.scorecard.page import write_card
+
+Source = Literal["credit", "german", "made"]
+LABEL = "bad"
+#: Columns of each party, the label party's first.
+_CREDIT = {
+    "bank": ("LIMIT_BAL", "BILL_*"),
+    "payments": ("PAY_*",),
+    "registry": ("SEX", "EDUCATION", "MARRIAGE", "AGE"),
+}
+_GERMAN = {
+    "bank": ("status", "history", "savings", "other_plans", "credits"),
+    "shop": ("duration", "purpose", "amount", "rate", "debtors"),
+    "registry": (
+        "employment", "personal", "residence", "property", "age", "housing", "job", "people",
+        "telephone", "foreign",
+    ),
+}  # fmt: skip
+_GERMAN_COLUMNS = (
+    "status", "duration", "history", "purpose", "amount", "savings", "employment", "rate",
+    "personal", "debtors", "residence", "property", "age", "other_plans", "housing", "credits",
+    "job", "people", "telephone", "foreign", LABEL,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ScorecardRow:
+    """Cards of one table, over all seeds.
+
+    Attributes:
+        source: which table.
+        rows, columns: of the table, all parties together.
+        on_card: columns on the card, mean.
+        auc, ks, stability: of the test rows, mean; stability beside the training rows.
+        auc_spread, ks_spread: standard deviations; 0 of one seed.
+        cpu_s, wall_s: from the CSV to the page, mean.
+        sent_bytes: payload of a training, mean.
+    """
+
+    source: str
+    rows: int
+    columns: int
+    on_card: float
+    auc: float
+    auc_spread: float
+    ks: float
+    ks_spread: float
+    stability: float
+    cpu_s: float
+    wall_s: float
+    sent_bytes: float
+
+
+def bench_scorecard(
+    sources: Sequence[Source] = ("credit", "german", "made"),
+    *,
+    seeds: int = 5,
+    rows: int = 100_000,
+    columns: int = 40,
+    options: str = "",
+) -> list[ScorecardRow]:
+    """Scorecards over three parties.
+
+    Args:
+        sources: tables.
+        seeds: trainings of each, of which each splits rows anew.
+        rows: made ones.
+        columns: made ones, of all parties together.
+        options: of the model.
+    """
+    use_one_thread()
+    found = []
+    for source in sources:
+        harness.say(source)
+        table, parties = _table(source, rows, columns)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "table.csv"
+            table.to_csv(path, index_label="row")
+            cards = [_made(path, parties, seed, options) for seed in range(seeds)]
+        found.append(_row(source, table, cards))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    on_card: int
+    auc: float
+    ks: float
+    stability: float
+    cpu_s: float
+    wall_s: float
+    sent_bytes: int
+
+
+def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: str) -> _Made:
+    """One card, from the CSV to its page."""
+    content = {
+        "name": "benchmark",
+        "seed": seed,
+        "model": f"scorecard:{options}" if options else "scorecard",
+        "data": {"source": str(path), "id": "row"},
+        "parties": {name: {"columns": own} for name, own in parties.items()},
+        "label": {"party": next(iter(parties)), "column": LABEL},
+        "train": {"epochs": 1},
+    }
+    cpu, wall = time.process_time(), time.perf_counter()
+    summary = train(Experiment.model_validate(content), path.parent, f"seed_{seed}")
+    run = Path(summary["run"])
+    write_card(run)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    card = LoadedCard(run).card
+    tested = card.scores["test"]
+    sent = sum(sum(summary[way].values()) for way in ("bytes_up", "bytes_down"))
+    return _Made(
+        sum(column.on_card for column in card.columns),
+        tested.auc(),
+        tested.kolmogorov_smirnov(),
+        card.scores["train"].stability(tested),
+        cpu,
+        wall,
+        sent,
+    )
+
+
+def _row(source: str, table: pd.DataFrame, cards: Sequence[_Made]) -> ScorecardRow:
+    def mean(name: str) -> float:
+        return fmean(getattr(one, name) for one in cards)
+
+    def spread(name: str) -> float:
+        return stdev(getattr(one, name) for one in cards) if len(cards) > 1 else 0.0
+
+    return ScorecardRow(
+        source, len(table), table.shape[1] - 1, mean("on_card"),
+        mean("auc"), spread("auc"), mean("ks"), spread("ks"), mean("stability"),
+        mean("cpu_s"), mean("wall_s"), mean("sent_bytes"),
+    )  # fmt: skip
+
+
+def _table(
+    source: Source, rows: int, columns: int
+) -> tuple[pd.DataFrame, dict[str, tuple[str, ...]]]:
+    """A table with its label, 1 for a bad row, and who has which columns."""
+    if source == "made":
+        return made_table(rows, columns)
+    folder = Path(os.environ.get("VFL_DATA", ""))
+    if source == "credit":
+        table = pd.read_csv(_found(folder / "credit-default" / "UCI_Credit_Card.csv.gz"))
+        table = table.drop(columns="ID")
+        return table.rename(columns={table.columns[-1]: LABEL}), _CREDIT
+    path = _found(folder / "german-credit" / "german.csv.gz")
+    table = pd.read_csv(path, names=_GERMAN_COLUMNS)
+    table[LABEL] -= 1  # 2 is bad
+    return table, _GERMAN
+
+
+def _found(path: Path) -> Path:
+    if not path.is_file():
+        raise MissingDataError(
+            "this table is not here", where=str(path), fix="name its folder in VFL_DATA"
+        )
+    return path
+
+
+def made_table(rows: int, columns: int) -> tuple[pd.DataFrame, dict[str, tuple[str, ...]]]:
+    """Rows whose odds follow from columns that tell much, little and nothing.
+
+    One column in ten has categories, and cells of one in five are missing in part.
+    """
+    draw = np.random.default_rng(0)
+    cells = draw.normal(size=(rows, columns))
+    effects = draw.normal(size=columns) * (draw.random(columns) < 0.6) / np.sqrt(columns / 4)
+    odds = (cells + 0.3 * cells**2) @ effects - 1.5
+    bad = draw.random(rows) < 1 / (1 + np.exp(-odds))
+    table = pd.DataFrame(cells.round(4), columns=[f"c{one}" for one in range(columns)])
+    for place in range(0, columns, 10):
+        table[f"c{place}"] = pd.cut(cells[:, place], 12, labels=list("fblckdaejhig")).astype(str)
+    for place in range(3, columns, 5):
+        table.loc[draw.random(rows) < 0.1, f"c{place}"] = np.nan
+    names = np.array_split(np.array(table.columns), 3)
+    parties = {name: tuple(own) for name, own in zip(("bank", "shop", "web"), names, strict=True)}
+    return table.assign(**{LABEL: bad.astype(int)}), parties
+
+
+TABLE = harness.table(
+    ("table", "<8", "source"),
+    ("rows", ">8,", "rows"),
+    ("columns", ">8", "columns"),
+    ("on card", ">8.1f", "on_card"),
+    ("AUC", ">17", lambda row: f"{row.auc:.4f} ± {row.auc_spread:.4f}"),
+    ("KS", ">15", lambda row: f"{row.ks:.3f} ± {row.ks_spread:.3f}"),
+    ("stability", ">10.4f", "stability"),
+    ("CPU s", ">7.1f", "cpu_s"),
+    ("wall s", ">7.1f", "wall_s"),
+    ("MB sent", ">8.2f", lambda row: row.sent_bytes / 1e6),
+)
+
+
+main = harness.command(bench_scorecard, TABLE)
+
+
+if __name__ == "__main__":
+    main()
