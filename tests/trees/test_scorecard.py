@@ -25,12 +25,11 @@ from vfl.core.errors import (
 )
 from vfl.core.storage import read_json
 from vfl.serving.front import settings_file
-from vfl.session import PartyFolder
 from vfl.training.run import train
 from vfl.trees.grow import Layout
 from vfl.trees.scorecard.card import Card
 from vfl.trees.scorecard.fitting import fit_card
-from vfl.trees.scorecard.loaded import LoadedCard, named_bins, own_columns
+from vfl.trees.scorecard.loaded import LoadedCard, part_of
 from vfl.trees.scorecard.mode import Scorecard
 from vfl.trees.scorecard.page import write_card
 from vfl.trees.scorecard.points import Scale
@@ -120,6 +119,7 @@ def test_page_and_text_show_the_card(carded):
 
 def run_command(monkeypatch, capsys, *words):
     monkeypatch.setattr(sys, "argv", ["vfl", *map(str, words)])
+    capsys.readouterr()
     with suppress(SystemExit):
         main()
     return capsys.readouterr().out
@@ -286,7 +286,7 @@ def session(tmp_path, monkeypatch):
     return Session(tmp_path)
 
 
-def test_a_federation_makes_the_card_of_one_process(session, tmp_path):
+def test_a_federation_makes_the_card_of_one_process(session, tmp_path, monkeypatch, capsys):
     session.play()
     assert not session.flower.failures
     figures = read_json(session.run / "summary.json")
@@ -302,11 +302,18 @@ def test_a_federation_makes_the_card_of_one_process(session, tmp_path):
     assert [line.name for line in loaded.lines] == ["income", "column 1", "column 2", "column 1"]
     assert "basket" not in write_card(session.run)[0].read_text().replace("rising=basket", "")
     # A feature party has its own lines in its own folder.
-    own = PartyFolder(session.folder / "shop" / "store" / "runs" / "run" / "parties" / "shop")
-    columns = own_columns(own)
-    assert named_bins(own, columns, False) == [
-        (line.name, line.bins) for line in whole.lines if line.party == "shop"
+    own = session.folder / "shop" / "store" / "runs" / "run" / "parties" / "shop"
+    lines = [line for line in whole.lines if line.party == "shop"]
+    assert [(name, bins) for name, bins, _ in part_of(own)] == [
+        (line.name, line.bins) for line in lines
     ]
+    told = json.loads(run_command(monkeypatch, capsys, "scorecard", own, "--json"))
+    assert [one["points"] for one in told] == [
+        points for line in lines for points in line.column.points.tolist()
+    ]
+    assert "| city" in run_command(monkeypatch, capsys, "bins", own)
+    ((name, _, _),) = part_of(session.run / "parties" / "lender")
+    assert name == "income"
     session.play(mode="predict")
     scores = pd.read_csv(loaded.write_scores(1))
     columns_of_others = {f"{name} column {number}" for name in OTHERS for number in (1, 2)}

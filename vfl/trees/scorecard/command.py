@@ -35,8 +35,12 @@ def bins(
     """Find bins of all columns that tell goods from bads, and what each column tells.
 
     Prints the information value of each column, and writes scorecard.html into the run's folder.
-    Settings are options of the model, as in -s model=scorecard:monotone=auto.
+    Settings are options of the model, as in -s model=scorecard:monotone=auto. Of a party's own part
+    of a run, the folder parties/NAME, the bins of its columns are printed.
     """
+    if is_part(path):
+        _show_part(path, json)
+        return
     run = _run_of(path, settings or [], runs, download)
     _show(run, json, points=False)
 
@@ -59,8 +63,12 @@ def scorecard(
     """Make a scorecard over columns of several parties.
 
     Prints its points, and writes scorecard.html and scorecard.txt into the run's folder; with
-    --reasons also scores.csv.
+    --reasons also scores.csv. Of a party's own part of a run, the folder parties/NAME, the points
+    of its columns are printed.
     """
+    if is_part(path):
+        _show_part(path, json)
+        return
     run = _run_of(path, settings or [], runs, download)
     if reasons is not None:
         from vfl.cli.training import ask
@@ -109,6 +117,38 @@ def _of_card(experiment: Experiment, settings: list[str]) -> list[str]:
     """The same settings, after those that make a card of an experiment with another model."""
     is_card = experiment.secure.partition(":")[0] == "scorecard"
     return settings if is_card else [*_OF_CARDS, *settings]
+
+
+def is_part(path: Path) -> bool:
+    """Whether a folder is one party's part of a run."""
+    return (path / "party.json").exists()
+
+
+def _show_part(path: Path, json: bool) -> None:
+    """The bins of a party's own columns, which it alone can name."""
+    from vfl.experiments.tables import Table
+    from vfl.trees.scorecard.loaded import part_of
+
+    lines = [
+        {"column": name, "bin": text, "weight_of_evidence": float(weight), "points": int(points)}
+        for name, texts, column in part_of(path)
+        for text, weight, points in zip(texts, column.weights, column.points, strict=True)
+    ]
+    if json:
+        emit(lines)
+        return
+    rows = [
+        [
+            str(one["column"]),
+            str(one["bin"]),
+            f"{one['weight_of_evidence']:+.3f}",
+            f"{one['points']}",
+        ]
+        for one in lines
+    ]
+    print(
+        Table(["column", "bin", "weight of evidence", "points"], rows, words=2).markdown(), end=""
+    )
 
 
 def _show(run: Path, json: bool, *, points: bool, reasons: int | None = None) -> None:

@@ -172,9 +172,28 @@ def named_bins(
     return found
 
 
-def own_columns(folder: PartyFolder) -> list[OwnColumn]:
-    """The columns of a feature party's part of a run."""
-    return own_of_state(folder.weights())
+def part_of(path: Path) -> list[tuple[str, list[str], OwnColumn]]:
+    """Name, bins in words and points of each column in a party's own part of a run.
+
+    Raises:
+        RunFolderError: a part of a run of another model, or of a party without columns.
+    """
+    folder = PartyFolder(path)
+    terms = folder.terms()
+    is_label = terms.label_party == path.name
+    weights = folder.weights()
+    if isinstance(secure_mode.make(terms.secure), Scorecard):
+        state = within(_LABEL, weights) if is_label else weights
+        columns = own_of_state(state)
+        if is_label:
+            columns = columns[: int(state["column_counts"][0]) if path.name in terms.parties else 0]
+        if columns and (known := named_bins(folder, columns, is_label)) is not None:
+            return [(*one, column) for one, column in zip(known, columns, strict=True)]
+    raise RunFolderError(
+        "this part of a run has no columns of a scorecard",
+        where=str(path),
+        want="the folder of a party with columns, of a run of model = 'scorecard'",
+    )
 
 
 def _of_categories(column: OwnColumn, categories: Sequence[str]) -> list[str]:
