@@ -8,7 +8,7 @@ import pytest
 import torch
 from attack_grids import played
 
-from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
+from vfl.attacks import Evidence, Grant, Holdings, RecordedExchange, ThreatModel, View
 from vfl.attacks.cases import draw_leak
 from vfl.attacks.scoring import Case, attempt
 from vfl.config import Experiment, GridSettings
@@ -22,15 +22,22 @@ from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.checks import grid_mistakes
 from vfl.experiments.pages import build_report
 from vfl.experiments.results import LoadedGrid
-from vfl.experiments.scenarios import INFERENCE_TIME, RECORDED_QUERIES, RECORDED_TRAINING
+from vfl.experiments.scenarios import (
+    INFERENCE_TIME,
+    RECORDED_QUERIES,
+    RECORDED_TRAINING,
+    TRAINING_TIME,
+)
 from vfl.testing import AttackContract, InputAttackContract
 from vfl.training.run import load_data, session_of, train
 from vfl.trees.attacks.bins import Bins
-from vfl.trees.attacks.cases import AskedSplits, SentBins, TreesCases
+from vfl.trees.attacks.cases import AskedSplits, SentBins, TreesCases, paths
 from vfl.trees.attacks.columns import Ranks, standardised
+from vfl.trees.attacks.nodes import Nodes
 from vfl.trees.attacks.splits import Splits
-from vfl.trees.grow import Layout
+from vfl.trees.grow import Layout, Split, Tree
 from vfl.trees.histograms import goes_left
+from vfl.trees.shared import SharedFeatureEnd
 
 ROWS = 900
 
@@ -182,8 +189,40 @@ class TestOwnColumns(TestBins):
     specs, wins = ("own_columns",), 0.7
 
 
+class TestNodes(AttackContract):
+    """In each round, rows of a class often come to the same of four nodes; or to any."""
+
+    specs = ("nodes", "nodes:decay=0.1", "nodes:strength=10")
+    classes, rows, leaks, wins = 2, 400, 4, 0.85
+
+    def case(self, leaking, grants):
+        draw = generator(0, "nodes", int(leaking))
+        labels = torch.arange(self.rows) % 2
+        inputs = torch.randn(self.rows, 3, generator=draw)
+        leaked = draw_leak(labels, self.leaks, draw)
+        rest = torch.ones(self.rows, dtype=torch.bool)
+        rest[leaked] = False
+        order = torch.cat([torch.nonzero(rest)[:, 0], leaked])
+        exchanges = []
+        for epoch in range(1, 9):
+            node = torch.randint(4, (self.rows,), generator=draw)
+            told = leaking & (torch.rand(self.rows, generator=draw) < 0.6)
+            node = torch.where(told, 2 * labels + node % 2, node)[order]
+            gradients = (node[:, None] == torch.arange(4)).float()
+            rows = torch.arange(self.rows)
+            exchanges.append(RecordedExchange(epoch, epoch, rows, lambda: inputs, gradients))
+        holdings = Holdings(
+            targets=Evidence(inputs[rest]),
+            leaked=Evidence(inputs[leaked], labels=labels[leaked]),
+            exchanges=exchanges,
+            told=AskedSplits([0, 1], lambda some: (some[:, :2] > 0).float()),
+        )
+        threat = ThreatModel("feature party", "training", grants)
+        return Case(View(threat, 2, holdings), labels[rest])
+
+
 def test_every_attack_of_trees_is_under_contract():
-    contracts = (TestSplits, TestBins, TestOwnColumns)
+    contracts = (TestSplits, TestNodes, TestBins, TestOwnColumns)
     specs = [spec for contract in contracts for spec in contract.specs]
     own = {name for name, path in members_of("vfl.attacks").items() if "vfl.trees." in path}
     assert {parse(spec)[0] for spec in specs} == own
@@ -220,7 +259,7 @@ def test_what_attackers_hold_is_what_crossed(source, tmp_path, model):
     train(made, tmp_path, "run")
     cases = TreesCases(made, data, GridSettings(known_columns=60), RunFolder(tmp_path / "run"))
     split = data["bank"].split
-    bins, layout = cases._travelled()
+    bins, layout = cases._shown("bank")
     sent = np.concatenate([split.train, split.validation])
     assert up[1] == bins[sent].astype(np.uint8).tobytes("F")
 
@@ -236,6 +275,41 @@ def test_what_attackers_hold_is_what_crossed(source, tmp_path, model):
     cells = data["bank"].inputs.numpy()
     want = goes_left(splits, own.bins(cells), layout)
     assert view.targets.cuts.shape[1] == want.shape[1]
+
+
+@pytest.mark.parametrize("noise", ["", ",epsilon=2"])
+def test_nodes_are_those_that_a_feature_party_was_told(source, tmp_path, monkeypatch, noise):
+    """Rows share the last node that both parties know of, in each tree."""
+    model = "trees:protect=shared,helper=notary,max_depth=3,max_bin=16"
+    made, told = experiment(source, model + noise), []
+    answer, rounds = SharedFeatureEnd._send_sums, iter(range(10**6))
+
+    def listening(self, asked, step):
+        answer(self, asked, step)
+        told.append((step, next(rounds), self._nodes[: self._training].copy()))
+
+    monkeypatch.setattr(SharedFeatureEnd, "_send_sums", listening)
+    train(made, tmp_path, "run")
+    last = {step: nodes for step, _, nodes in sorted(told, key=lambda one: one[:2])}
+    data = load_data(made)
+    cases = TreesCases(made, data, GridSettings(), RunFolder(tmp_path / "run"))
+    found = list(cases._nodes_of(torch.from_numpy(data["bank"].split.train)))
+    assert len(found) == len(last) == 5
+    for nodes, one in zip(last.values(), found, strict=True):
+        paths, codes = np.unique(one.numpy(), axis=0), np.unique(nodes)
+        pairs = np.unique(np.column_stack([nodes, one.numpy()]), axis=0)
+        assert len(pairs) == len(paths) == len(codes) > 1
+    case = cases.case(TRAINING_TIME, 5, generator(0))
+    assert noise or attempt(case, Nodes(), generator(0)).value > 0.75
+
+
+def test_a_tree_has_a_path_for_each_row():
+    tree = Tree([Split(0, range(1), False), None, Split(0, range(2), False), None, None],
+                [(1, 2), (-1, -1), (3, 4), (-1, -1), (-1, -1)], [], [], [])  # fmt: skip
+    left = np.array([[True, True], [False, True], [False, False]])
+    first, second = paths(tree, left, 2)
+    assert first.tolist() == [[True, False], [False, True], [False, True]]
+    assert second.tolist() == [[False] * 4, [False, False, True, False], [False] * 3 + [True]]
 
 
 # --- a grid --------------------------------------------------------------------------------------
@@ -277,6 +351,8 @@ def test_a_finished_run_is_attacked_by_itself(source, tmp_path):
     ("changes", "kind", "told"),
     [
         ({"attacks": ["gradient_norm"]}, UserError, "gradients that travelled"),
+        ({"attacks": ["nodes"]}, UserError, "gradients that travelled"),
+        ({"models": ["trees:protect=shared"]}, UserError, "bins needs .*protocol"),
         ({"attacks": ["averaging:over=snapshots"]}, UserError, "after every epoch"),
         ({"attacks": ["white_box_inversion"]}, UserError, "the victim's bottom"),
         ({"adversaries": ["fsha"]}, UserError, "this model has neither"),

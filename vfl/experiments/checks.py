@@ -83,14 +83,13 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
     for spec, (attack, scenario) in planned.items():
         mistakes = _scenario_mistakes(scenario, spec, attack, experiment, settings, party)
         yield from islice(mistakes, 1)
-    for spec in settings.models:
-        if parse(spec)[0] != parse(experiment.secure)[0]:
-            yield UserError(
-                "the rows of a grid are those of one model, with options of its own",
-                where="grid.models",
-                got=spec,
-                want=f"a spec of '{parse(experiment.secure)[0]}', as model says",
-            )
+    if len(_like(experiment, settings)) < len(settings.models):
+        yield UserError(
+            "the rows of a grid are those of one model, with options of its own",
+            where="grid.models",
+            got=", ".join(settings.models),
+            want=f"specs of '{parse(experiment.secure)[0]}', as model says",
+        )
     if settings.record and kind_of_cases(experiment).replays:
         yield UserError(
             "what attacks read of this model follows from its weights",
@@ -114,6 +113,16 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
         )
 
 
+def _like(experiment: Experiment, settings: GridSettings) -> list[Experiment]:
+    """The victims whose model has the experiment's name, and options of its own."""
+    name = parse(experiment.secure)[0]
+    return [
+        experiment.model_copy(update=settings.differs(one))
+        for one in settings.models
+        if parse(one)[0] == name
+    ]
+
+
 def _scenario_mistakes(
     scenario: Scenario,
     spec: str,
@@ -134,13 +143,8 @@ def _scenario_mistakes(
             fix="secure = 'sum', or the attack by itself",
         )
     kind = kind_of_cases(experiment)
-    victims = [one for one in settings.models if parse(one)[0] == parse(experiment.secure)[0]]
-    beyond = attack.needs - frozenset.intersection(
-        *(
-            kind.held(scenario, experiment.model_copy(update={"secure": one}))
-            for one in (experiment.secure, *victims)
-        )
-    )
+    victims = experiment, *_like(experiment, settings)
+    beyond = attack.needs - frozenset.intersection(*(kind.held(scenario, one) for one in victims))
     if beyond:
         listed = " and ".join(str(grant) for grant in Grant if grant in beyond)
         yield UserError(

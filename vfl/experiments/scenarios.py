@@ -89,7 +89,9 @@ SNAPSHOTS = Scenario(
 COLLUSION = Scenario(
     "collusion", "feature party", _OF_LABELS, INFERENCE | {Grant.PARTNERS}, by_cuts=True
 )
-TRAINING_TIME = Scenario("training", "feature party", _OF_LABELS, TRAINING, "training")
+TRAINING_TIME = Scenario(
+    "training", "feature party", _OF_LABELS, TRAINING | {Grant.PROTOCOL}, "training"
+)
 #: A label party that recorded the last queries, or the training, and either after an attribute; one
 #: that learned sums, and all feature parties but the victim tell it their cuts.
 RECORDED_QUERIES = Scenario(

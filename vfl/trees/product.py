@@ -15,6 +15,7 @@ PRODUCT = Product(
     members={
         "vfl.attacks": {
             "bins": "vfl.trees.attacks.bins:Bins",
+            "nodes": "vfl.trees.attacks.nodes:Nodes",
             "own_columns": "vfl.trees.attacks.bins:OwnColumns",
             "splits": "vfl.trees.attacks.splits:Splits",
         },

@@ -1,14 +1,15 @@
 """What attackers of a run of trees hold, in the words in which attacks ask for it.
 
 A half of trees is a bottom: it maps a party's cells to the sides of all splits on its columns, and
-those are the cut of a row that is asked about. In a training the cut is the bins of the cells. All
+those are the cut of a row that is asked about. In a training the cut is the bins of the cells, and
+the gradient that comes back for a row is its nodes, where a protection tells feature parties. All
 of it follows from the trained halves, the rows, and secrets that a grid's parties draw from its
 seed, so nothing is recorded; `tests/trees/test_attacks.py` holds it to the frames of a session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,7 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl.attacks import Evidence, Grant, Holdings, SentCuts, ThreatModel, View
+from vfl.attacks import (
+    Evidence,
+    Grant,
+    Holdings,
+    RecordedExchange,
+    SentCuts,
+    ThreatModel,
+    View,
+)
 from vfl.attacks.cases import (
     INFERENCE,
     Part,
@@ -40,6 +49,7 @@ from vfl.experiments.scenarios import (
     RECORDED_QUERIES,
     RECORDED_TRAINING,
     TRAINING_ATTRIBUTE,
+    TRAINING_TIME,
     Cases,
     Scenario,
     setting_of,
@@ -47,8 +57,9 @@ from vfl.experiments.scenarios import (
 from vfl.session import secure_mode
 from vfl.trees.attacks.columns import Ranks, categories_of, standardised
 from vfl.trees.bins import Binning, fit_bins, randomised
-from vfl.trees.boosting import splits_of_state
-from vfl.trees.grow import Layout, Split
+from vfl.trees.boosting import Forest, splits_of, splits_of_state
+from vfl.trees.cells import within
+from vfl.trees.grow import Layout, Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.mode import Trees
 
@@ -110,10 +121,45 @@ class SentBins:
     own_of_leaked: Tensor | None = None
 
 
+def paths(tree: Tree, left: np.ndarray, levels: int) -> list[np.ndarray]:
+    """The node that each row comes to on each level below the root, one of many.
+
+    Args:
+        tree: the tree.
+        left: which rows go left at each of its splits, axes (rows, splits).
+        levels: how many.
+
+    Returns:
+        bool, axes (rows, 2), (rows, 4), ...; none of a row whose leaf is above that level.
+    """
+    children = np.array(tree.children)
+    asked = np.cumsum([split is not None for split in tree.splits]) - 1
+    rows, found = np.arange(len(left)), list[np.ndarray]()
+    node, place, inside = np.zeros_like(rows), np.zeros_like(rows), np.ones(len(left), bool)
+    for level in range(1, levels + 1):
+        inside &= children[node, 0] >= 0
+        goes = inside & (left[rows, asked[node]] if left.shape[1] else inside)
+        place = 2 * place + ~goes
+        node = np.where(inside, children[node, np.where(goes, 0, 1)], node)
+        found.append((place[:, None] == np.arange(1 << level)) & inside[:, None])
+    return found
+
+
+def _mode_of(experiment: Experiment) -> Trees:
+    mode = secure_mode.make(experiment.secure)
+    assert isinstance(mode, Trees), "cases of trees"
+    return mode
+
+
 _OF_LABEL_PARTY = frozenset({Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS})
 _OF_ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
-_OF_BINS = (RECORDED_TRAINING, TRAINING_ATTRIBUTE)
 _IN_TRAINING = frozenset({Grant.EPOCHS, Grant.PROTOCOL})
+_TOLD_NODES = frozenset(
+    {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.UNLABELLED, Grant.PRIOR}
+    | {Grant.TOP_RECIPE, Grant.PROTOCOL}
+)
+#: Levels of a tree, below its root, whose nodes are kept for attacks.
+_LEVELS = 3
 
 
 class TreesCases(Cases):
@@ -123,29 +169,31 @@ class TreesCases(Cases):
 
     @classmethod
     def held(cls, scenario: Scenario, experiment: Experiment) -> frozenset[Grant]:
-        own_columns = experiment.label.party in experiment.parties
-        own = frozenset({Grant.INPUTS}) if own_columns else frozenset[Grant]()
-        if secure_mode.make(experiment.secure).needs_keys and scenario in _OF_BINS:
-            return frozenset()  # nobody sends the label party a bin
-        return {
+        mode = _mode_of(experiment)
+        own = {Grant.INPUTS} if experiment.label.party in experiment.parties else set()
+        found = {
             INFERENCE_TIME: INFERENCE | {Grant.PROTOCOL},
             COLLUSION: INFERENCE | {Grant.PARTNERS},
             RECORDED_QUERIES: _OF_LABEL_PARTY | own,
-            RECORDED_TRAINING: _OF_LABEL_PARTY | _IN_TRAINING | own,
             QUERIES_ATTRIBUTE: _OF_ATTRIBUTE,
-            TRAINING_ATTRIBUTE: _OF_ATTRIBUTE | {Grant.EPOCHS},
             PREDICTIONS: PREDICTIONS.grants,
-        }.get(scenario, frozenset())
+        }
+        if not mode.needs_keys:  # protect = "order"
+            found[RECORDED_TRAINING] = _OF_LABEL_PARTY | _IN_TRAINING | own
+            found[TRAINING_ATTRIBUTE] = _OF_ATTRIBUTE | {Grant.EPOCHS}
+        elif mode.nodes == "known":
+            found[TRAINING_TIME] = _TOLD_NODES
+        return found.get(scenario, frozenset())
 
     def _begin(self) -> None:
-        mode = secure_mode.make(self.experiment.secure)
-        assert isinstance(mode, Trees), "cases of trees"
-        self._mode = mode
+        self._mode = _mode_of(self.experiment)
         self._numbers: dict[str, tuple[Ranks, Tensor]] = {}
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
         if scenario == PREDICTIONS:
             return self._queried(draw)
+        if scenario == TRAINING_TIME:
+            return seeking(self._of_told_nodes(k, draw))
         if scenario in (INFERENCE_TIME, COLLUSION):
             others = [name for name in self.experiment.feature_parties if name != self.party]
             partners = others if scenario == COLLUSION else []
@@ -208,6 +256,63 @@ class TreesCases(Cases):
         )
         return Case(View(threat, classes, holdings), labels[rows_of(setting.targets)])
 
+    def _of_told_nodes(self, k: int, draw: torch.Generator) -> Case:
+        """Labels of training rows, for who was told their nodes in every tree."""
+        label, inputs = self.data[self.experiment.label.party], self._encoded(self.party)[1]
+        (labels, classes), train = labels_of(label), torch.from_numpy(label.split.train)
+        leaks = torch.zeros(len(train), dtype=torch.bool)
+        if k:
+            leaks[draw_leak(codes_of(labels[train], classes), k, draw, classes)] = True
+        order = torch.cat([train[~leaks], train[leaks]])
+        targets, leaked = order[: len(train) - int(leaks.sum())], train[leaks]
+        nodes, bottom = self._nodes_of(order), self._sides(self.party)
+        everybody = torch.arange(len(order))
+        absent = {Grant.LEAKED: not k, Grant.PRIOR: classes == 1}
+        grants = _TOLD_NODES - {one for one, gone in absent.items() if gone}
+        seen = Evidence(inputs[targets])
+        holdings = Holdings(
+            targets=seen,
+            leaked=Evidence(inputs[leaked], labels=labels[leaked]) if k else None,
+            unlabelled=seen,
+            exchanges=[
+                RecordedExchange(number, number, everybody, lambda: inputs[order], one)
+                for number, one in enumerate(nodes, 1)
+            ],
+            prior=None if classes == 1 else labels[train].bincount(minlength=classes) / len(train),
+            new_top=top_recipe(self.experiment, classes),
+            told=AskedSplits([one.column for one in bottom.splits], bottom),
+        )
+        threat = ThreatModel("feature party", "training", grants)
+        return Case(View(threat, classes, holdings), labels[targets])
+
+    def _nodes_of(self, rows: Tensor) -> Iterator[Tensor]:
+        """The nodes that rows came to in each round, one of many a level; axes (rows, nodes)."""
+        label = self.experiment.label.party
+        forest = Forest.of_state(within("share.", self._weights(label)))
+        depth = self._mode.boosting((), 0).growth.max_depth
+        levels = min(_LEVELS, depth - 1) if depth else _LEVELS  # no sums of the last one are asked
+        answers, asked = self._answers(forest.splits, rows.numpy()), 0
+        for trees in forest.rounds:
+            found = []
+            for tree in trees:
+                count = len(splits_of([tree]))
+                found += paths(tree, answers[:, asked : asked + count], levels)
+                asked += count
+            yield torch.from_numpy(np.concatenate(found, axis=1)).float()
+
+    def _answers(self, splits: Sequence[Split], rows: np.ndarray) -> np.ndarray:
+        """On which sides rows lie at splits on everybody's columns, bool, axes (rows, splits)."""
+        names, label, first = self.experiment.feature_parties, self.experiment.label.party, 0
+        answers = np.empty((len(rows), len(splits)), bool)
+        for name in [*([label] if label in self.experiment.parties else []), *names]:
+            bins, layout = self._shown(name)
+            last = first + len(layout.bins)
+            places = [at for at, one in enumerate(splits) if first <= one.column < last]
+            own = [replace(splits[at], column=splits[at].column - first) for at in places]
+            answers[:, places] = goes_left(own, bins[rows], layout)
+            first = last
+        return answers
+
     # The label party: bins of the training, sides of what it asked for, a few rows of the victim.
 
     def _of_label_party(self, in_training: bool, draw: torch.Generator) -> Case:
@@ -234,7 +339,7 @@ class TreesCases(Cases):
             shape=tuple(truth.shape[1:]),
         )
         if in_training:
-            bins, layout = self._travelled()
+            bins, layout = self._shown(self.party)
             of_targets, of_known = bins[targets.numpy()], bins[known.numpy()]
             of_own = None if own is None else own[known]
             told = SentBins(layout, of_targets, of_known, self._mode.epsilon, of_own)
@@ -243,18 +348,18 @@ class TreesCases(Cases):
 
     def _sent_bins(self, rows: Tensor) -> Tensor:
         """The bins of some training rows, as `standardised` writes cells."""
-        bins, layout = self._travelled()
+        bins, layout = self._shown(self.party)
         cells = np.where(bins == layout.width - 1, np.nan, bins).astype(np.float32)
         train = self.data[self.party].split.train
         return standardised(cells, categories_of(layout), train)[rows]
 
-    def _travelled(self) -> tuple[np.ndarray, Layout]:
-        """The bins of all aligned rows; those of training and validation rows as they were sent."""
-        own, split = self._binning(self.party), self.data[self.party].split
-        bins = own.bins(self._cells(self.party))
-        if self._mode.epsilon is not None:
+    def _shown(self, name: str) -> tuple[np.ndarray, Layout]:
+        """The bins of all rows; of those that train or validate as others learn of them."""
+        own, split = self._binning(name), self.data[name].split
+        bins = own.bins(self._cells(name))
+        if self._mode.epsilon is not None and name != self.experiment.label.party:
             sent = np.concatenate([split.train, split.validation])
-            secret = Secret.of_simulation(self.experiment.seed, self.party)
+            secret = Secret.of_simulation(self.experiment.seed, name)
             bins[sent] = randomised(bins[sent], own.layout, self._mode.epsilon, secret)
         return bins, own.layout
 
@@ -284,7 +389,10 @@ class TreesCases(Cases):
         if self.folder is None:
             train = self._cells(name)[self.data[name].split.train]
             return fit_bins(train, self._categories(name), self._mode.max_bin)
-        return Binning.of_state(self._weights(name), self._categories(name))
+        weights = self._weights(name)
+        if name == self.experiment.label.party:
+            weights = within("share.own.", weights)
+        return Binning.of_state(weights, self._categories(name))
 
     def _sides(self, name: str) -> Sides:
         splits = [] if self.folder is None else splits_of_state(self._weights(name))

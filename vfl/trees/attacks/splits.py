@@ -40,7 +40,9 @@ class Splits(Attack):
         self.decay, self.strength = decay, strength
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        known, asked = (self._numbers(view, seen) for seen in (view.leaked, view.targets))
+        known, asked = (
+            numbers_of_splits(view, seen, self.decay) for seen in (view.leaked, view.targets)
+        )
         # One scale for all, so that numbers that vary more stay those that cost less.
         mean, spread = asked.mean(0), asked.std(0).max().clamp_min(1e-9)
         learned = fit_logistic(
@@ -48,12 +50,19 @@ class Splits(Attack):
         )
         return learned((asked - mean) / spread)
 
-    def _numbers(self, view: View, seen: GrantedRows) -> Tensor:
-        """A number a column of rows, axes (rows, columns)."""
-        told = view.told
-        if not told.columns:
-            return seen.inputs.flatten(1)
-        columns = torch.tensor(told.columns)
-        weights = torch.arange(1, len(columns) + 1).float() ** -self.decay
-        sums = torch.zeros(seen.rows, int(columns.max()) + 1)
-        return sums.index_add_(1, columns, told.sides(seen.inputs) * weights)
+
+def numbers_of_splits(view: View, seen: GrantedRows, decay: float) -> Tensor:
+    """What splits say of rows, a number a column; the inputs where there are no splits.
+
+    Args:
+        view: grants inputs and the protocol.
+        seen: the rows.
+        decay: of `Splits`.
+    """
+    told = view.told
+    if not told.columns:
+        return seen.inputs.flatten(1)
+    columns = torch.tensor(told.columns)
+    weights = torch.arange(1, len(columns) + 1).float() ** -decay
+    sums = torch.zeros(seen.rows, int(columns.max()) + 1)
+    return sums.index_add_(1, columns, told.sides(seen.inputs) * weights)
