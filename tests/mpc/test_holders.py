@@ -28,6 +28,8 @@ from vfl.mpc.three_party.intersection import intersect, moments
 from vfl.mpc.three_party.trio import Trio
 from vfl.session.secure_mode import SECURE
 from vfl.testing import HolderContract, Protocol
+from vfl.trees.newton import family
+from vfl.trees.sums import Summing, coarse_bits, fine_bits
 
 #: Of every mode of a session the protocols below that it runs.
 OF_MODES = {
@@ -38,6 +40,7 @@ OF_MODES = {
     "pea": ("many: product", "many: apply of three", "many: signs"),
     "trees": (),  # bins are shown as they are
     "scorecard": (),  # likewise
+    "regression": ("sums", "sums at margins"),
 }
 
 
@@ -211,7 +214,51 @@ def shared_layer(party, note):
     return None
 
 
+# Sums over rows of a regression.
+
+TABLE = draw(80, 5, seed=11)
+OWNED = (2, 3)
+
+
+class Summed(LocalParties):
+    """Two holders of columns, the second with labels, and the helper."""
+
+    def __init__(self, timeout_s):
+        super().__init__(lambda role, links: Summing(role, links, len(TABLE), OWNED), timeout_s)
+        self.agree({})
+
+
+def opened(party, bits):
+    own = None if party.deals else torch.split(TABLE, OWNED, 1)[party.role]
+    return own, party.open_columns(own, bits)
+
+
+def sums(party, note):
+    _, columns = opened(party, fine_bits(party.rows))
+    labels = TABLE[:, 0] if party.role == 1 else None
+    found = party.gram(columns), party.label_products(columns, labels)
+    return torch.cat([found[0], found[1][:, None]], 1) if party.role == 1 else None
+
+
+def sums_at_margins(party, note):
+    (own, fine), (_, coarse) = (
+        opened(party, bits(party.rows)) for bits in (fine_bits, coarse_bits)
+    )
+    margins = None if own is None else own.sum(1)
+    found = party.sums_at(family("binomial"), fine, coarse, margins)
+    return None if found is None else torch.from_numpy(found.curvature)
+
+
+CHANCES = TABLE.sum(1).sigmoid()
+GRAM = torch.cat([TABLE.T @ TABLE, TABLE.T @ TABLE[:, :1]], 1)
+CURVATURE = TABLE.T @ (TABLE * (CHANCES * (1 - CHANCES))[:, None])
+
+
 PROTOCOLS = {
+    "sums": Protocol(Summed, sums, GRAM, tolerance=1e-3),
+    "sums at margins": Protocol(
+        Summed, sums_at_margins, CURVATURE, tolerance=1e-3, helper="masked"
+    ),
     "macs: reveal": mac(lambda member, one, two: one, INTEGERS, 3),
     "macs: product": mac(
         lambda member, one, two: member.multiply(one, two), INTEGERS * (INTEGERS + 1)

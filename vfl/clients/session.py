@@ -470,7 +470,13 @@ class _PartySession:
             if self.trains:
                 self.ledger.end(self.terms.run, whole.weights_digest())
             if self.trains and data is not None:
-                folder.save(data, self.terms, whole.weights(), privacy=whole.privacy())
+                folder.save(
+                    data,
+                    self.terms,
+                    whole.weights(),
+                    privacy=whole.privacy(),
+                    model=whole.figures(),
+                )
             if self.terms.mode == "predict" and data is not None:
                 folder.save_predicted(data)
 

@@ -158,6 +158,10 @@ class WholeNetworkParty:
         """SHA-256 of the shares."""
         return weights_digest(self.weights())
 
+    def figures(self) -> dict[str, Any]:
+        """What the training says of this party's part of the model."""
+        return self.network.figures()
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """What the training promises to whoever has a row in it."""
         return self.network.privacy()

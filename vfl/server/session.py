@@ -494,7 +494,15 @@ def _conclude(
         folder.evaluated(summary)
         return
     answers = torch.cat(label.tested) if label.tested else None
-    own.save(label.data, terms, label.weights(), test_figures(summary), answers, label.privacy())
+    own.save(
+        label.data,
+        terms,
+        label.weights(),
+        test_figures(summary),
+        answers,
+        label.privacy(),
+        label.figures(),
+    )
     folder.finish(summary, label.ledger)
 
 

@@ -171,6 +171,9 @@ class WholeNetworkLabel(AnyLabelParty):
     def importance(self) -> Mapping[str, Any] | None:
         return self.network.importance()
 
+    def figures(self) -> dict[str, Any]:
+        return self.network.figures()
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         return (*self._defense.privacy(), *self.network.privacy())
 

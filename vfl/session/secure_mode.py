@@ -291,6 +291,10 @@ class WholeNetwork(Protocol):
         """
         return ()
 
+    def figures(self) -> dict[str, Any]:
+        """What a training says of its model, by a name; for the owner's card or the summary."""
+        return {}
+
 
 class AnsweringNetwork(Protocol):
     """The part of a whole network that answers requests at a feature party; see `serves_rows`."""

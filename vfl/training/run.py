@@ -420,6 +420,7 @@ def train(
                 known,
                 torch.cat(tested) if tested else None,
                 session.label.privacy() if session.label.terms.secure != "none" else None,
+                _figures_of(session, party),
             )
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
@@ -442,6 +443,14 @@ def accounts_of(session: AnySession) -> dict[str, Any]:
         "revealed": [asdict(one) for one in (*agreed, *session.revealed())],
         "traffic": session.traffic(),
     }
+
+
+def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
+    """What a training says of one party's part of the model."""
+    if not isinstance(session, WholeNetworkSession):
+        return {}
+    everybody = {one.name: one.figures() for one in session.clients}
+    return everybody.get(party, session.label.figures())
 
 
 def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Boosted trees and scorecards over columns of several organisations.
+"""Boosted trees, scorecards and regressions over columns of several organisations.
 
 mode         `model = "trees"`: what is agreed on, refused and promised
 ends         both ends of a session: a feature party's bins and splits, the label party's forest
@@ -10,9 +10,13 @@ command      `vfl importance`
 grow         one tree from histograms, as XGBoost's `hist` grows it
 histograms   sums of gradients where all bins lie in one place
 bins         a party's columns as bins; randomised response on them
-newton       regressions with inference, from sums over rows
 scorecard    `model = "scorecard"`: bins, weights of evidence, points
 objectives   derivatives of losses, and what margins say
+
+regression       `model = "regression"`: what is agreed on, refused and promised
+regression_ends  the ends of its sessions, and what each party keeps
+sums             sums over rows on shares, with a helper
+newton           regressions with inference, from sums over rows
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _CLOSE = 1e-7
 _LEAST_EIGENVALUE = 1e-8
 #: Share of the first step's information on a coefficient below which it grows without an end.
 _SEPARATED = 1e-6
-_MOST_HALVINGS, _MOST_SWEEPS = 30, 1000
+MOST_HALVINGS, _MOST_SWEEPS = 30, 1000
 
 
 class Family:
@@ -39,6 +39,7 @@ class Family:
     The log-likelihood of a row is y m - b(m) + c(y) for its margin m, over the dispersion.
     """
 
+    name: Name
     #: Whether the dispersion is estimated, so that statistics have Student's distribution.
     dispersed = False
 
@@ -77,6 +78,7 @@ class Family:
 class Gaussian(Family):
     """Numbers around the margin, with a variance that is estimated."""
 
+    name: Name = "gaussian"
     dispersed = True
 
     def mean(self, margins: np.ndarray) -> np.ndarray:
@@ -97,6 +99,8 @@ class Gaussian(Family):
 
 class Binomial(Family):
     """Labels 0 and 1; the margin is the logarithm of the odds."""
+
+    name: Name = "binomial"
 
     def mean(self, margins: np.ndarray) -> np.ndarray:
         found: np.ndarray = expit(margins)
@@ -128,6 +132,8 @@ class Binomial(Family):
 
 class Poisson(Family):
     """Counts; the margin is the logarithm of the expected one."""
+
+    name: Name = "poisson"
 
     def mean(self, margins: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
@@ -460,9 +466,9 @@ def fit(
     _refuse_collinear(first, inside, penalty)
     for number in range(1, most_steps + 1):
         step = solver.step(b, found)
-        close = _in_standard_errors(step, found.curvature) <= _CLOSE
-        if close:
-            return Fit(family, b, inside, outcome, found, number, penalty)
+        if _in_standard_errors(step, found.curvature) <= _CLOSE:
+            after = _predicted(found, step)
+            return Fit(family, b + step, inside, outcome, after, number, penalty)
         b, found = solver.search(b, found, step, sums)
         if not penalty:
             _refuse_separated(found.curvature, first, inside)
@@ -506,7 +512,7 @@ class _Solver:
         """Go a step, or half, a quarter and so on of it, until the loss is no larger."""
         before = self.loss(b, sums)
         rounding = 1e-9 * (1 + abs(before))
-        for _ in range(_MOST_HALVINGS):
+        for _ in range(MOST_HALVINGS):
             found = at(b + step)
             if np.isfinite(found.normaliser) and self.loss(b + step, found) <= before + rounding:
                 return b + step, found
@@ -530,6 +536,13 @@ class _Solver:
             if largest <= _CLOSE / 10:
                 break
         return step
+
+
+def _predicted(sums: Sums, step: np.ndarray) -> Sums:
+    """The sums after a step so short that second derivatives stay."""
+    bent = sums.curvature @ step
+    normaliser = float(sums.normaliser + step @ sums.means + step @ bent / 2)
+    return Sums(sums.means + bent, sums.curvature, normaliser)
 
 
 def _in_standard_errors(step: np.ndarray, curvature: np.ndarray) -> float:

@@ -20,6 +20,7 @@ PRODUCT = Product(
             "splits": "vfl.trees.attacks.splits:Splits",
         },
         "vfl.secure": {
+            "regression": "vfl.trees.regression:Regression",
             "scorecard": "vfl.trees.scorecard.mode:Scorecard",
             "trees": "vfl.trees.mode:Trees",
         },

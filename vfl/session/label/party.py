@@ -544,6 +544,10 @@ class AnyLabelParty:
         """What an evaluation says of parties and columns; None where a model says nothing."""
         return None
 
+    def figures(self) -> dict[str, Any]:
+        """What a training says of its model, where that is more than its quality."""
+        return {}
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """What is promised to whoever has a row or a label in this session."""
         return ()

@@ -75,6 +75,8 @@ def summarise(
         figures["keeps"] = mode.keeps
     if terms.mode == "evaluate" and (importance := party.importance()) is not None:
         figures["importance"] = importance
+    if terms.mode == "train":
+        figures |= party.figures()
     if doubted := training_doubts(party.history) if terms.mode == "train" else []:
         figures["warnings"] = doubted
     return figures | {

@@ -85,6 +85,7 @@ class PartyFolder:
         figures: Mapping[str, Any] | None = None,
         answers: Tensor | None = None,
         privacy: Sequence[PrivacyStatement] | None = None,
+        model: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep what evaluation and prediction need, and a card; the record is written last.
 
@@ -95,9 +96,11 @@ class PartyFolder:
             figures: of the test rows, which the label party alone knows.
             answers: of the test rows, likewise, axes (rows, outputs).
             privacy: what the training promises, where that follows from more than these rows.
+            model: what the training says of the party's part of the model, for its card.
         """
         key = secrets.token_bytes(_KEY_BYTES)
         card = _card(self.path.name, data, terms, weights, figures or {}, key, privacy)
+        card["model"] |= model or {}
         write_sealed_json(self.path / CARD, card, self._seal("card", terms.run))
         save_weights(self.path / _WEIGHTS, weights, self._seal("weights", terms.run))
         encoder = None if data.encoder is None else json.loads(data.encoder.to_json())

@@ -1,0 +1,180 @@
+"""`model = "regression"`: a regression with inference takes the place of bottoms and top.
+
+It is fitted once, by Newton's method on sums over all training rows (`vfl.trees.newton`), which no
+party but the label party learns (`vfl.trees.sums`). A helper without data takes part in trainings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError, ExposedCutError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.core.registry import require_choice, require_range
+from vfl.mpc.secure.base import refuse_work_on_cuts
+from vfl.mpc.secure.ends import Middle, NetworkMode, Outer
+from vfl.session.secure_mode import (
+    SETUP,
+    Agreed,
+    Happened,
+    Limits,
+    OwnRows,
+    Revealed,
+    WholeNetwork,
+)
+from vfl.session.terms import Terms
+from vfl.trees.cells import CellsMode, links_of
+from vfl.trees.newton import MOST_HALVINGS, Family, Penalty, Selection, family
+from vfl.trees.regression_ends import Facts, FeatureEnd, LabelEnd, TrainingEnd
+
+_LOCAL_S = 600.0
+_FAMILIES = {"linear": "gaussian", "logistic": "binomial", "poisson": "poisson"}
+
+
+class Regression(CellsMode):
+    """A linear, logistic or Poisson regression on everybody's columns, with standard errors.
+
+    Args:
+        family: "linear", "logistic" or "poisson"; "auto" is logistic for two classes and linear for
+            numbers.
+        helper: name of a party without data, which colludes with nobody.
+        l1, l2: elastic net; see `Penalty`. Standard errors are of a fit without one.
+        select: "p", "aic" or "bic" select columns step by step; see `Selection`.
+        enter, leave: p-values of the selection.
+        max_steps: most steps of Newton's method, of one fit.
+
+    >>> Regression(helper="notary").third_party("bank")
+    'notary'
+    """
+
+    needs_keys: bool = True
+    helps_to_train: ClassVar[bool] = True
+    answers_without: ClassVar[bool] = True
+    announced_bytes: ClassVar[int] = 1 << 9
+    facts_bytes: ClassVar[int] = 1 << 14
+    facts: ClassVar[type[Settings]] = Facts
+    keeps: ClassVar[tuple[str, str]] = (
+        "coefficients of them, with standard errors",
+        "all coefficients, without the units of others",
+    )
+    instead: ClassVar[Mapping[str, str]] = {"train.weight_decay": "model = 'regression:l2=0.01'"}
+
+    def __init__(
+        self,
+        family: Literal["auto", "linear", "logistic", "poisson"] = "auto",
+        helper: str = "helper",
+        l1: float = 0.0,
+        l2: float = 0.0,
+        select: Literal["none", "p", "aic", "bic"] = "none",
+        enter: float = 0.05,
+        leave: float = 0.05,
+        max_steps: int = 50,
+    ) -> None:
+        require_choice("family", family, ("auto", *_FAMILIES))
+        require_choice("select", select, ("none", "p", "aic", "bic"))
+        require_range("max_steps", max_steps, 1, 1000)
+        self._family, self.helper, self.max_steps = family, helper, max_steps
+        self.penalty = Penalty(l1, l2)
+        self.selection = None if select == "none" else Selection(select, enter, leave)
+        if self.penalty and self.selection is not None:
+            raise BadOptionError(
+                "columns are selected by standard errors, which are of a fit without a penalty",
+                got=f"select={select}, l1={l1:g}, l2={l2:g}",
+                want="one of both",
+            )
+
+    def refuse(self, agreed: Agreed) -> None:
+        super().refuse(agreed)
+        refuse_work_on_cuts(agreed)  # of randomised labels standard errors would say nothing
+        if self.helper in {*agreed.parties, agreed.label_party}:
+            raise ExposedCutError(
+                "a party with data could undo masks if it helped too",
+                got=f"helper '{self.helper}'",
+                want="model = 'regression:helper=NAME' with a further party",
+            )
+        if agreed.train.epochs != 1:
+            raise ExposedCutError(
+                "a regression is fitted once, on all rows",
+                got=f"train.epochs = {agreed.train.epochs}",
+                want="train.epochs = 1",
+            )
+
+    def third_party(self, label_party: str) -> str | None:
+        return self.helper
+
+    def promise(self, agreed: Agreed) -> str:
+        return (
+            f"{agreed.label_party} learns sums over rows, such as X^T X, and all coefficients of "
+            "standardised columns; a feature party the coefficients of its own; "
+            f"{self.helper} the margins of training rows in an order it does not know, and "
+            "undoes nothing unless it colludes; each prediction shows "
+            f"{agreed.label_party} each party's part of the margin"
+        )
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        """Who learned which sizes; `WholeNetwork.revealed` has the rest."""
+        if terms.mode == "train":
+            for name in self.roles(terms):
+                yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
+
+    def roles(self, agreed: Terms) -> list[str]:
+        third = [self.helper] if agreed.mode == "train" else []
+        return [*agreed.feature_parties, agreed.label_party, *third]
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        if terms.mode != "train":
+            return super().limits(terms, party, rows, layers)
+        up, down = NetworkMode.limits(self, terms, party, rows, layers)
+        return up, down | {Kind.ACK: 1}
+
+    def outer_network(
+        self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
+    ) -> WholeNetwork:
+        if terms.mode == "train":
+            return TrainingEnd(self, party, terms, rows, Outer(self, party, terms, keys, stream))
+        return FeatureEnd(self, party, terms, rows, stream)
+
+    def middle_network(
+        self,
+        terms: Terms,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+    ) -> WholeNetwork:
+        if terms.mode == "train":
+            middle = Middle(self, terms, attempt, streams, receive_any)
+            return TrainingEnd(self, terms.label_party, terms, rows, middle)
+        return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
+
+    # What the ends ask for.
+
+    def most_sums(self, columns: int) -> int:
+        """How often a fit on so many columns asks for sums, at most."""
+        fits = 1 if self.selection is None else 2 + 4 * columns
+        return fits * self.max_steps * MOST_HALVINGS
+
+    def family_of(self, classes: int) -> Family:
+        """The family for labels of so many classes; 0 for numbers.
+
+        Raises:
+            BadOptionError: labels of another kind.
+        """
+        usual = "logistic" if classes else "linear"
+        name = usual if self._family == "auto" else self._family
+        if (name == "logistic") != (classes > 0) or classes not in (0, 2):
+            raise BadOptionError(
+                "labels of another kind than the regression's",
+                got=f"family={name}, {classes} classes" if classes else f"family={name}, numbers",
+                want="two classes for 'logistic', numbers for 'linear' and 'poisson'",
+                fix="label.task = 'regression' for numbers",
+            )
+        return family(_FAMILIES[name])

@@ -1,0 +1,680 @@
+"""The ends of a regression: a training, and answers.
+
+In a training all parties meet as in `vfl.mpc.secure.ends`, and then:
+
+    holder of columns                    helper                label party
+      opens its columns under a mask     draws masks           likewise; opens labels under a mask
+                                                               X^T y, and of a linear one X^T X
+      coefficients of its columns  <-------------------------  of every step
+      part of the margins  ---------->   means, weights  --->  X^T m, X^T w X
+      coefficients, standard errors  <-----------------------  of the fit
+
+Whoever is asked for rows afterwards sends its part of their margins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vfl.config.toml import Settings
+from vfl.core.errors import DataError, DisagreementError, ExposedCutError, ProtocolError
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
+from vfl.datasets import Split
+from vfl.mpc.ring import ELEMENT_BYTES
+from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes, Place, read_description
+from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.session.schedule import Exchange
+from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
+from vfl.session.terms import Terms
+from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd
+from vfl.trees.newton import Binomial, Family, Fit, Sums, family, fit, outcome_of, stepwise
+from vfl.trees.sums import Masked, Summing, coarse_bits, fine_bits, largest_frame
+
+if TYPE_CHECKING:
+    from vfl.trees.regression import Regression
+
+_MOST_COLUMNS = 4096
+PARTS = "parts of margins"
+#: What a fit says of each column, in the order in which it is sent.
+KEPT = ("coefficient", "standard_error", "p_value", "lower", "upper")
+_GO_ON, _DONE = b"G", b"D"
+_LABEL_PARTY = "the label party"
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a party's cells become columns of a regression.
+
+    A column of numbers becomes one, and one of c categories c - 1, which say whether a cell has
+    the second category, the third and so on. All are standardised by training rows.
+
+    Attributes:
+        categories: how many each column of cells has; 0 of numbers.
+        means, scales: of the columns, float64.
+    """
+
+    categories: tuple[int, ...]
+    means: np.ndarray
+    scales: np.ndarray
+
+    @classmethod
+    def fit(cls, cells: np.ndarray, categories: tuple[int, ...]) -> Design:
+        """The design of training rows.
+
+        Args:
+            cells: of `CellEncoder`, axes (rows, columns).
+            categories: see `Design`.
+
+        Raises:
+            DataError: a missing or infinite cell, or a column of one value.
+        """
+        lost = ~np.isfinite(cells)
+        if lost.any():
+            raise DataError(
+                "a regression takes no missing cells in training rows",
+                got=f"{int(lost.sum())} of them in {int(lost.any(axis=0).sum())} columns",
+                want="a number or a category in every cell",
+                fix="fill them in, leave the rows out, or model = 'trees'",
+            )
+        columns = expanded(cells, categories)
+        scales = columns.std(axis=0)
+        if (alike := np.flatnonzero(scales <= 1e-12 * np.abs(columns).max(axis=0))).size:
+            raise DataError(
+                "a column has one value in all training rows",
+                got=f"{len(alike)} of {columns.shape[1]} columns, the first is number {alike[0]}",
+                want="different values",
+                fix="leave it out",
+            )
+        return cls(categories, columns.mean(axis=0), scales)
+
+    def columns(self, cells: np.ndarray) -> np.ndarray:
+        """Standardised columns, float64, axes (rows, columns); a missing cell counts as the mean.
+
+        Args:
+            cells: as in `fit`.
+        """
+        found = (expanded(cells, self.categories) - self.means) / self.scales
+        return np.where(np.isfinite(found), found, 0.0)
+
+    def names(self, columns: Sequence[str]) -> list[str]:
+        """What each column is called, by the names of columns of cells."""
+        found = []
+        for name, count in zip(columns, self.categories, strict=True):
+            found += [f"{name}={code}" for code in range(1, count)] if count else [name]
+        return found
+
+
+def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
+    """Columns of numbers as they are, and of categories an indicator of each but the first.
+
+    >>> expanded(np.array([[2.5, 0], [1.5, 2]]), [0, 3])
+    array([[2.5, 0. , 0. ],
+           [1.5, 0. , 1. ]])
+    """
+    parts = []
+    for column, count in enumerate(categories):
+        own = cells[:, column, None].astype(np.float64)
+        if count:
+            own = np.where(np.isnan(own), np.nan, own == np.arange(1, count))
+        parts.append(own)
+    return np.concatenate(parts, axis=1) if parts else np.empty((len(cells), 0))
+
+
+def width_of(categories: Sequence[int]) -> int:
+    """How many columns `expanded` makes.
+
+    >>> width_of([0, 3, 0])
+    4
+    """
+    return sum(max(1, count - 1) for count in categories)
+
+
+class OwnFacts(Settings):
+    """What a holder says of its rows: how many train, validate and test, and its columns."""
+
+    rows: tuple[int, int, int]
+    columns: int = Field(ge=1, le=_MOST_COLUMNS)
+
+
+class Facts(Settings):
+    """What all must know alike beside the terms.
+
+    Attributes:
+        rows: how many train, validate and test.
+        columns: of each holder, by role; the intercept is one of the label party's.
+        family: of the labels.
+    """
+
+    rows: tuple[int, int, int]
+    columns: tuple[int, ...] = Field(min_length=2, max_length=256)
+    family: Literal["gaussian", "binomial", "poisson"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes(NetworkSizes):
+    """The sizes of a session, which bound frames."""
+
+    facts: Facts
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.facts.columns)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of the largest message."""
+        answers = ELEMENT_BYTES * max(self.facts.rows)
+        return max(largest_frame(self.facts.rows[0], self.facts.columns), answers, 1 << 12)
+
+    def memory_bytes(self, rows: int) -> int:
+        return 6 * self.frame_bytes
+
+    def limits(self, rows: int) -> dict[Kind, int]:
+        return {Kind.PROTOCOL: self.frame_bytes + TAG_BYTES}
+
+
+def categories_of(rows: OwnRows) -> tuple[int, ...]:
+    """How many categories each column of a party has; 0 of numbers."""
+    assert rows.inputs is not None, "asked of a party with columns"
+    return rows.categories or (0,) * rows.inputs[:1].numel()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One party's part of a regression.
+
+    Attributes:
+        design: of its columns; None at a label party that has none.
+        labels: whether it is the label party, whose first column is the intercept.
+        found: of each column a number by each name of KEPT, float64; NaN where there is none.
+    """
+
+    design: Design | None
+    labels: bool
+    found: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Tensor], rows: OwnRows, labels: bool) -> Part:
+        """The part that `state_dict` was taken of, at a party with these columns."""
+        design = None
+        if rows.inputs is not None:
+            means, scales = (state[name].numpy() for name in ("means", "scales"))
+            design = Design(categories_of(rows), means, scales)
+        return cls(design, labels, {name: state[name].numpy() for name in KEPT})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The part as tensors, for `of_state`."""
+        state = {name: torch.from_numpy(values) for name, values in self.found.items()}
+        if self.design is not None:
+            state["means"] = torch.from_numpy(self.design.means)
+            state["scales"] = torch.from_numpy(self.design.scales)
+        return state
+
+    def inputs(self, cells: np.ndarray | None, rows: int) -> np.ndarray:
+        """Standardised columns of so many rows, behind one of ones at the label party."""
+        parts = [np.ones((rows, 1))] if self.labels else []
+        if self.design is not None:
+            assert cells is not None, "a party with columns has cells"
+            parts.append(self.design.columns(cells))
+        return np.concatenate(parts, axis=1)
+
+    def margins(self, cells: np.ndarray | None, rows: int) -> np.ndarray:
+        """This party's part of the margins of rows, float64, axes (rows,)."""
+        found: np.ndarray = self.inputs(cells, rows) @ self.found["coefficient"]
+        return found
+
+    def table(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """What the owner learns of each of its columns, in the column's own units."""
+        if self.design is None:
+            return []
+        scales, own = self.design.scales, slice(int(self.labels), None)
+        per_unit = {
+            name: values[own] if name == "p_value" else values[own] / scales
+            for name, values in self.found.items()
+        }
+        return [
+            {"column": name} | {what: _number(values[at]) for what, values in per_unit.items()}
+            for at, name in enumerate(self.design.names(columns))
+        ]
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
+    """Cells of some aligned rows, axes (rows, columns); None of a party without columns."""
+    if rows.inputs is None:
+        return None
+    cells: np.ndarray = rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
+    return cells
+
+
+def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
+    """Logits of both classes, axes (rows, 2), or expected numbers, axes (rows, 1)."""
+    column = margins[:, None]
+    if isinstance(family, Binomial):
+        return torch.from_numpy(np.concatenate([np.zeros_like(column), column], axis=1))
+    return torch.from_numpy(family.mean(column))
+
+
+class TrainingEnd(NetworkEnd[Facts, Summing]):
+    """A party's end of a training: a holder of columns, or the helper.
+
+    Args:
+        mode, party, terms, rows, place: see `NetworkEnd`.
+    """
+
+    _mode: Regression
+
+    def __init__(
+        self, mode: Regression, party: str, terms: Terms, rows: OwnRows, place: Place
+    ) -> None:
+        super().__init__(mode, party, terms, rows, place)
+        self._helps = party == mode.helper
+        self._labels = party == terms.label_party
+        self._own_family = mode.family_of(rows.classes) if self._labels else None
+        self._part: Part | None = None
+        self._result: Result | None = None
+
+    @property
+    def split(self) -> Split:
+        return Split(*map(np.arange, self._facts.rows))
+
+    # How it begins; see `NetworkEnd`.
+
+    def announced(self) -> bytes | None:
+        if self._helps:
+            return None
+        return self._own_facts().model_dump_json().encode()
+
+    def facts_of(self, told: Mapping[str, bytes]) -> Facts:
+        read = [read_description(OwnFacts, raw, f"party '{name}'") for name, raw in told.items()]
+        assert self._own_family is not None, "the label party makes the facts"
+        columns = tuple(one.columns for one in read)
+        return Facts(rows=read[-1].rows, columns=columns, family=self._own_family.name)
+
+    def sizes_of(self, facts: Facts) -> Sizes:
+        if len(facts.columns) != len(self._roles) - 1:
+            raise ProtocolError("the label party describes other parties than the terms have")
+        if not self._helps:
+            own = self._own_facts()
+            if (own.rows, own.columns) != (facts.rows, facts.columns[self._role]):
+                raise DisagreementError(
+                    "the label party describes other rows than this party has",
+                    got=f"{facts.rows[0]} training rows",
+                    want=f"{own.rows[0]} training rows",
+                )
+        sizes = Sizes(facts)
+        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
+            raise ProtocolError(
+                "the masks of all rows fit no frame",
+                got=f"{sizes.frame_bytes} bytes",
+                want=f"at most {LIMIT_BYTES} bytes",
+                fix="fewer rows or columns",
+            )
+        return sizes
+
+    def _player_of(self, links: Mapping[int, Link]) -> Summing:
+        return Summing(self._role, links, self._facts.rows[0], self._facts.columns)
+
+    def _started(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
+    ) -> None:
+        if state is not None:
+            self.load_weights(state["weights"])
+
+    def _own_facts(self) -> OwnFacts:
+        whole, columns = self._rows.split, int(self._labels)
+        assert whole is not None, "a holder has rows"
+        if self._rows.inputs is not None:
+            columns += width_of(categories_of(self._rows))
+        rows = (len(whole.train), len(whole.validation), len(whole.test))
+        return OwnFacts(rows=rows, columns=columns)
+
+    # The training.
+
+    def train(self, exchange: Exchange) -> None:
+        own = None
+        if not self._helps:
+            assert self._rows.split is not None, "a holder has rows"
+            cells = cells_of(self._rows, self._rows.split.train)
+            design = None if cells is None else Design.fit(cells, categories_of(self._rows))
+            self._part = Part(design, self._labels)
+            own = self._part.inputs(cells, self._facts.rows[0])
+        if self._labels:
+            assert own is not None, "a holder has columns"
+            self._lead(own)
+        else:
+            self._follow(own)
+        self._note(TRAIN)
+
+    def outputs(self, exchange: Exchange) -> Tensor | None:
+        player, role = self._begun, self._label_role
+        number, count = player.next_number(), len(exchange.rows)
+        found = None
+        if not self._helps:
+            assert self._part is not None, "a training has begun"
+            assert self._rows.split is not None, "a holder has rows"
+            positions = getattr(self._rows.split, exchange.phase)[exchange.rows]
+            part = self._part.margins(cells_of(self._rows, positions), count)
+            if self._labels:
+                for other in player.others:
+                    raw = player.channels[other].receive_bytes(number, ELEMENT_BYTES * count)
+                    part = part + np.frombuffer(raw, "<f8")
+                player.leakage.count(PARTS, f"{exchange.phase} rows", count, count)
+                found = outputs_of(self._family, part)
+            else:
+                player.channels[role].send_bytes(part.astype("<f8").tobytes(), number, "online")
+        self._note(EVALUATE)
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        if self._part is None or not self._part.found:
+            return {}
+        more = {} if self._result is None else self._result.state_dict()
+        return self._part.state_dict() | more
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if weights:
+            self._part = Part.of_state(weights, self._rows, self._labels)
+        if weights and self._labels:
+            self._result = Result.of_state(weights)
+
+    def training_state(self) -> dict[str, Any]:
+        return {"weights": self.weights(), **self._kept()}
+
+    def figures(self) -> dict[str, Any]:
+        if self._part is None:
+            return {}
+        found: dict[str, Any] = {"own_columns": self._part.table(self._rows.columns)}
+        if self._result is not None:
+            own = [one["column"] for one in found["own_columns"]]
+            found |= {"family": self._family.name} | self._result.figures(self._roles[:-1], own)
+        return {"regression": found}
+
+    @property
+    def _family(self) -> Family:
+        return family(self._facts.family)
+
+    def _opened(self, own: np.ndarray | None) -> tuple[Masked, Masked | None]:
+        """All columns, and again with fewer bits where sums at margins follow."""
+        player, values = self._begun, None if own is None else torch.from_numpy(own)
+        fine = player.open_columns(values, fine_bits(player.rows))
+        if self._family.dispersed:
+            return fine, None
+        return fine, player.open_columns(values, coarse_bits(player.rows))
+
+    def _follow(self, own: np.ndarray | None) -> None:
+        """At another party: take part in sums at coefficients that the label party chooses."""
+        player, part = self._begun, self._part
+        fine, coarse = self._opened(own)
+        if coarse is None:
+            player.gram(fine)
+        player.label_products(fine, None)
+        link, size = player.channels[self._label_role], 0
+        if own is not None:
+            size = ELEMENT_BYTES * own.shape[1]
+        for _ in range(self._mode.most_sums(sum(self._facts.columns))):
+            number = player.next_number()
+            raw = link.receive_bytes(number, 1, 1 + len(KEPT) * size)
+            if bytes(raw[:1]) == _DONE:
+                break
+            if coarse is None or len(raw) != 1 + size:
+                raise ProtocolError("coefficients out of turn", where=_LABEL_PARTY)
+            margins = None
+            if own is not None:
+                margins = torch.from_numpy(own @ np.frombuffer(raw[1:], "<f8"))
+                player.leakage.count("coefficients", "own columns", own.shape[1], own.shape[1])
+            player.sums_at(self._family, fine, coarse, margins)
+        else:
+            raise ProtocolError("the label party asks for sums without an end", where=_LABEL_PARTY)
+        if own is not None and part is not None:
+            if len(raw) != 1 + len(KEPT) * size:
+                raise ProtocolError("a fit of other columns", where=_LABEL_PARTY)
+            found = np.frombuffer(raw[1:], "<f8").reshape(len(KEPT), -1)
+            self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
+
+    def _lead(self, own: np.ndarray) -> None:
+        """At the label party: fit, and send each owner what was found of its columns."""
+        player, mode, of, labels = self._begun, self._mode, self._family, self._own_labels()
+        fine, coarse = self._opened(own)
+        gram = player.gram(fine) if coarse is None else None
+        products = player.label_products(fine, torch.from_numpy(labels))
+        assert products is not None, "the label party learns them"
+        ends = np.cumsum(self._facts.columns)
+        # A fit has the intercept first, which is the label party's first column here.
+        first, columns = int(ends[-2]), int(ends[-1])
+        order = np.r_[first, np.arange(first), np.arange(first + 1, columns)]
+
+        def apart(of_all: np.ndarray) -> list[np.ndarray]:
+            """Numbers in the order of the fit, by holder."""
+            there = np.empty_like(of_all)
+            there[order] = of_all
+            return np.split(there, ends[:-1])
+
+        def sums(b: np.ndarray) -> Sums:
+            if gram is not None:
+                whole = gram.numpy()[np.ix_(order, order)]
+                return Sums(whole @ b, whole, float(b @ whole @ b / 2))
+            parts = apart(b)
+            number = player.next_number()
+            for role, link in player.channels.items():
+                content = b"" if role == player.dealer else parts[role].astype("<f8").tobytes()
+                link.send_bytes(_GO_ON + content, number, "online")
+            assert coarse is not None, "columns were opened twice"
+            found = player.sums_at(of, fine, coarse, torch.from_numpy(own @ parts[-1]))
+            assert found is not None, "the label party learns them"
+            here = np.ix_(order, order)
+            return Sums(found.means[order], found.curvature[here], found.normaliser)
+
+        outcome = outcome_of(of, products.numpy()[order], labels)
+        if mode.selection is not None:
+            found = stepwise(of, outcome, sums, mode.selection, mode.max_steps)
+        else:
+            found = fit(of, outcome, sums, penalty=mode.penalty, most_steps=mode.max_steps)
+        lower, upper = found.intervals().T
+        kept = found.coefficients, found.standard_errors, found.p_values, lower, upper
+        everybody = [apart(one) for one in kept]
+        number = player.next_number()
+        for role, link in player.channels.items():
+            if role == player.dealer:
+                link.send_bytes(_DONE, number, "online")
+            else:
+                own_part = np.stack([one[role] for one in everybody]).astype("<f8")
+                link.send_bytes(_DONE + own_part.tobytes(), number, "online")
+        assert self._part is not None, "a training has begun"
+        mine = {name: one[-1].copy() for name, one in zip(KEPT, everybody, strict=True)}
+        self._part = Part(self._part.design, True, mine)
+        table = np.stack([np.concatenate(one) for one in everybody])
+        self._result = Result(self._facts.columns, table, Summary.of(found))
+
+    def _own_labels(self) -> np.ndarray:
+        rows = self._rows
+        assert rows.labels is not None, "a training has labels"
+        assert rows.split is not None, "the label party has rows"
+        if rows.weights is not None:
+            raise ExposedCutError(
+                "every row counts once where means of rows are shares",
+                got="weights of rows or classes",
+                want="label.class_weight = 'none', and no weights of rows",
+            )
+        labels = rows.labels[torch.from_numpy(rows.split.train)]
+        return labels.double().reshape(-1).numpy()
+
+
+class Summary(NamedTuple):
+    """Figures of a fit."""
+
+    rows: float
+    parameters: float
+    steps: float
+    log_likelihood: float
+    deviance: float
+    null_deviance: float
+    explained: float
+    aic: float
+    bic: float
+
+    @classmethod
+    def of(cls, found: Fit) -> Summary:
+        """The figures of a fit."""
+        return cls(
+            found.outcome.rows,
+            *(float(getattr(found, name)) for name in cls._fields[1:]),
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the label party keeps of a fit, beside its own part.
+
+    Attributes:
+        columns: how many each holder has, the label party last.
+        table: by name of KEPT and column, of standardised columns, axes (names, columns).
+        summary: its figures.
+    """
+
+    columns: tuple[int, ...]
+    table: np.ndarray
+    summary: Summary
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The result as tensors, for `of_state`."""
+        return {
+            "column_counts": torch.tensor(self.columns, dtype=torch.int64),
+            "table": torch.from_numpy(self.table),
+            "summary": torch.tensor(self.summary, dtype=torch.float64),
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Tensor]) -> Result:
+        """The result that `state_dict` was taken of."""
+        counts = tuple(state["column_counts"].tolist())
+        return cls(counts, state["table"].numpy(), Summary(*state["summary"].tolist()))
+
+    def figures(self, parties: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
+        """Figures for a run's summary, of standardised columns; those of others have numbers.
+
+        Args:
+            parties: the holders, the label party last.
+            own: names of the label party's columns.
+        """
+        whose: list[tuple[str, str | int]] = [
+            (party, 1 + at)
+            for party, count in zip(parties[:-1], self.columns[:-1], strict=True)
+            for at in range(count)
+        ]
+        whose += [(parties[-1], name) for name in ("intercept", *own)]
+        rows = [
+            {"party": party, "column": column}
+            | {name: _number(value) for name, value in zip(KEPT, values, strict=True)}
+            for (party, column), values in zip(whose, self.table.T, strict=True)
+        ]
+        return {**self.summary._asdict(), "columns": rows}
+
+
+class FeatureEnd(FeatureCellsEnd):
+    """A feature party's end of an evaluation, a prediction or a service.
+
+    Args:
+        mode, party, terms, rows, link: see `FeatureCellsEnd`.
+    """
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        assert weights is not None, "a training has left them"
+        self.load_weights(weights)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._part = Part.of_state(weights, self._rows, False)
+
+    def train(self, exchange: Exchange) -> None:
+        raise AssertionError("a training has another end")
+
+    def answer_rows(self, exchange: Exchange) -> None:
+        """Send this party's part of the margins of some rows."""
+        asked = self._asked_for(exchange)
+        part = self._part.margins(cells_of(self._rows, asked), len(asked))
+        self.link.send(Frame(Kind.PROTOCOL, exchange.step, part.astype("<f8").tobytes()))
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._part.state_dict()
+
+
+class LabelEnd(LabelCellsEnd):
+    """The label party's end of an evaluation, a prediction or a service.
+
+    Args:
+        mode, terms, rows, links: see `LabelCellsEnd`.
+    """
+
+    _mode: Regression
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        assert weights is not None, "a training has left them"
+        self.load_weights(weights)
+        self._parts: dict[str, np.ndarray] = {}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._part = Part.of_state(weights, self._rows, True)
+        self._result = Result.of_state(weights)
+
+    def train(self, exchange: Exchange) -> None:
+        raise AssertionError("a training has another end")
+
+    def outputs(self, exchange: Exchange) -> Tensor:
+        for end in self.ends.values():
+            end.link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
+        return self.answered(exchange, None)
+
+    def answered(
+        self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
+    ) -> Tensor:
+        """Outputs of rows that all others were asked for; one that is away counts as its means."""
+        rows = len(exchange.rows)
+        cells = None if inputs is None else inputs.flatten(1).numpy()
+        if cells is None:
+            cells = cells_of(self._rows, self._asked_for(exchange))
+        self._parts = {self.party: self._part.margins(cells, rows)}
+        for name in self.ends:
+            if name in without:
+                self._parts[name] = np.zeros(rows)
+                continue
+            raw = self._next(name, exchange.step)
+            if len(raw) != ELEMENT_BYTES * rows:
+                raise ProtocolError(
+                    "answers of another number",
+                    where=f"the message of party '{name}'",
+                    got=f"{len(raw)} bytes",
+                    want=f"{ELEMENT_BYTES * rows} bytes, a number a row",
+                )
+            self._parts[name] = np.frombuffer(raw, "<f8")
+            self._note(PARTS, name, EVALUATE, rows)
+        return outputs_of(self._family, sum(self._parts.values(), np.zeros(rows)))
+
+    def contributions(self, row: int) -> dict[str, Tensor]:
+        """Each party's part of the margin of a row: its Shapley value beside average columns."""
+        one = isinstance(self._family, Binomial)
+        found = {}
+        for name, part in self._parts.items():
+            own = part[row] - (self._part.found["coefficient"][0] if name == self.party else 0.0)
+            found[name] = torch.tensor([0.0, own] if one else [own])
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._part.state_dict() | self._result.state_dict()
+
+    @property
+    def _family(self) -> Family:
+        return self._mode.family_of(self._rows.classes)
