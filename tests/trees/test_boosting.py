@@ -75,6 +75,23 @@ def test_an_auc_is_that_of_xgboost_in_one_place(table):
     assert ours > 0.1 + roc_auc_score(labels[2000:], alone.predict_proba(frame[2000:])[:, 1])
 
 
+def test_importances_are_those_of_xgboost_in_one_place(table):
+    xgboost = pytest.importorskip("xgboost")
+    frame, score, draw = table
+    numbers = frame.drop(columns="city").round(1)
+    labels = (draw.random(3000) < 1 / (1 + np.exp(-score))).astype(int)
+    for parties in ({"shop": ["a3", "a0"], "bank": ["a4", "a1"]}, {"shop": ["a3"], "far": ["a1"]}):
+        used = [name for own in parties.values() for name in own]
+        model = VFLBoostingClassifier(parties, label_party="bank", n_estimators=5, max_depth=4)
+        model.fit(numbers, labels)
+        theirs = xgboost.XGBClassifier(
+            n_estimators=5, max_depth=4, importance_type="total_gain", max_bin=255, n_jobs=1
+        ).fit(numbers[used], labels)
+        wanted = dict(zip(used, theirs.feature_importances_, strict=True))
+        expected = [wanted.get(name, 0) for name in numbers]
+        assert np.allclose(model.feature_importances_, expected, atol=0.01)
+
+
 def test_a_bin_a_cell_crosses_once_and_what_is_kept_has_no_edge_of_another(table):
     model = fitted(table, (table[1] > 0).astype(int), n_estimators=3)
     up = {row.phase: row for row in model.ledger_.rows() if row.direction == "up"}

@@ -21,6 +21,9 @@ from vfl.estimators.predictors import at_least_two, labels_of, numbers_of
 from vfl.session.label import EpochRecord
 from vfl.training.specs import checked
 from vfl.training.whole_network import WholeNetworkSession
+from vfl.trees.boosting import Forest
+from vfl.trees.cells import within
+from vfl.trees.explanation import gain_shares
 from vfl.trees.mode import Trees
 
 #: Letters that a spec gives a meaning to.
@@ -70,6 +73,17 @@ class VFLBoosting(InProcessEstimator):
         self._kept: dict[str, dict[str, torch.Tensor]] = session.weights()
         self.history_: list[EpochRecord] = session.label.history
         self.ledger_ = session.ledger
+        self.feature_importances_ = self._gain_shares(list(frame.columns))
+
+    def _gain_shares(self, names: list[Any]) -> np.ndarray:
+        """The share of all gains that splits on each column have, axes (columns,)."""
+        owners = {self.label_party: self.parties_.get(self.label_party, [])} | dict(self.parties_)
+        order = [name for own in owners.values() for name in own]
+        forest = Forest.of_state(within("share.", self._kept[self.label_party]))
+        columns = np.array([split.column for split in forest.splits], np.int64)
+        shares, found = gain_shares(forest, columns, len(order)), np.zeros(len(names))
+        np.add.at(found, [names.index(name) for name in order], shares)
+        return found
 
     def _weights(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
         return self._kept
@@ -131,6 +145,8 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
 
     Attributes:
         classes_: the labels, sorted.
+        feature_importances_: the share of all gains that splits on each column have, axes
+            (columns,); XGBoost's `total_gain`, normalised.
         history_: one record a round.
         ledger_: what crossed in training.
         parties_: columns by party, as used.

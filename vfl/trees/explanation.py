@@ -15,7 +15,7 @@ import numpy as np
 
 from vfl.core.seeds import permutation
 from vfl.trees.boosting import Forest
-from vfl.trees.grow import Tree, values_of
+from vfl.trees.grow import LEAST_GAIN, Tree, values_of
 from vfl.trees.objectives import Objective
 
 #: Numbers of one array, 8 bytes each, that rows are taken in blocks for.
@@ -59,29 +59,39 @@ def importance(
         players: who answers each split, by number, axes (splits,).
         count: how many players there are.
     """
-    gains = np.array([
-        gain for tree in forest.trees
-        for gain, split in zip(tree.gains, tree.splits, strict=True) if split is not None
-    ])  # fmt: skip
     values = Leaves(forest).contributions(goes_left, players, count)
     margins, grown = forest.margins(goes_left), np.zeros(count)
     before = objective.loss(margins, labels)
     orders = [permutation(number, len(labels), "importance") for number in range(_PERMUTATIONS)]
+    trees = [(*one, values_of(one[0], goes_left[:, one[2]])) for one in _placed(forest)]
     for player in np.unique(players):
         for order in orders:
             mixed = np.where(players == player, goes_left[order], goes_left)
             moved = margins.copy()
-            for tree, output, part in _placed(forest):
+            for tree, output, part, own in trees:
                 if (players[part] == player).any():
-                    moved[:, output] += values_of(tree, mixed[:, part])
-                    moved[:, output] -= values_of(tree, goes_left[:, part])
+                    moved[:, output] += values_of(tree, mixed[:, part]) - own
             grown[player] += objective.loss(moved, labels) - before
     return Importance(
         np.bincount(players, minlength=count),
-        np.bincount(players, gains, count) / max(gains.sum(), np.finfo(float).tiny),
+        gain_shares(forest, players, count),
         grown / _PERMUTATIONS,
         np.abs(values).mean(axis=0).sum(axis=1),
     )
+
+
+def gain_shares(forest: Forest, players: np.ndarray, count: int) -> np.ndarray:
+    """The share of the gains of all splits that each player's have, axes (players,).
+
+    Args:
+        forest: grown.
+        players: whose each split is, by number, axes (splits,).
+        count: how many players there are.
+    """
+    nodes = ((tree, node) for tree in forest.trees for node in range(len(tree.splits)))
+    gains = np.array([tree.gains[node] for tree, node in nodes if tree.splits[node] is not None])
+    found: np.ndarray = np.bincount(players, gains, count) / max(gains.sum(), LEAST_GAIN)
+    return found
 
 
 class Leaves:
