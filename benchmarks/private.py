@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import harness
 from vfl.config import Experiment
 from vfl.core.seeds import use_one_thread
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.training.local import LocalSession
 
 BOTTOMS = ("mlp:hidden=128-64", "cnn:channels=16-32")
@@ -65,7 +65,7 @@ def bench_private(
         epochs: of one turn.
     """
     use_one_thread()
-    data = load_bundled("digits", ["left", "right"], 0, "label", limit=rows)
+    data = load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=rows))
     found: list[PrivateRow] = []
     for each in bottom:
         harness.say(f"{each}: {repeats} turns")

@@ -24,7 +24,7 @@ from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError
 from vfl.core.seeds import Secret
-from vfl.datasets import PartyData, load_bundled
+from vfl.datasets import Dealing, PartyData, load_bundled
 from vfl.experiments.plan import check_specs
 from vfl.session import Exchange, Terms
 from vfl.session.exchange import Own
@@ -244,11 +244,9 @@ class Setup:
         parties = load_bundled(
             experiment.data.source,
             self.terms.feature_parties,
-            experiment.seed,
             self.terms.label_party,
-            experiment.data.validation,
+            Dealing(experiment.seed, validation=experiment.data.validation, limit=job.rows),
             flatten=True,
-            limit=job.rows,
         )
         self.parties, self.data = parties, parties[job.party]
         # Nothing here needs protection, and every depth is to start from the same weights.

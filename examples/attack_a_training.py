@@ -10,14 +10,14 @@ from vfl.attacks.cases import decoded, received_case, training_case
 from vfl.attacks.scoring import attempt_all
 from vfl.config import Experiment
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
 SOURCE, ROWS, CODEC = "digits", 1000, "none"
 
 torch.set_num_threads(1)
-data = load_bundled(SOURCE, ["bank"], seed=0, label_party="lender", validation=0.2, limit=ROWS)
+data = load_bundled(SOURCE, ["bank"], "lender", Dealing(0, validation=0.2, limit=ROWS))
 experiment = Experiment.model_validate(
     {
         "codec": CODEC,

@@ -51,10 +51,10 @@ ADVERSARIES.register("shuffling", Shuffling)
 if __name__ == "__main__":
     from vfl.attacks.cases import begin
     from vfl.config import Experiment
-    from vfl.datasets import load_bundled
+    from vfl.datasets import Dealing, load_bundled
     from vfl.training.local import LocalSession
 
-    data = load_bundled("digits", ["bank", "shop"], seed=0, label_party="lender")
+    data = load_bundled("digits", ["bank", "shop"], "lender", Dealing(0))
     experiment = Experiment.model_validate(
         {"parties": {"bank": {}, "shop": {}}, "label": {"party": "lender"}, "train": {"epochs": 5}}
     )

@@ -47,10 +47,10 @@ if __name__ == "__main__":
     from vfl.attacks.scoring import attempt
     from vfl.config import Experiment
     from vfl.core.seeds import generator
-    from vfl.datasets import load_bundled
+    from vfl.datasets import Dealing, load_bundled
     from vfl.training.local import LocalSession
 
-    data = load_bundled("digits", ["bank"], seed=0, label_party="lender")
+    data = load_bundled("digits", ["bank"], "lender", Dealing(0))
     experiment = Experiment.model_validate(
         {"parties": {"bank": {}}, "label": {"party": "lender"}, "train": {"epochs": 5}}
     )

@@ -20,7 +20,7 @@ import pandas as pd
 
 from vfl.core.registry import require_range
 from vfl.core.seeds import derive
-from vfl.datasets import SOURCES, load_bundled
+from vfl.datasets import SOURCES, Dealing, load_bundled
 from vfl.datasets.sources import Bundled, DataSource, Request
 
 ROWS = 1000
@@ -52,7 +52,7 @@ class Rings(DataSource):
 SOURCES.register("rings", Rings)
 
 if __name__ == "__main__":
-    data = load_bundled("rings:noise=0.2", ["east", "north"], seed=0, label_party="lender")
+    data = load_bundled("rings:noise=0.2", ["east", "north"], "lender", Dealing(0))
     for name, own in data.items():
         columns = "labels" if own.inputs is None else f"{own.inputs.shape[1]} column"
         print(f"{name:<6} {own.rows} rows, {columns}")

@@ -10,7 +10,7 @@ from torch import nn
 from vfl.config import Experiment
 from vfl.core.errors import PrivacyError
 from vfl.core.seeds import Secret
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.privacy.dpsgd import Branches, PrivateHalf
 from vfl.session import Terms
 from vfl.session.dp_plan import PrivacyPlan, branches_of
@@ -31,7 +31,7 @@ def experiment(dp, branches=5, train=None, **changes):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["left", "right"], 0, "label", limit=ROWS)
+    return load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=ROWS))
 
 
 def session(data, settings, folder=None, observers=()):

@@ -15,7 +15,7 @@ from killing import Killed, Killer
 
 from vfl.config import Experiment, read_experiment
 from vfl.config.run_folder import RunFolder
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.mpc import ring
 from vfl.training.local import LocalSession
 from vfl.training.run import evaluate, predict, train
@@ -70,7 +70,7 @@ DEFENSES = (
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_bundled("digits", PARTIES, 0, "label", flatten=True, limit=300)
+    return load_bundled("digits", PARTIES, "label", Dealing(0, limit=300), flatten=True)
 
 
 def experiment_of(**changes):

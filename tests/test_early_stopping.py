@@ -8,7 +8,7 @@ from killing import Killed
 from vfl.config import Experiment
 from vfl.core.errors import ProtocolError
 from vfl.core.storage import read_json, read_lines
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import EarlyStopping, Exchange
 from vfl.training.local import LocalSession
 from vfl.training.run import train
@@ -29,7 +29,7 @@ def experiment(**train):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, 0, "label", limit=300)
+    return load_bundled("digits", PARTIES, "label", Dealing(0, limit=300))
 
 
 def session(data, folder=None, observers=(), **settings):

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from vfl.config import Experiment
 from vfl.core.registry import parse
 from vfl.core.seeds import Secret, permutation
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.models.optimizers import OPTIMIZERS as MEMBERS
 from vfl.session import rules
 from vfl.training.local import LocalSession
@@ -79,7 +79,7 @@ def experiment_of(
 
 
 def digits_of(parties, flatten=True):
-    return load_bundled("digits", parties, SEED, "lender", flatten=flatten, limit=400)
+    return load_bundled("digits", parties, "lender", Dealing(SEED, limit=400), flatten=flatten)
 
 
 class Monolith(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 
 from vfl.config import Experiment
 from vfl.core.seeds import permutation
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import rules
 from vfl.training.local import LocalSession
 
@@ -43,7 +43,7 @@ def experiment(in_flight, codec="none", bottom="mlp:hidden=16-12", **train):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, SEED, "label", limit=340)
+    return load_bundled("digits", PARTIES, "label", Dealing(SEED, limit=340))
 
 
 @pytest.fixture(scope="module")

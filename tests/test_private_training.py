@@ -15,7 +15,7 @@ from vfl.config import Experiment
 from vfl.core.errors import ConfigError, PrivacyError, VFLError
 from vfl.core.frame import Kind
 from vfl.core.seeds import Secret
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import of_experiment as plan_of
 from vfl.session import PartyFolder, Terms, rules
@@ -41,7 +41,7 @@ def experiment(dp=None, **changes):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["left", "right"], 0, "label", limit=ROWS)
+    return load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=ROWS))
 
 
 def session(data, settings, folder=None, observers=()):

@@ -10,7 +10,7 @@ from killing import Killed, Killer
 from vfl.config import Experiment
 from vfl.core.errors import CheckpointError, RunFolderError
 from vfl.core.storage import Seal, read_lines, write_sealed
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import Checkpoints
 from vfl.training.local import LocalSession
 from vfl.training.run import train
@@ -32,7 +32,7 @@ def experiment(**changes):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["left", "right"], 0, "label", limit=400)
+    return load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=400))
 
 
 def session(data, folder=None, observers=(), settings=None, say=None):
@@ -92,7 +92,7 @@ def test_a_weighted_regression_goes_on_too(data, tmp_path):
 
 def test_an_evaluation_in_parts_goes_on_with_what_it_kept(tmp_path):
     """1204 validation rows come in two exchanges; the checkpoint falls between them."""
-    rows = load_bundled("digits", ["left", "right"], 0, "label", validation=0.67, test=0.1)
+    rows = load_bundled("digits", ["left", "right"], "label", Dealing(0, validation=0.67, test=0.1))
     train_steps = -(-len(rows["label"].split.train) // 50)
     between = train_steps + 1
     settings = experiment(train={"epochs": 2, "batch_size": 50, "checkpoint_every": between})

@@ -13,7 +13,7 @@ from vfl.core.errors import (
     TruncatedFrameError,
 )
 from vfl.core.frame import Kind
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.mpc.secure.masks import Ring
 from vfl.session import rules
 from vfl.session.trace import Trace
@@ -36,7 +36,7 @@ def experiment(secure="sum", **changes):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, 0, "label", limit=300)
+    return load_bundled("digits", PARTIES, "label", Dealing(0, limit=300))
 
 
 def session(data, secure="sum", observers=(), mode="train", **changes):
@@ -175,7 +175,7 @@ def test_going_back_to_a_checkpoint_takes_new_keys_and_changes_nothing(data, tmp
 
 def test_a_label_party_with_columns_and_five_parties(data):
     names = ["a", "b", "c", "d", "lender"]
-    rows = load_bundled("digits", names, 0, "lender", flatten=True, limit=300)
+    rows = load_bundled("digits", names, "lender", Dealing(0, limit=300), flatten=True)
     parties = {name: {"width": WIDTH, "bottom": "mlp:hidden=16"} for name in names}
     changes = {"parties": parties, "label": {"party": "lender"}}
     plain, masked = (

@@ -30,7 +30,7 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind
 from vfl.core.seeds import Secret
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.mpc.secure.beaver import DealerEnd
 from vfl.mpc.secure.shared_layer import WEIGHT_BITS, first_weights
 from vfl.session import Adversary, rules
@@ -42,7 +42,7 @@ both = pytest.mark.parametrize("secure", PARTIES, ids=["label party deals", "thi
 
 
 def rows_of(*parties):
-    return load_bundled("digits", parties, 0, LABEL, flatten=LABEL in parties, limit=300)
+    return load_bundled("digits", parties, LABEL, Dealing(0, limit=300), flatten=LABEL in parties)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_training_computes_what_the_plain_one_does(secure, parties, rate, batc
     both; it adds up over the steps. (A ReLU of the top that gets a number which is zero but for
     that error would part a whole row's gradient, so there is none.)
     """
-    data = load_bundled("digits", parties, 0, LABEL, flatten=LABEL in parties, limit=900)
+    data = load_bundled("digits", parties, LABEL, Dealing(0, limit=900), flatten=LABEL in parties)
     more = {
         "train": {"epochs": 4, "learning_rate": rate, "batch_size": batch},
         "label": {"party": LABEL, "top": "mlp:hidden=32,activation=tanh"},

@@ -17,7 +17,7 @@ from vfl.attacks.cases import Victim
 from vfl.attacks.scoring import attempt
 from vfl.core.frame import Kind
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.mpc.secure import beaver
 from vfl.mpc.secure.beaver import size_of
 from vfl.mpc.secure.keys import TAG_BYTES
@@ -44,7 +44,9 @@ def of(secure, parties, **train):
 @pytest.fixture(scope="module")
 def tables():
     """Rows of digits by who has columns."""
-    return {parties: load_bundled("digits", parties, 0, LABEL) for parties in OWNERS.values()}
+    return {
+        parties: load_bundled("digits", parties, LABEL, Dealing(0)) for parties in OWNERS.values()
+    }
 
 
 class Trained:
@@ -431,7 +433,7 @@ def received_by_dealer(crossed):
 
 def test_what_the_dealer_receives_does_not_depend_on_columns_or_labels(crossed):
     """Other columns and other labels of as many rows: the same frames, bit for bit."""
-    other = load_bundled("digits", ["bank"], 0, LABEL)
+    other = load_bundled("digits", ["bank"], LABEL, Dealing(0))
     draw = generator(0, "other")
     other["bank"].inputs.copy_(torch.rand(other["bank"].inputs.shape, generator=draw))
     other[LABEL].labels.copy_(other[LABEL].labels.flip(0))
@@ -460,7 +462,7 @@ def test_of_several_parties_the_label_party_learns_the_sum_alone(monkeypatch, ma
     if not masked:
         monkeypatch.setattr(beaver, "add_masks", lambda masks, words, purpose, step: None)
     parties = ("bank", "shop")
-    crossed = Transcript(load_bundled("digits", parties, 0, LABEL, limit=300))
+    crossed = Transcript(load_bundled("digits", parties, LABEL, Dealing(0, limit=300)))
     found = [own_outputs(crossed, party, place) for place, party in enumerate(parties)]
     total = (found[0] + found[1]).astype(float) * 2.0**-52
     assert np.abs(total).max() < 64, "the sum, in which masks cancel out"

@@ -14,7 +14,7 @@ import torch
 from shared_layers import LABEL, SECURE, TRAIN, experiment
 
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.mpc.secure.shared_layer import INPUT_BITS, encode_gradient, encode_inputs
 from vfl.session import Exchange
 from vfl.training.local import LocalSession
@@ -106,7 +106,7 @@ def heard(data, secure, cut=0):
 
 @pytest.mark.parametrize(("secure", "parties"), [(SECURE, ["bank"]), ("beaver", ["bank", "shop"])])
 def test_exact_outputs_fix_columns_up_to_order_and_sign(secure, parties):
-    data, draw = load_bundled("digits", parties, 0, LABEL, limit=300), generator(1, "rows")
+    data, draw = load_bundled("digits", parties, LABEL, Dealing(0, limit=300)), generator(1, "rows")
     share = COLUMNS // len(parties)
     for name in parties:  # any numbers will do
         data[name] = replace(data[name], inputs=torch.rand(300, share, generator=draw) * 2 - 1)
@@ -131,7 +131,7 @@ def test_exact_outputs_fix_columns_up_to_order_and_sign(secure, parties):
 def test_cutting_low_bits_off_hides_no_products_of_coarse_columns(steps, kept):
     """Without the lower half of each word only fine columns' products stay inexact: one rounds."""
     parties, draw = ["bank", "shop"], generator(1, "rows")
-    data = load_bundled("digits", parties, 0, LABEL, limit=300)
+    data = load_bundled("digits", parties, LABEL, Dealing(0, limit=300))
     for name in parties:
         drawn = torch.rand(300, COLUMNS // 2, generator=draw) * 2 - 1
         data[name] = replace(data[name], inputs=torch.round(drawn * steps) / steps)

@@ -13,7 +13,7 @@ from vfl.config.validate import of_project, refuse
 from vfl.core.errors import ConfigError, ConsentError, SpecError
 from vfl.core.frame import Kind
 from vfl.core.seeds import scoped
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.comparison import comparison_of
 from vfl.experiments.value import value_cells
@@ -41,7 +41,7 @@ def experiment_of(middle=True, merge="concat", codec="none", **train):
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_bundled("digits", PARTIES, 3, "clinic", flatten=True, limit=400)
+    return load_bundled("digits", PARTIES, "clinic", Dealing(3, limit=400), flatten=True)
 
 
 def modules_of(data, merge):

@@ -12,7 +12,7 @@ from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import Experiment
 from vfl.core.errors import NotGrantedError, TooFewRowsError
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.models import JointBottom, make_merger
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
@@ -33,7 +33,9 @@ def experiment(**changes):
 @pytest.fixture(scope="module")
 def data():
     """Few training rows, a third of whose labels are wrong, so that they are learned by heart."""
-    found = load_bundled("digits", ["bank", "shop"], 0, "lender", limit=400, validation=0.4)
+    found = load_bundled(
+        "digits", ["bank", "shop"], "lender", Dealing(0, validation=0.4, limit=400)
+    )
     label = found["lender"]
     wrong = torch.rand(len(label.labels), generator=generator(0)) < 1 / 3
     labels = torch.where(wrong, (label.labels + 1) % 10, label.labels)

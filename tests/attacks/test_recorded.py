@@ -6,7 +6,7 @@ import torch
 from vfl.attacks.cases import decoded, last_cuts, recorded_exchanges
 from vfl.config import Experiment
 from vfl.core.errors import DataError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import Adversary, rules
 from vfl.session.trace import TRACE, TRAINING, Trace, read
 from vfl.training.local import LocalSession
@@ -33,7 +33,9 @@ class Recordings:
     """One session, recorded in memory, on disk and by a listener at the bank."""
 
     def __init__(self, folder, **changes):
-        data = load_bundled("digits", ["bank", "shop"], 0, "lender", flatten=True, limit=200)
+        data = load_bundled(
+            "digits", ["bank", "shop"], "lender", Dealing(0, limit=200), flatten=True
+        )
         experiment = Experiment.model_validate(
             {
                 "parties": {"bank": {"width": 5}, "shop": {"width": 4}},

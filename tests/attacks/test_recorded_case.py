@@ -11,14 +11,14 @@ from vfl.attacks.scoring import attempt, attempt_all
 from vfl.config import Experiment
 from vfl.core.errors import NotGrantedError, TooFewRowsError
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
 
 @cache
 def trained(*parties, owner="lender", top="linear", epochs=4, batch_size=40, **changes):
-    data = load_bundled("digits", list(parties), 0, owner, limit=600, validation=0.2)
+    data = load_bundled("digits", list(parties), owner, Dealing(0, validation=0.2, limit=600))
     settings = {
         "parties": {name: {"width": 10, "bottom": "mlp:hidden=32"} for name in parties},
         "label": {"party": owner, "top": top},

@@ -11,7 +11,7 @@ from vfl.attacks.wrappers import mean_cuts
 from vfl.config import Experiment
 from vfl.core.errors import BadOptionError, NotGrantedError, TooFewRowsError, UserError
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.training.local import LocalSession
 
 
@@ -104,7 +104,9 @@ PARTIES = ("bank", "shop", "post")
 
 
 def trained(parties, **changes):
-    data = load_bundled("digits", parties, 0, "lender", limit=900, validation=0.3, flatten=True)
+    data = load_bundled(
+        "digits", parties, "lender", Dealing(0, validation=0.3, limit=900), flatten=True
+    )
     settings = {
         "parties": {name: {"width": 12, "bottom": "mlp:hidden=32"} for name in parties},
         "label": {"party": "lender", "top": "linear"},

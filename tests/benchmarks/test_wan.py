@@ -16,7 +16,7 @@ from benchmarks.wan import (
     wan_experiment,
 )
 from vfl.config import with_overrides
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import Terms, rules
 
 DIGITS = {"source": "digits", "batch_size": 50, "epochs": 2}
@@ -26,7 +26,9 @@ LINE = Wan(mbps=80, round_trip_ms=40)
 @pytest.fixture(scope="module")
 def exchanges():
     terms = Terms.of(wan_experiment(**DIGITS), "train", "wan")
-    data = load_bundled("digits", ("left", "right"), 0, "label", 0.0, flatten=True)["label"]
+    data = load_bundled(
+        "digits", ("left", "right"), "label", Dealing(0, validation=0.0), flatten=True
+    )["label"]
     return list(short_epochs(terms, data, tests=4)), terms, data
 
 
@@ -106,7 +108,9 @@ def test_computed_lines_take_exactly_the_bytes_and_the_delay():
 
 
 def mark_rows(mark):
-    data = load_bundled("digits", ("left", "right"), 0, "label", 0.0, flatten=True, limit=400)
+    data = load_bundled(
+        "digits", ("left", "right"), "label", Dealing(0, validation=0.0, limit=400), flatten=True
+    )
     rows = len(data["label"].split.train)
     assert mark.exchanges == -(-rows // 50)
     return rows

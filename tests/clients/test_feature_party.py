@@ -11,7 +11,7 @@ from vfl.core.errors import DataError, SpecError, UnknownNameError, WidthError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.core.storage import weights_digest
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.models.bring import BroughtBottom
 from vfl.models.mlp import MLPBottom
 from vfl.session import Terms, rules
@@ -23,7 +23,7 @@ SECRET = Secret.of_simulation(0, "bank")
 
 @pytest.fixture(scope="module")
 def bank():
-    return load_bundled("digits", ["bank"], 0, "lender", flatten=True, limit=50)["bank"]
+    return load_bundled("digits", ["bank"], "lender", Dealing(0, limit=50), flatten=True)["bank"]
 
 
 def terms_of(mode="train", **party):

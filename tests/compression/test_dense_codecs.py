@@ -11,7 +11,7 @@ from vfl.compression import INFERENCE, StepContext, make
 from vfl.config import Experiment
 from vfl.core.errors import BadOptionError, CorruptFrameError, TruncatedFrameError, WidthError
 from vfl.core.seeds import Secret, generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.training.local import LocalSession
 
 ROWS, WIDTH = 9, 7
@@ -100,7 +100,7 @@ def test_enumerated_payloads_that_cannot_be(body, problem, match):
 
 def test_leaving_out_the_gradients_of_zeros_changes_no_bit():
     """Training behind a rectifier, with all gradients and with those of values above zero."""
-    data = load_bundled("digits", ["p"], 0, "label", limit=300)
+    data = load_bundled("digits", ["p"], "label", Dealing(0, limit=300))
 
     def trained(codec):
         settings = Experiment.model_validate(

@@ -137,6 +137,45 @@ def test_folds_and_measures_that_are_not_there_are_told_together(read):
     assert len(wrong[1:-1]) == 4
 
 
+def test_what_a_table_on_disk_cannot_give_is_told_together(read):
+    text = "[parties.a]\n[data]\nsource = 'rows.csv'\nmemory = '1 GiB'\nfolds = 3\nrows = 9"
+    labels, rows = (line.removeprefix("  bad.toml:2: data: ") for line in read(text)[1:-1])
+    assert labels.startswith("memory keeps the table on disk, and folds and strata look at all")
+    assert rows.startswith("memory keeps the table on disk, which gives all its rows")
+    stratified = text.replace("folds = 3\nrows = 9", "split = 'stratified'")
+    assert "folds and strata" in read(stratified)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistakes"),
+    [
+        (
+            "[data]\nsource = 'mnist'\nfolds = 3\n[label]\nparty = 'lender'\n[parties.bank]\n",
+            ["data.folds: folds take turns as test rows"],
+        ),
+        (
+            "codec = 'tpk'\nsecure = 'pea'\n[data]\nid = 'id'\nrows = 9\nsource = 'north.csv'\n"
+            "[label]\nparty = 'north'\ncolumn = 'y'\n[parties.north]\ncolumns = ['a']\n"
+            "[parties.east]\nsource = 'east.csv'\n",
+            [
+                "codec: no codec is called 'tpk'",
+                "parties.north.columns: parties with rows of their own have all columns",
+                "data.rows: parties with rows of their own bring all of them",
+            ],
+        ),
+    ],
+    ids=["test rows of a set", "rows of parties"],
+)
+def test_a_training_in_one_process_is_refused_before_rows_are_read(tmp_path, text, mistakes):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_checked(path)
+    told = str(caught.value)
+    assert not [one for one in mistakes if one.partition(": ")[2] not in told]
+    assert not [one for one in mistakes if one.partition(": ")[0] not in told]
+
+
 def test_a_file_that_is_no_toml(read):
     first, where, _ = read("[parties.bank]\n[train\n")
     assert first.startswith("error[V003]: this is not TOML: ")

@@ -26,7 +26,7 @@ from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.core.seeds import Secret
 from vfl.core.storage import FORMAT, write_bytes
 from vfl.core.version import VERSION
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.mpc import PadStream, private
@@ -134,7 +134,7 @@ def terms(**changes):
 
 
 def people():
-    return load_bundled("digits", ["bank", "shop"], 0, "lender", flatten=True, limit=40)
+    return load_bundled("digits", ["bank", "shop"], "lender", Dealing(0, limit=40), flatten=True)
 
 
 def not_finite():

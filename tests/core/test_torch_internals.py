@@ -11,7 +11,7 @@ import vfl
 from vfl.config import Experiment, TrainSettings
 from vfl.core import torch_internals
 from vfl.core.products import products
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.models.optimizers import Optimization
 from vfl.training.local import LocalSession
 
@@ -31,7 +31,7 @@ def trained(data, **train):
 
 @pytest.mark.parametrize("train", [{}, {"optimizer": "sgd", "momentum": 0.5}, {"in_flight": 2}])
 def test_the_public_ways_train_to_the_same_bits(monkeypatch, train):
-    data = load_bundled("digits", PARTIES, 0, "label", limit=120)
+    data = load_bundled("digits", PARTIES, "label", Dealing(0, limit=120))
     privately = trained(data, **train)
     monkeypatch.setattr(torch_internals, "_KNOWN_HOOKS", False)
     monkeypatch.setattr(torch_internals, "_ENGINE", None)

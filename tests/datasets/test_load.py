@@ -70,7 +70,7 @@ def load_two(frame, **changes):
 
 
 def test_digits_halves_at_two_parties_and_labels_at_a_third():
-    data = load_bundled("digits", ["bank", "shop"], seed=3, label_party="lender")
+    data = load_bundled("digits", ["bank", "shop"], "lender", Dealing(3))
     assert list(data) == ["bank", "shop", "lender"]
     whole = torch.cat([data["bank"].inputs, data["shop"].inputs], dim=-1)
     np.testing.assert_array_equal(whole[:, 0].numpy(), load_digits().images / 16)
@@ -83,9 +83,7 @@ def test_digits_halves_at_two_parties_and_labels_at_a_third():
 
 
 def test_mnist_keeps_its_own_test_rows(data_root):
-    data = load_bundled(
-        "mnist", ["left", "right"], seed=0, label_party="top", root=data_root, limit=700
-    )
+    data = load_bundled("mnist", ["left", "right"], "top", Dealing(0, limit=700), root=data_root)
     assert data["left"].inputs.shape == (700, 1, 28, 14)
     assert data["left"].split.test.tolist() == list(range(600, 700))
     assert len(data["left"].split.validation) == 60
@@ -95,12 +93,12 @@ def test_mnist_keeps_its_own_test_rows(data_root):
 
 def test_unknown_sets_and_limits():
     with pytest.raises(UnknownNameError, match="digit") as caught:
-        load_bundled("digit", ["a"], 0, "a")
+        load_bundled("digit", ["a"], "a", Dealing(0))
     assert "did you mean 'digits'?" in str(caught.value)
     with pytest.raises(BadOptionError, match="limit"):
-        load_bundled("digits", ["a"], 0, "a", limit=0)
+        load_bundled("digits", ["a"], "a", Dealing(0, limit=0))
     with pytest.raises(TooFewRowsError):
-        load_bundled("digits", ["a"], 0, "a", limit=2)
+        load_bundled("digits", ["a"], "a", Dealing(0, limit=2))
 
 
 def test_one_table_dealt_to_two_parties():
@@ -226,12 +224,12 @@ def test_each_party_alone_loads_what_the_joint_form_gives_it(tables):
 
 
 def test_pixel_columns_become_pictures_of_the_party(tmp_path):
-    data = load_bundled("digits", ["left", "right"], seed=0, label_party="top", flatten=True)
+    data = load_bundled("digits", ["left", "right"], "top", Dealing(0), flatten=True)
     pixels = pd.DataFrame(data["left"].inputs.numpy()).add_prefix("pixel_")
     path = tmp_path / "left.csv"
     pixels.assign(id=range(1797)).to_csv(path, index=False)
     own = load_own("left", OwnTable(path, "", ["pixel_*"], shape=[1, 8, 4]), None, Dealing(0))
-    pictures = load_bundled("digits", ["left", "right"], seed=0, label_party="top")["left"].inputs
+    pictures = load_bundled("digits", ["left", "right"], "top", Dealing(0))["left"].inputs
     training = pictures[own.split.train]
     want = (pictures - training.mean()) / training.std(correction=0)
     assert own.inputs.dtype == torch.float32

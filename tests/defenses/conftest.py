@@ -1,7 +1,7 @@
 import pytest
 
 from vfl.config import Experiment
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 
 PARTIES = ("left", "right")
 
@@ -9,7 +9,7 @@ PARTIES = ("left", "right")
 @pytest.fixture(scope="session")
 def data():
     """Digits in two halves; the label party has no columns."""
-    return load_bundled("digits", PARTIES, 0, "label", flatten=True, limit=300)
+    return load_bundled("digits", PARTIES, "label", Dealing(0, limit=300), flatten=True)
 
 
 @pytest.fixture(scope="session")

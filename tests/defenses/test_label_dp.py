@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from vfl.config import Experiment
 from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.defenses import LabelKind, make
 from vfl.defenses.label_dp import answers_of, flip_of, respond_with_prior
 from vfl.training.local import LocalSession
@@ -123,7 +123,7 @@ def test_labels_it_does_not_fit():
 
 @pytest.mark.parametrize("changed", ["nothing", "seed", "secret"])
 def test_in_a_training_flips_follow_from_the_secret_and_not_from_the_seed(changed):
-    data = load_bundled("breast_cancer", ["bank", "shop"], 0, "lender")
+    data = load_bundled("breast_cancer", ["bank", "shop"], "lender", Dealing(0))
     label = data["lender"]
 
     def trained_on(seed, secret):

@@ -11,7 +11,7 @@ from vfl.compression import StepContext
 from vfl.config import Experiment
 from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.seeds import Secret
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.defenses import LabelKind, make
 from vfl.session import Adversary, rules
 from vfl.training.local import LocalSession
@@ -85,7 +85,7 @@ class Listener(Adversary):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["bank"], 0, "lender", limit=600, validation=0.2)
+    return load_bundled("digits", ["bank"], "lender", Dealing(0, validation=0.2, limit=600))
 
 
 def experiment(defense, epochs=4):
@@ -145,7 +145,7 @@ def test_figures_on_digits_beside_one_stage(epsilon):
     specs = f"label_dp:epsilon={epsilon}", f"label_dp_two_stage:epsilon={epsilon},epochs=10"
     found = []
     for seed in range(10, 15):
-        digits = load_bundled("digits", ["bank"], seed, "lender")
+        digits = load_bundled("digits", ["bank"], "lender", Dealing(seed))
         content = experiment("none", epochs=20).model_dump(exclude_unset=True) | {"seed": seed}
         content["train"] |= {"learning_rate": 0.002}
         content["parties"]["bank"] |= {"width": 32, "bottom": "mlp:hidden=64"}

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from vfl.core.seeds import generator, scoped
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.defenses.self_supervision import augmented, contrast, corrupted, learn, vicreg_loss
 
 
@@ -67,7 +67,7 @@ def test_a_view_is_of_its_picture_and_as_dark():
 @pytest.fixture(scope="module")
 def digits():
     """Pictures of eight by eight pixels, with labels that only the readers below get."""
-    data = load_bundled("digits", ["client"], 0, "label", limit=1500)
+    data = load_bundled("digits", ["client"], "label", Dealing(0, limit=1500))
     return data["client"].inputs.reshape(-1, 1, 8, 8), data["label"].labels.numpy()
 
 

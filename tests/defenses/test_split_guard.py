@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from vfl.compression import StepContext
 from vfl.core.errors import HijackError
 from vfl.core.seeds import Secret, generator, scoped
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.defenses import make
 from vfl.defenses.split_guard import score
 from vfl.session import Adversary
@@ -48,7 +48,7 @@ class Hijacker(Adversary):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["left", "right"], 0, "label", flatten=True, limit=1000)
+    return load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=1000), flatten=True)
 
 
 def test_an_honest_label_party_is_left_alone_and_learned_from(data):

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 
 from vfl.config import Experiment
 from vfl.core.errors import PrivacyError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.models import make_bottom
 from vfl.privacy.dpsgd import RowClipper
 from vfl.privacy.premise import prove, require_rows_apart
@@ -423,7 +423,7 @@ def test_noise_on_rows_needs_a_model_that_keeps_them_apart():
 
 @pytest.mark.parametrize("settings", [{"dp": {"epsilon": 8.0}}, {"defense": "gradient_noise"}])
 def test_a_top_that_mixes_rows_is_refused_where_an_epsilon_is_of_one(settings):
-    data = load_bundled("digits", ["left", "right"], 0, "label", limit=100)
+    data = load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=100))
     widths = {name: {"width": 4} for name in ("left", "right")}
     asked = Experiment.model_validate({"parties": widths, "data": {"rows": 100}} | settings)
     centred = nn.Sequential(nn.Linear(8, 10), Lambda(lambda own, rows: rows - rows.mean(0)))

@@ -9,7 +9,7 @@ from torch.nn import functional
 from vfl import tensors
 from vfl.config import Experiment
 from vfl.core.errors import VFLError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.training.local import LocalSession
 
 CLIP, ROWS, WIDTH = 0.5, 16, 4
@@ -150,7 +150,7 @@ class Remembers(nn.Module):
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_bundled("digits", ["left", "right"], 0, "label", limit=100)
+    return load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=100))
 
 
 def begun(digits, bottom):

@@ -14,7 +14,7 @@ from vfl.core.errors import (
     PeerFailedError,
     ProtocolError,
 )
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import Introduction, SessionMessage, Terms
 from vfl.transport import Hello, TcpLink, Timeouts
 
@@ -37,7 +37,7 @@ def message(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["bank"], 0, "label", limit=100)
+    return load_bundled("digits", ["bank"], "label", Dealing(0, limit=100))
 
 
 class Flower:

@@ -7,7 +7,7 @@ import pytest
 
 from vfl.config import Experiment
 from vfl.core.errors import MissingPartyError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import Terms
 
 with warnings.catch_warnings():  # importing typer, as Flower does, uses what newer clicks deprecate
@@ -44,7 +44,9 @@ def join():
         }
     )
     terms = Terms.of(experiment, "train", "trial")
-    own = load_bundled("digits", ["bank", "shop"], 0, "lender", flatten=True, limit=40)["lender"]
+    own = load_bundled("digits", ["bank", "shop"], "lender", Dealing(0, limit=40), flatten=True)[
+        "lender"
+    ]
 
     def joined(*names):
         session = federation.Federation(

@@ -12,7 +12,7 @@ from vfl.config import Experiment
 from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest
 from vfl.core.traffic import Ledger
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.mpc.secure.base import binding_of
 from vfl.mpc.secure.keys import Agreement
 from vfl.session import Introduction, Terms, rules, secure_mode
@@ -54,7 +54,7 @@ def experiment(codec="none", defense="none", secure="none", label=None, bottom="
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, 0, "label", limit=300)
+    return load_bundled("digits", PARTIES, "label", Dealing(0, limit=300))
 
 
 class Cutting:

@@ -9,7 +9,7 @@ from vfl.compression import make as make_codec
 from vfl.config import Experiment
 from vfl.core.seeds import Secret, generator
 from vfl.core.storage import weights_digest
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.datasets.party import digest_of
 from vfl.defenses import Defense
 from vfl.session import FeatureEnd, LabelEnd, Terms
@@ -42,7 +42,7 @@ def terms(experiment):
 @pytest.fixture(scope="session")
 def data():
     """Three parties over the same 200 pictures of digits."""
-    return load_bundled("digits", ["bank", "shop"], 5, "lender", flatten=True, limit=200)
+    return load_bundled("digits", ["bank", "shop"], "lender", Dealing(5, limit=200), flatten=True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from torch import nn
 
 from vfl.config import Experiment
 from vfl.core.errors import UserError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import Compute
 from vfl.training.local import LocalSession
 
@@ -15,7 +15,7 @@ PARTIES = ("left", "right")
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, 0, "label", limit=300)
+    return load_bundled("digits", PARTIES, "label", Dealing(0, limit=300))
 
 
 def session(data, **options):

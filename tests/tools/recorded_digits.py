@@ -5,7 +5,7 @@ from vfl.attacks.cases import Victim, decoded, recalled_case, received_case
 from vfl.attacks.scoring import attempt
 from vfl.config import Experiment
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
@@ -26,7 +26,11 @@ class Recorded:
 
     def __init__(self, defense="none", parties=("bank",), seed=0, limit=None, **changes):
         self.data = load_bundled(
-            "digits", list(parties), seed, "lender", limit=limit, validation=0.2, flatten=True
+            "digits",
+            list(parties),
+            "lender",
+            Dealing(seed, validation=0.2, limit=limit),
+            flatten=True,
         )
         settings = {
             "seed": seed,

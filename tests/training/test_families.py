@@ -10,7 +10,7 @@ from killing import Killed
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, ExposedCutError, SpecError, VFLError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.models import MERGERS
 from vfl.training.export import export_half
 from vfl.training.local import LocalSession
@@ -40,7 +40,7 @@ def experiment_of(changes=None, **train_settings):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, 2, "lender", flatten=True, limit=300)
+    return load_bundled("digits", PARTIES, "lender", Dealing(2, limit=300), flatten=True)
 
 
 @pytest.mark.parametrize("changes", [{}, {"middle": {"party": "compute"}}])

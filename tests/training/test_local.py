@@ -6,7 +6,7 @@ from torch import nn
 
 from vfl.config import Experiment
 from vfl.core.frame import HEADER_BYTES, Kind
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session import Adversary
 from vfl.session.label import summarise
 from vfl.session.trace import Trace
@@ -17,7 +17,7 @@ PARTIES = ["bank", "shop"]
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", PARTIES, 1, "lender", flatten=True, limit=300)
+    return load_bundled("digits", PARTIES, "lender", Dealing(1, limit=300), flatten=True)
 
 
 def experiment_of(**changes):

@@ -5,7 +5,7 @@ import torch
 
 from vfl.config import Experiment
 from vfl.core.errors import PrivacyError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.privacy import kernel
 from vfl.training.privacy_audit import audit
 
@@ -27,7 +27,7 @@ def experiment(bottom="mlp:hidden=8", dp=None, **changes):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["left", "right"], 0, "label", limit=ROWS)
+    return load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=ROWS))
 
 
 #: So that little is claimed.

@@ -84,12 +84,17 @@ class Agreed(Protocol):
 
 
 def of_data(data: DataSettings) -> Iterator[str]:
-    """Folds of a split."""
+    """Folds of a split, and what a table on disk cannot give."""
     if data.fold > (data.folds or 1):
         have = f"data.folds is {data.folds}" if data.folds else "data.folds is not set"
         yield f"fold = {data.fold}, and {have}"
     if data.folds and data.split == "shuffled":
         yield "folds have as many rows of each class; leave split = 'shuffled' out"
+    if data.memory is not None:
+        if data.folds or data.split == "stratified":
+            yield "memory keeps the table on disk, and folds and strata look at all labels at once"
+        if data.rows is not None:
+            yield "memory keeps the table on disk, which gives all its rows: leave rows out"
 
 
 def of_label(label: LabelSettings) -> Iterator[str]:
@@ -380,16 +385,45 @@ def of_own_sources(experiment: Experiment) -> Iterator[ConfigError]:
         )
 
 
-def of_training_here(experiment: Experiment, own_parts: Collection[str]) -> Iterator[ConfigError]:
+def of_training_here(
+    experiment: Experiment, own_parts: Collection[str], rows_apart: bool
+) -> Iterator[ConfigError]:
     """All that one process which plays everybody is held to before it trains.
 
     Args:
         experiment: what is trained.
         own_parts: see `idle_in_one_process`.
+        rows_apart: whether each party has rows of its own, see `SecureMode.divides_rows`.
     """
     yield from of_one_process(experiment)
+    if experiment.data.folds and "test" in own_parts:
+        yield ConfigError(
+            "folds take turns as test rows, and this data set has test rows of its own",
+            where="data.folds",
+            got=f"data.source = '{experiment.data.source}'",
+            fix="leave data.folds out",
+        )
+    if rows_apart:
+        yield from of_rows_apart(experiment)
     idle = idle_in_one_process(experiment, own_parts), idle_in_training(experiment)
     yield from of_idle(one for found in idle for one in found)
+
+
+def of_rows_apart(experiment: Experiment) -> Iterator[ConfigError]:
+    """Parties with rows of their own, which have all columns."""
+    cure = "leave it out, or secure = 'pea:divided=columns'"
+    whole = "parties with rows of their own have all columns, and no row in common"
+    for name, party in experiment.parties.items():
+        if party.columns:
+            yield ConfigError(whole, where=f"parties.{name}.columns", fix=cure)
+    if experiment.data.alignment:
+        yield ConfigError(whole, where="data.alignment", fix=cure)
+    if experiment.has_own_tables and experiment.data.rows is not None:
+        yield ConfigError(
+            "parties with rows of their own bring all of them",
+            where="data.rows",
+            fix="leave data.rows out, or shorten the tables",
+        )
 
 
 def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> Iterator[Idle]:

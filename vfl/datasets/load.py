@@ -74,112 +74,6 @@ NO_GAPS: Mapping[str, np.ndarray] = {}
 NO_ENCODERS: Mapping[str, Encoder] = {}
 
 
-def load_bundled(
-    source: str,
-    parties: Sequence[str],
-    seed: int,
-    label_party: str,
-    validation: float = 0.1,
-    test: float = 0.2,
-    flatten: bool = False,
-    download: bool = False,
-    root: Path | None = None,
-    limit: int | None = None,
-    form: SetFormat | None = None,
-    fold: Fold | None = None,
-    stratified: bool = False,
-    as_cells: bool = False,
-) -> dict[str, PartyData]:
-    """A data set by name, cut into strips of the picture or blocks of columns, words or items.
-
-    Args:
-        source: the spec of one of `SOURCES`, or picture sets joined with a plus.
-        parties: who gets columns, from left to right; the label party only if it is listed.
-        seed: the run's public seed.
-        label_party: who gets the labels.
-        validation: share of the rows, or of the training rows where test rows are fixed; a set with
-            validation rows of its own keeps them.
-        test: share of the rows; a set with test rows of its own keeps them instead.
-        flatten: pictures as (rows, pixels); then there may be more parties than columns of pixels.
-        download: fetch picture files that are not there.
-        root: folder of the files; VFL_DATA without it.
-        limit: at most so many rows; see `read_bundled`.
-        form: what is made of the set.
-        fold: its rows are the test rows, and `validation` is a share of the others.
-        stratified: every part gets its share of every class; see `split_rows`.
-        as_cells: whether cells of a table become inputs as they stand.
-
-    Returns:
-        Data by party, in the order given, the label party last unless it is listed.
-
-    Raises:
-        SpecError: no such data set or option.
-        BadOptionError: a form the set cannot have, or a fold of a set with test rows of its own.
-        MissingDataError: files that are not there.
-        TooFewRowsError: an empty part.
-        DataError: more parties than columns.
-    """
-    data = read_bundled(source, root, download, limit, form, seed)
-    if data.train_rows is None:
-        dealing = Dealing(seed, validation, test, fold, stratified)
-        split = dealing.split(data.labels, "classification")
-    elif fold is not None:
-        raise BadOptionError(
-            f"data set '{source}' has test rows of its own",
-            where="data.folds",
-            got=f"fold {fold.number} of {fold.of}",
-            fix="leave data.folds out",
-        )
-    elif data.validation_rows:
-        split = split_parts(data.train_rows, data.validation_rows, data.rows)
-    else:
-        strata = data.labels if stratified else None
-        split = split_fixed(data.train_rows, data.rows, seed, validation, strata)
-    rows = AlignedRows.of(data.rows, split)
-    inputs: dict[str, Inputs]
-    if isinstance(data.cells, pd.DataFrame):
-        owned = partition_columns(list(data.cells.columns), parties)
-        table = TableFormat(cells=as_cells)
-        inputs = {
-            party: fit_inputs(data.cells, own, split, form=table) for party, own in owned.items()
-        }
-    else:
-        cells = data.cells
-        cells = cells if isinstance(cells, np.ndarray) else cells.rows(split.train)
-        cut = _columns(cells, parties) if cells.ndim == 2 else _strips(data, parties, flatten)
-        inputs = {party: Inputs(own) for party, own in cut.items()}
-    return rows.parties(inputs, label_party, data.labels, data.classes)
-
-
-def _columns(cells: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
-    """Each party's neighbouring columns, axes (rows, columns): steps of a sequence, or pixels."""
-    owned = blocks(cells.shape[1], parties)
-    return {party: np.ascontiguousarray(cells[:, own]) for party, own in owned.items()}
-
-
-def _strips(data: Bundled, parties: Sequence[str], flatten: bool) -> dict[str, np.ndarray]:
-    """Each party's standardised part of the pictures, float32, axes (rows, ...)."""
-    pictures = data.cells
-    assert isinstance(pictures, np.ndarray), "only pictures have more than two axes"
-    if flatten and len(parties) > pictures.shape[-1]:
-        whole = _scaled(pictures, data)  # pixel columns stay neighbours
-        return _columns(whole.transpose(0, 3, 1, 2).reshape(data.rows, -1), parties)
-    strips = {
-        party: _scaled(pictures[..., own[0] : own[-1] + 1], data)
-        for party, own in blocks(pictures.shape[-1], parties).items()
-    }
-    if flatten:
-        return {party: strip.reshape(data.rows, -1) for party, strip in strips.items()}
-    return strips
-
-
-def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
-    inputs = np.array(strip, dtype=np.float32, order="C")
-    inputs -= np.array(data.mean, dtype=np.float32)[:, None, None]
-    inputs /= np.array(data.scale, dtype=np.float32)[:, None, None]
-    return inputs
-
-
 @dataclass(frozen=True)
 class Label:
     """A column that a label party learns.
@@ -216,6 +110,11 @@ class Dealing:
     block_rows: int = 0
     limit: int | None = None
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether it looks at all labels or rows at once, which a table on disk does not give."""
+        return self.fold is not None or self.stratified or self.limit is not None
+
     def split(self, labels: np.ndarray, task: str) -> Split:
         """The split of rows whose labels are known."""
         if self.fold is not None:
@@ -241,6 +140,107 @@ class Dealing:
         return np.sort(permutation(self.seed, rows, "rows")[: self.limit])
 
 
+def load_bundled(
+    source: str,
+    parties: Sequence[str],
+    label_party: str,
+    dealing: Dealing,
+    form: SetFormat | None = None,
+    *,
+    flatten: bool = False,
+    as_cells: bool = False,
+    download: bool = False,
+    root: Path | None = None,
+) -> dict[str, PartyData]:
+    """A data set by name, cut into strips of the picture or blocks of columns, words or items.
+
+    Args:
+        source: the spec of one of `SOURCES`, or picture sets joined with a plus.
+        parties: who gets columns, from left to right; the label party only if it is listed.
+        label_party: who gets the labels.
+        dealing: how rows are dealt to the split. A set with test rows or validation rows of its own
+            keeps them; `validation` is then a share of the training rows. `limit` takes the first
+            rows, see `read_bundled`.
+        form: what is made of the set.
+        flatten: pictures as (rows, pixels); then there may be more parties than columns of pixels.
+        as_cells: whether cells of a table become inputs as they stand.
+        download: fetch picture files that are not there.
+        root: folder of the files; VFL_DATA without it.
+
+    Returns:
+        Data by party, in the order given, the label party last unless it is listed.
+
+    Raises:
+        SpecError: no such data set or option.
+        BadOptionError: a form the set cannot have, or a fold of a set with test rows of its own.
+        MissingDataError: files that are not there.
+        TooFewRowsError: an empty part.
+        DataError: more parties than columns.
+    """
+    data = read_bundled(source, root, download, dealing.limit, form, dealing.seed)
+    split = _split_of(data, source, dealing)
+    rows = AlignedRows.of(data.rows, split)
+    inputs: dict[str, Inputs]
+    if isinstance(data.cells, pd.DataFrame):
+        owned = partition_columns(list(data.cells.columns), parties)
+        table = TableFormat(cells=as_cells)
+        inputs = {
+            party: fit_inputs(data.cells, own, split, form=table) for party, own in owned.items()
+        }
+    else:
+        cells = data.cells
+        cells = cells if isinstance(cells, np.ndarray) else cells.rows(split.train)
+        cut = _columns(cells, parties) if cells.ndim == 2 else _strips(data, parties, flatten)
+        inputs = {party: Inputs(own) for party, own in cut.items()}
+    return rows.parties(inputs, label_party, data.labels, data.classes)
+
+
+def _split_of(data: Bundled, source: str, dealing: Dealing) -> Split:
+    """The split of a data set by name, which may have parts of its own."""
+    if data.train_rows is None:
+        return dealing.split(data.labels, "classification")
+    if (fold := dealing.fold) is not None:
+        raise BadOptionError(
+            f"data set '{source}' has test rows of its own",
+            where="data.folds",
+            got=f"fold {fold.number} of {fold.of}",
+            fix="leave data.folds out",
+        )
+    if data.validation_rows:
+        return split_parts(data.train_rows, data.validation_rows, data.rows)
+    strata = data.labels if dealing.stratified else None
+    return split_fixed(data.train_rows, data.rows, dealing.seed, dealing.validation, strata)
+
+
+def _columns(cells: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
+    """Each party's neighbouring columns, axes (rows, columns): steps of a sequence, or pixels."""
+    owned = blocks(cells.shape[1], parties)
+    return {party: np.ascontiguousarray(cells[:, own]) for party, own in owned.items()}
+
+
+def _strips(data: Bundled, parties: Sequence[str], flatten: bool) -> dict[str, np.ndarray]:
+    """Each party's standardised part of the pictures, float32, axes (rows, ...)."""
+    pictures = data.cells
+    assert isinstance(pictures, np.ndarray), "only pictures have more than two axes"
+    if flatten and len(parties) > pictures.shape[-1]:
+        whole = _scaled(pictures, data)  # pixel columns stay neighbours
+        return _columns(whole.transpose(0, 3, 1, 2).reshape(data.rows, -1), parties)
+    strips = {
+        party: _scaled(pictures[..., own[0] : own[-1] + 1], data)
+        for party, own in blocks(pictures.shape[-1], parties).items()
+    }
+    if flatten:
+        return {party: strip.reshape(data.rows, -1) for party, strip in strips.items()}
+    return strips
+
+
+def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
+    inputs = np.array(strip, dtype=np.float32, order="C")
+    inputs -= np.array(data.mean, dtype=np.float32)[:, None, None]
+    inputs /= np.array(data.scale, dtype=np.float32)[:, None, None]
+    return inputs
+
+
 def load_table(
     table: OwnTable,
     party_columns: Mapping[str, Sequence[str]],
@@ -257,7 +257,7 @@ def load_table(
         labels: what is learned, by the label party that leads first.
         dealing: how rows are dealt to the split.
         encoders: by party, those of an earlier training, instead of ones of these rows.
-        place: where inputs and labels lie; None keeps them in memory.
+        place: where inputs and labels lie; None keeps them in memory, as `dealing.reads_all` needs.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
@@ -277,7 +277,7 @@ def load_table(
     _check_busy(columns, label.party)
     check_owners(columns)
     if place is not None:
-        _refuse_on_disk(dealing)
+        assert not dealing.reads_all, "a table on disk is dealt without its labels, and whole"
     elif (drawn := dealing.drawn(order.rows)) is not None:
         whole = Part.of(whole, drawn)
         order = RowOrder(len(drawn), ids=None if order.ids is None else order.ids[drawn])
@@ -293,22 +293,6 @@ def load_table(
     }
     rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
     return _of_parties(rows, inputs, labels, learned)
-
-
-def _refuse_on_disk(dealing: Dealing) -> None:
-    if dealing.fold is not None or dealing.stratified:
-        raise BadOptionError(
-            "folds and a stratified split look at all labels at once",
-            where="data.memory",
-            got="a table on disk",
-            fix="leave data.memory out, or split = 'shuffled' without folds",
-        )
-    if dealing.limit is not None:
-        raise BadOptionError(
-            "a table on disk gives all its rows",
-            where="data.rows",
-            fix="leave data.rows or data.memory out",
-        )
 
 
 def _of_parties(

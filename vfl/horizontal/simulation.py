@@ -103,7 +103,7 @@ def shared_rows(settings: HorizontalSettings) -> SharedRows:
 
 @lru_cache(maxsize=1)
 def _shared(source: str, rows: int | None, seed: int, clients: int) -> SharedRows:
-    data = load_bundled(source, ["all"], seed, "all", validation=0.0, limit=rows)["all"]
+    data = load_bundled(source, ["all"], "all", Dealing(seed, validation=0.0, limit=rows))["all"]
     assert data.inputs is not None, "its one party has the columns"
     assert data.labels is not None, "and the labels"
     train = torch.from_numpy(data.split.train)

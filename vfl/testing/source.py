@@ -22,7 +22,7 @@ import pandas as pd
 
 from vfl.core.errors import BadOptionError, MissingDataError
 from vfl.core.registry import parse, parts
-from vfl.datasets import SOURCES, SetFormat, load_bundled
+from vfl.datasets import SOURCES, Dealing, SetFormat, load_bundled
 from vfl.datasets.sources import Bundled, make, read_bundled
 from vfl.testing.base import Contract, draw_from_all, global_states, require_still
 
@@ -113,7 +113,12 @@ class SourceContract(Contract):
     def test_parties_share_it(self, spec: str) -> None:
         self.read(spec)
         data = load_bundled(
-            spec, ["left", "right"], 0, "label", root=self.root, limit=self.limit, flatten=True
+            spec,
+            ["left", "right"],
+            "label",
+            Dealing(0, limit=self.limit),
+            flatten=True,
+            root=self.root,
         )
         left, right = data["left"], data["right"]
         assert left.inputs is not None

@@ -21,7 +21,7 @@ from vfl.config import (
 )
 from vfl.config.experiment import PartySettings
 from vfl.config.run_folder import RunFolder
-from vfl.config.validate import is_file_of_party, of_training_here, refuse
+from vfl.config.validate import is_file_of_party, refuse
 from vfl.core.errors import ConfigError, DisagreementError, TrainedRowsError, VFLError
 from vfl.core.storage import is_database, joint_digest, locked, weights_digest
 from vfl.datasets import (
@@ -43,13 +43,13 @@ from vfl.datasets.doubts import doubts, idle_columns
 from vfl.datasets.files import column_names
 from vfl.datasets.load import NO_ENCODERS
 from vfl.datasets.on_disk import OnDisk
-from vfl.datasets.sources import own_parts
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure_mode
 from vfl.session.label import EpochRecord, summarise
 from vfl.session.label.summary import revealed, test_figures, write_predictions
 from vfl.session.progress import ProgressReport, Tell
 from vfl.session.store.party_folder import own_table, require_numbers
 from vfl.training.local import LocalSession, Options
+from vfl.training.specs import mistakes_here
 from vfl.training.whole_network import WholeNetworkSession
 
 AnySession = LocalSession | WholeNetworkSession
@@ -68,7 +68,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         ConfigError: a setting has no effect on these rows or on their training.
         DataError: see `vfl.datasets`.
     """
-    refuse(of_training_here(experiment, own_parts(experiment.data.source)))
+    refuse(mistakes_here(experiment))
     return _load(experiment, NO_ENCODERS, download=download)
 
 
@@ -90,32 +90,22 @@ def _load(
 ) -> dict[str, PartyData]:
     if secure_mode.make(experiment.secure).divides_rows:
         return _rows_apart(experiment, encoders, download=download)
-    data, label, seed = experiment.data, experiment.label, experiment.seed
+    data, label = experiment.data, experiment.label
     cells = secure_mode.make(experiment.secure).reads_cells
-    fold = Fold(data.fold, data.folds) if data.folds else None
-    stratified = data.split == "stratified"
+    dealing = _dealing(experiment)
     if not experiment.is_table:
         return load_bundled(
             data.source,
             list(experiment.parties),
-            seed,
             label.party,
-            data.validation,
-            data.test,
-            download=download,
-            limit=data.rows,
-            form=SetFormat(data.side, data.classes, data.length, data.vocabulary),
-            fold=fold,
-            stratified=stratified,
+            dealing,
+            SetFormat(data.side, data.classes, data.length, data.vocabulary),
             as_cells=cells,
+            download=download,
         )
     labels = [
         Label(one.party, str(one.column), one.task) for one in (label, *(experiment.tasks or ()))
     ]
-    block_rows = experiment.train.split_rows
-    dealing = Dealing(
-        seed, data.validation, data.test, fold, stratified, block_rows, limit=data.rows
-    )
     if tables := own_tables(experiment):
         return load_parties(
             {name: _of_cells(table) if cells else table for name, table in tables.items()},
@@ -133,6 +123,20 @@ def _load(
     table = OwnTable(data.source, data.id or "", form=_format(data))
     table = _of_cells(table) if cells else table
     return load_table(table, columns, labels, dealing, encoders, place)
+
+
+def _dealing(experiment: Experiment) -> Dealing:
+    """How the experiment deals rows to the split."""
+    data = experiment.data
+    return Dealing(
+        experiment.seed,
+        data.validation,
+        data.test,
+        Fold(data.fold, data.folds) if data.folds else None,
+        data.split == "stratified",
+        experiment.train.split_rows if experiment.is_table else 0,
+        data.rows,
+    )
 
 
 def _of_cells(table: OwnTable) -> OwnTable:
@@ -175,26 +179,12 @@ def _rows_apart(
     The test rows are the label party's.
 
     Raises:
-        ConfigError: columns of a party, where every party has all of them.
         ExposedCutError: what the mode refuses, a label party without rows among it.
         DataError: see `load_data`.
     """
-    data, label = experiment.data, experiment.label
+    label = experiment.label
     secure_mode.make(experiment.secure).refuse(experiment)
-    for name, party in experiment.parties.items():
-        if party.columns or data.alignment:
-            raise ConfigError(
-                "parties with rows of their own have all columns, and no row in common",
-                where=f"parties.{name}.columns" if party.columns else "data.alignment",
-                fix="leave it out, or secure = 'pea:divided=columns'",
-            )
     if tables := own_tables(experiment):
-        if data.rows is not None:
-            raise ConfigError(
-                "parties with rows of their own bring all of them",
-                where="data.rows",
-                fix="leave data.rows out, or shorten the tables",
-            )
         return {
             name: _own_rows(name, table, experiment, encoders.get(name))
             for name, table in tables.items()

@@ -28,6 +28,7 @@ from vfl.config.toml import check as check_settings
 from vfl.config.validate import named_plugins, of_training_here, table_in
 from vfl.core.errors import (
     BadOptionError,
+    ConfigError,
     ExposedCutError,
     PrivacyError,
     SpecError,
@@ -51,8 +52,8 @@ def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment,
     """
     experiment = read_experiment(path, overrides, spec_mistakes)
     locations = Locations.of(path, overrides)
-    here = of_training_here(experiment, sources.own_parts(experiment.data.source))
-    raise_mistakes([*mistakes_in(experiment, locations), *mistakes_of(here)], locations)
+    here = mistakes_of(mistakes_here(experiment))
+    raise_mistakes([*mistakes_in(experiment, locations), *here], locations)
     return experiment, locations
 
 
@@ -112,6 +113,16 @@ def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistak
     if experiment.secure != "none" and ("model",) in written and ("secure",) not in written:
         content["model"] = content.pop("secure")
     return spec_mistakes(content)
+
+
+def mistakes_here(experiment: Experiment) -> Iterator[ConfigError]:
+    """What one process that plays every party is held to, beside the plug-ins."""
+    from vfl.session import secure_mode
+
+    apart = False
+    with suppress(SpecError):  # of a mode that cannot be built, which is told where it stands
+        apart = secure_mode.make(experiment.secure).divides_rows
+    return of_training_here(experiment, sources.own_parts(experiment.data.source), apart)
 
 
 def spec_mistakes(content: Mapping[str, Any]) -> Iterator[Mistake]:

@@ -14,7 +14,7 @@ from vfl.config import Experiment
 from vfl.core.errors import BadOptionError, DataError, TooFewRowsError, UserError
 from vfl.core.registry import parse
 from vfl.core.seeds import generator
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.models import make_bottom
 from vfl.testing import AdversaryContract
 from vfl.training.local import LocalSession
@@ -25,7 +25,7 @@ WIDTH = 10
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("digits", ["bank", "shop"], 0, "lender", limit=400, validation=0.2)
+    return load_bundled("digits", ["bank", "shop"], "lender", Dealing(0, validation=0.2, limit=400))
 
 
 def experiment(**changes):
@@ -72,7 +72,7 @@ class TestAdversaries(AdversaryContract):
 
 
 def test_only_who_needs_known_rows_misses_them():
-    bare = load_bundled("digits", ["bank", "shop"], 0, "lender", limit=100, validation=0.0)
+    bare = load_bundled("digits", ["bank", "shop"], "lender", Dealing(0, validation=0.0, limit=100))
     begin(make_adversary("noisy_labels"), experiment(), bare, "bank", 50, generator(0, "begin"))
     with pytest.raises(TooFewRowsError, match="there are none for it"):
         begin(make_adversary("hijacking"), experiment(), bare, "bank", 50, generator(0, "begin"))

@@ -26,7 +26,7 @@ from set_files import (
 )
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.datasets import SOURCES, load_bundled
+from vfl.datasets import SOURCES, Dealing, load_bundled
 from vfl.datasets.sources import read_bundled
 from vfl.datasets.sources.pictures import (
     LAYOUTS,
@@ -145,7 +145,7 @@ def test_binary_rows_in_order(tmp_path, source):
 def test_each_channel_is_standardised_by_its_own_constants(tmp_path):
     want, labels = write_binary(tmp_path, "cifar10")
     parties = ["left", "right"]
-    data = load_bundled("cifar10", parties, 0, "top", root=tmp_path, validation=0.2)
+    data = load_bundled("cifar10", parties, "top", Dealing(0, validation=0.2), root=tmp_path)
     whole = np.concatenate([data[party].inputs.numpy() for party in parties], axis=-1)
     assert data["left"].inputs.shape == (14, 3, 32, 16)
     mean, spread = (np.array(each)[:, None, None] for each in constants("cifar10"))

@@ -7,7 +7,7 @@ import pytest
 from set_files import clicks_of, published_clicks, write_clicks, write_filtered
 
 from vfl.core.errors import DataError
-from vfl.datasets import SetFormat, load_bundled
+from vfl.datasets import Dealing, SetFormat, load_bundled
 from vfl.datasets.sources.sessions import next_items, read_clicks
 
 
@@ -32,7 +32,7 @@ def test_every_beginning_of_a_session_is_a_row(length):
 def test_the_filtered_edition_keeps_its_parts(tmp_path):
     write_filtered(tmp_path)
     form = SetFormat(length=2)
-    data = load_bundled("yoochoose_filtered", ["a"], 0, "b", root=tmp_path, form=form)
+    data = load_bundled("yoochoose_filtered", ["a"], "b", Dealing(0), form, root=tmp_path)
     assert data["a"].inputs.tolist() == [[1, 0], [5, 0], [5, 2]] * 3
     assert data["b"].labels.tolist() == [4, 1, 2] * 3
     assert data["b"].classes == (0, 1, 2, 3, 4)
@@ -49,14 +49,14 @@ def test_the_filtered_edition_keeps_its_parts(tmp_path):
 def test_sessions_of_another_form_are_refused_without_their_items(tmp_path, text):
     write_filtered(tmp_path, text)
     with pytest.raises(DataError, match="cannot be read") as caught:
-        load_bundled("yoochoose_filtered", ["a"], 0, "b", root=tmp_path)
+        load_bundled("yoochoose_filtered", ["a"], "b", Dealing(0), root=tmp_path)
     assert "7654" not in str(caught.value)
 
 
 def test_the_real_edition_has_its_published_counts(data_root):
     if not (data_root / "yoochoose1_64").is_dir():
         pytest.skip("there is no YooChoose here")
-    data = load_bundled("yoochoose_filtered", ["a"], 0, "b", root=data_root)
+    data = load_bundled("yoochoose_filtered", ["a"], "b", Dealing(0), root=data_root)
     assert str(data["a"].split) == "Split(train=68716, validation=23320, test=24205)"
     assert data["a"].inputs.shape == (116_241, 50)
     assert len(data["b"].classes) == 5399
@@ -73,7 +73,7 @@ def test_published_clicks_are_filtered_then_the_last_sessions_are_split_by_time(
     assert items == 2
     assert parts == [[even, odd] * 4, [even], [odd]]
     form = SetFormat(length=4)
-    data = load_bundled("yoochoose", ["a"], 0, "b", root=tmp_path, form=form)
+    data = load_bundled("yoochoose", ["a"], "b", Dealing(0), form, root=tmp_path)
     assert str(data["a"].split) == "Split(train=12, validation=2, test=1)"
 
 

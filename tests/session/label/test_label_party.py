@@ -11,7 +11,7 @@ from torch import nn
 from vfl.config import Experiment
 from vfl.core.errors import DataError, NonFiniteError, WidthError
 from vfl.core.storage import weights_digest
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.defenses import DEFENSES, Defense
 from vfl.session import Adversary, rules
 from vfl.training.local import LocalSession
@@ -22,7 +22,7 @@ PARTIES = ["bank", "shop"]
 @pytest.fixture(scope="module")
 def data():
     parties = [*PARTIES, "lender"]
-    return load_bundled("digits", parties, 1, "lender", flatten=True, limit=200)
+    return load_bundled("digits", parties, "lender", Dealing(1, limit=200), flatten=True)
 
 
 def session_of(data, parties=PARTIES, experiment=None, **options):

@@ -4,7 +4,7 @@ import pytest
 from shared_layers import DEALER, LABEL, experiment
 
 from vfl.core.frame import Kind
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session.label.summary import summarise
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
@@ -15,7 +15,7 @@ KINDS = {"train": Kind.CUT, "evaluate": Kind.QUERY}
 
 
 def ran(secure, parties, mode="train", weights=None, **changes):
-    data = load_bundled("digits", parties, 0, LABEL, limit=300)
+    data = load_bundled("digits", parties, LABEL, Dealing(0, limit=300))
     asked = experiment(secure, parties, WIDTH, **changes)
     trace = Trace(Kind)
     session = LocalSession(asked, data, outputs=10, mode=mode, weights=weights, observers=[trace])

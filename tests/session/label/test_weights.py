@@ -9,7 +9,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from vfl.config import Experiment
 from vfl.core.errors import DataError
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.defenses import DEFENSES, Defense
 from vfl.session.label.party import training_weights
 from vfl.training.local import LocalSession
@@ -75,7 +75,7 @@ def test_weights_that_cannot_be_used(own, message):
 
 @pytest.fixture(scope="module")
 def data():
-    return load_bundled("breast_cancer", ["bank", "shop"], 0, "lender", limit=300)
+    return load_bundled("breast_cancer", ["bank", "shop"], "lender", Dealing(0, limit=300))
 
 
 def trained(data, row_weights=None, class_weight="none", **changes):

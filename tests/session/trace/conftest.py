@@ -3,7 +3,7 @@
 import pytest
 
 from vfl.config import Experiment
-from vfl.datasets import load_bundled
+from vfl.datasets import Dealing, load_bundled
 from vfl.session.trace import read
 from vfl.training.local import LocalSession
 
@@ -66,7 +66,7 @@ class Training:
 
 @pytest.fixture(scope="session")
 def data():
-    return load_bundled("digits", ["bank", "shop"], 0, "lender", flatten=True, limit=300)
+    return load_bundled("digits", ["bank", "shop"], "lender", Dealing(0, limit=300), flatten=True)
 
 
 @pytest.fixture(scope="session")
