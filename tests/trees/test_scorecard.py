@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from stand_in_flower import Flower
 
 from vfl.cli import main
 from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     DataError,
     ExposedCutError,
@@ -25,7 +27,8 @@ from vfl.core.errors import (
 )
 from vfl.core.storage import read_json
 from vfl.serving.front import settings_file
-from vfl.training.run import train
+from vfl.serving.local import serve
+from vfl.training.run import predict, train
 from vfl.trees.grow import Layout
 from vfl.trees.scorecard.card import Card
 from vfl.trees.scorecard.fitting import fit_card
@@ -35,6 +38,7 @@ from vfl.trees.scorecard.page import write_card
 from vfl.trees.scorecard.points import Scale
 
 PAGE = Path(__file__).parents[2] / "docs" / "scorecard.md"
+TUTORIAL = PAGE.with_name("tutorial_trees.md")
 ROWS, OTHERS = 1500, ("shop", "registry")
 PARTIES = {"lender": {"columns": ["income"]}, "shop": {"columns": ["basket", "city"]},
            "registry": {"columns": ["age"]}}  # fmt: skip
@@ -355,3 +359,44 @@ def test_the_sample_of_the_page(tmp_path, monkeypatch, capsys):
     name, value = capsys.readouterr().out.split()
     assert name == "gini"
     assert 0.7 < float(value) < 0.95
+
+
+def test_the_tutorial_goes_from_two_tables_to_a_served_model_and_a_card(
+    tmp_path, monkeypatch, capsys
+):
+    page = TUTORIAL.read_text()
+    (sample,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (settings_of_trees,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(sample, str(TUTORIAL), "exec"), {})
+    Path("trees.toml").write_text(settings_of_trees)
+    commands = [shlex.split(line) for line in re.findall(r"^    vfl (.*)$", page, re.MULTILINE)]
+    boost, serves, make_card = commands
+    assert serves == ["serve", "RUN"]
+    run_command(monkeypatch, capsys, *boost)
+    (run,) = Path("runs").iterdir()
+    assert read_json(run / "summary.json")["test_auc"] > 0.75
+    predict(RunFolder.open(run))
+    tested = pd.read_csv(run / "predictions.csv").id
+    serving = Serving(run, lambda: serve(run, settings()))
+    try:
+        serving.client.wait_ready()
+        status, told = serving.client.predict(tested[0])
+        assert status == 200, told
+    finally:
+        serving.stop()
+    out = run_command(monkeypatch, capsys, *make_card)
+    assert "| shop  | city" in out
+    (card,) = set(Path("runs").iterdir()) - {run}
+    assert {"bank", "shop"} >= set(pd.read_csv(card / "scores.csv").reason_1.dropna())
+    answered = []
+    serving = Serving(card, lambda: serve(card, settings()))
+    try:
+        serving.client.wait_ready()
+        for one in tested[:20]:
+            answered.append(serving.client.ask("/predict", {"ids": [one]})[1])
+    finally:
+        serving.stop()
+    found = [json.loads(text)["predictions"][0] for text in answered]
+    assert len({len(one["reasons"]) for one in found}) > 1
+    assert len({len(text) for text in answered}) == 1, "TLS shows lengths, which tell nothing"

@@ -49,8 +49,8 @@ OWN = "own."
 _POINTS = np.dtype("<i4")
 #: Most reasons for the score of a row, as many as US Regulation B asks for (12 CFR 1002.9).
 MOST_REASONS = 4
-#: Most points that a party gives to a row, and the largest weight of evidence: 2^32 rows.
-_MOST_POINTS, _MOST_WEIGHT = 1 << 24, 64.0
+#: Most points that a party gives to a row and to a bin, and the largest weight of evidence.
+_MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
 
 
 class FeatureEnd(FeatureCellsEnd):
@@ -406,7 +406,7 @@ def _read(written: Any, layout: Layout, mode: Scorecard) -> list[OwnColumn]:
         whole = all(type(each) is int for each in (*groups, *points))
         fits = whole and len(groups) == fine + 1 and 0 < count == len(weights) <= mode.bins + 1
         fits = fits and all(0 <= each < count for each in groups)
-        fits = fits and all(abs(each) <= _MOST_POINTS // 1024 for each in points)
+        fits = fits and all(abs(each) <= _MOST_POINTS_OF_BIN for each in points)
         if not (fits and all(math.fabs(each) <= _MOST_WEIGHT for each in weights)):
             raise ValueError
         weights = np.array(weights, np.float64)
