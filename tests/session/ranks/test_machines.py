@@ -178,7 +178,7 @@ OURS, THEIRS = (f"rank 1 of party '{name}' was lost" for name in ("bank", "shop"
 
 
 class Stream:
-    """Rank 0's stream to another party; that one says at the tenth look why it ended, if at all."""
+    """Rank 0's stream to another party; that one says at the third look why it ended, if at all."""
 
     patience_s = 60.0
 
@@ -187,7 +187,7 @@ class Stream:
 
     def poll(self):
         self.looks += 1
-        if self.looks >= 10 and self.ends_with is not None:
+        if self.looks >= 3 and self.ends_with is not None:
             raise self.ends_with
 
     def fileno(self):
