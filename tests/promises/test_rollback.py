@@ -210,6 +210,8 @@ def test_material_is_counted_by_its_name_too(dealt):
 def test_a_user_that_leaves_the_dealer_out_has_no_answer(dealt, monkeypatch):
     """Material is not taken at the owner before the dealer has heard both."""
     parties = dealt(1)
+    parties.end("owner")
+    parties.start("owner", patience_s=3.0)  # for which it waits for the dealer, and so do we
     owner = parties.folder / "owner" / "store"
     monkeypatch.setattr(llm.User, "called_to_count", lambda self, streams, wires, *more: wires)
     with refused("a question was answered whose material the dealer has not counted"):

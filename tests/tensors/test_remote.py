@@ -1,5 +1,7 @@
 """Workers of other processes: what is refused, what is lost, and what nobody between may see."""
 
+from functools import partial
+
 import pytest
 import torch
 from elsewhere import Elsewhere
@@ -10,6 +12,7 @@ from vfl.tensors.remote import Ticket
 from vfl.tensors.requests import REQUESTS
 from vfl.tensors.wire import packed, unpacked
 from vfl.tensors.workers import Worker
+from vfl.transport import Timeouts
 
 X = torch.tensor([[1.5, -2.25, 0.5], [-0.75, 3.0, 2.0]])
 
@@ -34,7 +37,9 @@ def test_a_worker_that_was_killed_is_a_typed_error(tmp_path):
         y.get()
 
 
-def test_a_ticket_is_good_for_its_worker_and_its_pool(tmp_path):
+def test_a_ticket_is_good_for_its_worker_and_its_pool(tmp_path, monkeypatch):
+    # A worker without the pool's certificate tries until this window is over.
+    monkeypatch.setattr("vfl.tensors.remote.Timeouts", partial(Timeouts, rejoin_window_s=0.5))
     path = tmp_path / "alice.ticket"
     path.write_text("{}")
     with pytest.raises(UserError, match="ticket"):

@@ -20,6 +20,7 @@ import traceback
 import typing
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -242,8 +243,8 @@ class Registry(Generic[Member]):
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options a member's constructor takes."""
-        parameters = inspect.signature(self.member(name), eval_str=True).parameters
-        return {k: p for k, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+        member: Any = self.member(name)
+        return dict(_options_of(member))
 
     def make(self, spec: str) -> Member:
         """Build the member a spec names.
@@ -352,6 +353,13 @@ class Registry(Generic[Member]):
             want=f"a name that no other has: '{name}' is {found}",
             fix="give the plug-in another name, or uninstall its package",
         )
+
+
+@cache
+def _options_of(member: type) -> Mapping[str, inspect.Parameter]:
+    """Remembered: a session reads the same specs again in every epoch."""
+    parameters = inspect.signature(member, eval_str=True).parameters
+    return {k: p for k, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
 
 
 def _path_of(member: object) -> str:
