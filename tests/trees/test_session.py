@@ -25,6 +25,7 @@ from vfl.experiments.pages import build_report
 from vfl.serving.front import settings_file
 from vfl.serving.local import serve
 from vfl.training.run import evaluate, predict, train
+from vfl.trees.command import importance as print_importance
 from vfl.trees.command import importance_of
 
 
@@ -53,7 +54,7 @@ def test_a_training_an_evaluation_and_a_prediction(session):
     assert len(answers) == 2, "one from each feature party, however many trees there are"
 
 
-def test_one_process_grows_the_trees_of_a_federation(session):
+def test_one_process_grows_the_trees_of_a_federation(session, capsys):
     session.play()
     everybody = (*OTHERS, "lender")
     sources = {name: {"source": str(session.folder / name / "party.toml")} for name in everybody}
@@ -65,6 +66,10 @@ def test_one_process_grows_the_trees_of_a_federation(session):
     evaluate(RunFolder.open(session.folder / "alone"))
     told = importance_of(session.folder / "alone")["columns"]
     assert [one["name"] for one in told] == ["income", "city", "age"], "most gain first"
+    print_importance(session.folder / "alone")
+    lines = capsys.readouterr().out.splitlines()
+    told = ["bank", "shop", "lender", "bank:", "shop:", "lender:"]
+    assert [line.split()[0] for line in lines[-6:]] == told
 
 
 def test_rows_that_came_since_the_training_are_told_apart(session):
@@ -96,7 +101,7 @@ def test_a_card_and_a_page_say_what_each_party_keeps(session):
     assert "top model" not in page
 
 
-def test_importance_has_names_of_columns_where_they_are_known(session):
+def test_importance_has_names_of_columns_where_they_are_known(session, capsys):
     session.play()
     with pytest.raises(RunFolderError, match="evaluate"):
         importance_of(session.run)
@@ -108,6 +113,8 @@ def test_importance_has_names_of_columns_where_they_are_known(session):
     assert [one.get("name") for one in label["columns"] if one["party"] == "lender"] == ["age"]
     assert not any("name" in one for one in label["columns"] if one["party"] in OTHERS)
     bank = importance_of(session.kept("bank").path.parents[1])
+    print_importance(session.kept("bank").path.parents[1])
+    assert "gain" not in capsys.readouterr().out.partition("splits")[2]
     splits = {one["column"]: one["splits"] for one in label["columns"] if one["party"] == "bank"}
     assert bank == {
         "parties": [],
