@@ -31,13 +31,14 @@ from vfl.experiments.scenarios import (
 from vfl.testing import AttackContract, InputAttackContract
 from vfl.training.run import load_data, session_of, train
 from vfl.trees.attacks.bins import Bins
-from vfl.trees.attacks.cases import AskedSplits, SentBins, TreesCases, paths
+from vfl.trees.attacks.cases import AskedSplits, SeenNodes, SentBins, TreesCases, paths
 from vfl.trees.attacks.columns import Ranks, standardised
 from vfl.trees.attacks.nodes import Nodes
 from vfl.trees.attacks.splits import Splits
+from vfl.trees.attacks.sums import Sums
 from vfl.trees.grow import Layout, Split, Tree
 from vfl.trees.histograms import goes_left
-from vfl.trees.shared import SharedFeatureEnd
+from vfl.trees.shared import SeenSums, SharedFeatureEnd
 
 ROWS = 900
 
@@ -185,6 +186,52 @@ class TestBins(InputAttackContract):
         assert score.value >= 0.9 * score.guess, "it beats its guess"
 
 
+class TestSums(InputAttackContract):
+    """Columns whose bins are told by sums over small nodes; or the sums of other rows."""
+
+    specs = ("sums", "sums:nodes=300,rows=false", "sums:noise=0.001")
+
+    def case(self, leaking, grants):
+        draw = np.random.default_rng(int(leaking))
+        values = draw.normal(size=(self.rows, 2))
+        edges = np.quantile(values, np.linspace(0, 1, 9)[1:-1])
+        bins = np.searchsorted(edges, values)
+        inputs = standardised(values.astype(np.float32), (0, 0), np.arange(self.rows))
+        summed = bins if leaking else bins[draw.permutation(self.rows)]
+        nodes = []
+        for size in (self.rows, *[12] * 400):
+            rows = np.sort(draw.choice(self.rows, size, replace=False))
+            gradients = np.stack([draw.normal(size=size), draw.random(size)], axis=1)
+            gradients[:, 1] = 0.25 if size == self.rows else gradients[:, 1]
+            sums = np.zeros((2, 9, 2))
+            for column in range(2):
+                np.add.at(sums[column], summed[rows, column], gradients)
+            nodes.append(SeenSums(rows, gradients, sums))
+        known, rest = np.arange(self.leaks), np.arange(self.leaks, self.rows)
+        told = SeenNodes(Layout((8, 8), (False, False)), nodes, self.rows, rest, known, None)
+        labels = torch.zeros(len(rest), dtype=torch.int64)
+        holdings = Holdings(
+            targets=Evidence(labels=labels), leaked=Evidence(inputs[: self.leaks]), told=told
+        )
+        threat = ThreatModel("label party", "training", grants)
+        return Case(View(threat, self.classes, holdings), labels, inputs[self.leaks :])
+
+    def require_guess(self, score):
+        assert score.value >= 0.9 * score.guess, "it beats its guess"
+
+
+def test_sums_tell_columns_as_bins_do_unless_bins_are_randomised(source):
+    """On shares a grid's attacker solves for what nobody sent; of bins sent it reads those."""
+    scores = {}
+    for more in ("", ",protect=shared", ",protect=shared,epsilon=0.5"):
+        made = experiment(source, f"trees:max_depth=4,max_bin=8{more}", train={"epochs": 30})
+        cases = TreesCases(made, load_data(made), GridSettings(known_columns=60))
+        score = attempt(cases.case(RECORDED_TRAINING, 0, generator(0)), Sums(), generator(0))
+        scores[more] = score.value / score.guess
+    plain, summed, noisy = scores.values()
+    assert plain < summed < 0.6 < noisy, scores
+
+
 class TestOwnColumns(TestBins):
     specs, wins = ("own_columns",), 0.7
 
@@ -222,7 +269,7 @@ class TestNodes(AttackContract):
 
 
 def test_every_attack_of_trees_is_under_contract():
-    contracts = (TestSplits, TestNodes, TestBins, TestOwnColumns)
+    contracts = (TestSplits, TestNodes, TestBins, TestSums, TestOwnColumns)
     specs = [spec for contract in contracts for spec in contract.specs]
     own = {name for name, path in members_of("vfl.attacks").items() if "vfl.trees." in path}
     assert {parse(spec)[0] for spec in specs} == own
@@ -352,7 +399,7 @@ def test_a_finished_run_is_attacked_by_itself(source, tmp_path):
     [
         ({"attacks": ["gradient_norm"]}, UserError, "gradients that travelled"),
         ({"attacks": ["nodes"]}, UserError, "gradients that travelled"),
-        ({"models": ["trees:protect=shared"]}, UserError, "bins needs .*protocol"),
+        ({"models": ["trees:protect=shared"]}, UserError, "bins needs the cuts that travelled"),
         ({"attacks": ["averaging:over=snapshots"]}, UserError, "after every epoch"),
         ({"attacks": ["white_box_inversion"]}, UserError, "the victim's bottom"),
         ({"adversaries": ["fsha"]}, UserError, "this model has neither"),

@@ -18,6 +18,7 @@ PRODUCT = Product(
             "nodes": "vfl.trees.attacks.nodes:Nodes",
             "own_columns": "vfl.trees.attacks.bins:OwnColumns",
             "splits": "vfl.trees.attacks.splits:Splits",
+            "sums": "vfl.trees.attacks.sums:Sums",
         },
         "vfl.secure": {
             "regression": "vfl.trees.regression:Regression",

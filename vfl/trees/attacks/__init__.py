@@ -5,4 +5,5 @@ columns    a party's cells as numbers that attacks read
 splits     labels from which of one's own columns were split, and where
 nodes      labels from which training rows are in which node
 bins       columns from the bins that a label party was sent
+sums       columns from the sums over bins that a label party was sent instead
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 from vfl.trees.attacks.columns import categories_of
 from vfl.trees.grow import Layout
+
+if TYPE_CHECKING:
+    from vfl.trees.attacks.cases import SentBins
 
 
 class Bins(Attack):
@@ -38,27 +42,37 @@ class Bins(Attack):
     """
 
     goal = "inputs"
-    needs = frozenset({Grant.LEAKED_INPUTS, Grant.PROTOCOL})
+    needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS, Grant.PROTOCOL})
 
     def __init__(self, rows: bool = True, prior: float = 1.0) -> None:
         require_range("prior", prior, 1e-9)
         self.rows, self.prior = rows, prior
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        told = view.told
+        view.require(Grant.CUTS)  # bins are what a party sends of its cells
+        return read_bins(view.told, view.leaked.inputs, self.prior, self.rows)
 
-        def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            sent, own = (
-                np.minimum(some[:, column].astype(np.int64), bins)  # a missing cell is the last
-                for some in (told.targets, told.leaked)
-            )
-            channel = _channel(bins + 1, told.epsilon)
-            shares = _before(np.bincount(sent, minlength=bins + 1) / len(sent), channel)
-            chances = channel * shares  # axes (sent, true)
-            chances /= chances.sum(1, keepdims=True).clip(1e-300)
-            return shares, chances[sent], chances[own]
 
-        return values_of_bins(told.layout, view.leaked.inputs, likely, self.prior, self.rows)
+def read_bins(told: SentBins, leaked: Tensor, prior: float, rows: bool) -> Tensor:
+    """The expected cells of rows whose bins were sent, axes (rows, columns).
+
+    Args:
+        told: bins of the targets and of known rows.
+        leaked: cells of the known rows.
+        prior: see `Bins`.
+        rows: see there.
+    """
+
+    def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        sent, own = (
+            np.minimum(some[:, column].astype(np.int64), bins)  # a missing cell is the last
+            for some in (told.targets, told.leaked)
+        )
+        often = np.bincount(sent, minlength=bins + 1) / len(sent)
+        shares, chances = before_response(often, told.epsilon)
+        return shares, chances[sent], chances[own]
+
+    return values_of_bins(told.layout, leaked, likely, prior, rows)
 
 
 def values_of_bins(
@@ -91,20 +105,22 @@ def values_of_bins(
     return torch.from_numpy(np.concatenate(found, axis=1)).float()
 
 
-def _channel(count: int, epsilon: float | None) -> np.ndarray:
-    """The chance of each sent bin for each true one, axes (sent, true)."""
-    if epsilon is None:
-        return np.eye(count)
-    moves = 1 / (np.exp(epsilon) + count - 1)
-    found: np.ndarray = moves + np.eye(count) * (np.exp(epsilon) - 1) * moves
-    return found
+def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of bins before randomised response, and how likely each was, axes (sent, true).
 
-
-def _before(sent: np.ndarray, channel: np.ndarray) -> np.ndarray:
-    """Shares of bins before a channel, from those after it, none negative; axes (bins,)."""
-    shares = np.linalg.solve(channel, sent).clip(1e-9)
-    found: np.ndarray = shares / shares.sum()
-    return found
+    Args:
+        often: shares of bins after it.
+        epsilon: of it; None of none.
+    """
+    count = len(often)
+    channel = np.eye(count)
+    if epsilon is not None:
+        moves = 1 / (np.exp(epsilon) + count - 1)
+        channel = moves + np.eye(count) * (np.exp(epsilon) - 1) * moves
+    shares = np.linalg.solve(channel, often).clip(1e-9)
+    shares /= shares.sum()
+    chances = channel * shares
+    return shares, chances / chances.sum(1, keepdims=True).clip(1e-300)
 
 
 def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:

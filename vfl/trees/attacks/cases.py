@@ -55,6 +55,8 @@ from vfl.experiments.scenarios import (
     setting_of,
 )
 from vfl.session import secure_mode
+from vfl.training.run import session_of
+from vfl.training.whole_network import WholeNetworkSession
 from vfl.trees.attacks.columns import Ranks, categories_of, standardised
 from vfl.trees.bins import Binning, fit_bins, randomised
 from vfl.trees.boosting import Forest, splits_of, splits_of_state
@@ -62,6 +64,7 @@ from vfl.trees.cells import within
 from vfl.trees.grow import Layout, Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.mode import Trees
+from vfl.trees.shared import SeenSums, SharedLabelEnd
 
 
 class Sides(nn.Module):
@@ -151,8 +154,31 @@ def _mode_of(experiment: Experiment) -> Trees:
     return mode
 
 
+@dataclass(frozen=True, eq=False)
+class SeenNodes:
+    """The sums that the label party got of each node, of one party's columns.
+
+    Attributes:
+        layout: of these columns.
+        nodes: all that it asked for, the root of the first tree first.
+        training: how many rows trained.
+        targets, leaked: positions of these rows among them.
+        epsilon: of the randomised response that bins went through before; None of none.
+        own_of_leaked: the label party's own columns of the leaked rows, if it has any.
+    """
+
+    layout: Layout
+    nodes: Sequence[SeenSums]
+    training: int
+    targets: np.ndarray
+    leaked: np.ndarray
+    epsilon: float | None
+    own_of_leaked: Tensor | None = None
+
+
 _OF_LABEL_PARTY = frozenset({Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS})
 _OF_ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
+_OF_SUMS = frozenset({Grant.LABELS, Grant.LEAKED_INPUTS, Grant.PROTOCOL})
 _IN_TRAINING = frozenset({Grant.EPOCHS, Grant.PROTOCOL})
 _TOLD_NODES = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.UNLABELLED, Grant.PRIOR}
@@ -181,13 +207,16 @@ class TreesCases(Cases):
         if not mode.needs_keys:  # protect = "order"
             found[RECORDED_TRAINING] = _OF_LABEL_PARTY | _IN_TRAINING | own
             found[TRAINING_ATTRIBUTE] = _OF_ATTRIBUTE | {Grant.EPOCHS}
-        elif mode.nodes == "known":
+        else:
+            found[RECORDED_TRAINING] = _OF_SUMS | own
+        if mode.needs_keys and mode.nodes == "known":
             found[TRAINING_TIME] = _TOLD_NODES
         return found.get(scenario, frozenset())
 
     def _begin(self) -> None:
         self._mode = _mode_of(self.experiment)
         self._numbers: dict[str, tuple[Ranks, Tensor]] = {}
+        self._nodes: list[SeenSums] | None = None
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
         if scenario == PREDICTIONS:
@@ -322,10 +351,13 @@ class TreesCases(Cases):
         leaks = min(self.settings.known_columns, len(rows) // 2)
         order = draw_columns(rows, leaks, draw, "training" if in_training else "test")
         known, targets = order[:leaks], order[leaks:]
+        summed = in_training and self._mode.needs_keys
         sent = self._sent_bins if in_training else self.cuts
         own = None if label.inputs is None else self._encoded(label.name)[1]
 
         def seen(some: Tensor, inputs: Tensor | None) -> Evidence:
+            if summed:
+                return Evidence(inputs, None, labels[some])
             cuts = sent(some)
             once = SentCuts(0, 1, torch.arange(len(some)), cuts)
             return Evidence(inputs, cuts, labels[some], sent=lambda: [once])
@@ -338,13 +370,45 @@ class TreesCases(Cases):
             leaked=seen(known, truth[known]),
             shape=tuple(truth.shape[1:]),
         )
-        if in_training:
+        if summed:
+            holdings = replace(holdings, told=self._sums(targets, known, own))
+        elif in_training:
             bins, layout = self._shown(self.party)
             of_targets, of_known = bins[targets.numpy()], bins[known.numpy()]
             of_own = None if own is None else own[known]
             told = SentBins(layout, of_targets, of_known, self._mode.epsilon, of_own)
             holdings = replace(holdings, told=told)
         return Case(View(threat, classes, holdings), labels[targets], truth[targets])
+
+    def _sums(self, targets: Tensor, known: Tensor, own: Tensor | None) -> SeenNodes:
+        """What the label party sees of nodes when the session is played again."""
+        if self._nodes is None:
+            session, seen = session_of(self.experiment, self.data, "train"), list[SeenSums]()
+            assert isinstance(session, WholeNetworkSession), "trees are a whole network"
+            network = session.label.network
+            assert isinstance(network, SharedLabelEnd), "it trains on shares"
+            network.watch = seen.append
+            session.run()
+            self._nodes = seen
+        layout, first = self._binning(self.party).layout, 0
+        label = self.experiment.label.party
+        for name in dict.fromkeys([label, *self.experiment.feature_parties]):
+            if name == self.party:
+                break
+            first += len(self._binning(name).layout.bins) if name in self.experiment.parties else 0
+        columns = slice(first, first + len(layout.bins))
+        train = self.data[label].split.train
+        place = np.empty(len(self._cells(self.party)), np.int64)
+        place[train] = np.arange(len(train))
+        return SeenNodes(
+            layout,
+            [replace(one, sums=one.sums[columns]) for one in self._nodes],
+            len(train),
+            place[targets.numpy()],
+            place[known.numpy()],
+            self._mode.epsilon,
+            None if own is None else own[known],
+        )
 
     def _sent_bins(self, rows: Tensor) -> Tensor:
         """The bins of some training rows, as `standardised` writes cells."""

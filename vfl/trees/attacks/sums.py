@@ -13,7 +13,8 @@ from torch import Tensor
 from vfl.attacks.base import Attack
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
-from vfl.trees.attacks.bins import values_of_bins
+from vfl.trees.attacks.bins import before_response, read_bins, values_of_bins
+from vfl.trees.attacks.cases import SentBins
 
 
 class Sums(Attack):
@@ -22,6 +23,7 @@ class Sums(Attack):
     The label party knows the gradients and the rows of each node. A sum over a bin is linear in
     whether each row is in it, so every node gives two equations for each bin; ridge regression
     around the bins' shares solves them together, node by node of all trees. Small nodes say most.
+    Where the label party was sent bins, it reads those as `bins` does.
 
     Args:
         nodes: most nodes that are used, the smallest ones.
@@ -48,15 +50,18 @@ class Sums(Attack):
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         told = view.told
+        if isinstance(told, SentBins):
+            return read_bins(told, view.leaked.inputs, self.prior, self.rows)
         nodes = sorted(told.nodes, key=lambda one: len(one.rows))[: self.nodes]
         solve = solver([(one.rows, one.gradients) for one in nodes], told.training, self.noise)
         first = told.nodes[0].sums[..., 1]  # of all rows, whose second derivatives are alike yet
 
         def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             places = [*range(bins), first.shape[1] - 1]  # a missing cell is the last
-            shares = first[column, places] / first[column].sum()
-            chances = solve(np.concatenate([one.sums[column, places].T for one in nodes]), shares)
-            return shares, chances[told.targets], chances[told.leaked]
+            often = first[column, places] / first[column].sum()
+            found = solve(np.concatenate([one.sums[column, places].T for one in nodes]), often)
+            shares, chances = before_response(often, told.epsilon)
+            return shares, found[told.targets] @ chances, found[told.leaked] @ chances
 
         return values_of_bins(told.layout, view.leaked.inputs, likely, self.prior, self.rows)
 
