@@ -219,6 +219,52 @@ def test_the_frontier():
 # --- private training -----------------------------------------------------------------------------
 
 
+def test_attacks_on_trees():
+    """Utility, the worst attack on labels and columns read from bins, from rows by seed."""
+    stored = rows_of("trees_attacks.csv")
+    summary = table_of("## What trees give away", "task")
+    for task in dict.fromkeys(row["task"] for row in stored if "_" not in row["task"]):
+        of = [row for row in stored if row["task"] == task]
+        models = list(dict.fromkeys(row["model"] for row in of))
+        table = table_of(f"## {task}", "trees")
+        assert len(table) == len(models)
+        for model, (_, good, less, attack, reaches, leak, bins, *_) in zip(
+            models, table, strict=True
+        ):
+            own = [row for row in of if row["model"] == model]
+            utility, plain = utility_by_seed(own), utility_by_seed(of)
+            assert_shows(good, interval(list(utility.values())))
+            assert_shows(less, interval([utility[seed] - plain[seed] for seed in utility]))
+            labels = [row for row in own if row["measure"] == "auc"]
+            worst = max(
+                (row["attack"] for row in labels),
+                key=lambda name: sum(
+                    float(row["reaches"]) for row in labels if row["attack"] == name
+                ),
+            )
+            assert attack == f"`{worst}`"
+            found = [row for row in labels if row["attack"] == worst]
+            assert_shows(reaches, interval([100 * float(row["reaches"]) for row in found]))
+            above = [100 * (float(row["reaches"]) - float(row["without"])) for row in found]
+            assert_shows(leak, interval(above))
+            read = [
+                [100 * (1 - float(row["reaches"]) / float(row["guess"])) for row in own
+                 if row["attack"] == name]
+                for name in ("bins", "bins:rows=false")
+            ]  # fmt: skip
+            assert_shows(bins, interval(max(read, key=mean)))
+        (line,) = [row for row in summary if row[:2] == [task, "trees"]]
+        assert line[2:] == [table[0][1], *table[0][3:6]]
+
+
+def utility_by_seed(rows: Iterable[Row]) -> dict[str, float]:
+    """The utility of each seed's first row, in percent."""
+    found: dict[str, float] = {}
+    for row in rows:
+        found.setdefault(row["seed"], 100 * float(row["utility"]))
+    return found
+
+
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and 95 % half width of independent normal values."""
     width = stdev(values) / len(values) ** 0.5
