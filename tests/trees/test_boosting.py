@@ -19,7 +19,7 @@ from vfl.session import Exchange, Terms
 from vfl.session.secure_mode import OwnRows
 from vfl.transport.link import local_pair
 from vfl.trees import VFLBoostingClassifier, VFLBoostingRegressor
-from vfl.trees.bins import fit_bins, randomised
+from vfl.trees.bins import fit_bins, quantile_edges, randomised
 from vfl.trees.grow import Layout
 from vfl.trees.mode import Trees
 
@@ -270,6 +270,23 @@ def test_columns_without_a_choice_grow_no_split():
     model = VFLBoostingClassifier(2, n_estimators=2).fit(frame, np.arange(50) % 2)
     assert not len(model._weights()["label"]["share.columns"])
     assert np.allclose(model.predict_proba(frame), 0.5)
+
+
+@pytest.mark.parametrize(("rows", "max_bin"), [(16, 2), (40, 5), (500, 64), (2000, 255)])
+@pytest.mark.parametrize("kind", ["normal", "counts", "mostly zero", "missing"])
+def test_edges_are_those_of_xgboost(kind, rows, max_bin):
+    xgboost = pytest.importorskip("xgboost")
+    draw = np.random.default_rng(max_bin)
+    column = draw.normal(size=rows).astype(np.float32)
+    if kind == "counts":
+        column = draw.poisson(40, rows).astype(np.float32)
+    if kind == "mostly zero":
+        column[draw.random(rows) < 0.8] = 0
+    if kind == "missing":
+        column[draw.random(rows) < 0.3] = np.nan
+    table = xgboost.QuantileDMatrix(column[:, None], np.zeros(rows), max_bin=max_bin)
+    _, cuts = table.get_quantile_cut()  # which begins below and ends above all values
+    assert np.array_equal(quantile_edges(column, max_bin), cuts[1:-1])
 
 
 def test_bins_of_many_columns_come_in_order():
