@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 
 import numpy as np
@@ -89,7 +89,9 @@ def steps_per_epoch(terms: Terms, rows: int) -> int:
     return steps_of(rows, batch_size(terms, rows))
 
 
-def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterator[np.ndarray]]:
+def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterable[np.ndarray]]:
+    if secure_mode.make(terms.secure).whole_epochs:
+        return lambda epoch: [rows]
     if terms.train.shuffle == "full":
         return batch_size(terms, len(rows))
     return lambda epoch: shuffled_in_blocks(terms.seed, epoch, terms.train, rows)

@@ -193,8 +193,9 @@ class OwnRows:
 
     def digest(self) -> str:
         """SHA-256 of the inputs, by which a party knows whether its rows changed."""
-        raw = b"" if self.inputs is None else self.inputs.contiguous().numpy().tobytes()
-        return hashlib.sha256(raw).hexdigest()
+        if self.inputs is None:
+            return hashlib.sha256().hexdigest()
+        return hashlib.sha256(self.inputs.contiguous().numpy().ravel().data).hexdigest()
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vfl.config import PartySettings, TrainSettings
@@ -215,8 +214,11 @@ class CellsEnd(WholeNetwork):
     def _cells(self, positions: np.ndarray) -> np.ndarray:
         """Cells of some aligned rows, float32, axes (rows, columns)."""
         assert self._rows.inputs is not None, "asked of a party with columns"
-        cells: np.ndarray = self._rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
-        return cells
+        cells: np.ndarray = self._rows.inputs.flatten(1).numpy()
+        if len(positions) == len(cells) and (np.diff(positions) == 1).all():
+            return cells  # all rows in order, which a copy would take as much memory as
+        found: np.ndarray = cells[positions]
+        return found
 
     def _bins(self, positions: np.ndarray) -> np.ndarray:
         assert self._own is not None, "an attempt has begun"
@@ -361,9 +363,9 @@ class LabelCellsEnd(CellsEnd):
                 raise ProtocolError("bins of another number", where=where, want="a bin a cell")
             raw += part
         bins = np.frombuffer(raw, kind).reshape(columns, rows).T
-        missing = layout.width - 1
-        if ((bins >= np.array(layout.bins)) & (bins != missing)).any():
-            raise ProtocolError("a cell in no bin of its column", where=where)
+        for cells, count in zip(bins.T, layout.bins, strict=True):
+            if ((cells >= np.intp(count)) & (cells != layout.width - 1)).any():
+                raise ProtocolError("a cell in no bin of its column", where=where)
         self._note("bins of cells", name, SETUP, bins.size)
         return (bins, layout), signs
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from vfl.core.errors import DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
+from vfl.datasets.table import BLOCK_ROWS
 from vfl.session.exchange import expect
 from vfl.session.schedule import QUERY_ROWS, Exchange, own_rows
 from vfl.session.secure_mode import (
@@ -143,7 +144,7 @@ class LabelEnd(LabelCellsEnd):
         train, weights_of_rows = self._positions("train"), self._rows.weights
         assert self._rows.labels is not None, "a training has labels"
         labels = self._rows.labels[torch.from_numpy(train)].numpy()
-        counted = np.ones(len(train))
+        counted = np.broadcast_to(1.0, len(train))
         if weights_of_rows is not None:
             counted = weights_of_rows[torch.from_numpy(train)].double().numpy()
         own_columns = self._counts.get(self.party, 0)
@@ -397,7 +398,14 @@ def joined(layouts: Sequence[Layout]) -> Layout:
 
 def _side_by_side(parts: Sequence[tuple[np.ndarray, Layout]]) -> tuple[np.ndarray, Layout]:
     layout = joined([own for _, own in parts])
-    missing = layout.width - 1
-    kind = np.uint8 if missing < 256 else np.uint16
-    moved = [np.where(bins == own.width - 1, missing, bins).astype(kind) for bins, own in parts]
-    return np.concatenate(moved, axis=1), layout
+    missing, rows = layout.width - 1, len(parts[0][0])
+    found = np.empty((rows, len(layout.bins)), np.uint8 if missing < 256 else np.uint16)
+    begin = 0
+    for bins, own in parts:
+        part = found[:, begin : begin + len(own.bins)]
+        for start in range(0, rows, BLOCK_ROWS):
+            block = bins[start : start + BLOCK_ROWS]
+            lacks = block == own.width - 1
+            part[start : start + BLOCK_ROWS] = np.where(lacks, found.dtype.type(missing), block)
+        begin += len(own.bins)
+    return found, layout

@@ -13,6 +13,9 @@ import numpy as np
 from vfl.core.compiled import COMPILED, add_pair, compiled, prefetch
 from vfl.trees.grow import Division, Layout, Split, Tree
 
+#: Gradients and rows of no tree.
+_NOTHING = np.empty((0, 2), np.float32), np.empty(0, np.int64)
+
 
 class Local:
     """Sums of gradients over bins that are all here.
@@ -25,8 +28,7 @@ class Local:
 
     def __init__(self, bins: np.ndarray, layout: Layout) -> None:
         self.layout, self._bins = layout, np.ascontiguousarray(bins)
-        self._gradients = np.empty((0, 2), np.float32)
-        self._rows = self._partition(np.empty(0, np.int64))
+        self.start(*_NOTHING)
 
     def start(self, gradients: np.ndarray, rows: np.ndarray) -> None:
         """Begin a tree.
@@ -63,6 +65,7 @@ class Local:
                 values[rest[node]] = tree.values[node]
             else:
                 rest.divide(Division(node, split, *children))
+        self.start(*_NOTHING)  # a tree that has grown needs neither its gradients nor its rows
         return values
 
     def _partition(self, rows: np.ndarray) -> Partition:
