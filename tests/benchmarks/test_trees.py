@@ -1,8 +1,12 @@
 """`python -m benchmarks.trees`: both contenders learn the same table, in processes of their own."""
 
+import gzip
+
+import numpy as np
 import pytest
 
-from benchmarks.trees import OURS, PEER, TABLE, bench_trees
+from benchmarks import trees
+from benchmarks.trees import OURS, PEER, bench_trees, shown
 
 
 def test_trees_of_two_parties_stand_beside_xgboost():
@@ -14,4 +18,30 @@ def test_trees_of_two_parties_stand_beside_xgboost():
     assert abs(ours.auc - theirs.auc) < 0.05
     assert 1 <= ours.bytes_ratio < 1.2, "a byte a cell, and little more"
     assert theirs.bytes_ratio is None
-    assert len(TABLE(rows).splitlines()) == 3
+    assert len(shown(rows).splitlines()) == 3
+
+
+def test_seeds_of_real_tables_are_written_as_they_come(monkeypatch, tmp_path):
+    pytest.importorskip("xgboost")
+    draw = np.random.default_rng(0)
+    cells, kinds = draw.normal(size=(400, 2)).round(3), draw.choice(["a", "b"], 400)
+    lines = [
+        f"{one},{two},{kind},{one + (kind == 'a')}"
+        for (one, two), kind in zip(cells, kinds, strict=True)
+    ]
+    with gzip.open(tmp_path / "made.csv.gz", "wt") as file:
+        file.write("\n".join(["one,two,kind,sum", *lines]))
+    monkeypatch.setenv("VFL_DATA", str(tmp_path))
+    made = trees._Source(("made.csv.gz",), "sum", None, {})
+    monkeypatch.setattr(trees, "_SOURCES", {"made": made})
+    out = tmp_path / "rows.csv"
+    rows = bench_trees(tables=True, rounds=20, depth=3, bins=64, repeats=2, out=out)
+    assert [(row.table, row.measure, row.seed) for row in rows] == [
+        ("made", "RMSE", 0),
+        ("made", "RMSE", 1),
+    ]
+    for row in rows:
+        assert row.ours == pytest.approx(row.xgboost_on_our_bins, rel=0.02)
+        assert row.ours < 0.3 < np.std(cells[:, 0])
+    assert out.read_text().splitlines()[1].startswith("made,RMSE,0,")
+    assert "made" in shown(rows)
