@@ -5,12 +5,15 @@ The numbers in STATSMODELS were made by statsmodels 0.15.0 on the tables of `tab
 """
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
+from vfl.config import Experiment
 from vfl.core.errors import DataError, SpecError, TooFewRowsError
+from vfl.training.run import train
 from vfl.trees.newton import (
     FAMILIES,
     Penalty,
@@ -22,6 +25,7 @@ from vfl.trees.newton import (
     stepwise,
 )
 
+SPECS = {"gaussian": "linear", "binomial": "logistic", "poisson": "poisson"}
 #: Coefficients, standard errors, p-values, log-likelihood and deviance.
 STATSMODELS = {
     "gaussian": {
@@ -160,6 +164,28 @@ def test_a_fit_is_that_of_statsmodels(name):
     assert found.deviance == pytest.approx(want["deviance"], rel=1e-9)
     assert found.null_deviance == pytest.approx(want["null_deviance"], rel=1e-9)
     assert (found.aic, found.bic) == pytest.approx((want["aic"], want["bic"]), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_session_of_three_parties_fits_what_statsmodels_fits(tmp_path, name):
+    """Real tables, whose cells are float32 here, all rows of which train."""
+    cells, labels = table(name)
+    frame = pd.DataFrame(cells[:, 1:], columns=list("abcde"))
+    frame.assign(label=labels.astype(int)).to_csv(tmp_path / "table.csv", index=False)
+    content = {
+        "model": "regression:family=" + SPECS[name],
+        "data": {"source": str(tmp_path / "table.csv"), "validation": 0.0, "test": 0.0},
+        "parties": {"bank": {"columns": ["a", "b", "c"]}, "shop": {"columns": ["d", "e"]}},
+        "label": {"party": "lender", "column": "label"},
+        "train": {"epochs": 1},
+    }
+    content["label"]["task"] = "classification" if name == "binomial" else "regression"
+    found = train(Experiment.model_validate(content), tmp_path, "run")["regression"]
+    want = STATSMODELS[name]
+    for ours, theirs in (("coefficient", "coefficients"), ("standard_error", "errors")):
+        values = [one[ours] for one in found["columns"]]
+        np.testing.assert_allclose(values, np.roll(want[theirs], -1), rtol=1e-6)
+    assert found["log_likelihood"] == pytest.approx(want["log_likelihood"], rel=1e-7)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from vfl.core.errors import ProtocolError
 from vfl.core.frame import Link
+from vfl.core.seeds import generator
 from vfl.mpc.engine import Engine
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BYTES, decode, encode, matmul
@@ -128,7 +129,11 @@ class Summing(Engine):
             return Masked(torch.empty(0, dtype=torch.int64), torch.cat(masks, 1), bits)
         assert own is not None, "a holder has columns"
         mask = self.pad(self.dealer, shapes[self.role], "columns", number)
-        hidden = encode(own[self.order], bits, "columns", _SUM_BITS - bits) - mask
+        # Rounded up or down at random, so that errors of rows with equal cells do not add up.
+        draw = generator(bits, "sums", self.role)
+        dither = torch.rand(own.shape, generator=draw, dtype=torch.float64) - 0.5
+        rounded = encode(own + dither * 2.0**-bits, bits, "columns", _SUM_BITS - bits)
+        hidden = rounded[self.order] - mask
         for holder in self.others:
             self.channels[holder].send([hidden], number, "setup")
         parts = [
