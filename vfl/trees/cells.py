@@ -63,6 +63,8 @@ class CellsMode(NetworkMode):
     """A session that reads cells: the label party in the middle, one stream to each other party.
 
     Attributes:
+        takes_noisy_labels: whether a defense may replace labels before the training; inference
+            from replaced labels would say nothing.
         instead: what to write in place of a setting of networks, by its name.
         max_bin: most bins of an ordered column.
         epsilon: of the randomised response on each cell that a feature party sends; None sends
@@ -75,6 +77,7 @@ class CellsMode(NetworkMode):
     serves_rows: ClassVar[bool] = True
     window: ClassVar[int] = 32
     waiting: ClassVar[int] = 32
+    takes_noisy_labels: ClassVar[bool] = False
     instead: ClassVar[Mapping[str, str]] = {}
     max_bin: int
     epsilon: float | None = None
@@ -99,7 +102,7 @@ class CellsMode(NetworkMode):
                     want=f"{setting} = {want}, the default, or none",
                     fix=self.instead.get(setting),
                 )
-        refuse_work_on_cuts(agreed, of_labels=True)
+        refuse_work_on_cuts(agreed, self.takes_noisy_labels)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """The promise to each cell's owner."""

@@ -75,6 +75,7 @@ class Trees(CellsMode):
     instead: ClassVar[Mapping[str, str]] = {
         "train.learning_rate": "model = 'trees:learning_rate=0.1'",
     }
+    takes_noisy_labels: ClassVar[bool] = True
     answers_without: ClassVar[bool] = True
     exports: ClassVar[Mapping[str, str]] = {"xgboost": "vfl.trees.export:export_forest"}
     helps_to_train: ClassVar[bool] = True

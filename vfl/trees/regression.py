@@ -13,7 +13,6 @@ from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.registry import require_choice, require_range
-from vfl.mpc.secure.base import refuse_work_on_cuts
 from vfl.mpc.secure.ends import Middle, NetworkMode, Outer
 from vfl.session.secure_mode import (
     SETUP,
@@ -87,7 +86,6 @@ class Regression(CellsMode):
 
     def refuse(self, agreed: Agreed) -> None:
         super().refuse(agreed)
-        refuse_work_on_cuts(agreed)  # of randomised labels standard errors would say nothing
         if self.helper in {*agreed.parties, agreed.label_party}:
             raise ExposedCutError(
                 "a party with data could undo masks if it helped too",
