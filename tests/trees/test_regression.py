@@ -18,6 +18,7 @@ from vfl.core.errors import (
     DataError,
     ExposedCutError,
     LostPeerError,
+    PeerError,
     PeerFailedError,
     SpecError,
 )
@@ -254,23 +255,23 @@ def test_a_training_goes_on_from_its_fit(tmp_path, monkeypatch):
     """After the fit no party asks for sums again."""
     asked = experiment(tmp_path, "linear")
     asked = asked.model_copy(update={"data": asked.data.model_copy(update={"validation": 0.2})})
-    whole, outputs, fits = train(asked, tmp_path, "whole"), TrainingEnd.outputs, []
+    whole, last_word, fits = train(asked, tmp_path, "whole"), TrainingEnd.end, []
     lead = TrainingEnd._lead
 
-    def breaking(end, exchange):
-        if exchange.phase == "test" and len(fits) == 1:
-            raise LostPeerError("a test ends it")
-        return outputs(end, exchange)
+    def breaking(end, report):
+        if end.party != "lender":
+            return last_word(end, report)
+        raise LostPeerError("a test ends it")  # after the last checkpoint, which all have by then
 
     def leading(end, own):
         fits.append(1)
         lead(end, own)
 
     monkeypatch.setattr(TrainingEnd, "_lead", leading)
-    monkeypatch.setattr(TrainingEnd, "outputs", breaking)
-    with pytest.raises(LostPeerError):
+    monkeypatch.setattr(TrainingEnd, "end", breaking)
+    with pytest.raises(PeerError):  # which party says it first differs
         train(asked, tmp_path, "run")
-    monkeypatch.setattr(TrainingEnd, "outputs", outputs)
+    monkeypatch.setattr(TrainingEnd, "end", last_word)
     again = train(asked, tmp_path, "run", resume=True)
     assert len(fits) == 1
     assert again["regression"] == whole["regression"]

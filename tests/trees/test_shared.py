@@ -104,7 +104,8 @@ def test_sums_over_bins_are_those_of_a_loop(monkeypatch, compiled):
     draw = np.random.default_rng(0)
     bins, nodes = draw.integers(0, 5, (50, 3), np.uint8), draw.integers(0, 4, 50, np.uint8)
     elements = draw.integers(0, 2**64, 50, np.uint64)
-    found = shared.sums_of(bins, nodes, 2, elements, 5)
+    with np.errstate(over="ignore"):  # what a ring is for
+        found = shared.sums_of(bins, nodes, 2, elements, 5)
     want = np.zeros((2, 3, 5), object)
     for row in range(50):
         if nodes[row] < 2:
