@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,14 @@ MIDDLED = CONTENT | {
     "middle": {"party": MIDDLE, "width": 32, "model": "mlp:hidden=none,last=relu"},
 }
 
+#: The same parties with boosted trees, a hundred of depth 4.
+TREES = CONTENT | {
+    "model": "trees:max_depth=4",
+    "parties": {name: {} for name in PARTIES},
+    "label": {"party": "lender"},
+    "train": {"epochs": 100},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ServingRow:
@@ -87,7 +95,7 @@ class ServingRow:
 
     Attributes:
         server: "split", "monolith" or "floor"; or "counted" and "uncounted", see ``--drift``; or
-            "plain" and "middle".
+            "plain" and "middle", or "network" and "trees".
         clients: how many asked at once, each one row at a time.
         requests_per_second: over all rounds.
         p50_ms, p99_ms: of a request, as its client sees it.
@@ -351,7 +359,7 @@ def _party(
     folder.mkdir(parents=True)
     pd.DataFrame({"id": ids, **columns}).to_csv(folder / "data.csv", index=False)
     text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}'
-    limits = '[consent]\nmodes = ["train", "predict", "serve"]\n'
+    limits = '[consent]\nmodes = ["train", "predict", "serve"]\nmodels = ["network", "trees:*"]\n'
     limits += "max_rows_per_second = 1e9\nmax_bytes = 1000000000000\n"
     (folder / "party.toml").write_text(text + limits)
 
@@ -432,18 +440,22 @@ class Servers:
     Args:
         modes: what the label party goes through before it serves.
         beside: other roles, a process each.
-        middle: whether a party stands in the middle.
+        content: the experiment; a party in the middle stands there if it names one.
     """
 
-    def __init__(self, *modes: str, beside: Sequence[str] = (), middle: bool = False) -> None:
+    def __init__(
+        self,
+        *modes: str,
+        beside: Sequence[str] = (),
+        content: Mapping[str, Any] = CONTENT,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vfl-serving-")
         self.folder = Path(self._folder.name)
         self.ids = write_tables(self.folder)
-        self._others = (*PARTIES, MIDDLE) if middle else PARTIES
-        if middle:
+        self._others = (*PARTIES, MIDDLE) if "middle" in content else PARTIES
+        if "middle" in content:
             write_middle(self.folder)
-        content = json.dumps(MIDDLED if middle else CONTENT)
-        (self.folder / "experiment.json").write_text(content)
+        (self.folder / "experiment.json").write_text(json.dumps(content))
         self.run = self.folder / "lender" / "store" / "runs" / RUN
         label = _start("label", self.folder, "train", *modes, "serve")
         self._processes = [label, *(_start(role, self.folder) for role in beside)]
@@ -512,6 +524,7 @@ def bench_serving(
     *,
     drift: bool = False,
     middle: bool = False,
+    trees: bool = False,
     kill_s: float | None = None,
     stop_s: float | None = None,
     quick: bool = False,
@@ -524,6 +537,7 @@ def bench_serving(
         rounds: turns of each.
         drift: what counters of drift cost instead.
         middle: what a party in the middle costs instead.
+        trees: what a hundred trees cost instead, beside a network.
         kill_s: kill a party every so many seconds instead.
         stop_s: stop it for so many seconds instead of killing it.
         quick: does it run, not how fast.
@@ -533,7 +547,7 @@ def bench_serving(
     seconds = seconds or (QUICK_SECONDS if quick else SECONDS)
     rows: list[ServingRow] = []
     with ExitStack() as stack:
-        servers = _servers(drift, middle)
+        servers = _servers(drift, middle, trees)
         for each in set(servers.values()):
             stack.enter_context(each)
         for count in clients or CLIENTS:
@@ -547,12 +561,14 @@ def bench_serving(
     return rows
 
 
-def _servers(drift: bool, middle: bool) -> dict[str, Servers]:
+def _servers(drift: bool, middle: bool, trees: bool) -> dict[str, Servers]:
     """By the name of a row; the others are compared with the first."""
     if drift:
         return {"uncounted": Servers("uncounted"), "counted": Servers()}
     if middle:
-        return {"plain": Servers(), "middle": Servers(middle=True)}
+        return {"plain": Servers(), "middle": Servers(content=MIDDLED)}
+    if trees:
+        return {"network": Servers(), "trees": Servers(content=TREES)}
     return dict.fromkeys(("monolith", "split", "floor"), Servers(beside=("monolith", "floor")))
 
 

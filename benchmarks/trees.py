@@ -29,8 +29,15 @@ from benchmarks import harness
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config.toml import Settings
 from vfl.core.errors import MissingDataError
+from vfl.core.registry import require_choice
 
-OURS, PEER, PEER_ON_BINS = "vfl, protect=order", "XGBoost hist", "XGBoost hist, our bins"
+#: Protections by name, and the options that ask for them.
+PROTECTIONS = {
+    "order": "protect=order",
+    "known": "protect=shared,nodes=known",
+    "hidden": "protect=shared,nodes=hidden",
+}
+OURS, PEER, PEER_ON_BINS = "vfl, order", "XGBoost hist", "XGBoost hist, our bins"
 #: Rows that tell the AUC or the error, as a share: of the training of a drawn table, of all rows.
 _TESTED, _HELD_OUT = 0.1, 0.2
 #: The C library gives memory back at once, so that a peak is what was in use.
@@ -69,8 +76,8 @@ class TreesRow:
         cpu_ratio: in times of XGBoost's of the same turn; None where it is not installed.
         memory_ratio: most memory of all parties together beyond their tables, in times of a byte a
             cell.
-        bytes_ratio: bytes that cross, in times of a byte a cell of the feature parties; None where
-            all columns lie in one place.
+        bytes_ratio: bytes that cross, in times of those that the protocol needs; None where all
+            columns lie in one place.
         auc: of rows that were held out.
     """
 
@@ -112,6 +119,7 @@ def bench_trees(
     depth: int = 6,
     bins: int = 64,
     repeats: int = 3,
+    protect: Sequence[str] = ("order",),
     tables: bool = False,
     out: Path | None = None,
 ) -> Sequence[TreesRow | TableRow]:
@@ -125,12 +133,16 @@ def bench_trees(
         depth: of each tree.
         bins: most bins of a column.
         repeats: turns, or seeds of real tables.
+        protect: protections that are measured: "order", or shares with nodes that are "known" or
+            "hidden".
         tables: learn real tables instead.
         out: CSV file that rows of real tables are written to as they come.
     """
     if tables:
         return list(_written(_of_tables(repeats, rounds, depth, bins), out))
-    everybody = [OURS, *([PEER] if find_spec("xgboost") else [])]
+    for one in protect:
+        require_choice("protect", one, tuple(PROTECTIONS))
+    everybody = [*(f"vfl, {one}" for one in protect), *([PEER] if find_spec("xgboost") else [])]
     turns = []
     for seed in range(repeats):
         harness.say(f"turn {seed + 1} of {repeats}")
@@ -146,7 +158,7 @@ def bench_trees(
             }
         )  # fmt: skip
         harness.say(" ".join(f"{who}: {cost}" for who, cost in turns[-1].items()))
-    cells = rows * columns
+    cells, table = rows * columns, (rows, columns, parties)
 
     def row(who: str) -> TreesRow:
         costs = [turn[who] for turn in turns]
@@ -156,11 +168,36 @@ def bench_trees(
             median(one.cpu_s for one in costs),
             median(ratios) if ratios else None,
             median(one.peak_bytes for one in costs) / cells,
-            median(one.sent_bytes for one in costs) / cells if who == OURS else None,
+            median(one.sent_bytes for one in costs) / needed_bytes(who, *table, rounds, depth, bins)
+            if who != PEER
+            else None,
             median(one.auc for one in costs),
         )
 
     return [row(who) for who in everybody]
+
+
+def needed_bytes(
+    who: str, rows: int, columns: int, parties: int, rounds: int, depth: int, bins: int
+) -> int:
+    """Bytes that a protection needs for full trees of two classes.
+
+    A bin takes a byte, and what two parties send each other crosses two links. A share takes 8
+    bytes, and so does each sum of both holders of shares; a node of a row takes a byte, a side a
+    bit. Of two children the sums of one are asked.
+
+    >>> needed_bytes("vfl, order", 1000, 4, 2, 10, 3, 16)
+    4000
+    """
+    cells, asked = rows * columns, int(2 ** (depth - 1))
+    if who == OURS:
+        return cells
+    sums = 2 * 8 * asked * columns * (bins + 1)
+    if who == "vfl, known":
+        tree = parties * rows * (8 + 2 * depth) + depth * rows // 8
+    else:
+        tree = parties * rows * 8 * asked + (2 * asked - 1) * rows // 8
+    return 2 * cells + rounds * (tree + sums)
 
 
 # --- a drawn table --------------------------------------------------------------------------------
@@ -175,7 +212,7 @@ def _measured(job: TreesJob) -> TreesCost:
 def work(parent: Parent) -> None:
     """Train once, for a process has one peak."""
     job = parent.get(TreesJob)
-    train = train_ours if job.who == OURS else train_xgboost
+    train = train_xgboost if job.who == PEER else train_ours
     train(job.model_copy(update={"rounds": 1}), *_tables(job, 1000))  # imports, and machine code
     inputs, labels, held, truth = _tables(job, job.rows)
     before, began = harness.resident_bytes("VmRSS"), time.process_time()
@@ -203,7 +240,7 @@ def _tables(job: TreesJob, rows: int) -> _Tables:
     cells = draw.standard_normal((count, job.columns), dtype=np.float32)
     score = np.sin(cells[:, ::3]).sum(axis=1) + cells[:, 0] * cells[:, -1]
     labels = (score + 2 * draw.standard_normal(count) > 0).astype(np.int64)
-    parts = np.array_split(cells, job.parties if job.who == OURS else 1, axis=1)
+    parts = np.array_split(cells, 1 if job.who == PEER else job.parties, axis=1)
     train = [part[:rows].copy() for part in parts]
     return train, labels[:rows].copy(), [part[rows:].copy() for part in parts], labels[rows:].copy()
 
@@ -226,7 +263,7 @@ def train_ours(
         {
             "name": "benchmark",
             "seed": job.seed,
-            "model": f"trees:max_depth={job.depth},max_bin={job.bins}",
+            "model": f"trees:max_depth={job.depth},max_bin={job.bins},{_options(job.who)}",
             "parties": {name: {} for name in names},
             "label": {"party": "label", "task": "classification"},
             "train": {"epochs": job.rounds},
@@ -257,6 +294,11 @@ def train_ours(
         return difference
 
     return answer, sent
+
+
+def _options(who: str) -> str:
+    """The options of a protection, from who trains."""
+    return PROTECTIONS[who.removeprefix("vfl, ")]
 
 
 def train_xgboost(

@@ -42,7 +42,6 @@ class TreesSession(PlayedSession):
             new = table[["id", *(one for one in columns if one != "paid")]]
             new.to_csv(folder / name / "new.csv", index=False)
             self.describe(name, ACCEPTS)
-        self.introduce(*OTHERS)
 
     def describe(self, name, more=""):
         label = 'label = "paid"\n' if name == "lender" else ""

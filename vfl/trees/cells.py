@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from vfl.config import PartySettings, TrainSettings
+from vfl.config import PartyFile, PartySettings, TrainSettings
 from vfl.core.errors import ExposedCutError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.seeds import Secret
@@ -41,6 +41,7 @@ from vfl.session.secure_mode import (
     ServedEnd,
     WholeNetwork,
 )
+from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
 from vfl.transport.pairs import TAG_BYTES
 from vfl.trees.bins import Binning, fit_bins, randomised
@@ -124,6 +125,13 @@ class CellsMode(NetworkMode):
 
     def roles(self, agreed: Terms) -> list[str]:
         return [*agreed.feature_parties, agreed.label_party]
+
+    def own_keys(
+        self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
+    ) -> Any:
+        if not self.needs_keys:  # a party without an identity key may take part
+            return None
+        return super().own_keys(party, terms, session, attempt, standing)
 
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
