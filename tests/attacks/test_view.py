@@ -32,6 +32,7 @@ def holdings():
         snapshots=[lambda: torch.nn.Linear(2, WIDTH)],
         partners=[View(ThreatModel("feature party", "inference", frozenset()), 2, Holdings(rows))],
         exchanges=[],
+        told="what a protocol tells",
     )
 
 
@@ -50,6 +51,7 @@ REACHES = {
     Grant.SNAPSHOTS: lambda view: view.snapshots[0](),
     Grant.PARTNERS: lambda view: view.partners[0],
     Grant.QUERIES: lambda view: view.targets.sent[0],
+    Grant.PROTOCOL: lambda view: view.told,
 }
 #: Grants that share a door with others, or are of the training phase.
 SHARED = {

@@ -212,7 +212,7 @@ def test_a_prediction_of_training_rows_says_so(vfl, monkeypatch, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "predictions.csv").write_text("id,trained,prediction\n1,yes,a\n2,no,b\n3,yes,a\n")
-    monkeypatch.setattr(training, "_ask", lambda *arguments: folder)
+    monkeypatch.setattr(training, "ask", lambda *arguments: folder)
     (folder / "run.json").write_text("{}")
     said = vfl("predict", "run").out
     assert "2 of them were training rows, marked in the column 'trained'" in said

@@ -104,6 +104,7 @@ class TestStudySettings(SettingsWalk):
         ("compare.variants", "{fast=['train.learning_rate=0.05']}"),
         ("grid.defenses", "['layer_norm']"),
         ("grid.codecs", "['topk:k=2']"),
+        ("grid.models", "['trees:max_depth=2']"),
         ("grid.adversaries", "['replacement']"),
         ("grid.known", "3", "grid.adversaries=['replacement']"),
         ("grid.known", "3"),

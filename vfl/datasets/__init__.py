@@ -1,6 +1,6 @@
 """Data: tables and pictures become one `PartyData` a party, rows aligned, encoders fitted.
 
->>> data = load_bundled("digits", ["bank", "shop"], seed=0, label_party="lender")
+>>> data = load_bundled("digits", ["bank", "shop"], "lender", Dealing(seed=0))
 >>> data["bank"]
 PartyData(name='bank', rows=1797, inputs=(1797, 1, 8, 4), labels=False, classes=None, \
 split=Split(train=1258, validation=180, test=359))

@@ -173,8 +173,15 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     if spec == "none":
         return
     from vfl.session import secure_mode
-    from vfl.session.secure_mode import shares_weights
+    from vfl.session.secure_mode import SECURE, shares_weights
 
+    if (name := parse(spec)[0]) not in SECURE.names():
+        modes = [one for one in SECURE.names() if not SECURE.member(one).reads_cells]
+        raise UnknownNameError(
+            f"no secure mode is called '{name}'",
+            want=", ".join(modes),
+            fix=nearest(name, modes),
+        )
     parties, names = table_in(content, "parties"), ("codec", "defense", "merge")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
     named["secure"] = spec

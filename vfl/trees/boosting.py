@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vfl.core.seeds import generator
-from vfl.trees.grow import Growth, Histograms, Split, Tree, grow, values_of
+from vfl.trees.grow import Growth, Histograms, Split, Tree, grow
 from vfl.trees.objectives import Objective
 
 
@@ -56,6 +56,43 @@ class Source(Histograms, Protocol):
         ...
 
 
+#: Rows that walk through a forest at once.
+_WALKED_ROWS = 1 << 12
+
+
+class _Walk:
+    """All trees side by side, so that a row walks through them together.
+
+    Args:
+        trees: in the order of their splits.
+        rounds: of these trees.
+    """
+
+    def __init__(self, trees: Sequence[Tree], rounds: int) -> None:
+        self.rounds = rounds
+        counts = [len(tree.splits) for tree in trees]
+        self._roots = np.cumsum([0, *counts])[:-1]
+        first = np.repeat(self._roots, counts)
+        pairs = [pair for tree in trees for pair in tree.children]
+        children = np.array(pairs, np.int64).reshape(-1, 2)
+        self._values = np.array([value for tree in trees for value in tree.values])
+        inner = children[:, 0] >= 0
+        #: A leaf leads to itself, and asks for any answer.
+        nodes = np.arange(len(children))[:, None]
+        self._children = np.where(inner[:, None], children + first[:, None], nodes)
+        self._asked = np.where(inner, np.cumsum(inner) - 1, 0)
+        self._inner = inner
+
+    def values(self, goes_left: np.ndarray) -> np.ndarray:
+        """The leaf value of each tree, axes (rows, trees)."""
+        at, rows = np.tile(self._roots, (len(goes_left), 1)), np.arange(len(goes_left))[:, None]
+        while self._inner[at].any():
+            left = goes_left[rows, self._asked[at]]
+            at = self._children[at, np.where(left, 0, 1)]
+        values: np.ndarray = self._values[at]
+        return values
+
+
 @dataclass
 class Forest:
     """Grown trees and where they start.
@@ -67,6 +104,7 @@ class Forest:
 
     start: np.ndarray
     rounds: list[list[Tree]] = field(default_factory=list)
+    _walk: _Walk | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def trees(self) -> list[Tree]:
@@ -85,12 +123,13 @@ class Forest:
             goes_left: the answer to each of `splits` for each row, bool, axes (rows, splits).
         """
         margins = np.tile(self.start, (len(goes_left), 1))
-        asked = 0
-        for trees in self.rounds:
-            for output, tree in enumerate(trees):
-                count = len(tree.splits) - len(tree.leaves)
-                margins[:, output] += values_of(tree, goes_left[:, asked : asked + count])
-                asked += count
+        if self._walk is None or self._walk.rounds != len(self.rounds):
+            self._walk = _Walk(self.trees, len(self.rounds))
+        for begin in range(0, len(margins), _WALKED_ROWS):
+            rows = slice(begin, begin + _WALKED_ROWS)
+            values = self._walk.values(goes_left[rows])
+            for place in range(values.shape[1]):  # in the order of the training, to the last bit
+                margins[rows, place % len(self.start)] += values[:, place]
         return margins
 
     def state_dict(self) -> dict[str, Tensor]:

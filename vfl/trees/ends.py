@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from vfl.trees.boosting import Booster, Forest, Source, splits_of, splits_of_sta
 from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, within
 from vfl.trees.explanation import Leaves, importance
 from vfl.trees.grow import Layout, Split
-from vfl.trees.histograms import Local, goes_left
+from vfl.trees.histograms import Local, Sides
 
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
@@ -66,6 +66,7 @@ class FeatureEnd(FeatureCellsEnd):
     def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows, link: Link) -> None:
         super().__init__(mode, party, terms, rows, link)
         self._splits: list[Split] = []
+        self._sides: Sides | None = None
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -87,14 +88,15 @@ class FeatureEnd(FeatureCellsEnd):
         taken = read_splits(raw, self._own.layout)
         if len(self._splits) + len(taken) > MOST_SPLITS:
             raise _too_many_splits(self.party)
-        self._splits += taken
+        self._splits, self._sides = self._splits + taken, None
         self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
 
     def answer_rows(self, exchange: Exchange) -> None:
         """Send on which side of each of the party's splits some rows lie."""
         assert self._own is not None, "an attempt has begun"
-        bins = self._bins(self._asked_for(exchange))
-        answers = np.packbits(goes_left(self._splits, bins, self._own.layout), axis=1)
+        if self._sides is None:
+            self._sides = Sides(self._splits, self._own.layout)
+        answers = np.packbits(self._sides.of(self._bins(self._asked_for(exchange))), axis=1)
         self.link.send(Frame(Kind.PROTOCOL, exchange.step, answers.tobytes()))
 
     def weights(self) -> dict[str, Tensor]:
@@ -102,7 +104,22 @@ class FeatureEnd(FeatureCellsEnd):
         return own | splits_state(self._splits)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self._splits = splits_of_state(weights)
+        self._splits, self._sides = splits_of_state(weights), None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Asking:
+    """The splits on one party's columns.
+
+    Attributes:
+        places: of them among all splits, axes (own splits,).
+        missing_left: where rows go at each without a value.
+        sides: answers where the columns are here.
+    """
+
+    places: np.ndarray
+    missing_left: np.ndarray
+    sides: Sides | None
 
 
 class LabelEnd(LabelCellsEnd):
@@ -126,6 +143,8 @@ class LabelEnd(LabelCellsEnd):
         #: On which sides the rows lie that were answered last, axes (rows, splits).
         self._answers = np.empty((0, 0), bool)
         self._leaves: Leaves | None = None
+        #: What each party is asked, by name, once the forest has grown.
+        self._askings: dict[str, _Asking] | None = None
         #: Answers and labels of test rows that importance is measured on.
         self._tested = list[tuple[np.ndarray, np.ndarray]]()
 
@@ -174,7 +193,7 @@ class LabelEnd(LabelCellsEnd):
         return Local(*_side_by_side(list(parts.values()))), signs
 
     def train(self, exchange: Exchange) -> Tensor:
-        booster = self._boosts
+        booster, self._askings = self._boosts, None
         taken = splits_of(booster.add_round())
         for name in self._terms.feature_parties:
             own = [written(one) for _, one in self._owned(name, taken)]
@@ -202,27 +221,29 @@ class LabelEnd(LabelCellsEnd):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        splits = self._forest.splits
-        answers = np.zeros((len(exchange.rows), len(splits)), bool)
+        if self._askings is None:
+            splits = self._forest.splits
+            self._askings = {name: self._asking(name, splits) for name in self._counts}
+        asked_for = sum(len(one.places) for one in self._askings.values())
+        answers = np.zeros((len(exchange.rows), asked_for), bool)
         known = np.ones(answers.shape, bool)
-        for name in self._counts:
-            owned = list(self._owned(name, splits))
-            places = np.array([place for place, _ in owned], np.int64)
-            own = [one for _, one in owned]
+        for name, asking in self._askings.items():
+            places = asking.places
             if name == self.party:
                 assert self._own is not None, "it has columns"
                 cells = None if inputs is None else inputs.flatten(1).numpy()
                 if cells is None:
                     cells = self._cells(self._asked_for(exchange))
-                answers[:, places] = goes_left(own, self._own.bins(cells), self._own.layout)
+                assert asking.sides is not None, "they are here"
+                answers[:, places] = asking.sides.of(self._own.bins(cells))
             else:
                 # The cells of a row that the party lacks are missing ones.
-                answers[:, places] = [one.missing_left for one in own]
+                answers[:, places] = asking.missing_left
                 asked = self._asked_of(name, exchange)
                 if name in without:
                     known[np.ix_(asked, places)] = False
                 elif len(asked):
-                    answers[np.ix_(asked, places)] = self._sides(name, exchange, asked, len(own))
+                    answers[np.ix_(asked, places)] = self._sides(name, exchange, asked, len(places))
         self._answers = answers
         if known.all():
             return self._outputs_of(self._forest.margins(answers))
@@ -282,7 +303,7 @@ class LabelEnd(LabelCellsEnd):
         return found | {"column_counts": counts} | self._forest.state_dict()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self._forest, self._leaves = Forest.of_state(weights), None
+        self._forest, self._leaves, self._askings = Forest.of_state(weights), None, None
         own = [self.party] if self.party in self._terms.parties else []
         names = [*own, *self._terms.feature_parties]
         self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
@@ -294,6 +315,17 @@ class LabelEnd(LabelCellsEnd):
 
     def _outputs_of(self, margins: np.ndarray) -> Tensor:
         return torch.from_numpy(self._objective.logits(margins))
+
+    def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
+        """What a party is asked of each row, once all splits are known."""
+        owned = list(self._owned(name, splits))
+        own = [one for _, one in owned]
+        here = self._own if name == self.party else None
+        return _Asking(
+            np.array([place for place, _ in owned], np.int64),
+            np.array([one.missing_left for one in own], bool),
+            None if here is None else Sides(own, here.layout),
+        )
 
     def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
         """Where the splits on a party's columns stand, and they by the owner's own numbers."""

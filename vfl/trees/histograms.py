@@ -106,18 +106,42 @@ class Partition:
         self._spans[division.right] = middle, end
 
 
-def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.ndarray:
-    """Whether rows go left at splits, bool, axes (rows, splits).
+#: Rows up to which all splits are looked up at once: beyond, a split at a time reads on in memory.
+_FEW_ROWS = 64
+
+
+class Sides:
+    """Splits of a forest that answer for rows; made once for many requests.
 
     Args:
-        splits: on columns of `bins`.
-        bins: axes (rows, columns), as `Binning.bins` makes them.
-        layout: of the columns.
+        splits: in the order of answers.
+        layout: of the columns that they are on.
     """
-    found = np.empty((len(bins), len(splits)), bool)
-    for place, split in enumerate(splits):
-        found[:, place] = sides(split, layout.width)[bins[:, split.column]]
-    return found
+
+    def __init__(self, splits: Sequence[Split], layout: Layout) -> None:
+        self._columns = np.array([one.column for one in splits], np.int64)
+        self._sides = np.zeros((len(splits), layout.width), bool)
+        for own, split in zip(self._sides, splits, strict=True):
+            own[:] = sides(split, layout.width)
+
+    def of(self, bins: np.ndarray) -> np.ndarray:
+        """Whether rows go left, bool, axes (rows, splits).
+
+        Args:
+            bins: axes (rows, columns), as `Binning.bins` makes them.
+        """
+        if len(bins) <= _FEW_ROWS:
+            found: np.ndarray = self._sides[np.arange(len(self._sides)), bins[:, self._columns]]
+            return found
+        found = np.empty((len(bins), len(self._sides)), bool)
+        for place, (column, own) in enumerate(zip(self._columns, self._sides, strict=True)):
+            found[:, place] = own[bins[:, column]]
+        return found
+
+
+def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.ndarray:
+    """Whether rows go left at splits, bool, axes (rows, splits); see `Sides`."""
+    return Sides(splits, layout).of(bins)
 
 
 def sides(split: Split, width: int) -> np.ndarray:

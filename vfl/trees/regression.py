@@ -74,6 +74,8 @@ class Regression(CellsMode):
         require_choice("family", family, ("auto", *_FAMILIES))
         require_choice("select", select, ("none", "p", "aic", "bic"))
         require_range("max_steps", max_steps, 1, 1000)
+        require_range("enter", enter, 0, 1)
+        require_range("leave", leave, enter, 1)
         self._family, self.helper, self.max_steps = family, helper, max_steps
         self.penalty = Penalty(l1, l2)
         self.selection = None if select == "none" else Selection(select, enter, leave)

@@ -82,7 +82,7 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         int64, axes (rows, 2), and float64, axes (2,).
 
     >>> rounded(np.array([[0.5, 0.25], [-0.5, 0.25]]))[1] * 2.0**31
-    array([2., 1.])
+    array([2. , 0.5])
     """
     gradients = gradients.astype(np.float64)
     totals = np.abs(gradients).sum(axis=0)
