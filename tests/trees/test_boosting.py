@@ -1,5 +1,6 @@
 """Estimators of boosted trees: against XGBoost, what crosses, and what is refused."""
 
+import inspect
 import json
 
 import numpy as np
@@ -314,3 +315,10 @@ def test_breast_cancer():
     X, y = load_breast_cancer(return_X_y=True, as_frame=True)
     model = VFLBoostingClassifier(3, n_estimators=20, random_state=0).fit(X[:400], y[:400])
     assert roc_auc_score(y[400:], model.predict_proba(X[400:])[:, 1]) > 0.98
+
+
+def test_estimators_take_every_option_of_the_model():
+    """An option of the model that an estimator does not know would be dropped without a word."""
+    given = {"monotone_constraints", "objective", *VFLBoostingClassifier._get_param_names()}
+    options = {*inspect.signature(Trees).parameters} - {"rising", "falling"}
+    assert options <= given

@@ -1,16 +1,18 @@
 """Trees on shares of gradients: the same trees, and what each party gets to see on the way."""
 
 import json
+import threading
 
 import numpy as np
 import pandas as pd
 import pytest
 from played_session import stand_in
+from pydantic import ValidationError
 from trees_session import ACCEPTS, CONTENT, OTHERS, TreesSession
 
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
-from vfl.core.errors import BadOptionError, ExposedCutError, ProtocolError, SpecError
+from vfl.core.errors import BadOptionError, DataError, ExposedCutError, ProtocolError, SpecError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import read_json
 from vfl.session import secure_mode
@@ -76,6 +78,63 @@ def test_several_classes_take_a_tree_each(tmp_path, monkeypatch):
     central = trained(tmp_path / "order", SPEC.replace("shared", "order"), **more)
     found = trained(tmp_path / "shared", SPEC, **more)
     assert found["weights_sha256"] == central["weights_sha256"]
+
+
+@pytest.mark.parametrize("nodes", ["known", "hidden"])
+def test_missing_cells_and_categories_of_any_party_have_their_places(tmp_path, monkeypatch, nodes):
+    """The label party's columns have fewer bins than those of others, in wider histograms."""
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"age": draw.normal(size=300), "member": draw.integers(0, 2, 300) * 1.0})
+    table["city"] = draw.choice(["ulm", "bonn", "jena", "kiel"], 300)
+    table["kind"] = draw.choice(["a", "b", "c"], 300)
+    for name in table:
+        table.loc[draw.random(300) < 0.3, name] = None
+    score = table.member.fillna(2) + (table.kind == "b") - table.age.fillna(-1)
+    table["paid"] = (score + draw.normal(size=300) > 0.5).astype(int)
+    table.to_csv(tmp_path / "table.csv", index=False)
+    parties = {"one": {"columns": ["age", "city"]}, "two": {"columns": ["member", "kind"]}}
+    more = {
+        "data": {"source": str(tmp_path / "table.csv")},
+        "parties": parties,
+        "label": {"party": "two", "column": "paid"},
+        "train": {"epochs": 4},
+    }
+    monkeypatch.setattr("vfl.trees.ends.Local", Rounded)
+    central = trained(tmp_path / "order", SPEC.replace("shared", "order"), **more)
+    found = trained(tmp_path / "shared", f"{SPEC},nodes={nodes}", **more)
+    assert found["weights_sha256"] == central["weights_sha256"]
+
+
+@pytest.mark.parametrize("nodes", ["known", "hidden"])
+def test_no_sum_of_one_holder_of_shares_comes_to_the_label_party(tmp_path, monkeypatch, nodes):
+    """It knows each pad of a feature party, so a sum of pads alone would tell whose they are."""
+    end, shown, us = shared.SharedFeatureEnd, [], threading.local()
+    plain, send_sums = shared.sums_of, end._send_sums
+
+    def noting(*about):
+        found = plain(*about)
+        if getattr(us, "feature_party", False):  # the helper sums in a thread of its own
+            shown.append(found)
+        return found
+
+    def sending(own, asked, step):
+        shown.clear()
+        before, sent, us.feature_party = own.link.send, [], True
+        own.link.send = lambda frame: (sent.append(bytes(frame.payload)), before(frame))
+        try:
+            send_sums(own, asked, step)
+        finally:
+            own.link.send = before
+        found = np.frombuffer(b"".join(sent), "<u8")
+        assert not (found == np.concatenate([one.ravel() for one in shown])).any()
+
+    monkeypatch.setattr(shared, "sums_of", noting)
+    monkeypatch.setattr(end, "_send_sums", sending)
+    more = {"parties": {"a": {}}, "train": {"epochs": 1}}
+    figures = train(
+        Experiment.model_validate(content(f"{SPEC},nodes={nodes}", **more)), tmp_path, "run"
+    )
+    assert figures["test_auc"] > 0.9, "both pads cancel"
 
 
 def test_rounding_keeps_sums_exact_and_rows_close():
@@ -232,6 +291,7 @@ def feature_end(*payloads):
     end._own = type("Binning", (), {"layout": layout})
     end._known, end._training = np.zeros((8, 2), np.uint8), 6
     end._nodes, end._elements = np.zeros(8, np.int64), np.zeros(6, np.uint64)
+    end._hidden_sums = 0
     return end
 
 
@@ -249,6 +309,7 @@ def feature_end(*payloads):
         [b'D{"nodes": null, "splits": [[2, 1, false]]}'],
         [b'D{"nodes": null, "splits": 3}'],
         [b'D{"nodes": [0, 1], "splits": [[0, 1, false]]}'],
+        [b'D{"nodes": null, "splits": [[0, 1, false]]}'],
     ],
     ids=lambda payloads: payloads[0].decode(),
 )
@@ -265,6 +326,28 @@ def test_splits_that_were_not_taken_may_not_be_asked_for():
     end._splits = []
     with pytest.raises(ProtocolError, match="other splits"):
         end.train(type("Exchange", (), {"step": 1}))
+
+
+def test_sides_of_a_fresh_training_may_not_be_asked_for_before_it_begins():
+    end = feature_end(b'D{"nodes": null, "splits": [[0, 1, false]]}', b"E")
+    end._splits = []
+    end.link.frames = [Frame(Kind.PROTOCOL, 0, frame.payload) for frame in end.link.frames]
+    assert end._serve(0) == b""
+    with pytest.raises(ProtocolError, match="other splits"):
+        end._require_taken(end._splits, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rows": (-1, 0, 0)}, {"rows": (1, 0, 1 << 40)}, {"columns": (0,)}, {"widths": (1,)}]
+)
+def test_sizes_that_no_session_has_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        shared.Facts(**{"rows": (9, 0, 1), "columns": (3,), "widths": (5,)} | wrong)
+
+
+def test_gradients_beyond_all_numbers_are_named():
+    with pytest.raises(DataError, match="learning_rate"):
+        shared.rounded(np.array([[np.inf, 1.0], [0.0, 1.0]]))
 
 
 def test_spec_names_the_helper():

@@ -76,7 +76,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
 }
 for _product in products().values():
     for _panel, _paths in _product.commands.items():
-        _PANELS[_panel] |= {_name: named(_path) for _name, _path in _paths.items()}
+        _PANELS.setdefault(_panel, {}).update({one: named(path) for one, path in _paths.items()})
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         if isinstance(_command, typer.Typer):

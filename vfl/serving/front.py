@@ -488,7 +488,9 @@ async def _predicted(
     # Rows are JSON already: those of a batch are written once, whoever asked for them.
     answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
     most = now.answer_bytes(len(asked.ids), asked.explain)
-    return _Predictions(answered.ljust(most + len(asked.ids) * service.remark_bytes))
+    most += len(asked.ids) * service.remark_bytes
+    assert len(answered) <= most, "a field of an answer is not counted"
+    return _Predictions(answered.ljust(most))
 
 
 #: What `Unavailable` says to a program.

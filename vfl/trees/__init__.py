@@ -1,7 +1,9 @@
 """Boosted trees, scorecards and regressions over columns of several organisations.
 
 mode         `model = "trees"`: what is agreed on, refused and promised
+cells        what sessions of all three models have in common: cells, bins, and how bins travel
 ends         both ends of a session: a feature party's bins and splits, the label party's forest
+shared       the ends where gradients are shared with a helper
 estimators   VFLBoostingClassifier, VFLBoostingRegressor: scikit-learn, all parties in a process
 boosting     the loop over trees, and forests as tensors
 explanation  margins where some splits have no answer, Shapley values, importance

@@ -51,7 +51,7 @@ from vfl.trees.grow import Layout
 CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
 #: Bins of one party that the label party takes, in bytes; each party says how many columns it has.
-_MOST_BYTES = 1 << 32
+MOST_BYTES = 1 << 32
 #: Settings of [train] and of each party that have no part in models of cells.
 _IDLE = (
     "optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight",
@@ -354,7 +354,7 @@ class LabelCellsEnd(CellsEnd):
             fits = fits and all(type(one) is int and 1 <= one <= most for one in counts)
             fits = fits and all(type(one) is int and abs(one) <= 1 for one in signs)
             layout = Layout(tuple(counts), tuple(one is True for one in kinds))
-            fits = fits and rows * len(counts) * 2 <= _MOST_BYTES
+            fits = fits and rows * len(counts) * 2 <= MOST_BYTES
         except (ValueError, TypeError, KeyError, RecursionError):
             fits = False
         if not fits:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -136,11 +136,15 @@ def width_of(categories: Sequence[int]) -> int:
     return sum(max(1, count - 1) for count in categories)
 
 
+_Count = Annotated[int, Field(ge=0, lt=2**32)]
+_Columns = Annotated[int, Field(ge=1, le=_MOST_COLUMNS)]
+
+
 class OwnFacts(Settings):
     """What a holder says of its rows: how many train, validate and test, and its columns."""
 
-    rows: tuple[int, int, int]
-    columns: int = Field(ge=1, le=_MOST_COLUMNS)
+    rows: tuple[_Count, _Count, _Count]
+    columns: _Columns
 
 
 class Facts(Settings):
@@ -152,8 +156,8 @@ class Facts(Settings):
         family: of the labels.
     """
 
-    rows: tuple[int, int, int]
-    columns: tuple[int, ...] = Field(min_length=2, max_length=256)
+    rows: tuple[_Count, _Count, _Count]
+    columns: tuple[_Columns, ...] = Field(min_length=2, max_length=256)
     family: Literal["gaussian", "binomial", "poisson"]
 
 
@@ -660,6 +664,10 @@ class LabelEnd(LabelCellsEnd):
                     want=f"{ELEMENT_BYTES * rows} bytes, a number a row",
                 )
             self._parts[name] = np.frombuffer(raw, "<f8")
+            if not np.isfinite(self._parts[name]).all():
+                raise ProtocolError(
+                    "a part of a margin that is no number", where=f"the message of party '{name}'"
+                )
             self._note(PARTS, name, EVALUATE, rows)
         return outputs_of(self._family, sum(self._parts.values(), np.zeros(rows)))
 

@@ -7,8 +7,8 @@ cannot undo. Both add up their shares bin by bin; the label party adds both sums
 
     feature party                  helper                          label party
       bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted
-      sums of its shares   --------------------------------->        sums of a node, bin by bin
-                                     sums of its shares      --->
+      sums + pad           --------------------------------->        sums of a node, bin by bin
+                                     sums - the same pad     --->
       sides of rows at its splits  ------------------------->        splits the node
 
 With `nodes = "known"` both are told which rows are in which node, as in SecureBoost (Cheng et al.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vfl.config.toml import Settings
 from vfl.core.compiled import COMPILED, compiled
-from vfl.core.errors import ProtocolError
+from vfl.core.errors import DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import Split as Rows
 from vfl.mpc.engine import Peer
@@ -49,8 +49,8 @@ from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import SETUP, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.boosting import Source
-from vfl.trees.cells import CHUNK_BYTES, CellsEnd, chunks
-from vfl.trees.ends import FeatureEnd, LabelEnd, joined, read_splits, written
+from vfl.trees.cells import CHUNK_BYTES, MOST_BYTES, CellsEnd, chunks
+from vfl.trees.ends import MOST_SPLITS, FeatureEnd, LabelEnd, joined, read_splits, written
 from vfl.trees.grow import Division, Layout, Split, Tree, values_of
 from vfl.trees.histograms import add_up, goes_left, sides
 
@@ -81,11 +81,20 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         int64, axes (rows, 2), and float64, axes (2,).
 
+    Raises:
+        DataError: a gradient is no finite number.
+
     >>> rounded(np.array([[0.5, 0.25], [-0.5, 0.25]]))[1] * 2.0**31
     array([2. , 0.5])
     """
     gradients = gradients.astype(np.float64)
     totals = np.abs(gradients).sum(axis=0)
+    if not np.isfinite(totals).all():
+        raise DataError(
+            "gradients have grown beyond all numbers",
+            want="finite ones",
+            fix="a smaller learning_rate or max_delta_step",
+        )
     # Rounding adds at most half a unit a row.
     most = np.array([2.0 ** (_BITS - 1), 2.0**_BITS]) - len(gradients) - 1
     exponents = np.ceil(np.log2(np.maximum(totals, np.finfo(np.float64).tiny) / most))
@@ -141,6 +150,11 @@ def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
                 out[node, column, bins[row, column]] += elements[row]
 
 
+_Count = Annotated[int, Field(ge=0, lt=2**32)]
+_Columns = Annotated[int, Field(ge=1, le=1 << 16)]
+_Width = Annotated[int, Field(ge=2, le=(1 << 16) + 1)]
+
+
 class Facts(Settings):
     """The sizes that all parties need, beside the terms.
 
@@ -150,9 +164,9 @@ class Facts(Settings):
         widths: places of a column's histogram, of each feature party.
     """
 
-    rows: tuple[int, int, int]
-    columns: tuple[int, ...] = Field(max_length=1 << 10)
-    widths: tuple[int, ...] = Field(max_length=1 << 10)
+    rows: tuple[_Count, _Count, _Count]
+    columns: tuple[_Columns, ...] = Field(max_length=1 << 10)
+    widths: tuple[_Width, ...] = Field(max_length=1 << 10)
 
 
 class _Meeting:
@@ -171,6 +185,9 @@ class _Meeting:
     ) -> None:
         links = place.meet()
         self.facts: Facts = place.describe(end)
+        others = len(terms.feature_parties)
+        if not others == len(self.facts.columns) == len(self.facts.widths):
+            raise ProtocolError("the label party describes other parties than the terms have")
         place.confirm(self.facts)
         by_role = {roles.index(name): link for name, link in links.items()}
         self._peer, self._roles = Peer(roles.index(party), by_role, {"model": "trees"}), roles
@@ -201,7 +218,7 @@ class SharedFeatureEnd(FeatureEnd):
         self._elements = np.empty(0, np.uint64)
         #: The node of each row, while one is known.
         self._nodes = np.empty(0, np.int64)
-        self._drawn = 0
+        self._drawn = self._hidden_sums = 0
         self._answered: list[Split] = []
 
     def announced(self) -> bytes:
@@ -219,20 +236,26 @@ class SharedFeatureEnd(FeatureEnd):
         mode, terms, label = self._mode, self._terms, self._terms.label_party
         met = _Meeting(self._place, self, terms, mode.roles(terms), self.party)
         self.link, self._pads = met.links[label], met.pads(label)
+        self._hiding = met.pads(mode.helper)
         self._require_own(met.facts)
         self._known, self._training = self._shown_bins(), met.facts.rows[0]
         order = permutation(self._pads, self._training, "rows", 0)
         permuted = self._known[: self._training][order]
+        expect(met.links[mode.helper], Kind.PROTOCOL, 0, "the helper")
         _send(met.links[mode.helper], 0, permuted.tobytes("F"))
         self._serve(0)
+        self._require_taken(self._splits, 0)  # those of a training that goes on
 
     def train(self, exchange: Exchange) -> None:
         before, self._answered = len(self._splits), []
         self._take(self._serve(exchange.step))
-        if sorted(map(repr, self._splits[before:])) != sorted(map(repr, self._answered)):
+        self._require_taken(self._splits[before:], exchange.step)
+
+    def _require_taken(self, taken: Sequence[Split], step: int) -> None:
+        if sorted(map(repr, taken)) != sorted(map(repr, self._answered)):
             raise ProtocolError(
                 "the label party asked for other splits than its trees have",
-                where=f"round {exchange.step}",
+                where=f"round {step}",
                 want="the sides of rows at the splits that were taken",
             )
 
@@ -240,8 +263,9 @@ class SharedFeatureEnd(FeatureEnd):
         assert self._own is not None, "an attempt has begun"
         place = self._terms.feature_parties.index(self.party)
         own = (len(self._own.layout.bins), self._own.layout.width)
-        train = len(self._positions("train"))
-        if (facts.rows[0], facts.columns[place], facts.widths[place]) != (train, *own):
+        split = self.split
+        rows = (len(split.train), len(split.validation), len(split.test))
+        if (facts.rows, facts.columns[place], facts.widths[place]) != (rows, *own):
             raise ProtocolError("the label party describes other rows than this party has")
 
     def _serve(self, step: int) -> bytes:
@@ -273,6 +297,8 @@ class SharedFeatureEnd(FeatureEnd):
         bins = self._known[: self._training]
         _require_nodes(count)
         if self._mode.nodes == "known":
+            if not len(self._elements):
+                raise _unknown(_LABEL_PARTY)  # no tree has begun
             told = _numbers(asked["nodes"])
             kind = _kind(len(told))
             raw = _receive(self.link, step, len(self._known) * kind.itemsize, _LABEL_PARTY)
@@ -287,15 +313,22 @@ class SharedFeatureEnd(FeatureEnd):
             sums = np.concatenate(
                 [sums_of(bins, nodes, 1, self._share(), width) for _ in range(count)]
             )
-        _send(self.link, step, sums.tobytes())
+        # The label party knows each pad: alone, even a sum of pads would tell whose they are.
+        self._hidden_sums += 1
+        hidden = sums.ravel() + self._hiding.elements64(sums.size, "sums", self._hidden_sums)
+        _send(self.link, step, hidden.astype("<u8").tobytes())
 
     def _send_sides(self, asked: Any, step: int) -> None:
         assert self._own is not None, "an attempt has begun"
         layout = self._own.layout
         splits = read_splits(asked["splits"], layout)
+        if len(self._answered) + len(splits) > MOST_SPLITS:
+            raise _unknown(_LABEL_PARTY)
         if asked["nodes"] is None:
-            left = goes_left(splits, self._known, layout).T
-            _send(self.link, step, np.packbits(left, axis=1).tobytes())
+            if step and self._mode.nodes == "known":
+                raise _unknown(_LABEL_PARTY)  # sides of a node's rows alone
+            packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
+            _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
             nodes, side = _numbers(asked["nodes"]), np.zeros(len(self._known), bool)
             if len(nodes) != len(splits):
@@ -322,6 +355,7 @@ class HelperEnd(CellsEnd):
         self._facts: Facts | None = None
         self._bins_of: dict[str, np.ndarray] = {}
         self._elements: dict[str, np.ndarray] = {}
+        self._hidden_sums = 0
 
     @property
     def split(self) -> Rows:
@@ -339,14 +373,20 @@ class HelperEnd(CellsEnd):
         met = _Meeting(self._place, self, self._terms, roles, self.party)
         facts = self._facts = met.facts
         self.link = met.links[self._terms.label_party]
+        self._hiding = {name: met.pads(name) for name in self._terms.feature_parties}
         for name, columns, width in self._parts():
             kind, sender = _bin_kind(width), f"party '{name}'"
-            raw = _receive(met.links[name], 0, facts.rows[0] * columns * kind.itemsize, sender)
+            size = facts.rows[0] * columns * kind.itemsize
+            if size > MOST_BYTES:
+                raise ProtocolError("more bins than a helper takes", where=f"bins of {sender}")
+            met.links[name].send(Frame(Kind.PROTOCOL, 0, b""))
+            raw = _receive(met.links[name], 0, size, sender)
             bins = raw.view(kind).reshape(columns, facts.rows[0]).T
             if columns and (bins >= width).any():
                 raise ProtocolError("a cell in no bin of its column", where=f"bins of {sender}")
             self._bins_of[name] = np.ascontiguousarray(bins)
             self._note("bins of cells, rows permuted", name, SETUP, bins.size)
+        self.link.send(Frame(Kind.PROTOCOL, 0, b""))
         self._serve(0)
 
     def train(self, exchange: Exchange) -> None:
@@ -390,6 +430,9 @@ class HelperEnd(CellsEnd):
             elif raw[:1] == _SUMS:
                 count = _read(raw[1:])["count"]
                 _require_nodes(count)
+                if known and not self._elements:
+                    raise _unknown(_LABEL_PARTY)  # no tree has begun
+                self._hidden_sums += 1
                 self._sum_nodes(count, step) if known else self._sum_all(count, step)
             else:
                 raise _unknown(_LABEL_PARTY)
@@ -405,17 +448,26 @@ class HelperEnd(CellsEnd):
             raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
             nodes = raw.view(kind)
             self._note("rows of nodes, permuted", self._terms.label_party, TRAIN, len(nodes))
-            sums.append(sums_of(self._bins_of[name], nodes, count, self._elements[name], width))
-        _send(self.link, step, b"".join(one.tobytes() for one in sums))
+            own = sums_of(self._bins_of[name], nodes, count, self._elements[name], width)
+            sums.append(self._hidden(name, own))
+        _send(self.link, step, b"".join(sums))
 
     def _sum_all(self, count: int, step: int) -> None:
         """Sums over all rows, of a share for each node."""
         nodes, sums = np.zeros(self._agreed.rows[0], np.uint8), []
         for name, _, width in self._parts():
-            for _ in range(count):
-                share = self._received_share(step)
-                sums.append(sums_of(self._bins_of[name], nodes, 1, share, width))
-        _send(self.link, step, b"".join(one.tobytes() for one in sums))
+            own = [
+                sums_of(self._bins_of[name], nodes, 1, self._received_share(step), width)
+                for _ in range(count)
+            ]
+            sums.append(self._hidden(name, np.concatenate(own)))
+        _send(self.link, step, b"".join(sums))
+
+    def _hidden(self, name: str, sums: np.ndarray) -> bytes:
+        """Sums under a pad that the feature party adds to its own."""
+        pad = self._hiding[name].elements64(sums.size, "sums", self._hidden_sums)
+        hidden: np.ndarray = sums.ravel() - pad
+        return hidden.astype("<u8").tobytes()
 
 
 class SharedLabelEnd(LabelEnd):
@@ -471,6 +523,7 @@ class SharedLabelEnd(LabelEnd):
     def _histograms(self) -> tuple[Source, list[int]]:
         mode, terms = self._mode, self._terms
         met = _Meeting(self._place, self, terms, mode.roles(terms), self.party)
+        expect(met.links[mode.helper], Kind.PROTOCOL, 0, "the helper")  # it has all bins
         layouts = {name: layout for name, (layout, _) in self._columns_of.items()}
         self._counts = {name: len(layout.bins) for name, layout in layouts.items()}
         own = None if self._own is None else self._bins(self._known_rows())
@@ -533,6 +586,7 @@ class SharedSums:
         counts = [len(one.bins) for one in layouts.values()]
         self._first = dict(zip(layouts, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
         self._pads = {name: met.pads(name) for name in layouts if name in met.links}
+        self._own_width = next(iter(layouts.values())).width
         self._orders = {
             name: permutation(pads, self._training, "rows", 0) for name, pads in self._pads.items()
         }
@@ -567,9 +621,11 @@ class SharedSums:
         if self._own is not None:
             gradients = self._whole * self._units
             for one, node in zip(found, nodes, strict=True):
-                rows = self._rows[node]
-                part = one[: self._own.shape[1]]  # they come first
-                add_up(self._own, rows[rows < self._training], gradients, part)
+                rows, columns = self._rows[node], self._own.shape[1]  # they come first
+                sums = np.zeros((columns, self._own_width, 2))
+                add_up(self._own, rows[rows < self._training], gradients, sums)
+                one[:columns, : self._own_width - 1] = sums[:, :-1]
+                one[:columns, -1] = sums[:, -1]
         width = sum(len(one.bins) * one.width for one in self._layouts.values())
         most = max(1, min(_MOST_NODES, _MOST_SUMS // (8 * width)))
         for at in range(0, len(nodes), most):
