@@ -113,6 +113,8 @@ def test_a_program_is_a_fork_of_the_worker(standing, tmp_path, capfd):
 def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tmp_path):
     environment = {**os.environ, "TOLD": "by the caller"}
     said = []
+    standing.popen(["session", str(tmp_path / "ready")])  # it takes a while to stand
+    eventually((tmp_path / "ready").exists)
     for _ in range(2):
         process = handing(folder, "tell", "7", cwd=tmp_path, env=environment, umask=0o027)
         out, err = process.communicate("typed\n", timeout=60)

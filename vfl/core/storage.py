@@ -118,7 +118,7 @@ def private_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing, for their owner alone."""
     if path.is_dir():
         return
-    if path.exists():
+    if path.exists() and not path.is_dir():  # another party's thread may have just made it
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     private_folder(path.parent)
     path.mkdir(exist_ok=True)
