@@ -138,6 +138,18 @@ class Sides:
             found[:, place] = own[bins[:, column]]
         return found
 
+    def of_one(self, places: np.ndarray, rows: np.ndarray, bins: np.ndarray) -> np.ndarray:
+        """Whether each of some rows goes left at a split of its own, bool, axes (rows,).
+
+        Args:
+            places: which split, axes (rows,).
+            rows: which rows of `bins`.
+            bins: of all rows, as in `of`.
+        """
+        cells = bins[rows, self._columns[places]]
+        found: np.ndarray = self._sides[places, cells]
+        return found
+
 
 def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.ndarray:
     """Whether rows go left at splits, bool, axes (rows, splits); see `Sides`."""

@@ -52,7 +52,7 @@ from vfl.trees.boosting import Source
 from vfl.trees.cells import CHUNK_BYTES, MOST_BYTES, CellsEnd, chunks
 from vfl.trees.ends import MOST_SPLITS, FeatureEnd, LabelEnd, joined, read_splits, written
 from vfl.trees.grow import Division, Layout, Split, Tree, values_of
-from vfl.trees.histograms import add_up, goes_left, sides
+from vfl.trees.histograms import Sides, add_up, goes_left, sides
 
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
@@ -330,14 +330,15 @@ class SharedFeatureEnd(FeatureEnd):
             packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
             _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
-            nodes, side = _numbers(asked["nodes"]), np.zeros(len(self._known), bool)
+            nodes = _numbers(asked["nodes"])
             if len(nodes) != len(splits):
                 raise _unknown(_LABEL_PARTY)
-            inside = np.isin(self._nodes, nodes)
-            for node, split in zip(nodes, splits, strict=True):
-                rows = np.flatnonzero(self._nodes == node)
-                side[rows] = sides(split, layout.width)[self._known[rows, split.column]]
-            _send(self.link, step, np.packbits(side[inside]).tobytes())
+            places = np.full(1 + max(self._nodes.max(), nodes.max(initial=0)), -1)
+            places[nodes] = np.arange(len(nodes))
+            of_rows = places[self._nodes]
+            rows = np.flatnonzero(of_rows >= 0)
+            side = Sides(splits, layout).of_one(of_rows[rows], rows, self._known)
+            _send(self.link, step, np.packbits(side).tobytes())
         self._answered += splits
 
 
