@@ -254,6 +254,17 @@ class FeatureCellsEnd(CellsEnd):
         super().__init__(mode, party, terms, rows)
         self.link = link
 
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            weights = self._restored(state)
+        self._bin_columns(weights)
+        if weights is not None:
+            self.load_weights(weights)
+        if self._trains:
+            self._show_bins()
+
     def outputs(self, exchange: Exchange) -> None:
         if exchange.phase != "validation":  # whose bins the label party has
             expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)

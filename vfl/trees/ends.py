@@ -68,17 +68,6 @@ class FeatureEnd(FeatureCellsEnd):
         self._splits: list[Split] = []
         self._sides: Sides | None = None
 
-    def begin(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
-    ) -> None:
-        if state is not None:
-            weights = self._restored(state)
-        self._bin_columns(weights)
-        if weights is not None:
-            self.load_weights(weights)
-        if self._trains:
-            self._show_bins()
-
     def train(self, exchange: Exchange) -> None:
         self._take(bytes(expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload))
 

@@ -64,17 +64,6 @@ class FeatureEnd(FeatureCellsEnd):
         super().__init__(mode, party, terms, rows, link)
         self._columns: list[OwnColumn] = []
 
-    def begin(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
-    ) -> None:
-        if state is not None:
-            weights = self._restored(state)
-        self._bin_columns(weights)
-        if weights is not None:
-            self.load_weights(weights)
-        if self._trains:
-            self._show_bins()
-
     def train(self, exchange: Exchange) -> None:
         raw = bytes(expect(self.link, Kind.PROTOCOL, exchange.step, "the label party").payload)
         assert self._own is not None, "an attempt has begun"
