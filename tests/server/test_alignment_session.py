@@ -29,10 +29,12 @@ from vfl.core.storage import read_json
 from vfl.datasets.alignment import ristretto
 from vfl.datasets.alignment.positions import Alignment, last_version
 from vfl.datasets.on_disk import DiskBytes, OnDisk
+from vfl.serving.front import Rows
 from vfl.session import Terms
 from vfl.session.alignment import Post
 from vfl.session.relay import PairSeals, _Seal
 from vfl.session.store.identity import Identity
+from vfl.session.store.party_folder import own_data
 from vfl.session.terms import AlignTerms
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
@@ -157,6 +159,9 @@ def test_two_parties_then_train_and_predict_on_what_was_found(make):
     run = federation.run("predict", "trained", alignment="alignment")
     predicted = pd.read_csv(run / "predictions.csv", dtype=str)
     assert set(map(int, predicted["id"])) == common
+    served = Terms.of(federation.experiment("alignment"), "serve", "trained")
+    asked = Rows(own_data(federation.flower.files["label"], served))
+    assert len(asked.positions([int(key) for key in predicted["id"]])) == len(common)
 
 
 def test_rows_to_predict_have_positions_of_their_own(make):

@@ -6,12 +6,10 @@ import ssl
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from browser import BROWSER, Browser
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -34,6 +32,7 @@ from served import (
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, UserError, VFLError
+from vfl.datasets import PartyData, Split
 from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of, switch
 from vfl.serving.local import serve
@@ -202,7 +201,8 @@ def test_what_is_refused_and_that_nothing_is_repeated(
 @pytest.mark.parametrize("cell", [10**400, [1], {"a": 1}, "word"])
 def test_columns_that_do_not_fit_are_refused_and_raise_nothing(cell):
     encoder = TableEncoder.fit(pd.DataFrame({"a": [1.0, 2.0, 3.0]}))
-    data = SimpleNamespace(split=SimpleNamespace(test=torch.arange(3)), ids=None, encoder=encoder)
+    split = Split(np.arange(0), np.arange(0), np.arange(3))
+    data = PartyData("lender", None, None, None, split, b"", encoder=encoder)
     rows = Rows(data)
     assert rows.inputs({"a": [cell]}, 1) is None
     assert rows.inputs({"a": [2.0]}, 1).shape == (1, 1)
@@ -408,10 +408,12 @@ def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(trained, tmp_pat
     frame.assign(a=frame.a + 5.0).to_csv(table, index=False)
     with start(trained) as client:
         assert client.predict(*frame.id)[0] == 200
+        assert "vfl_served_rows_total{" not in client.ask("/metrics")[1]  # fewer than 100 rows
+        assert client.predict(*frame.id)[0] == 200
         metrics = client.ask("/metrics")[1]
     families = {each.name: each.samples for each in text_string_to_metric_families(metrics)}
     served = [each for each in families["vfl_served_rows"] if each.labels["column"] == "score"]
-    assert sum(each.value for each in served) == ROWS
+    assert sum(each.value for each in served) == 2 * ROWS
     (index,) = families["vfl_population_stability_index"]
     assert index.labels == {"column": "score"}
     kept = {
@@ -425,8 +427,8 @@ def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(trained, tmp_pat
         }
         for name in PARTIES
     }
-    assert counted["bank"] == {"a": (True, ROWS), "b": (False, ROWS)}
-    assert counted["shop"] == {"a": (False, ROWS), "b": (False, ROWS)}
+    assert counted["bank"] == {"a": (True, 2 * ROWS), "b": (False, 2 * ROWS)}
+    assert counted["shop"] == {"a": (False, 2 * ROWS), "b": (False, 2 * ROWS)}
     assert not list(tmp_path.glob("lender/**/served-rows.json"))
     said = [line for line in trained.flower.said if "inputs drifted" in line]
     assert any(line.startswith("party bank") and "1 of 2 inputs" in line for line in said)

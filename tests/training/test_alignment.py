@@ -75,6 +75,7 @@ def test_training_evaluating_and_predicting_use_the_positions(made, tmp_path):
     alignment.align(experiment, "server_aided", tmp_path / "alignment")
     data = load_data(experiment)
     assert {own.rows for own in data.values()} == {len(common)}
+    assert {own.id_rules for own in data.values()} == {experiment.data.id_rules}
     assert len({own.row_digest("x") for own in data.values()}) == 1
     labels = pd.read_csv(tmp_path / "label.csv", dtype=str).set_index("key")["y"]
     label = data["label"]

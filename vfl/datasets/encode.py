@@ -116,6 +116,11 @@ class NumberColumn:
     def width(self) -> int:
         return 1 + self.indicator
 
+    @property
+    def labels(self) -> list[str]:
+        """A name for each input."""
+        return [self.name, *_missing_label(self)]
+
     def cells(self, block: pd.Series) -> np.ndarray:
         """The numbers themselves, float64, axes (rows,)."""
         return as_numbers(block)
@@ -155,6 +160,12 @@ class BinnedColumn:
     @property
     def width(self) -> int:
         return len(self.edges) - 1 + self.indicator
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each input."""
+        bins = len(self.edges) - 1
+        return [*_numbered(self.name, "bin", bins), *_missing_label(self)]
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
@@ -204,6 +215,11 @@ class TextColumn:
     @property
     def width(self) -> int:
         return len(self.categories) + self.indicator
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each input; a category has a number there, for its text is a cell."""
+        return [*_numbered(self.name, "category", len(self.categories)), *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
         """Numbers of the categories, float64, axes (rows,); an unknown one is not a number."""
@@ -261,6 +277,15 @@ class DateColumn:
     def width(self) -> int:
         return self.days + self.CIRCLES + self.indicator
 
+    @property
+    def labels(self) -> list[str]:
+        """A name for each input."""
+        circles = [f"{of} {turn}" for of in ("month", "weekday") for turn in ("sine", "cosine")]
+        days = (
+            _numbered(self.name, "bin of days", self.days) if self.edges else [f"{self.name}: days"]
+        )
+        return [*days, *(f"{self.name}: {each}" for each in circles), *_missing_label(self)]
+
     def cells(self, block: pd.Series) -> np.ndarray:
         """Days since 1970, float64, axes (rows,)."""
         return _days(as_dates(block, self.written))
@@ -287,6 +312,19 @@ class DateColumn:
 
 
 Column = NumberColumn | BinnedColumn | TextColumn | DateColumn
+
+
+def _numbered(name: str, what: str, count: int) -> list[str]:
+    """Labels of several inputs of one column.
+
+    >>> _numbered("contract", "category", 2)
+    ['contract: category 1 of 2', 'contract: category 2 of 2']
+    """
+    return [f"{name}: {what} {number} of {count}" for number in range(1, count + 1)]
+
+
+def _missing_label(column: Column) -> list[str]:
+    return [f"{column.name}: missing"] if column.indicator else []
 
 
 def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -375,6 +413,11 @@ class TableEncoder(Encoder):
         return {column.name: column.width for column in self.columns}
 
     @property
+    def labels(self) -> list[str]:
+        """A name for each input, for people; it holds no cell."""
+        return [label for column in self.columns for label in column.labels]
+
+    @property
     def width(self) -> int:
         """How many columns `transform` gives."""
         return sum(self.widths.values())
@@ -416,6 +459,10 @@ class CellEncoder(TableEncoder):
     @property
     def widths(self) -> dict[str, int]:
         return dict.fromkeys(self.names, 1)
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.names)
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         out = np.empty((len(frame), self.width), dtype=np.float32)

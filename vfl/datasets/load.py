@@ -408,7 +408,9 @@ def load_parties(
         own = replace(tables[name], columns=columns[name])
         given = HeldRows(frames[name], f"party '{name}'", held.get(name), more)
         inputs[name] = given.inputs(own, split, encoders.get(name))
-    rows = replace(AlignedRows.of(len(codes), split, common, digest), held=held)
+    spelling = "plain" if alignments is None else found.agreed.rules
+    rows = AlignedRows.of(len(codes), split, common, digest)
+    rows = replace(rows, held=held, id_rules=spelling)
     return _of_parties(rows, inputs, labels, learned)
 
 
@@ -645,7 +647,8 @@ def load_for_prediction(
     inputs = _given(whole, whose, order, place, held.get(name)).inputs(table, split, encoder)
     known = None if order.absent is not None else order.ids
     rows = AlignedRows.of(order.rows, split, known, order.digest)
-    return replace(rows.party(name, inputs), held=held)
+    spelling = alignment.agreed.rules if alignment else "plain"
+    return replace(rows.party(name, inputs), held=held, id_rules=spelling)
 
 
 def read_rows(

@@ -41,6 +41,7 @@ class PartyData:
         split: the same at every party of a run.
         ids_digest: 32 bytes that stand for the order of the rows; see `digest_of`.
         ids: the rows' ids, axes (rows,), for the party's own files; None where rows have no id.
+        id_rules: those of the alignment that gave the rows: how ids are written alike.
         encoder: what turned the party's table into `inputs`; kept beside its bottom model.
         row_weights: float32, axes (rows,), not negative: how much each row counts in the training
             loss, at the label party; None counts all alike. Evaluation counts all rows alike.
@@ -70,6 +71,7 @@ class PartyData:
     unaligned: Tensor | None = None
     trained: np.ndarray | None = None
     unseen: np.ndarray | None = None
+    id_rules: str = "plain"
 
     @property
     def complete(self) -> np.ndarray | None:
@@ -174,13 +176,14 @@ class AlignedRows:
         split: which rows serve what.
         ids: axes (rows,); None where rows have no id and stand as they came.
         digest: stands for the order, or for the mere number of rows without ids.
-        held: which rows each feature party has; see `PartyData`.
+        held, id_rules: see `PartyData`.
     """
 
     split: Split
     ids: Ids | None
     digest: bytes
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
+    id_rules: str = "plain"
 
     @classmethod
     def of(
@@ -212,6 +215,7 @@ class AlignedRows:
             unfamiliar=inputs.unfamiliar,
             held=held,
             unaligned=_tensor(inputs.unaligned),
+            id_rules=self.id_rules,
         )
 
     def parties(

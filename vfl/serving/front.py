@@ -12,6 +12,7 @@ import ssl
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -32,6 +34,7 @@ from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLE
 from vfl.core.storage import Seal, read_json, write_json, write_text
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
+from vfl.datasets.alignment.ids import normalise
 from vfl.datasets.table import Classes
 from vfl.serving.service import RowBudget, Service, Unavailable
 from vfl.session.drift import Drift
@@ -247,13 +250,20 @@ class Rows:
     """The rows that can be asked for: where an id stands, and what its own columns become.
 
     Args:
-        data: the label party's rows.
+        data: the label party's rows; an id may be written in any way that `data.id_rules` reads
+            alike.
     """
 
     def __init__(self, data: PartyData) -> None:
         rows = data.split.test
-        ids = rows.tolist() if data.ids is None else data.ids[rows].tolist()
-        self._at = {str(each): row for each, row in zip(ids, rows.tolist(), strict=True)}
+        ids = [str(each) for each in (rows if data.ids is None else data.ids[rows]).tolist()]
+        self._at = dict(zip(ids, rows.tolist(), strict=True))
+        self._id_rules, self._alike = data.id_rules, self._at
+        keys = _alike(ids, data.id_rules)
+        if keys != ids:  # of a table that was not aligned, two ids may be alike: neither is meant
+            counts = Counter(keys)
+            pairs = zip(keys, rows.tolist(), strict=True)
+            self._alike = {key: row for key, row in pairs if counts[key] == 1}
         self._encoder = data.encoder
 
     def __len__(self) -> int:
@@ -261,8 +271,15 @@ class Rows:
 
     def positions(self, ids: list[str | int]) -> list[int] | None:
         """Positions of ids; None where one is not known."""
+        texts = [str(each) for each in ids]
         try:
-            return [self._at[str(each)] for each in ids]
+            return [self._at[each] for each in texts]
+        except KeyError:  # as letter by letter none is written, or as no rule writes it
+            pass
+        try:
+            alike = _alike([each.strip() for each in texts], self._id_rules)
+            known = zip(texts, alike, strict=True)
+            return [self._at[each] if each in self._at else self._alike[key] for each, key in known]
         except KeyError:
             return None
 
@@ -281,6 +298,11 @@ class Rows:
     def columns(self) -> list[str]:
         """Names of the label party's own columns."""
         return [] if self._encoder is None else [str(name) for name in self._encoder.names]
+
+
+def _alike(ids: list[str], rules: str) -> list[str]:
+    """Ids as an alignment by these rules compares them."""
+    return [key.decode() for key in normalise(np.array(ids, dtype=object), rules)]
 
 
 @dataclass(frozen=True, eq=False)

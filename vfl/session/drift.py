@@ -24,6 +24,8 @@ _WAITING = 1024  # rows that are counted together
 _SAMPLE_ROWS = 1 << 17  # at the least, of which bins are made where a table is on disk
 #: Above it a column is said to have drifted (Siddiqi 2006).
 DRIFTED = 0.25
+#: Fewer rows say nothing of a population, and much of each of them.
+FEWEST_ROWS = 100
 
 
 class Bins:
@@ -55,6 +57,11 @@ class Bins:
     def add(self, values: Tensor) -> None:
         """Count rows, axes (rows, columns)."""
         self.counts += self._counted(values.detach().cpu())
+
+    @property
+    def rows(self) -> int:
+        """How many rows were counted."""
+        return int(self.counts[0].sum()) if len(self.counts) else 0
 
     def stability(self) -> Tensor:
         """The population stability index of every column, axes (columns,); 0 without rows."""
@@ -182,9 +189,11 @@ class Drift:
                 self.scores.add(scores_of(answers, answers.shape[1] > 1))
 
     def drifted(self) -> int:
-        """How many of a party's own inputs have drifted."""
+        """How many of a party's own inputs have drifted; 0 before enough rows were asked."""
         self.count()
-        return 0 if self.inputs is None else int((self.inputs.stability() > DRIFTED).sum())
+        if self.inputs is None or self.inputs.rows < FEWEST_ROWS:
+            return 0
+        return int((self.inputs.stability() > DRIFTED).sum())
 
     def record(self) -> dict[str, Any]:
         """For a file of the party's own."""
@@ -201,11 +210,11 @@ class Drift:
         )
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """By column: index, and rows by bin. Neither an edge nor a value."""
+        """By column: index, and rows by bin, from `FEWEST_ROWS` on. Neither an edge nor a value."""
         self.count()
         found = {}
         for bins in (self.inputs, self.scores):
-            if bins is not None:
+            if bins is not None and bins.rows >= FEWEST_ROWS:
                 for name, index, counts in zip(
                     bins.names, bins.stability().tolist(), bins.counts.tolist(), strict=True
                 ):
@@ -226,12 +235,9 @@ def scores_of(answers: Tensor, classifies: bool) -> Tensor:
 
 
 def _names(data: PartyData) -> list[str]:
-    """Of inputs: their column, with a number where a column has several."""
+    """Of inputs: their column, and what of it where a column has several."""
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
-    found = list[str]()
-    widths = data.encoder.widths if isinstance(data.encoder, TableEncoder) else {}
-    for name, own in widths.items():
-        found += [name] if own == 1 else [f"{name} {n}" for n in range(own)]
+    found = data.encoder.labels if isinstance(data.encoder, TableEncoder) else []
     # A network in one place has the columns of several encoders.
     return found if len(found) == width else [f"input {number}" for number in range(width)]
