@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from vfl.config import Experiment, PartyFile
-from vfl.core.errors import ConfigError, UserError
+from vfl.core.errors import ConfigError
 from vfl.federation import doctor
 from vfl.federation.doctor import Check, examine
 from vfl.federation.project import write_project
@@ -230,12 +230,6 @@ def test_a_version_above_the_tested_ones_is_a_warning(monkeypatch, bounds, state
 def test_room_on_the_disk(tmp_path, monkeypatch, free, state):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     assert doctor.room(tmp_path / "not" / "made").state == state
-
-
-@pytest.mark.parametrize("address", ["lender", "lender:", ":8000", "lender:80000", "lender:x"])
-def test_addresses_that_are_none(address):
-    with pytest.raises(UserError):
-        doctor.split_address(address)
 
 
 def test_a_file_with_mistakes_is_told_as_ever(project):

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
-from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
+from vfl.config.toml import (
+    Host,
+    MoreMistakes,
+    OptionalHost,
+    ReachedAt,
+    Settings,
+    check,
+    override,
+    read_toml,
+    several,
+)
 from vfl.core.storage import is_named_set
 
 ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -314,10 +324,10 @@ class FederationSettings(Settings):
             a minute to notice that a process is gone.
     """
 
-    superlink: str = "127.0.0.1:8000"
-    stream_host: str = "127.0.0.1"
+    superlink: ReachedAt = "127.0.0.1:8000"
+    stream_host: Host = "127.0.0.1"
     stream_port: int = Field(default=0, ge=0, le=65535)
-    bind_host: str = ""
+    bind_host: OptionalHost = ""
     join_timeout_s: Seconds = 60.0
     step_timeout_s: Seconds = 30.0
     rejoin_window_s: Seconds = 8.0

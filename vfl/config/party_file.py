@@ -25,13 +25,17 @@ from vfl.config.experiment import (
     TraceSettings,
 )
 from vfl.config.toml import (
+    Host,
     Locations,
+    OptionalHost,
+    OptionalHostPort,
+    ReachedAt,
     Settings,
     first_keys,
     read_toml,
     several,
-    with_port,
 )
+from vfl.core.address import Address, parse_address
 from vfl.core.errors import ConfigError
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
@@ -218,7 +222,7 @@ class ServeSettings(Settings):
             was trained with `data.missing_rows = "token"` always does.
     """
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     token: str | None = None
     certificate: str | None = None
@@ -258,18 +262,14 @@ class Node(Settings):
             on this machine; empty means the experiment's `stream_host`.
     """
 
-    superlink: str = "127.0.0.1:8000"
+    superlink: ReachedAt = "127.0.0.1:8000"
     ca: str = "ca.pem"
     key: str = "node.key"
     api_port: Annotated[int, Field(ge=1, le=65535)] = 9094
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
-    ranks_at: Annotated[
-        str,
-        Field(pattern=r"^(|[^:\s]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5})$"),
-        AfterValidator(with_port),
-    ] = ""
+    ranks_at: OptionalHostPort = ""
     ranks_key: str = "ranks.key"
-    rank_host: str = ""
+    rank_host: OptionalHost = ""
 
 
 class IdentityKeys(Settings):
@@ -369,10 +369,9 @@ class PartyFile(OwnFile):
         return int(asked)
 
     @property
-    def ranks_address(self) -> tuple[str, int] | None:
+    def ranks_address(self) -> Address | None:
         """Host and port of `node.ranks_at`; None where all ranks are on one machine."""
-        host, _, port = self.node.ranks_at.rpartition(":")
-        return (host.strip("[]"), int(port)) if host else None
+        return parse_address(self.node.ranks_at) if self.node.ranks_at else None
 
     @property
     def source_path(self) -> Path | str:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
+from vfl.core.address import parse_address, parse_host
 from vfl.core.errors import ConfigError, RenamedWarning, UserError, nearest
 
 #: A setting's parts, and its mistake.
@@ -24,7 +25,6 @@ MoreMistakes = Callable[[Mapping[str, Any]], Iterable[Mistake]]
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 _OVERRIDDEN = 0
-_LAST_PORT = 65535
 #: Names of files that a message lists at most.
 _FILES = 5
 #: Settings under the names of an earlier version, which files may still use.
@@ -96,12 +96,20 @@ class Settings(BaseModel):
 Model = TypeVar("Model", bound=Settings)
 
 
-def with_port(address: str) -> str:
-    """A text that ends in a port, such as HOST:PORT; for `pydantic.AfterValidator`."""
-    port = address.rpartition(":")[2]
-    if port and int(port) > _LAST_PORT:
-        raise ValueError(f"a port is at most {_LAST_PORT}")
-    return address
+def _reached(text: str) -> str:
+    address = parse_address(text)
+    if address.port == 0:
+        raise ValueError("nobody can reach port 0; want a port from 1 on")
+    return str(address)
+
+
+#: A host, HOST:PORT, and HOST:PORT at which others connect; see `vfl.core.address`.
+Host = Annotated[str, AfterValidator(parse_host)]
+HostPort = Annotated[str, AfterValidator(lambda text: str(parse_address(text)))]
+ReachedAt = Annotated[str, AfterValidator(_reached)]
+#: The same where an empty text says nothing.
+OptionalHost = Annotated[str, AfterValidator(lambda text: text and parse_host(text))]
+OptionalHostPort = Annotated[str, AfterValidator(lambda text: text and str(parse_address(text)))]
 
 
 def several(value: Any) -> Any:

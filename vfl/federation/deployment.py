@@ -16,6 +16,7 @@ from typing import Any
 
 from vfl.config import PartyFile
 from vfl.config.party_file import tidy_store
+from vfl.core.address import Address, parse_address
 from vfl.core.errors import (
     LostPeerError,
     MissingDataError,
@@ -56,8 +57,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         )
     folder.tidy()
     settings = folder.experiment().federation
-    host, _, port = settings.superlink.rpartition(":")
-    network = "" if simulation else f"{settings.bind_host or host}:{port}"
+    host, port = parse_address(settings.superlink)
+    network = "" if simulation else str(Address(settings.bind_host or host, port))
     command = [
         "flower-superlink",
         *("--database", str(folder.state / _DATABASE)),

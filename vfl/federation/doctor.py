@@ -28,7 +28,8 @@ from packaging.requirements import Requirement  # flwr requires it
 from packaging.specifiers import SpecifierSet
 
 from vfl.config import PartyFile, read_party_file
-from vfl.core.errors import PeerError, UserError
+from vfl.core.address import Address, parse_address
+from vfl.core.errors import PeerError
 from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
@@ -107,7 +108,7 @@ def _feature_party(party: PartyFile) -> Iterator[Check]:
 def _label_party(label: LabelFolder) -> Iterator[Check]:
     experiment, party = label.experiment(), read_party_file(label.party_file)
     federation = experiment.federation
-    host, _ = split_address(federation.superlink)
+    host, _ = parse_address(federation.superlink)
     ca, server = label.certificates / "ca.pem", label.certificates / "server.pem"
     yield from _machine(party.store_path)
     yield from _own_files(party)
@@ -318,9 +319,8 @@ def _names(found: x509.Certificate) -> list[str]:
 
 def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
     """A feature party's way to the SuperLink: TCP, TLS under the party's own CA, and the clock."""
-    host, port = split_address(address)
     try:
-        answer = probe_https("the SuperLink", host, port, ca.read_text())
+        answer = probe_https("the SuperLink", parse_address(address), ca.read_text())
     except PeerError as problem:
         found = f"{address}: {problem.what} ({problem.got})"
         yield Check("superlink", "FAIL", found, problem.fix or "")
@@ -332,13 +332,13 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
 
 def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
     """The label party's own SuperLink: its port is free, or it is ours that listens."""
-    host, port = split_address(address)
+    host, port = parse_address(address)
     if port_is_free(bind_host or host, port):
         yield Check("superlink port", "OK", f"{port} is free; vfl up will listen there")
         return
     local = "127.0.0.1" if bind_host in ("0.0.0.0", "::") else host
     try:
-        answer = probe_https("the SuperLink", local, port, ca.read_text())
+        answer = probe_https("the SuperLink", Address(local, port), ca.read_text())
     except PeerError:
         found = f"{port} is used by something that does not show our certificate"
         yield Check("superlink port", "FAIL", found, "end that program, or change superlink's port")
@@ -371,15 +371,3 @@ def _clock(answer: Probe) -> Check:
         cure = f"set the clocks before they are {CLOCK_TOLERANCE_S} s apart"
         return Check("clock", "WARN", found, cure)
     return Check("clock", "OK", found)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; an IPv6 host may stand in brackets.
-
-    Raises:
-        UserError: the text is of another form.
-    """
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise UserError("this is not the address of a SuperLink", got=address, want="host:port")
-    return host.strip("[]"), int(port)

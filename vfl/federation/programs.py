@@ -31,6 +31,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from vfl.config import read_party_file
+from vfl.core.address import parse_address
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
 from vfl.core.processes import DEVNULL, Process
 from vfl.core.storage import close_to_others, private_folder, write_bytes, write_text
@@ -244,9 +245,8 @@ def superlink() -> None:
         command = upstream.SUPERLINK.load()
         upstream.REGISTERED.load()
         network = os.environ[NETWORK_VARIABLE]
-        host, _, port = network.rpartition(":")
         # First of all: a port in use must leave the secret of the SuperLink that has it alone.
-        listeners = [listen(host, int(port))] if network else []
+        listeners = [listen(*parse_address(network))] if network else []
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
         listeners.append(listen(HOST, 0))
     sys.argv += ["--isolation", "process"]

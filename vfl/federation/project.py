@@ -34,6 +34,7 @@ from vfl.config import (
 from vfl.config.party_file import tidy_store
 from vfl.config.toml import MoreMistakes, check
 from vfl.config.validate import OF_A_PROJECT, UNNAMED_ALIGNMENT
+from vfl.core.address import Address, parse_host
 from vfl.core.errors import RunFolderError, UserError
 from vfl.core.storage import close_to_others, private_folder, sweep, write_text
 from vfl.core.text import printable
@@ -148,13 +149,21 @@ class Project:
         label_party: the one that leads.
         label: its label column; "label" in its file where none is given.
         host: name or address at which the others reach it.
+
+    Raises:
+        UserError: that is no host.
     """
 
     def __init__(
         self, name: str, label_party: str = "label", label: str = "", host: str = "127.0.0.1"
     ) -> None:
-        self.host = host
-        self._superlink = f"{host}:{_SUPERLINK_PORT}"
+        try:
+            self.host = host = parse_host(host)
+        except ValueError as problem:
+            raise UserError(
+                "the other parties cannot reach the label party there", got=host, fix=str(problem)
+            ) from None
+        self._superlink = str(Address(host, _SUPERLINK_PORT))
         self._labels = {label_party: label}
         #: What the experiment says.
         self._public: dict[str, Any] = {

@@ -8,21 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from vfl.config.party_file import OwnFile
-from vfl.config.toml import Settings, with_port
+from vfl.config.toml import HostPort, Settings
+from vfl.core.address import Address, parse_address
 from vfl.core.errors import ConsentError, VFLError
 from vfl.llm.product import LLM_FILE
 from vfl.llm.two_party import Form
 from vfl.models.decoder import DecoderShape, EncoderShape
 
 LlmParty = Literal["owner", "user", "dealer"]
-Address = Annotated[
-    str,
-    StringConstraints(pattern=r"^\[?[A-Za-z0-9_.:-]{1,253}\]?:[0-9]{1,5}$"),
-    AfterValidator(with_port),
-]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Real = Annotated[float, Field(ge=0, le=1e9)]
@@ -160,9 +156,9 @@ class LlmFile(OwnFile):
     party: LlmParty
     model: str | None = None
     tokenizer: str = "."
-    listen: Address | None = None
-    owner: Address | None = None
-    dealer: Address | None = None
+    listen: HostPort | None = None
+    owner: HostPort | None = None
+    dealer: HostPort | None = None
     store: str = "store"
     patience_s: _Seconds = 60.0
     rejoin_s: _Seconds = 8.0
@@ -173,10 +169,9 @@ class LlmFile(OwnFile):
         """The store's path."""
         return self.beside(self.store)
 
-    def address(self, name: Literal["listen", "owner", "dealer"]) -> tuple[str, int]:
+    def address(self, name: Literal["listen", "owner", "dealer"]) -> Address:
         """Host and port of a setting."""
-        host, _, port = getattr(self, name).rpartition(":")
-        return host.strip("[]"), int(port)
+        return parse_address(getattr(self, name))
 
 
 def read_llm_file(path: Path) -> LlmFile:

@@ -27,6 +27,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from torch import Tensor
 
 from vfl.config.toml import Settings
+from vfl.core.address import Address
 from vfl.core.errors import (
     AuthenticationError,
     ConfigError,
@@ -318,7 +319,7 @@ class Party:
         admission = Admission(self.terms.project, credentials, limits=lambda party: self._limits)
         host, port = self.file.address("listen")
         hub = TcpHub(host, port, admission, certificate, self._timeouts, _WINDOW)
-        self.say(f"{_CALLED[self.name]} listens on {host}:{hub.port}; end it with Ctrl-C")
+        self.say(f"{_CALLED[self.name]} listens on {Address(host, hub.port)}; end it with Ctrl-C")
         return hub, credentials
 
     def serve(self, poll: Callable[[], None] | None = None) -> None:
@@ -390,7 +391,7 @@ class Party:
                 if refusal.where is not None:
                     raise
                 if time.monotonic() > deadline:
-                    refusal.where = f"{host}:{port}"
+                    refusal.where = str(Address(host, port))
                     refusal.fix = (
                         f"compare peers/{peer}.token of the {self.name} with "
                         f"peers/{self.name}.token of the {peer}, which are alike; or end another "

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from vfl.config import PartyFile, ServeSettings
 from vfl.config.toml import check
+from vfl.core.address import Address
 from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
 from vfl.core.storage import Seal, read_json, write_json, write_text
 from vfl.core.version import VERSION
@@ -631,7 +632,7 @@ class HttpFront(ServingFront):
         self._server = _Server(config, self.service, front)
         self._server.start(listening, "vfl-http")
         scheme = "http" if settings.certificate is None else "https"
-        self.address = f"{scheme}://{settings.host}:{self.port}"
+        self.address = f"{scheme}://{Address(settings.host, self.port)}"
         self.welcome = f"listens at {self.address}; clients show the token in {token_file}"
         write_json(self._state, {"address": self.address, "process": os.getpid()})
 

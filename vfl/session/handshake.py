@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import hmac
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from typing import Annotated, Any, Protocol
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
+from pydantic import Field, StringConstraints, ValidationError
 
 from vfl.config.experiment import MAX_STEPS, PartyName, Seconds
-from vfl.config.toml import Settings
+from vfl.config.toml import Host, OptionalHost, Settings
 from vfl.core.errors import (
     ConfigError,
     DataError,
@@ -172,14 +170,6 @@ def check_version(said: Any, peer: str) -> None:
 #: Most bytes of a message, refused before they are parsed.
 MESSAGE_LIMIT_BYTES = 64 * 1024
 _PEM = r"^-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\n\r -]*$"
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
-_HOST_NAME = re.compile(rf"(?=.*[A-Za-z]){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
-
-
-def _reachable(host: str) -> str:
-    if not _HOST_NAME.fullmatch(host):
-        ip_address(host)  # a ValueError that names what it was given is not shown
-    return host
 
 
 class RankStream(Settings):
@@ -193,13 +183,8 @@ class RankStream(Settings):
 
     port: int = Field(ge=1, le=65535)
     token: str = Field(pattern=r"^[A-Za-z0-9_-]{32,128}$", repr=False)
-    host: str = Field(default="", max_length=253)
+    host: OptionalHost = Field(default="", max_length=253)
     ca_pem: str = Field(default="", max_length=4096, pattern=rf"^$|{_PEM}", repr=False)
-
-    @field_validator("host")
-    @classmethod
-    def _reachable(cls, host: str) -> str:
-        return _reachable(host) if host else host
 
 
 class SessionMessage(Settings):
@@ -225,7 +210,7 @@ class SessionMessage(Settings):
     session: str = Field(pattern=r"^[0-9a-f]{32}$")
     token: str = Field(pattern=r"^[A-Za-z0-9_-]{32,128}$", repr=False)
     node: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    host: str = Field(max_length=253)
+    host: Host = Field(max_length=253)
     port: int = Field(ge=1, le=65535)
     ca_pem: str = Field(max_length=16384, pattern=_PEM, repr=False)
     idle_timeout_s: Seconds
@@ -244,11 +229,6 @@ class SessionMessage(Settings):
         if own.host:
             changed |= {"host": own.host, "ca_pem": own.ca_pem}
         return self.model_copy(update=changed)
-
-    @field_validator("host")
-    @classmethod
-    def _reachable(cls, host: str) -> str:
-        return _reachable(host)
 
     @classmethod
     def parse(cls, text: str) -> SessionMessage:

@@ -56,6 +56,7 @@ def worker(
     The leader passes on the public keys with which workers encrypt for each other. With `--key` a
     worker prints a fingerprint; with a `--peer` for every other worker, it detects false keys.
     """
+    from vfl.core.address import Address
     from vfl.core.seeds import use_one_thread
     from vfl.tensors import Ticket, Worker, serve
     from vfl.tensors.budgets import BudgetLedger
@@ -77,7 +78,7 @@ def worker(
             say("what is spent of --epsilon is forgotten when this worker ends: --store keeps it")
         here = Worker(paper.name, keys, ledger)
         _load(here, load or [], epsilon, delta)
-        say(f"worker {paper.name} connects to {paper.host}:{paper.port}")
+        say(f"worker {paper.name} connects to {Address(paper.host, paper.port)}")
         serve(here, paper)
     say("done")
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from vfl.core.address import Address, parse_address
 from vfl.core.errors import AuthenticationError, LostPeerError, ProtocolError
+from vfl.transport.stream import family_of
 
 _PATIENCE_S = 5.0
 _ROUND_TRIPS = 5
@@ -47,22 +49,21 @@ def check_server(name: str, address: str, ca_pem: str) -> None:
         ProtocolError: somebody answers, but not with TLS.
         LostPeerError: nobody answers.
     """
-    host, _, port = address.rpartition(":")
     with _explained(name, address):
-        _connect(host.strip("[]"), int(port), ca_pem).close()
+        _connect(parse_address(address), ca_pem).close()
 
 
-def probe_https(name: str, host: str, port: int, ca_pem: str) -> Probe:
+def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
     """`check_server`, how long a connection takes, and what time it is there.
 
     Raises:
         PeerError: as `check_server`.
     """
-    with _explained(name, f"{host}:{port}"):
+    with _explained(name, str(address)):
         started = time.monotonic()
-        with socket.create_connection((host, port), timeout=_PATIENCE_S):
+        with socket.create_connection(address, timeout=_PATIENCE_S):
             connect_s = time.monotonic() - started
-        connection = _connect(host, port, ca_pem)
+        connection = _connect(address, ca_pem)
         try:
             return Probe(connect_s, _clock(connection))
         finally:
@@ -79,7 +80,6 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
     Raises:
         LostPeerError: nobody answered in time.
     """
-    host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout_s
     trips: list[float] = []
     try:
@@ -88,7 +88,7 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
             left_s = deadline - started
             if trips and left_s < trips[0]:
                 break
-            socket.create_connection((host, int(port)), max(left_s, 0.001)).close()
+            socket.create_connection(parse_address(address), max(left_s, 0.001)).close()
             trips.append(time.monotonic() - started)
     except (OSError, ValueError, OverflowError) as error:
         raise LostPeerError(
@@ -103,7 +103,10 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
 
 def port_is_free(host: str, port: int) -> bool:
     """Whether a service could listen there; True for addresses this machine does not have."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        family = family_of(host)
+    except OSError:
+        return True
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -113,10 +116,10 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def _connect(host: str, port: int, ca_pem: str) -> http.client.HTTPSConnection:
+def _connect(address: Address, ca_pem: str) -> http.client.HTTPSConnection:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=ca_pem)
-    connection = http.client.HTTPSConnection(host, port, timeout=_PATIENCE_S, context=context)
+    connection = http.client.HTTPSConnection(*address, timeout=_PATIENCE_S, context=context)
     connection.connect()
     return connection
 

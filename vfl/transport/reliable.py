@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from vfl.core.address import Address
 from vfl.core.errors import FrameError, LostPeerError, OversizedFrameError, VFLError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind
 from vfl.transport.handshake import (
@@ -338,7 +339,7 @@ class TcpLink(_StreamLink):
         waits = timeouts or Timeouts()
         context = None if ca_pem is None else client_context(ca_pem)
         reach = partial(dial, host, port, context, waits)
-        return cls(reach, hello, waits, window, peer, limits, f"{host}:{port}")
+        return cls(reach, hello, waits, window, peer, limits, str(Address(host, port)))
 
     def poll(self) -> Frame | None:
         """The next frame if it is there; where the stream was cut it is mended first.

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
+from vfl.core.address import Address
 from vfl.core.errors import AuthenticationError, OversizedFrameError, UserError
 from vfl.core.frame import (
     HEADER_BYTES,
@@ -43,6 +44,7 @@ _RECORD_BYTES = 16 * 1024
 _RECEIVED_AT = 128
 _NO_ADDRESS_OF_OURS = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
 _BACKLOG = 1024
+_EVERY_ADDRESS = "::"
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -315,21 +317,37 @@ def require_loopback(host: str) -> None:
         )
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    """The family to listen in: that of an address; of a name IPv4, unless it has IPv6 alone.
+
+    Raises:
+        OSError: nobody knows the name.
+
+    >>> family_of("::1").name, family_of("127.0.0.1").name
+    ('AF_INET6', 'AF_INET')
+    """
+    found = {each[0] for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """A listening socket; port 0 takes a free one, host "::" every address of IPv6 and IPv4.
 
     Raises:
         UserError: the address cannot be listened on.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        family = family_of(host)
+        both = host == _EVERY_ADDRESS and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
     except (OSError, OverflowError) as error:
         elsewhere = getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
-        here = "listen at an address of this machine, or at 0.0.0.0 for all it has"
+        here = "listen at an address of this machine, or at 0.0.0.0 or :: for all it has"
         raise UserError(
             "cannot listen for the other parties",
-            where=f"{host}:{port}",
+            where=str(Address(host, port)),
             got=getattr(error, "strerror", None) or str(error),
             fix=here if elsewhere else "choose another port, or 0 for a free one",
         ) from error
@@ -359,7 +377,7 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeout
         stream.end()
         raise AuthenticationError(
             "the hub's certificate is not trusted",
-            where=f"{host}:{port}",
+            where=str(Address(host, port)),
             got=error.verify_message,
             want="a certificate for this host name, signed by the CA of the session message",
         ) from error
