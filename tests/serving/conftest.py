@@ -1,6 +1,7 @@
 """A session over real streams whose rows can be asked for."""
 
 import os
+import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -90,7 +91,7 @@ def local(trained_run):
     yield start
     for serving in begun:
         serving.stop()
-    (trained_run / "serve-rows.json").unlink(missing_ok=True)
+    shutil.rmtree(trained_run / "clients", ignore_errors=True)
 
 
 @pytest.fixture

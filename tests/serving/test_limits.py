@@ -3,10 +3,11 @@
 import http.client
 import json
 import secrets
+import shutil
 import time
 from collections import Counter
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -14,14 +15,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from served import Client, predicted
+from served import Client as Caller
+from served import Serving, predicted
 
 from vfl.config import ServeSettings
-from vfl.core.errors import RunFolderError, VFLError
-from vfl.core.storage import Seal
-from vfl.serving import front
-from vfl.serving.front import LeadSettings, scores, tokens_in
-from vfl.serving.service import RowBudget
+from vfl.core.errors import RunFolderError, UserError, VFLError
+from vfl.serving import clients, front
+from vfl.serving.clients import Budgets, Client, Clients, tokens_in
+from vfl.serving.front import LeadSettings, scores
+from vfl.serving.local import serve
 from vfl.transport import FrontLimits, RateLimiter
 
 
@@ -61,7 +63,7 @@ def test_requests_without_a_token_take_nothing_from_those_with_one(local, slow_r
 
 def test_tokens_have_buckets_of_their_own(local, tmp_path, monkeypatch):
     slow = partial(RateLimiter, 1e-6, 150.0)  # so many requests, however long they take
-    monkeypatch.setattr(front, "RateLimiter", lambda rate, burst, keys: slow(keys=keys))
+    monkeypatch.setattr(front, "RateLimiter", lambda rate, burst: slow())
     both, file = [secrets.token_urlsafe(32) for _ in range(2)], tmp_path / "tokens"
     file.write_text("\n".join(both) + "\n")
     file.chmod(0o600)
@@ -101,8 +103,6 @@ def test_without_a_token_no_large_body_is_read(local):
 
 # Rows of a day
 
-SEAL = Seal("served rows", "bank", "run")
-
 
 class Day:
     def __init__(self):
@@ -117,57 +117,166 @@ def day():
     return Day()
 
 
-def test_a_token_has_so_many_rows_a_day(tmp_path, day):
-    budget = RowBudget(1000, tmp_path / "rows", SEAL, day)
-    assert [budget.take("a", 400) for _ in range(4)] == [True, True, False, False]
-    assert budget.take("a", 200)
-    assert budget.take("b", 1000)
-    assert not budget.take("a", 1)
-    assert budget.resets_in_s == 3600
+def client(name="a", **limits):
+    return Client(name=name, digest="0" * 64, **limits)
+
+
+def test_a_client_has_so_many_rows_a_day(tmp_path, day):
+    budgets, own = Budgets(tmp_path, "bank", 1000, day), client()
+    assert [budgets.take(own, 400) for _ in range(4)] == [None, None, "rows", "rows"]
+    assert budgets.take(own, 200) is None
+    assert budgets.take(client("b"), 1000) is None
+    assert budgets.take(client("c", max_rows_per_day=1001), 1001) is None
+    assert budgets.take(client("d", max_rows_per_day=10), 11) == "rows"
+    assert budgets.take(own, 1) == "rows"
+    assert budgets.resets_in_s == 3600
     day.now += 3600
-    assert budget.take("a", 1000)
+    assert budgets.take(own, 1000) is None
+
+
+def test_a_client_has_so_many_requests_a_day_and_no_answer_takes_none(tmp_path, day):
+    budgets, own = Budgets(tmp_path, "bank", None, day), client(max_requests_per_day=2)
+    assert [budgets.take(own, 10**9) for _ in range(3)] == [None, None, "requests"]
+    budgets.give_back(own, 10**9)
+    assert [budgets.take(own, 1) for _ in range(2)] == [None, "requests"]
+    assert all(budgets.take(client("b"), 5) is None for _ in range(9))
+
+
+def test_services_of_one_party_count_together(tmp_path, day):
+    one, other = (Budgets(tmp_path, "bank", 1000, day) for _ in range(2))
+    own, answered = client(max_requests_per_day=700), 0
+    for _ in range(600):
+        answered += one.take(own, 1) is None
+        answered += other.take(own, 1) is None
+    assert 690 <= answered <= 700  # what one has noted ahead is not the other's
+    one.close()
+    other.close()
+    assert Budgets(tmp_path, "bank", 1000, day).spent() == {"a": [answered, answered]}
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 60))
 def test_a_kill_gives_no_row_back(tmp_path_factory, asked, killed_at):
-    path, day = tmp_path_factory.mktemp("rows") / "rows", Day()
-    budget, answered = RowBudget(500, path, SEAL, day), 0
-    for number, rows in enumerate(asked):
+    path, day, own = tmp_path_factory.mktemp("rows"), Day(), client(max_requests_per_day=30)
+    budgets, rows, requests = Budgets(path, "bank", 500, day), 0, 0
+    for number, wanted in enumerate(asked):
         if number == killed_at:
-            budget = RowBudget(500, path, SEAL, day)
-        answered += rows * budget.take("a", rows)
-    assert answered <= 500
+            budgets = Budgets(path, "bank", 500, day)
+        taken = budgets.take(own, wanted) is None
+        rows, requests = rows + taken * wanted, requests + taken
+    assert rows <= 500
+    assert requests <= 30
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"day": 20000, "rows": {"a": 7}}', "nonsense"])
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"day": 20000, "spent": {"a": [7, 7]}}', "nonsense"]
+)
 def test_a_count_that_cannot_be_read_opens_nothing(tmp_path, content):
-    path = tmp_path / "rows"
-    path.write_text(content)
+    (tmp_path / "spent.json").write_text(content)
     with pytest.raises(RunFolderError, match="remove the file"):
-        RowBudget(10, path, SEAL)
+        Budgets(tmp_path, "bank", 10)
 
 
-def test_a_count_that_was_edited_or_is_of_another_service_opens_nothing(tmp_path, day):
-    path = tmp_path / "rows"
-    RowBudget(1000, path, SEAL, day).take("a", 7)
+def test_a_count_that_was_edited_or_is_of_another_party_opens_nothing(tmp_path, day):
+    path = tmp_path / "spent.json"
+    Budgets(tmp_path, "bank", 1000, day).take(client(), 7)
     with pytest.raises(RunFolderError, match="belongs to something else"):
-        RowBudget(1000, path, replace(SEAL, run="other"), day)
-    path.write_text(path.read_text().replace(": 17", ": 0"))
+        Budgets(tmp_path, "shop", 1000, day)
+    path.write_text(path.read_text().replace(" 10,", " 0,"))
     with pytest.raises(RunFolderError, match="not as it was written"):
-        RowBudget(1000, path, SEAL, day)
+        Budgets(tmp_path, "bank", 1000, day)
+
+
+def test_counts_go_on_in_memory_where_the_file_cannot_be_used(tmp_path, day):
+    budgets, own = Budgets(tmp_path, "bank", 500, day), client()
+    assert budgets.take(own, 100) is None
+    (tmp_path / "spent.json").write_text("damaged")
+    assert [budgets.take(own, 200) for _ in range(3)] == [None, None, "rows"]
+    assert Budgets(tmp_path, "bank", 500, day).take(own, 1) == "rows"
 
 
 def test_the_budget_holds_over_http_and_a_restart(local, trained_run):
-    client, ids = local(max_rows_per_day=5), list(predicted(trained_run))
-    assert client.predict(*ids[:4])[0] == 200
-    status, told = client.predict(*ids[:2])
+    caller, ids = local(max_rows_per_day=5), list(predicted(trained_run))
+    assert caller.predict(*ids[:4])[0] == 200
+    status, told = caller.predict(*ids[:2])
     assert (status, told["code"]) == (429, "rows")
-    assert client.predict(ids[0])[0] == 200
-    assert client.token not in (trained_run / "serve-rows.json").read_text()
+    assert caller.predict(ids[0])[0] == 200
+    assert caller.token not in (trained_run / "clients/spent.json").read_text()
     (trained_run / "serving.stop").touch()
     while (trained_run / "serving.json").exists():
         time.sleep(0.02)
     assert local(max_rows_per_day=5).predict(ids[0])[0] == 429
+
+
+# Named clients
+
+
+def test_named_clients_have_tokens_budgets_and_ends_of_their_own(local, trained_run, monkeypatch):
+    monkeypatch.setattr(clients, "_LOOK_EVERY_S", 0.0)
+    caller, ids = local(), list(predicted(trained_run))
+    named = Clients(trained_run / "clients", "label")
+    few, short = named.add("few", rows=3, requests=2), named.add("short", days=3 / 86_400)
+    shown = few, short, few + "x"
+    assert [caller.ask("/model", token=each)[0] for each in shown] == [200, 200, 401]
+
+    def asked(token, *rows):
+        status, text = caller.ask("/predict", {"ids": rows}, token=token)
+        return status, json.loads(text).get("code")
+
+    assert asked(few, *ids[:4]) == (429, "rows")
+    assert [asked(few, ids[0]) for _ in range(3)] == [(200, None)] * 2 + [(429, "requests")]
+    assert asked(short, ids[0]) == (200, None)
+    deadline = time.monotonic() + 30
+    while asked(short, ids[0]) != (401, "expired"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert caller.ask("/health", token=short)[0] == 200
+    kept = "".join(each.read_text() for each in (trained_run / "clients").glob("*.json"))
+    assert not [token for token in (few, short) if token in kept]
+
+
+def test_a_client_that_is_removed_or_added_counts_at_once(local, trained_run, monkeypatch):
+    monkeypatch.setattr(clients, "_LOOK_EVERY_S", 0.0)
+    caller, named = local(), Clients(trained_run / "clients", "label")
+    token = named.add("later")
+    assert caller.ask("/model", token=token)[0] == 200
+    named.remove("later")
+    assert caller.ask("/model", token=token)[0] == 401
+    assert caller.ask("/model", token=named.add("later"))[0] == 200
+    (trained_run / "clients/clients.json").write_text("{}")
+    assert caller.ask("/model", token=token)[0] == 401
+    assert caller.ask("/model")[0] == 200  # the token in a file of the owner's
+
+
+def test_with_named_clients_no_token_is_left_in_the_open(trained_run, tmp_path):
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    for each in ("serve.token", "clients"):
+        shutil.rmtree(run / each, ignore_errors=True)
+        (run / each).unlink(missing_ok=True)
+    token = tmp_path / "token"
+    token.write_text(Clients(run / "clients", "label").add("one"))
+    with Serving(run, lambda: serve(run, LeadSettings(port=0)), token=token) as caller:
+        assert caller.ask("/model")[0] == 200
+    assert not (run / "serve.token").exists()
+
+
+def test_a_list_of_clients_that_was_edited_opens_nothing(tmp_path):
+    named = Clients(tmp_path, "bank")
+    token = named.add("one", rows=5).encode()
+    path = tmp_path / "clients.json"
+    path.write_text(path.read_text().replace(": 5,", ": 50,"))
+    with pytest.raises(RunFolderError, match="not as it was written"):
+        named.entries()
+    assert Clients(tmp_path, "bank").of(token) is None
+    with pytest.raises(UserError, match="no client"):
+        Clients(tmp_path / "other", "bank").remove("one")
+
+
+@pytest.mark.parametrize(
+    "facts", [{"name": ""}, {"name": "../x"}, {"rows": 0}, {"requests": -1}, {"rows": 2**53}]
+)
+def test_a_client_that_is_none_is_refused(tmp_path, facts):
+    with pytest.raises(UserError, match="this is no client"):
+        Clients(tmp_path, "bank").add(**{"name": "one"} | facts)
 
 
 # Decimals
@@ -223,7 +332,7 @@ def test_a_length_that_is_no_number_reaches_nobody(local, length):
     connection.endheaders(b"{}")
     assert connection.getresponse().status in (400, 413)
     connection.close()
-    assert isinstance(client, Client)
+    assert isinstance(client, Caller)
 
 
 def test_nobody_else_chooses_whom_it_is_counted_for(local, slow_refill):
@@ -235,11 +344,11 @@ def test_nobody_else_chooses_whom_it_is_counted_for(local, slow_refill):
 
 
 def test_a_service_that_ends_in_good_order_counts_exactly(tmp_path, day):
-    budget = RowBudget(1000, tmp_path / "rows", SEAL, day)
-    budget.take("a", 7)
-    budget.take("a", 5)
-    budget.give_back("a", 5)
-    budget.close()
-    again = RowBudget(1000, tmp_path / "rows", SEAL, day)
-    assert again.take("a", 993)
-    assert not again.take("a", 1)
+    budgets, own = Budgets(tmp_path, "bank", 1000, day), client()
+    budgets.take(own, 7)
+    budgets.take(own, 5)
+    budgets.give_back(own, 5)
+    budgets.close()
+    again = Budgets(tmp_path, "bank", 1000, day)
+    assert again.take(own, 993) is None
+    assert again.take(own, 1) == "rows"

@@ -54,6 +54,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "evaluate": training.evaluate,
         "predict": training.predict,
         "serve": serving.serve,
+        "clients": serving.clients,
         "export": training.export,
         "status": status.status,
         "report": training.report,

@@ -1,4 +1,4 @@
-"""``vfl serve``: answer requests over HTTP with a trained run."""
+"""``vfl serve`` and ``clients``: answer requests over HTTP with a trained run, and whose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Run, say
+from vfl.cli.output import Json, Run, emit, say
+from vfl.core.errors import UserError
+from vfl.core.storage import write_text
 
 _END_S = 30.0
 
@@ -126,6 +128,100 @@ def serve(
 
     use_one_thread()
     serve_here(folder.path, front.settings_of(None, given), lambda begun: say(begun.welcome))
+
+
+def clients(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|PROJECT|party.toml",
+            help="What is served: a run, a project, or the own file of a label party.",
+        ),
+    ],
+    add: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make a client, and print its token once.")
+    ] = None,
+    remove: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take a client's token from it.")
+    ] = None,
+    rows: Annotated[
+        int | None,
+        _option("Of a new client, most rows in a day of UTC.", "that of the service"),
+    ] = None,
+    requests: Annotated[
+        int | None, _option("Of a new client, most requests in a day of UTC.", "no limit")
+    ] = None,
+    days: Annotated[
+        float | None, _option("Of a new client, until its token expires.", "never")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the token there, for its owner alone to read."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List who may ask the services of a label party, add a client, or remove one.
+
+    Each client has a token, of which only a digest is kept. The services of a project share the
+    list and the budgets; one that runs follows a change within two seconds.
+    """
+    from vfl.serving.clients import Budgets, Clients
+
+    folder, owner = _clients_of(path)
+    known = Clients(folder, owner)
+    if remove is not None:
+        known.remove(remove)
+        say(f"removed client {remove}")
+    if add is not None:
+        if out is not None and out.exists():
+            raise UserError("there is a file already", where=str(out), fix="name another one")
+        token = known.add(add, rows=rows, requests=requests, days=days)
+        if out is None:
+            print(token)
+            say(f"this is the token of client {add}; it is shown once")
+        else:
+            write_text(out, token + "\n")
+            say(f"wrote the token of client {add} to {out}")
+    if add is not None or remove is not None:
+        return
+    spent = Budgets(folder, owner, None).spent()
+    facts = [
+        each.model_dump(mode="json", exclude={"digest"})
+        | dict(zip(("rows_today", "requests_today"), spent.get(each.name, (0, 0)), strict=True))
+        for each in known.entries()
+    ]
+    if json:
+        emit(facts)
+        return
+    for each, client in zip(facts, known.entries(), strict=True):
+        print(f"{client.name:<20} {client.until}")
+        for what in ("rows", "requests"):
+            most = each[f"max_{what}_per_day"]
+            limit = "limit of the service" if what == "rows" else "no limit"
+            told = limit if most is None else f"{most} a day"
+            print(f"  {what:<18} {each[f'{what}_today']} today at most, {told}")
+    if not facts:
+        print("no client; vfl clients PATH --add NAME makes one")
+
+
+def _clients_of(path: Path) -> tuple[Path, str]:
+    """Where the clients of a label party are kept, and the name of that party."""
+    from vfl.config import read_party_file
+    from vfl.config.run_folder import RunFolder
+    from vfl.federation.project import LabelFolder
+    from vfl.serving.clients import FOLDER
+    from vfl.training.federated import label_folder_of
+
+    if not path.is_dir():
+        party = read_party_file(path)
+    elif not (path / "run.json").exists():
+        party = read_party_file(LabelFolder.find(path).party_file)
+    else:
+        run = RunFolder.open(path)
+        if run.mode != "federated":
+            return run.path / FOLDER, run.experiment().label.party
+        party = read_party_file(label_folder_of(run.path).party_file)
+    return party.store_path / FOLDER, party.party
 
 
 def _on_the_federation(run: Path) -> None:

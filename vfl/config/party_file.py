@@ -42,7 +42,7 @@ from vfl.core.storage import close_to_others, database_beside, is_database, swee
 MAX_RANKS = 64
 #: Environment of a party's service: how many ranks its command asked for.
 RANKS_VARIABLE = "VFL_RANKS"
-_STORE_FOLDERS = ("sessions", "runs", "flower", "alignments")
+_STORE_FOLDERS = ("sessions", "runs", "flower", "alignments", "clients")
 #: All that vfl puts into a party's store.
 STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
 

@@ -196,8 +196,9 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
                     fix="wait until it has ended, or end it",
                 )
             time.sleep(_LOCK_POLL_S)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        with writing(folder):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
         sweep(folder)
         yield
     finally:

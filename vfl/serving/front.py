@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
-import secrets
 import socket
 import ssl
-import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -32,12 +29,13 @@ from vfl.config import PartyFile, ServeSettings
 from vfl.config.toml import check
 from vfl.core.address import Address
 from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
-from vfl.core.storage import Seal, read_json, write_json, write_text
+from vfl.core.storage import read_json, write_json, write_text
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.datasets.alignment.ids import normalise
 from vfl.datasets.table import Classes
-from vfl.serving.service import RowBudget, Service, Unavailable
+from vfl.serving.clients import COUNTED, FOLDER, Budgets, Client, Clients, tokens_in
+from vfl.serving.service import Service, Unavailable
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import ServingFront
@@ -67,11 +65,11 @@ except ImportError as absence:  # they come with Flower today
         fix="pip install 'vfl[serve]'",
     ) from None
 
-#: Answers a body that came with a token, by its name.
-Predict = Callable[[bytes, str], Awaitable[Response]]
+#: Answers a body that a client has sent.
+Predict = Callable[[bytes, Client], Awaitable[Response]]
 
-_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE, ROWS_FILE = (
-    "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next", "serve-rows.json",
+_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE = (
+    "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next",
 )  # fmt: skip
 #: Settings that name a file; in a party's own file its path is relative to that.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
@@ -91,31 +89,6 @@ class LeadSettings(ServeSettings):
     """
 
     tasks: tuple[str, ...] = ()
-
-
-def tokens_in(path: Path) -> tuple[str, ...]:
-    """The tokens that clients show, one a line; one is made if there is no file.
-
-    Raises:
-        UserError: others may read the file, or it holds no token, or one that is too short.
-    """
-    if not path.exists():
-        write_text(path, secrets.token_urlsafe(32) + "\n")
-    if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
-        raise UserError(
-            "others may read the token of the service",
-            where=str(path),
-            want="mode 0600",
-            fix=f"chmod 600 {path}",
-        )
-    tokens = tuple(path.read_text(encoding="ascii", errors="replace").split())
-    if not tokens or any(len(token) < 16 for token in tokens):
-        raise UserError(
-            "this file holds no token, or one that is too short",
-            where=str(path),
-            want="a token in each line, of 16 characters or more",
-        )
-    return tokens
 
 
 class Asked(BaseModel):
@@ -144,7 +117,7 @@ class Guard:
         app: what is guarded.
         predict: answers the body of `POST /predict`, and whose token came with it, without the
             routing of `app`, which takes as long as a model.
-        tokens: what clients show as `Authorization: Bearer TOKEN`.
+        clients: who may ask; they show their tokens as `Authorization: Bearer TOKEN`.
         settings: the limits.
         service: where refusals are counted.
         front: what is allowed without a token.
@@ -154,16 +127,15 @@ class Guard:
         self,
         app: FastAPI,
         predict: Predict,
-        tokens: Sequence[str],
+        clients: Clients,
         settings: ServeSettings,
         service: Service,
         front: Front,
     ) -> None:
         self._app, self._predict, self._front = app, predict, front
         self._service, self._settings = service, settings
-        self._names = {_digest(f"Bearer {token}".encode()): name_of(token) for token in tokens}
-        rate = settings.max_requests_per_second
-        self._rate = RateLimiter(rate, max(1.0, rate), keys=len(tokens))
+        self._clients, rate = clients, settings.max_requests_per_second
+        self._rate = RateLimiter(rate, max(1.0, rate))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as ASGI hands it over."""
@@ -173,12 +145,12 @@ class Guard:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
-        # Digests are compared: how long that takes tells nothing of a token.
-        token = self._names.get(_digest(headers.get(b"authorization", b"")))
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        client = self._clients.of(token) if scheme == b"Bearer" else None
         most = self._settings.max_body_bytes
-        if token is None:
+        if client is None:
             most = min(most, self._front.limits.head_bytes)
-        refusal = self._refusal(scope, headers, token, most)
+        refusal = self._refusal(scope, headers, client, most)
         body: bytes | None = b""
         if refusal is None:
             try:
@@ -194,7 +166,8 @@ class Guard:
             await refusal(scope, receive, send)
             return
         if scope["path"] == PREDICT and scope["method"] == "POST":
-            answer = await self._predict(body, token or "")
+            assert client is not None, "refused without a token"
+            answer = await self._predict(body, client)
             self._service.figures.add("responses", status=str(answer.status_code))
             await answer(scope, receive, send)
             return
@@ -207,19 +180,22 @@ class Guard:
         await self._app(scope, replayed(body, receive), counted)
 
     def _refusal(
-        self, scope: Scope, headers: dict[bytes, bytes], token: str | None, most: int
+        self, scope: Scope, headers: dict[bytes, bytes], client: Client | None, most: int
     ) -> Response | None:
-        if token is None:
+        over = client is not None and self._clients.is_over(client)
+        if client is None or over:
             source = self._source(scope, headers)
             if not self._front.allow(source):
-                what = "too many requests without a token from this address"
+                what = "too many requests without a good token from this address"
                 return _refused(what, 429, "rate", retry_after_s=1)
             if scope["path"] not in _OPEN:
                 self._front.failed(source)
+                if over:
+                    return _refused("the token has expired", 401, "expired")
                 return _refused("the token is missing or wrong", 401, "token")
         else:
             welcome(scope)
-            if not self._rate.allow(token):
+            if not self._rate.allow(client.name):
                 what = "too many requests of this token"
                 return _refused(what, 429, "rate", retry_after_s=1)
         if not announces_at_most(scope, most):
@@ -236,15 +212,6 @@ class Guard:
             return str(ip_address(last))
         except ValueError:
             return client
-
-
-def _digest(shown: bytes) -> bytes:
-    return hashlib.sha256(shown).digest()
-
-
-def name_of(token: str) -> str:
-    """What a token is called where it must not stand itself."""
-    return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 class Rows:
@@ -385,19 +352,19 @@ class _Predictions(Response):
 
 
 def application(
-    service: Service, settings: ServeSettings, budget: RowBudget
+    service: Service, settings: ServeSettings, budgets: Budgets
 ) -> tuple[FastAPI, Predict]:
     """The routes, and what the one that predicts does with a body.
 
     Args:
         service: answers them, with the `Model` it has now.
         settings: the limits.
-        budget: rows that may be asked for.
+        budgets: rows and requests that clients may ask for.
     """
 
-    async def answer(body: bytes, token: str) -> Response:
+    async def answer(body: bytes, client: Client) -> Response:
         try:
-            return await _predicted(body, token, service, settings, budget)
+            return await _predicted(body, client, service, settings, budgets)
         except Unavailable as absence:
             told = {
                 "error": f"party {absence.party}: {absence.why}",
@@ -458,13 +425,13 @@ def application(
     @app.post(PREDICT, openapi_extra={"requestBody": {**schema, "required": True}})
     async def predict(request: Request) -> Response:
         """Scores of rows, in the order of their ids."""
-        return await answer(await request.body(), "")  # a guard in front knows the token
+        raise AssertionError("a guard in front answers it, who knows the client")
 
     return app, answer
 
 
 async def _predicted(
-    body: bytes, token: str, service: Service, settings: ServeSettings, budget: RowBudget
+    body: bytes, client: Client, service: Service, settings: ServeSettings, budgets: Budgets
 ) -> Response:
     """The answer to the body of a request.
 
@@ -493,13 +460,14 @@ async def _predicted(
         if inputs is None or len(set(found)) < len(found):
             what = "the columns are not those of the label party's model, or an id came twice"
             return _refused(what, 422, "form")
-    if not budget.take(token, len(found)):
-        what = f"more than {settings.max_rows_per_day} rows of this token in a day"
-        return _refused(what, 429, "rows", budget.resets_in_s)
+    if (spent := budgets.take(client, len(found))) is not None:
+        most = budgets.most(client)[COUNTED.index(spent)]
+        what = f"more than {most} {spent} of this token in a day"
+        return _refused(what, 429, spent, budgets.resets_in_s)
     try:
         result = await service.predict(now, found, inputs, asked.explain)
     except Unavailable:
-        budget.give_back(token, len(found))
+        budgets.give_back(client, len(found))
         raise
     more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
     if result.contributions:
@@ -575,8 +543,10 @@ class HttpFront(ServingFront):
         folder: of the run that is served first; its `serving.json` says where it listens, its
             `serving.stop` ends it, and its `serving.next` names the run to go on with.
         ended: asked now and then whether something else ends it.
+        clients: where clients and what they asked for are kept; in `folder` if not given.
 
     Raises:
+        RunFolderError: clients, or what they asked for, are not as they were written.
         UserError: the address cannot be listened on, or is open to others without TLS.
     """
 
@@ -586,6 +556,7 @@ class HttpFront(ServingFront):
         settings: ServeSettings,
         folder: Path,
         ended: Callable[[], bool] = lambda: False,
+        clients: Path | None = None,
     ) -> None:
         self.partial = settings.partial
         self.tasks = settings.tasks if isinstance(settings, LeadSettings) else ()
@@ -602,15 +573,19 @@ class HttpFront(ServingFront):
             cache_rows=settings.cache_rows,
             ended=lambda: ended() or stop.exists() or self._next.exists(),
         )
+        kept = clients or folder / FOLDER
         token_file = Path(settings.token or folder / _TOKEN_FILE)
-        tokens = tokens_in(token_file)
+        named = Clients(kept, owner)
+        shown = "the tokens that vfl clients gave"
+        if settings.token or token_file.exists() or not named.entries():
+            plain = tuple(Client.of_token(token) for token in tokens_in(token_file))
+            named, shown = Clients(kept, owner, plain), f"the token in {token_file}"
         self._decimals = _limit(settings.probability_decimals)
-        seal = Seal("served rows", owner, folder.name)
-        self._budget = RowBudget(_limit(settings.max_rows_per_day), folder / ROWS_FILE, seal)
-        app, predict = application(self.service, settings, self._budget)
+        self._budgets = Budgets(kept, owner, _limit(settings.max_rows_per_day))
+        app, predict = application(self.service, settings, self._budgets)
         front = Front(_STRANGERS, settings.trusted_proxy)
         config = uvicorn.Config(
-            Guard(app, predict, tokens, settings, self.service, front),
+            Guard(app, predict, named, settings, self.service, front),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -633,7 +608,7 @@ class HttpFront(ServingFront):
         self._server.start(listening, "vfl-http")
         scheme = "http" if settings.certificate is None else "https"
         self.address = f"{scheme}://{Address(settings.host, self.port)}"
-        self.welcome = f"listens at {self.address}; clients show the token in {token_file}"
+        self.welcome = f"listens at {self.address}; clients show {shown}"
         write_json(self._state, {"address": self.address, "process": os.getpid()})
 
     @classmethod
@@ -649,12 +624,14 @@ class HttpFront(ServingFront):
                     "settings of the service cannot be read", where=str(path)
                 ) from None
             options = left.model_dump(exclude_unset=True)
-        return cls(party.party, settings_of(party, options), folder)
+        settings = settings_of(party, options)
+        return cls(party.party, settings, folder, clients=party.store_path / FOLDER)
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
         """See `ServingFront.open_task`: it listens as [serve] of the party's own file says."""
-        return cls(party.party, settings_of(party, {}), folder, ended)
+        kept = party.store_path / FOLDER
+        return cls(party.party, settings_of(party, {}), folder, ended, kept)
 
     def show(
         self,
@@ -695,7 +672,7 @@ class HttpFront(ServingFront):
         """Stop listening; closing twice is harmless."""
         self.service.stop()
         self._server.stop()
-        self._budget.close()
+        self._budgets.close()
         self._state.unlink(missing_ok=True)
 
 

@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,14 +30,7 @@ from prometheus_client.core import (
 )
 from torch import Tensor
 
-from vfl.core.errors import (
-    MissingPartyError,
-    PeerError,
-    RunFolderError,
-    StorageError,
-    VFLError,
-)
-from vfl.core.storage import Seal, read_sealed_json, write_sealed_json
+from vfl.core.errors import MissingPartyError, PeerError, VFLError
 from vfl.session.drift import Drift
 from vfl.session.label.asking import Answer, RefusedRequest, ServingParty
 from vfl.session.schedule import QUERY_ROWS
@@ -50,7 +42,6 @@ _CHECK_EVERY_S = 5.0
 _TICK_S = 0.1
 #: Before a session that was lost begins anew.
 _PAUSE_S = 0.5
-_DAY_S = 24 * 3600
 _NOTHING: Mapping[str, Tensor] = {}
 #: Upper ends of the latency histogram, in seconds.
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -67,78 +58,6 @@ _HELP = {
     "sessions_lost": "sessions that were lost and begun again",
     "timeouts": "requests that took too long",
 }
-
-
-class RowBudget:
-    """Rows that each token may still ask for today, a day of UTC.
-
-    The count is noted ahead, a hundredth of the budget at a time, so that a process that is killed
-    has counted too many rows, never too few, unless the disk was full.
-
-    Args:
-        most: rows of a token in a day; None is no limit.
-        path: file of the counts, which a later process goes on from.
-        seal: what that file is, and whose.
-        now: seconds of UTC since 1970.
-
-    Raises:
-        RunFolderError: the file is not as it was written, or another service's.
-    """
-
-    def __init__(
-        self,
-        most: int | None,
-        path: Path,
-        seal: Seal,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._most, self._path, self._seal, self._now = most, path, seal, now
-        self._day, self._asked = 0, Counter[str]()
-        if most is not None and path.exists():
-            try:
-                found = read_sealed_json(path, seal)
-            except RunFolderError as problem:
-                problem.fix = "remove the file to give every token its whole budget again"
-                raise
-            self._day, self._asked = found["day"], Counter(found["rows"])
-        self._noted = Counter(self._asked)
-
-    def take(self, token: str, rows: int) -> bool:
-        """Count rows of a token; False, and nothing counted, where it has fewer left."""
-        if self._most is None:
-            return True
-        today = int(self._now() // _DAY_S)
-        if today != self._day:
-            self._day = today
-            self._asked.clear()
-            self._noted.clear()
-        if self._asked[token] + rows > self._most:
-            return False
-        self._asked[token] += rows
-        if self._asked[token] > self._noted[token]:
-            self._noted[token] = self._asked[token] + self._most // 100
-            self._note(self._noted)
-        return True
-
-    def give_back(self, token: str, rows: int) -> None:
-        """Rows that were not answered."""
-        self._asked[token] = max(0, self._asked[token] - rows)
-
-    @property
-    def resets_in_s(self) -> int:
-        """Until every token has its whole budget again."""
-        return _DAY_S - int(self._now() % _DAY_S)
-
-    def close(self) -> None:
-        """Note the exact counts."""
-        if self._noted:
-            self._note(self._asked)
-
-    def _note(self, counts: Mapping[str, int]) -> None:
-        """Write the counts; on a full disk they go on in memory, and answers do too."""
-        with suppress(StorageError):
-            record = {"day": self._day, "rows": dict(counts)}
-            write_sealed_json(self._path, record, self._seal)
 
 
 class Unavailable(Exception):

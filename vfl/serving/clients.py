@@ -1,0 +1,390 @@
+"""Who may ask a service: clients by name, each with a token, budgets of a day and an end.
+
+Tokens are 32 random bytes, of which a party keeps SHA-256 alone: whoever reads its store learns no
+token. `vfl clients` writes the list; a service that runs reads it again when it changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from vfl.config.toml import Settings
+from vfl.core.errors import RunFolderError, StorageError, UserError
+from vfl.core.storage import (
+    Seal,
+    damaged,
+    locked,
+    read_sealed_json,
+    write_sealed_json,
+    write_text,
+)
+
+#: The list, and what clients have asked for today; below the party's store, or a run's folder.
+FOLDER, _LIST, _SPENT = "clients", "clients.json", "spent.json"
+_LIST_KIND, _SPENT_KIND = "clients of a service", "served rows"
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_LOOK_EVERY_S = 1.0
+#: For another process that changes the counts.
+_PATIENCE_S = 5.0
+_DAY_S = 24 * 3600
+_LEAST_LETTERS = 16
+#: What a budget counts, in the order of its numbers.
+COUNTED = ("rows", "requests")
+
+
+class Client(Settings):
+    """Somebody who may ask a service.
+
+    Attributes:
+        name: what the party calls the client.
+        digest: SHA-256 of the client's token, as hex.
+        max_rows_per_day: in a day of UTC; None is what the service allows every client.
+        max_requests_per_day: requests that were answered, likewise; None sets no limit.
+        expires: until when the token is good, in seconds of UTC since 1970; None is for ever.
+    """
+
+    name: str = Field(pattern=_NAME)
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    max_rows_per_day: int | None = Field(default=None, ge=1, lt=2**53)
+    max_requests_per_day: int | None = Field(default=None, ge=1, lt=2**53)
+    expires: float | None = None
+
+    @classmethod
+    def of_token(cls, token: str) -> Client:
+        """A client without a name, as of a token in a file of its owner's."""
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        return cls(name=digest[:16], digest=digest)
+
+    @property
+    def until(self) -> str:
+        """The last day of its token, for people."""
+        if self.expires is None:
+            return "no end"
+        return f"until {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d %H:%M} UTC"
+
+    def expired(self, now: float) -> bool:
+        """Whether its token is good no more."""
+        return self.expires is not None and now >= self.expires
+
+
+class Clients:
+    """The named clients of a party's services.
+
+    Args:
+        folder: where the list lies; several processes may use it.
+        party: whose it is.
+        plain: clients whose tokens are in a file of their owner's, beside those of the list.
+        now: seconds of UTC since 1970.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        party: str,
+        plain: tuple[Client, ...] = (),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder, self._path = folder, folder / _LIST
+        self._seal, self._now = Seal(_LIST_KIND, party, ""), now
+        self._plain = {each.digest: each for each in plain}
+        self._found, self._known, self._looked = dict(self._plain), _UNSEEN, -math.inf
+
+    def entries(self) -> list[Client]:
+        """Every client of the list, by name.
+
+        Raises:
+            RunFolderError: the list is not as it was written, or another party's.
+        """
+        if not self._path.exists():
+            return []
+        record = read_sealed_json(self._path, self._seal)
+        try:
+            return [Client.model_validate(each) for each in record["clients"]]
+        except (KeyError, TypeError, ValidationError):
+            raise damaged(self._path) from None
+
+    def of(self, token: bytes) -> Client | None:
+        """Who shows this token; None where nobody has it. Digests are compared, never tokens."""
+        self._look()
+        return self._found.get(hashlib.sha256(token).hexdigest())
+
+    def is_over(self, client: Client) -> bool:
+        """Whether a client's token has expired."""
+        return client.expired(self._now())
+
+    def add(
+        self,
+        name: str,
+        *,
+        rows: int | None = None,
+        requests: int | None = None,
+        days: float | None = None,
+    ) -> str:
+        """A new client's token, which is kept nowhere.
+
+        Args:
+            name: of the client.
+            rows: most rows in a day of UTC; None is what the service allows every client.
+            requests: most requests likewise; None sets no limit.
+            days: until the token expires; None is never.
+
+        Raises:
+            UserError: there is a client of that name, or the name or a number is none.
+            RunFolderError: see `entries`.
+        """
+        token = secrets.token_urlsafe(32)
+        facts = {
+            "name": name,
+            "digest": Client.of_token(token).digest,
+            "max_rows_per_day": rows,
+            "max_requests_per_day": requests,
+            "expires": None if days is None else self._now() + timedelta(days=days).total_seconds(),
+        }
+        try:
+            client = Client.model_validate(facts)
+        except ValidationError as mistake:
+            raise UserError(
+                "this is no client",
+                where=", ".join(sorted({str(each["loc"][0]) for each in mistake.errors()})),
+                want="a name of letters, digits and -_. that begins with a letter or digit; "
+                "numbers from 1 on",
+            ) from None
+        with self._changed() as clients:
+            if name in clients:
+                raise UserError(
+                    f"there is a client '{name}' already",
+                    where=str(self._path),
+                    fix="remove it first; what it has asked for today stays counted",
+                )
+            clients[name] = client
+        return token
+
+    def remove(self, name: str) -> None:
+        """Take a client's token from it; services that run follow within a second or two.
+
+        Raises:
+            UserError: there is none of that name.
+            RunFolderError: see `entries`.
+        """
+        with self._changed() as clients:
+            if clients.pop(name, None) is None:
+                raise UserError(
+                    f"there is no client '{name}'",
+                    where=str(self._path),
+                    got=", ".join(clients) or "no client at all",
+                )
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, Client]]:
+        """The clients by name, to be changed; then they are written."""
+        with locked(self.folder, math.inf):
+            clients = {each.name: each for each in self.entries()}
+            yield clients
+            listed = [clients[name].model_dump(mode="json") for name in sorted(clients)]
+            write_sealed_json(self._path, {"clients": listed}, self._seal)
+
+    def _look(self) -> None:
+        """Read the list again if it is another one; of a damaged one nobody is let in."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_S:
+            return
+        self._looked = now
+        try:
+            about = os.stat(self._path)
+            known = about.st_ino, about.st_mtime_ns, about.st_size
+        except FileNotFoundError:
+            known = _UNSEEN
+        if known == self._known:
+            return
+        self._known, self._found = known, dict(self._plain)
+        with suppress(RunFolderError):
+            self._found |= {each.digest: each for each in self.entries()}
+
+
+_UNSEEN = (0, 0, 0)
+
+
+def tokens_in(path: Path) -> tuple[str, ...]:
+    """The tokens in a file of their owner's, one a line; one is made if there is no file.
+
+    Raises:
+        UserError: others may read the file, or it holds no token, or one that is too short.
+    """
+    if not path.exists():
+        write_text(path, secrets.token_urlsafe(32) + "\n")
+    if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+        raise UserError(
+            "others may read the token of the service",
+            where=str(path),
+            want="mode 0600",
+            fix=f"chmod 600 {path}",
+        )
+    tokens = tuple(path.read_text(encoding="ascii", errors="replace").split())
+    if not tokens or any(len(token) < _LEAST_LETTERS for token in tokens):
+        raise UserError(
+            "this file holds no token, or one that is too short",
+            where=str(path),
+            want=f"a token in each line, of {_LEAST_LETTERS} characters or more",
+        )
+    return tokens
+
+
+@dataclass(slots=True)
+class _Count:
+    """Rows and requests of a client today.
+
+    Attributes:
+        taken: that this process has answered.
+        reserved: that this process has noted in the file.
+    """
+
+    taken: list[int] = field(default_factory=lambda: [0, 0])
+    reserved: list[int] = field(default_factory=lambda: [0, 0])
+
+
+class Budgets:
+    """Rows and requests that each client may still ask for today, a day of UTC.
+
+    A process notes ahead, a hundredth of a budget at a time, so that one that is killed has counted
+    too much, never too little, unless the disk was full. Services of one party count together.
+
+    Args:
+        folder: where the counts lie.
+        party: whose services they are of.
+        rows: most rows of a client that has no number of its own; None is no limit.
+        now: seconds of UTC since 1970.
+
+    Raises:
+        RunFolderError: the counts are not as they were written, or another party's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        party: str,
+        rows: int | None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._path, self._seal = folder / _SPENT, Seal(_SPENT_KIND, party, "")
+        self._rows, self._now = rows, now
+        self._day, self._counts = 0, dict[str, _Count]()
+        self._spent = self.spent()
+
+    def most(self, client: Client) -> tuple[int | None, int | None]:
+        """Rows and requests of a client in a day; None is no limit."""
+        rows = self._rows if client.max_rows_per_day is None else client.max_rows_per_day
+        return rows, client.max_requests_per_day
+
+    def spent(self) -> dict[str, list[int]]:
+        """Rows and requests of today by client, as the file has them: rather too many.
+
+        Raises:
+            RunFolderError: see the class.
+        """
+        if not self._path.exists():
+            return {}
+        try:
+            record = read_sealed_json(self._path, self._seal)
+            counts = {str(name): [int(rows), int(n)] for name, (rows, n) in record["spent"].items()}
+            return counts if record["day"] == self._today else {}
+        except RunFolderError as problem:
+            problem.fix = "remove the file to give every client its whole budget again"
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise damaged(self._path) from None
+
+    def take(self, client: Client, rows: int) -> str | None:
+        """Count a request for some rows; what its client has too few of, where nothing is counted.
+
+        Returns:
+            None, or one of `COUNTED`.
+        """
+        most = self.most(client)
+        if most == (None, None):
+            return None
+        if self._today != self._day:
+            self._day, self._spent = self._today, {}
+            self._counts.clear()
+        count = self._counts.setdefault(client.name, _Count())
+        wanted = [taken + more for taken, more in zip(count.taken, (rows, 1), strict=True)]
+        if any(
+            limit is not None and want > have
+            for limit, want, have in zip(most, wanted, count.reserved, strict=True)
+        ):
+            lacking = self._reserve(client.name, count, wanted, most)
+            if lacking is not None:
+                return lacking
+        count.taken = wanted
+        return None
+
+    def give_back(self, client: Client, rows: int) -> None:
+        """A request that was not answered."""
+        if (count := self._counts.get(client.name)) is not None:
+            count.taken = [max(0, count.taken[0] - rows), max(0, count.taken[1] - 1)]
+
+    @property
+    def resets_in_s(self) -> int:
+        """Until every client has its whole budget again."""
+        return _DAY_S - int(self._now() % _DAY_S)
+
+    def close(self) -> None:
+        """Give back what was noted and not asked for."""
+        if self._counts and self._day == self._today:
+            with self._noted() as spent:
+                for name, count in self._counts.items():
+                    pairs = zip(spent.get(name, [0, 0]), count.reserved, count.taken, strict=True)
+                    spent[name] = [max(0, all_ - had + took) for all_, had, took in pairs]
+        self._counts.clear()
+
+    @property
+    def _today(self) -> int:
+        return int(self._now() // _DAY_S)
+
+    def _reserve(
+        self, name: str, count: _Count, wanted: list[int], most: tuple[int | None, int | None]
+    ) -> str | None:
+        """Note ahead that a client asks for more; what it has too few of, if it has."""
+        with self._noted() as spent:
+            whole, more = spent.get(name, [0, 0]), [0, 0]
+            for at, limit in enumerate(most):
+                need = wanted[at] - count.reserved[at]
+                if limit is None or need <= 0:
+                    continue
+                left = limit - whole[at]
+                if left < need:
+                    return COUNTED[at]
+                more[at] = min(left, max(need, limit // 100))
+            count.reserved = [had + each for had, each in zip(count.reserved, more, strict=True)]
+            spent[name] = [had + each for had, each in zip(whole, more, strict=True)]
+        return None
+
+    @contextmanager
+    def _noted(self) -> Iterator[dict[str, list[int]]]:
+        """The counts of today in the file, to be changed.
+
+        On a full disk, or where the file was damaged meanwhile, counts go on in memory, and answers
+        do too.
+        """
+        with ExitStack() as held:
+            with suppress(StorageError, RunFolderError):
+                held.enter_context(locked(self._path.parent, _PATIENCE_S))
+                self._spent = self.spent()
+            before = {name: list(counts) for name, counts in self._spent.items()}
+            yield self._spent
+            if self._spent != before:
+                record: Mapping[str, Any] = {"day": self._today, "spent": self._spent}
+                with suppress(StorageError):
+                    write_sealed_json(self._path, record, self._seal)
