@@ -71,7 +71,7 @@ def test_every_owner_has_a_folder(project):
         *("party.toml", "app/experiment.toml", "app/pyproject.toml", "app/vfl_app.py"),
         *("certificates/ca.pem", "certificates/ca.key"),
         *("certificates/server.pem", "certificates/server.key"),
-        *("keys/bank.pub", "keys/shop.pub"),
+        *("keys/bank.pub", "keys/shop.pub", "identity.key", "identity.pub"),
     }
 
 
@@ -104,7 +104,7 @@ def test_the_bundle_reads_back_as_the_experiment(project):
 def test_a_private_key_is_its_owners_alone(project):
     folder, label = project
     keys = [path for path in folder.rglob("*.key")]
-    assert len(keys) == 6
+    assert len(keys) == 7
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
     everything = [path for path in folder.rglob("*") if path.is_file()]
     private = [path for path in everything if b"PRIVATE KEY" in path.read_bytes()]

@@ -86,6 +86,7 @@ def task(**settings):
 #: Settings and sections whose difference does not show in a training of one process, and why.
 ELSEWHERE = {
     "name": "names the folders of runs, and nothing that is computed",
+    "purpose": "parties consent to it, and logs have it: tests/session/test_consent.py",
     "align": "vfl align reads it: tests/training/test_alignment.py",
     "federation": "addresses and patience of a deployment: tests/federation",
     "compare": "vfl compare reads it: tests/experiments",

@@ -46,6 +46,13 @@ def test_a_session_within_every_limit(terms, data, refusal):
     ("changes", "consent", "asked", "allowed"),
     [
         ({"mode": "evaluate"}, {"modes": ("train",)}, "mode evaluate", "mode in train"),
+        (
+            {"purpose": "marketing"},
+            {"purposes": ("credit risk*",)},
+            "purpose marketing",
+            "purpose in credit risk*",
+        ),
+        ({}, {"purposes": ("credit*",)}, "purpose not named", "purpose in credit*"),
         ({}, {"codecs": ("none", "topk:k=2")}, "codec topk:k=3", "codec in none, topk:k=2"),
         ({}, {"codecs": ()}, "codec topk:k=3", "codec in "),
         (

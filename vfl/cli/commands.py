@@ -20,6 +20,7 @@ from vfl.cli import (
     federation,
     privacy,
     project,
+    records,
     reference,
     serving,
     status,
@@ -71,6 +72,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Run a party": {
         "up": federation.up,
         "sessions": federation.sessions,
+        "log": records.log,
         "renew": federation.renew,
     },
     "Look up": {"list": reference.listing, "explain": reference.explain},

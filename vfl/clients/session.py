@@ -91,9 +91,13 @@ def take_part(
             before, and nothing else was sent.
         VFLError: anything else that ended the session; the label party was told.
     """
+    ledger = own_ledger(party)
     if isinstance(message.terms, AlignTerms):
-        return take_part_in_alignment(message, message.terms, party, say)
-    return _PartySession(message, party, say).play()
+        with ledger.noted(message.terms):
+            return take_part_in_alignment(message, message.terms, party, say)
+    with ledger.refusing(message.terms):
+        session = _PartySession(message, party, say)
+    return session.play()
 
 
 def play_rank(order: Order) -> None:

@@ -30,6 +30,8 @@ AlignmentName = Annotated[str, StringConstraints(pattern=ALIGNMENT_NAME)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: A plug-in by name, with options; every party is sent it.
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
+#: What a session is for, in words; every party is sent it.
+Purpose = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
 #: A day: longer than any wait between parties is meant to be.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
@@ -374,6 +376,8 @@ class Experiment(Settings):
 
     Attributes:
         name: of the experiment, and the beginning of its runs' names.
+        purpose: what the sessions are for, in words that parties consent to (`consent.purposes`);
+            a run keeps the one that it was trained for.
         seed: what everybody may know is drawn from it: splits and the order of the rows.
         codec, defense: specs of what compresses cuts and gradients, and of what protects them.
         merge: what the label party's top reads, as the spec of a merger: the cuts side by side
@@ -392,6 +396,7 @@ class Experiment(Settings):
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
+    purpose: Purpose = ""
     seed: int = Field(default=0, ge=0, lt=2**31)
     codec: Spec = "none"
     defense: Spec = "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -130,6 +131,8 @@ class Consent(Settings):
             where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
             pinned, so nobody can play them.
+        purposes: accepted purposes of sessions, as globs; ["credit risk*"] refuses a session that
+            names no purpose.
         modes: train, evaluate, predict, align; and serve, which a file has to name.
         max_width: values a row of the cut may have, before the codec and behind it.
         max_epochs: epochs of one training, those in which a defense makes the bottom included.
@@ -171,6 +174,7 @@ class Consent(Settings):
     ranges: Ranges = Field(default_factory=dict, max_length=256)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
+    purposes: tuple[str, ...] = ("*",)
     modes: tuple[str, ...] = ("train", "evaluate", "predict", "align")
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100
@@ -310,6 +314,11 @@ class OwnFile(Settings):
         """The file itself."""
         assert self._path is not None, "it was read from a file"
         return self._path
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file as it is now; empty where it was not read from one."""
+        return "" if self._path is None else hashlib.sha256(self._path.read_bytes()).hexdigest()
 
     @property
     def locations(self) -> Locations:

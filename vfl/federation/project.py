@@ -5,6 +5,7 @@ PROJECT/label/party.toml      the label party's own file
 PROJECT/label/app/            what Flower bundles: experiment.toml and a shim over vfl
 PROJECT/label/certificates/   the SuperLink's certificate and key, and the authority's
 PROJECT/label/keys/           the other parties' public keys
+PROJECT/label/identity.key    signs the log of its sessions
 PROJECT/NAME/                 a feature party, or one that deals: party.toml, ca.pem, node.key,
                               identity.key
 PROJECT/NAME/peers/           the others' public identity keys, for a secure mode
@@ -340,6 +341,9 @@ def write_project(
             shutil.move(label.certificates / f"{name}.pub", label.keys / f"{name}.pub")
     for name, identity in write_identities(folder, nodes).items():
         identity.public.keep_at(folder / name / "identity.pub")
+    signs = Identity.fresh()  # the label party's log
+    signs.keep_at(label.path / "identity.key")
+    signs.public.keep_at(label.path / "identity.pub")
     _write_readme(folder, experiment)
     return label
 

@@ -108,9 +108,9 @@ def run_session(
             folder = RunFolder.open(path)
         try:
             if isinstance(terms, AlignTerms):
-                run_alignment(
-                    grid, experiment, party, terms, folder, _into_log_of(folder), simulation
-                )
+                say = _into_log_of(folder)
+                with own_ledger(party).noted(terms):
+                    run_alignment(grid, experiment, party, terms, folder, say, simulation)
                 return
             session = LabelSession(grid, experiment, party, terms, folder, simulation, front)
             label, reports = session.play()

@@ -541,6 +541,7 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[Difference]:
     if terms.train.compile and not consent.compile:
         yield "compiled models", "compile = true"
     yield from _outside("mode", terms.mode, consent.modes)
+    yield from _outside("purpose", terms.purpose, consent.purposes)
     yield from _outside("secure", terms.secure, consent.secure)
     reads_cells = secure_mode.make(terms.secure).reads_cells
     yield from _outside("model", terms.secure if reads_cells else NETWORK, consent.models)
@@ -585,7 +586,7 @@ def _version(terms: Terms, consent: Consent) -> Iterator[Difference]:
 def _outside(setting: str, asked: str, allowed: Sequence[str]) -> Iterator[Difference]:
     """Something that matches none of the party's patterns."""
     if not any(fnmatchcase(asked, pattern) for pattern in allowed):
-        yield f"{setting} {asked}", f"{setting} in {', '.join(allowed)}"
+        yield f"{setting} {asked or 'not named'}", f"{setting} in {', '.join(allowed)}"
 
 
 def _above(consent: Consent, limit: str, number: int, asked: str) -> Iterator[Difference]:

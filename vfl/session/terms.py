@@ -19,6 +19,7 @@ from vfl.config.experiment import (
     MiddleSettings,
     MissingRows,
     PartyName,
+    Purpose,
     Share,
     Spec,
 )
@@ -91,6 +92,7 @@ class Terms(Settings):
         middle: who computes between bottoms and head; None without.
         tasks: further label parties.
         missing_rows: "token" where the session has rows that some feature party lacks.
+        purpose: what the session is for, in words; empty where none is named.
         serving: of `tasks`, those that answer their own clients in a session that serves.
         version: vfl version of the label party.
     """
@@ -115,6 +117,7 @@ class Terms(Settings):
     tasks: dict[PartyName, TaskTerms] = Field(max_length=16)
     missing_rows: MissingRows
     serving: tuple[PartyName, ...] = Field(max_length=16)
+    purpose: Purpose
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -130,7 +133,7 @@ class Terms(Settings):
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
         """The public part of an experiment."""
         same = ["seed", "codec", "defense", "merge", "secure", "label_party", "validation", "train"]
-        same.append("middle")
+        same += ["middle", "purpose"]
         return cls(
             mode=mode,
             run=run,
@@ -258,6 +261,7 @@ class Terms(Settings):
         left_out |= {} if self.dp else {"dp": True}  # as before there was any
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
+        left_out |= {} if self.purpose else {"purpose": True}
         unsaid: set[str] = set()  # as before there was another
         if self.train.shuffle == "full":
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
@@ -323,6 +327,7 @@ class AlignTerms(Terms):
             table=align.table,
             missing_rows=data.missing_rows,
             serving=(),
+            purpose=experiment.purpose,
         )
 
     @property

@@ -38,6 +38,7 @@ CHANGES = {
     "merge": {"merge": "concat"},
     "epochs": {"train": {"epochs": 11}},
     "label party": {"label": {"party": "lender"}},
+    "purpose": {"purpose": "marketing"},
 }
 
 

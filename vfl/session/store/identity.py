@@ -7,6 +7,7 @@ relays everything else, does not control.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,11 @@ class Pin:
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
         write_bytes(path, line + b"\n")
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the key's 32 bytes, as hex."""
+        return hashlib.sha256(self._public.public_bytes_raw()).hexdigest()
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
         """Whether the owner of this key signed the message."""

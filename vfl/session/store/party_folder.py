@@ -51,8 +51,10 @@ from vfl.session import secure_mode
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.drift import Drift
 from vfl.session.store.checkpoint import CHECKPOINTS, Checkpoints
+from vfl.session.store.identity import Identity
 from vfl.session.store.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids
 from vfl.session.store.session_ledger import Entry, SessionLedger
+from vfl.session.store.session_log import Consented, SessionLog
 from vfl.session.terms import Mode, Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
@@ -185,7 +187,7 @@ class PartyFolder:
 
     def terms(self) -> Terms:
         """What the training was about."""
-        before = {"dp": None, "missing_rows": "intersection"}  # runs of when terms had neither
+        before = {"dp": None, "missing_rows": "intersection", "purpose": ""}  # of earlier runs
         found = before | self._record()["terms"]
         tasks = found["tasks"].items()  # earlier ones told the weights alone
         found["tasks"] = {n: {"weight": t} if isinstance(t, float) else t for n, t in tasks}
@@ -562,7 +564,15 @@ def own_ledger(party: PartyFile) -> SessionLedger:
     paths = [path for product in products().values() for path in product.ledgers]
     others = [named(path)(party) for path in paths]
     folder, most = party.store_path / "sessions", party.consent.max_epsilon
-    return SessionLedger(folder, party.party, most, others)
+    return SessionLedger(folder, party.party, most, others, _own_log(party, folder))
+
+
+def _own_log(party: PartyFile, folder: Path) -> SessionLog:
+    """The log of a party's ledger, signed with its identity key if it has one."""
+    key = party.beside(party.identity.key)
+    identity = Identity.kept_at(key) if key.exists() else None
+    given = party.consent.model_dump(mode="json", exclude_defaults=True)
+    return SessionLog(folder, party.party, identity, Consented(party.sha256, given))
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:

@@ -10,6 +10,9 @@ An entry is written, and is on the disk, before anything that depends on its non
 what an epoch can take, before it begins; it is corrected when the session ends, and not when the
 process is killed. What a training sends is noted beside its entry where something that protects is
 drawn (`vfl.session.store.journal`): resumed or begun again, it sends the same or nothing.
+
+What happens to the ledger is appended to its log (`vfl.session.store.session_log`), which others
+can verify.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import hmac
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,13 +32,14 @@ from pydantic import Field
 from vfl import compression, defenses
 from vfl.config.party_file import STORE
 from vfl.config.toml import Settings
-from vfl.core.errors import ConsentError, DisagreementError
+from vfl.core.errors import ConsentError, DisagreementError, StorageError, VFLError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.core.storage import close_to_others, locked
 from vfl.session import rules, secure_mode
 from vfl.session.schedule import Exchange
 from vfl.session.store.journal import Journal
+from vfl.session.store.session_log import Event, SessionLog
 from vfl.session.store.spending import Spending
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Mode, Terms, differing
@@ -132,6 +136,12 @@ class Entry(Settings):
         trained = self.spent.get("train", Spent()).passes
         return trained if self.training_only else self.passes
 
+    def epsilon_of(self, mode: Mode, passes: int) -> float | None:
+        """What so many passes of a session cost; None where the defense states nothing for it."""
+        if self.epsilon is None or (self.training_only and mode != "train"):
+            return None
+        return self.epsilon * passes
+
     @property
     def owner(self) -> tuple[str, str, str]:
         """What its journal belongs to."""
@@ -203,6 +213,7 @@ class SessionLedger(Spending[Entry]):
         max_epsilon: the most of one row's inputs that all names together may spend where the party
             sends cuts; None sets no limit.
         others: what products keep in the same store, under the same limit.
+        log: what is appended to; None is one that nobody signs.
     """
 
     kind, form = "session", Entry
@@ -213,9 +224,11 @@ class SessionLedger(Spending[Entry]):
         party: str,
         max_epsilon: float | None = None,
         others: Sequence[Spending[Any]] = (),
+        log: SessionLog | None = None,
     ) -> None:
         super().__init__(folder, party)
         self.max_epsilon, self.others = max_epsilon, others
+        self.log = log or SessionLog(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
         """Bind the name of a session to its terms, or find that it is bound to the same.
@@ -250,7 +263,51 @@ class SessionLedger(Spending[Entry]):
                 update={"last": now, "spent": {**entry.spent, terms.mode: spent}}
             )
             self._write(entry)
+            self.log.append("begun", **_asked(terms))
         return entry
+
+    def note(self, event: Event, **facts: Any) -> None:
+        """Append a line to the log; see `SessionLog.append`.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        with self.locked():
+            self.log.append(event, **facts)
+
+    @contextmanager
+    def refusing(self, terms: Terms) -> Iterator[None]:
+        """Note it where what is asked is refused inside."""
+        try:
+            yield
+        except VFLError as error:
+            with suppress(StorageError):  # what refuses it comes out
+                self.note("refused", **_asked(terms), outcome=_outcome(error))
+            raise
+
+    @contextmanager
+    def noted(self, terms: Terms) -> Iterator[None]:
+        """Note begin and end of a session that spends nothing, such as an alignment.
+
+        Raises:
+            StorageError: that it begins cannot be written.
+        """
+        self.note("begun", **_asked(terms))
+        with self._ending(terms, dict):
+            yield
+
+    @contextmanager
+    def _ending(self, terms: Terms, took: Callable[[], dict[str, Any]]) -> Iterator[None]:
+        """Note how a session ends, and what it took."""
+        outcome = "well"
+        try:
+            yield
+        except BaseException as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            with suppress(StorageError):  # a full disk takes no word about itself
+                self.note("ended", **_asked(terms), **took(), outcome=outcome)
 
     @contextmanager
     def session(
@@ -267,7 +324,9 @@ class SessionLedger(Spending[Entry]):
         Raises:
             DisagreementError, ConsentError, RunFolderError: see `begin`.
         """
-        entry, meter, journal = self.begin(terms, start), Meter(), None
+        with self.refusing(terms):
+            entry = self.begin(terms, start)
+        meter, journal = Meter(), None
         if notes(terms, self.party):
             closed = entry.state == "ended"
             peers: Sequence[str] = ("",)
@@ -280,7 +339,13 @@ class SessionLedger(Spending[Entry]):
             meter.counted = entry.spent["train"].passes
         noted = (lambda: None) if journal is None else (lambda: journal.steps)
         meter.standing = standing = Standing(
-            self.witness, self.party, terms.run, terms.label_party, noted, entry.received
+            self.witness,
+            self.party,
+            terms.run,
+            terms.label_party,
+            noted,
+            entry.received,
+            self.log.head,
         )
         written = Spent()
 
@@ -298,9 +363,18 @@ class SessionLedger(Spending[Entry]):
                 raise
             written = now
 
+        def took() -> dict[str, Any]:
+            spent = meter.spent(coming=False)
+            return {
+                **spent.model_dump(exclude={"sessions"}),
+                "epsilon": entry.epsilon_of(terms.mode, spent.passes),
+                "heads": standing.heads,
+            }
+
         meter.reserve = lambda: spend(coming=True)
         try:
-            yield entry, meter, journal
+            with self._ending(terms, took):
+                yield entry, meter, journal
         finally:
             try:
                 spend(coming=False)
@@ -399,6 +473,7 @@ class SessionLedger(Spending[Entry]):
             known = self.spent_epsilon()
             most = known if self.max_epsilon is None else self.max_epsilon
             self.witness.restored(max(0.0, most - known))
+            self.log.append("restored")
 
     def entries(self) -> list[Entry]:
         """Every name, the one used last at the end.
@@ -450,6 +525,25 @@ class SessionLedger(Spending[Entry]):
 
     def _journal(self, run: str) -> Path:
         return self.folder / f"{run}.sent"
+
+
+def _asked(terms: Terms) -> dict[str, Any]:
+    """What a log says of a session that is asked for."""
+    return {
+        "run": terms.run,
+        "mode": terms.mode,
+        "asked_by": terms.label_party,
+        "parties": tuple(dict.fromkeys([*rules.peers(terms), terms.label_party])),
+        "purpose": terms.purpose,
+        "terms": terms.digest(),
+    }
+
+
+def _outcome(error: BaseException) -> str:
+    """An error in words that may leave the party; of what nobody foresaw, its type alone."""
+    if isinstance(error, VFLError):
+        return f"{error.code}: {error.what}"[:2000]
+    return type(error).__name__
 
 
 def binding_of(terms: Terms) -> str:

@@ -34,6 +34,7 @@ from vfl.config.toml import Settings
 from vfl.core.errors import ProtocolError, RolledBackError, StorageError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, damaged, locked, read_sealed_json, write_sealed_json
+from vfl.session.store.session_log import Head
 
 #: Frames that are counted at once, before the first of them is sent.
 BLOCK = 1 << 10
@@ -52,11 +53,13 @@ class Announcement(Settings):
         count: its count; larger than any that it has announced before.
         known: the largest count of the receiver's store that this party knows of.
         noted: exchanges of this training up to the last one in its journal; None without a journal.
+        head: where its log of sessions stands, for the receiver to keep.
     """
 
     count: int = Field(gt=0, lt=MOST)
     known: int = Field(default=0, ge=0, lt=MOST)
     noted: int | None = Field(default=None, ge=0, le=MAX_STEPS)
+    head: Head = Head()
 
     @classmethod
     def parse(cls, content: Any, peer: str) -> Announcement:
@@ -204,6 +207,11 @@ class Standing:
         noted: gives what the party's journal holds; see `Announcement`.
         received: exchanges of this training that came from each peer in earlier sessions.
         label_party: who is at the other end of a stream to a feature party.
+        head: gives where the party's log stands.
+
+    Attributes:
+        received: exchanges that came from each peer, as far as is known.
+        heads: where the logs of the peers that were met stand, as they announced it.
     """
 
     def __init__(
@@ -214,8 +222,10 @@ class Standing:
         label_party: str,
         noted: Callable[[], int | None] = lambda: None,
         received: Mapping[str, int] | None = None,
+        head: Callable[[], Head] = Head,
     ) -> None:
-        self._witness, self._run, self._noted = witness, run, noted
+        self._witness, self._run, self._noted, self._head = witness, run, noted, head
+        self.heads: dict[str, Head] = {}
         self._leads, self._label_party = party == label_party, label_party
         self._sending = "down" if self._leads else "up"
         # Announcements may come from the thread that admits parties; only one thread sends.
@@ -227,7 +237,8 @@ class Standing:
         """What this party says to a peer now, and what it knows of it if it is named."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
-        return Announcement(count=count, noted=self._noted(), known=self.known_of(peer))
+        known, head = self.known_of(peer), self._head()
+        return Announcement(count=count, noted=self._noted(), known=known, head=head)
 
     def known_of(self, peer: str) -> int:
         """The largest count of a peer's store that this one knows of."""
@@ -246,7 +257,8 @@ class Standing:
         if self._base + self._sent + 1 >= self._reserved:
             return self.announce()
         self._base += 1
-        return Announcement(count=self._base + self._sent, noted=self._noted())
+        count = self._base + self._sent
+        return Announcement(count=count, noted=self._noted(), head=self._head())
 
     def admit(self, peer: str, announced: Announcement) -> None:
         """Go on with a peer whose store has not gone back.
@@ -264,7 +276,7 @@ class Standing:
                 want=f"up to {came}, which came from it",
                 fix="train under another name; this one would show two contents under one nonce",
             )
-        self._counts[peer] = announced.count
+        self._counts[peer], self.heads[peer] = announced.count, announced.head
 
     def admit_count(self, peer: str, count: int) -> None:
         """The same of a peer with no stream to this party, which signed its count alone."""

@@ -1,0 +1,97 @@
+"""``vfl log``: what a party can prove of its sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vfl.cli.output import Json, emit, say
+
+if TYPE_CHECKING:
+    from vfl.config import PartyFile
+    from vfl.session.store.session_log import Verified
+
+
+def log(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="party.toml|LOG", help="The party's own file, or a copy of its log.jsonl."
+        ),
+    ],
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.pub",
+            help="A public identity key of the party; of party.toml, keys it had before.",
+        ),
+    ] = None,
+    peer: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="LOG", help="A log.jsonl of a party that met it, whose heads are compared."
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", help="Write a page, with a data-protection sheet and model cards."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show the log of a party's sessions, and verify it.
+
+    Each line is chained to the line before it, and signed with the party's identity key. Exit
+    code 1 where a line was changed, moved or removed, where none of the given keys signed it, or
+    where a peer has met other lines. Lines that no peer confirms are the party's own word.
+    """
+    from vfl.config import is_party_file, read_party_file
+    from vfl.session.store.identity import Identity, Pin
+    from vfl.session.store.party_folder import own_ledger
+    from vfl.session.store.session_log import verified
+
+    party, keys, file = None, [Pin.kept_at(one) for one in key or ()], path
+    if path.suffix != ".jsonl" and is_party_file(path):
+        party = read_party_file(path)
+        own, file = party.beside(party.identity.key), own_ledger(party).log.path
+        keys += [Identity.kept_at(own).public] if own.exists() else []
+        if not file.exists():
+            emit({"party": party.party, "lines": []}) if json else print("no session yet")
+            return
+    found = verified(file, keys, peer or ())
+    from vfl.experiments.pages import log_page
+
+    if page is not None:
+        log_page.write_log_page(page, party, found)
+        say(f"wrote {page}")
+    if json:
+        emit(_facts(party, found))
+    else:
+        for line in found.lines:
+            about = " ".join(filter(None, (line.event, line.mode, line.run)))
+            print(f"{line.number:>5}  {line.at[:16]}  {about}: {log_page.happened(line)}")
+        print(f"{'log':<16} {found.party}, line {found.head.number}, sha256 {found.head.sha256}")
+        for sentence in log_page.sentences(found):
+            print(f"{'verified' if found.holds else 'look':<16} {sentence}")
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _facts(party: PartyFile | None, found: Verified) -> dict[str, Any]:
+    from vfl.experiments.pages.log_page import model_cards, protection_sheet, sentences
+
+    facts = {
+        "party": found.party,
+        "holds": found.holds,
+        "said": sentences(found),
+        "head": found.head.model_dump(),
+        "anchored": found.anchored,
+        "lines": [line.model_dump(mode="json", exclude_defaults=True) for line in found.lines],
+    }
+    if party is not None:
+        facts["data_protection"] = protection_sheet(party, found.lines)
+        facts["models"] = model_cards(party, found.lines)
+    return facts

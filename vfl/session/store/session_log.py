@@ -1,0 +1,318 @@
+"""The log of a party's ledger of sessions: signed lines that are only appended, each chained.
+
+The ledger says how things stand; its log says what happened, in order: who asked for which session,
+for which purpose, under which file of consent, how it ended, and what it took. A line is written
+under the ledger's own lock, by the ledger itself. It holds counts and names; no cell, no id and no
+nonce. Each line contains the SHA-256 of the line before, and an Ed25519 signature (RFC 8032) by the
+party's identity key, where it has one:
+
+    {"line": {"number": 2, "before": "SHA-256 of line 1", ...}, "signature": "128 hex digits"}
+
+The signature covers ``vfl session log``, a line feed, and the bytes of the inner object as they
+stand. Who lacks the key can change, insert, move or remove no line before the last. Nothing inside
+a log shows that lines at its end are gone, or that its owner wrote all of it anew. So each party
+announces the head of its log, its last number and digest, when a session begins, and its peer keeps
+that head in its own log. `verified` compares a log with heads that others kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from vfl.config.experiment import PartyName, Purpose
+from vfl.config.toml import Settings
+from vfl.core.errors import DataError
+from vfl.core.storage import PRIVATE_FILE, private_folder, read_bytes, writing
+from vfl.session.store.identity import Identity, Pin
+
+NAME = "log.jsonl"
+_DOMAIN = b"vfl session log\n"
+_HEX = r"^[0-9a-f]{64}$"
+_ZEROS = "0" * 64
+#: Numbers of lines, and counts in them, stay below this.
+_MOST = 1 << 62
+_FORM = re.compile(rb'\{"line": (\{.*\}), "signature": "((?:[0-9a-f]{128})?)"\}')
+Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten", "withdrawn"]
+
+
+class Head(Settings):
+    """Where a log stands: the number of its last line, and that line's SHA-256.
+
+    >>> Head()
+    Head(number=0, sha256='0000000000000000000000000000000000000000000000000000000000000000')
+    """
+
+    number: int = Field(default=0, ge=0, lt=_MOST)
+    sha256: str = Field(default=_ZEROS, pattern=_HEX)
+
+
+class Line(Settings):
+    """One line; what is as by default does not stand in it.
+
+    Attributes:
+        number: counts from 1.
+        at: when it was written, ISO 8601 in UTC.
+        party: whose log it is.
+        event: what happened. A "consent" line precedes a session under a changed party file.
+        before: SHA-256 of the line before; zeros in the first one.
+        key: SHA-256 of the public key that signed it; empty without a key.
+        consent: SHA-256 of the party's own file, which gave or refused consent.
+        run, mode, asked_by, parties, purpose, terms: of the session; `terms` is a digest.
+        rows, passes, bytes_up, bytes_down: what the session took; see `Spent`.
+        epsilon: what it spent of one row's inputs; None where no epsilon is stated.
+        outcome: how it ended, or why it was refused: "well", or the code and words of an error.
+        heads: of the logs of the parties that it met.
+        settings: of "consent": the settings of [consent] that differ from their defaults.
+    """
+
+    number: int = Field(ge=1, lt=_MOST)
+    at: str = Field(max_length=40)
+    party: PartyName
+    event: Event
+    before: str = Field(pattern=_HEX)
+    key: str = Field(default="", pattern=r"^$|" + _HEX)
+    consent: str = Field(default="", pattern=r"^$|" + _HEX)
+    run: str = Field(default="", max_length=128)
+    mode: str = Field(default="", max_length=16)
+    asked_by: str = Field(default="", max_length=32)
+    parties: tuple[PartyName, ...] = Field(default=(), max_length=128)
+    purpose: Purpose = ""
+    terms: str = Field(default="", pattern=r"^$|" + _HEX)
+    rows: int = Field(default=0, ge=0, lt=_MOST)
+    passes: int = Field(default=0, ge=0, lt=_MOST)
+    bytes_up: int = Field(default=0, ge=0, lt=_MOST)
+    bytes_down: int = Field(default=0, ge=0, lt=_MOST)
+    epsilon: float | None = Field(default=None, ge=0)
+    outcome: str = Field(default="", max_length=2000)
+    heads: dict[PartyName, Head] = Field(default_factory=dict, max_length=128)
+    settings: dict[str, Any] = Field(default_factory=dict, max_length=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Consented:
+    """The file by which a party consents: its SHA-256, and what it changes of [consent]."""
+
+    sha256: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SessionLog:
+    """The log of one ledger; its lock is held where lines are written.
+
+    Args:
+        folder: of the ledger.
+        party: whose it is.
+        identity: the key that signs; None leaves lines chained and unsigned.
+        consented: the party's own file.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        party: str,
+        identity: Identity | None = None,
+        consented: Consented | None = None,
+    ) -> None:
+        self.path, self._party = folder / NAME, party
+        self._identity, self._consented = identity, consented or Consented()
+
+    def head(self) -> Head:
+        """Where it stands; at number 0 before its first line."""
+        return _head(_whole(self.path))
+
+    def append(self, event: Event, **facts: Any) -> None:
+        """Write a line, which is on the disk afterwards.
+
+        Args:
+            event: what happened.
+            facts: further fields of a `Line`.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        consent = self._consented
+        if consent.sha256 and consent.sha256 != self._last_consent():
+            self._append("consent", settings=dict(consent.settings))
+        self._append(event, **facts)
+
+    def _append(self, event: Event, **facts: Any) -> None:
+        content = _whole(self.path)
+        head = _head(content)
+        line = Line(
+            number=head.number + 1,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            party=self._party,
+            event=event,
+            before=head.sha256,
+            key="" if self._identity is None else self._identity.public.sha256,
+            consent=self._consented.sha256,
+            **facts,
+        )
+        body = json.dumps(line.model_dump(mode="json", exclude_defaults=True)).encode()
+        signature = b"" if self._identity is None else self._identity.sign(_DOMAIN + body)
+        text = b'{"line": %b, "signature": "%b"}\n' % (body, signature.hex().encode())
+        with writing(self.path):
+            private_folder(self.path.parent)
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
+            try:
+                os.ftruncate(handle, len(content))  # a kill may have torn the last line
+                with os.fdopen(os.dup(handle), "wb") as file:
+                    file.write(text)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def _last_consent(self) -> str:
+        content = _whole(self.path)
+        line = _parsed(content[content.rfind(b"\n", 0, -1) + 1 : -1])
+        return "" if line is None else line[0].consent
+
+
+def _whole(path: Path) -> bytes:
+    """A log without a torn last line; empty where there is none."""
+    content = read_bytes(path) if path.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _head(content: bytes) -> Head:
+    if not content:
+        return Head()
+    last = content[content.rfind(b"\n", 0, -1) + 1 : -1]
+    return Head(number=content.count(b"\n"), sha256=hashlib.sha256(last).hexdigest())
+
+
+def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
+    """A line, its bytes that are signed, and the signature; None where it is none."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        return Line.model_validate_json(found[1]), found[1], bytes.fromhex(found[2].decode())
+    except ValidationError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a log is worth.
+
+    Attributes:
+        party: whose it is; empty where it has no line.
+        lines: those that can be read, in order.
+        problems: what contradicts the chain, a signature or a head that another party kept.
+        signed: lines with a good signature by one of the keys.
+        unsigned: lines without a signature.
+        strange: lines signed by a key that was not given.
+        anchored: the largest number that a peer's log confirms; 0 without.
+        open: sessions that began and have no end: at work, or killed.
+        head: where it stands.
+    """
+
+    party: str
+    lines: Sequence[Line]
+    problems: Sequence[str]
+    signed: int
+    unsigned: int
+    strange: int
+    anchored: int
+    open: int
+    head: Head
+
+    @property
+    def holds(self) -> bool:
+        """Whether every line is chained and signed by a key that was given, and no head differs."""
+        return not (self.problems or self.unsigned or self.strange)
+
+
+def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Verified:
+    """Check a log: the chain, signatures, and the heads that others kept of it.
+
+    Args:
+        path: the log, or a copy of it.
+        keys: public keys of its party, those it had before included.
+        peers: logs of parties that met it; a head there must be the line of that number here.
+
+    Raises:
+        RunFolderError: a file is missing.
+        DataError: it is no log.
+    """
+    content = read_bytes(path)
+    texts = content.split(b"\n")
+    torn = texts.pop()
+    known = {key.sha256: key for key in keys}
+    lines, problems, digests = list[Line](), list[str](), list[str]()
+    counts = {"signed": 0, "unsigned": 0, "strange": 0}
+    before, party = _ZEROS, ""
+    for number, text in enumerate(texts, 1):
+        digests.append(hashlib.sha256(text).hexdigest())
+        found = _parsed(text)
+        if found is None:
+            problems.append(f"line {number} is no line of a log")
+            before = digests[-1]
+            continue
+        line, body, signature = found
+        party = party or line.party
+        if line.party != party:
+            problems.append(f"line {number} is of party '{line.party}', not '{party}'")
+        if line.number != number:
+            problems.append(f"line {number} calls itself number {line.number}")
+        if not hmac.compare_digest(line.before, before):
+            problems.append(f"line {number} does not follow the line before it")
+        if not signature:
+            counts["unsigned"] += 1
+        elif line.key not in known:
+            counts["strange"] += 1
+        elif known[line.key].has_signed(_DOMAIN + body, signature):
+            counts["signed"] += 1
+        else:
+            problems.append(f"line {number} is not as it was signed")
+        lines.append(line)
+        before = digests[-1]
+    if content and not lines:
+        raise DataError("this file is no log of sessions", where=str(path), want=f"a {NAME}")
+    if torn:
+        problems.append("the last line is torn: a kill, or a cut, while it was written")
+    anchored, more = _compared(party, digests, peers)
+    head = Head(number=len(digests), sha256=before)
+    return Verified(
+        party, lines, [*problems, *more], **counts, anchored=anchored, open=_open(lines), head=head
+    )
+
+
+def _compared(party: str, digests: Sequence[str], peers: Iterable[Path]) -> tuple[int, list[str]]:
+    """The largest number that others confirm, and what they contradict."""
+    anchored, problems = 0, dict[str, None]()
+    for path in peers:
+        for text in read_bytes(path).split(b"\n"):
+            found = _parsed(text)
+            kept = None if found is None else found[0].heads.get(party)
+            if found is None or kept is None or not kept.number:
+                continue
+            witness = f"party '{found[0].party}' met line {kept.number}"
+            if kept.number > len(digests):
+                problems[f"{witness}, and this log ends at {len(digests)}"] = None
+            elif not hmac.compare_digest(digests[kept.number - 1], kept.sha256):
+                problems[f"{witness} with other contents: it was written anew since"] = None
+            else:
+                anchored = max(anchored, kept.number)
+    return anchored, list(problems)
+
+
+def _open(lines: Iterable[Line]) -> int:
+    under_way: dict[tuple[str, str], int] = {}
+    for line in lines:
+        key = line.run, line.mode
+        if line.event in ("begun", "ended"):
+            under_way[key] = under_way.get(key, 0) + (1 if line.event == "begun" else -1)
+    return sum(max(0, count) for count in under_way.values())
