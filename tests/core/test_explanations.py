@@ -6,6 +6,7 @@ import socket
 import sys
 import warnings
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,7 @@ from vfl.training.specs import check_specs, spec_mistakes
 from vfl.transport import Credential, Hello, TcpLink, Timeouts
 from vfl.transport.handshake import error_frame, read_failure
 from vfl.transport.hub import Admission
+from vfl.transport.probe import check_clocks
 
 with warnings.catch_warnings():  # importing typer, as Flower does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -319,6 +321,11 @@ def epsilons_of_two_units():
     added([label, record])
 
 
+def clocks_that_differ():
+    there = datetime(2026, 11, 29, 10, 40, tzinfo=UTC)
+    check_clocks("the SuperLink", "lender.example:8000", there + timedelta(minutes=12), there)
+
+
 PROVOCATIONS = {
     "V001": named_like_a_folder,
     "V003": four_mistakes,
@@ -355,6 +362,7 @@ PROVOCATIONS = {
     "V409": cheated,
     "V410": killed_rank,
     "V411": store_put_back,
+    "V412": clocks_that_differ,
     "V451": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, b"payload"))[:10]),
     "V452": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, bytes(9000))), limit_bytes=8192),
     "V453": corrupt,

@@ -167,7 +167,7 @@ def test_a_supernode_finds_our_programs_first(project, monkeypatch):
             pass
 
     monkeypatch.setattr(deployment, "Service", Recorded)
-    monkeypatch.setattr(deployment, "check_server", lambda name, address, ca_pem: None)
+    monkeypatch.setattr(deployment, "check_server", lambda *_, **__: None)
     file = project.path.parent / "bank" / "party.toml"
     deployment.start_supernode(read_party_file(file), file)
     first = started[0]["PATH"].split(":")[0]

@@ -3,10 +3,13 @@
 import socket
 import threading
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from vfl.core.errors import AuthenticationError, LostPeerError, UserError
+from vfl.core.errors import AuthenticationError, ClockError, LostPeerError, UserError
 from vfl.transport import check_not_expired, check_server, session_certificate
 
 EXPIRED_DAYS = -1 / 48  # certificates are valid from an hour before they are made
@@ -75,3 +78,63 @@ def test_our_own_certificate(tmp_path):
     path.write_text("no certificate")
     with pytest.raises(UserError, match="no PEM certificate"):
         check_not_expired(path)
+
+
+@pytest.fixture
+def dated():
+    """An HTTPS server whose answers have a date; its address."""
+    servers = []
+
+    def make(certificate, date):
+        class Answer(BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                self.send_response_only(403)
+                self.send_header("Date", date)
+                self.end_headers()
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        server.handle_error = lambda *_: None  # the other end did not like what it saw
+        server.socket = certificate.context().wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread))
+        return f"127.0.0.1:{server.server_port}"
+
+    yield make
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def date_in(seconds):
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize("ahead_s", [-3000, -400, 400, 86_400])
+def test_clocks_that_differ_are_both_told(dated, ahead_s):
+    certificate, date = session_certificate(["127.0.0.1"]), date_in(ahead_s)
+    address = dated(certificate, date)
+    with pytest.raises(ClockError) as caught:
+        check_server("the SuperLink", address, certificate.ca_pem.decode(), clock=True)
+    here, there = (
+        datetime.strptime(text.rsplit(" ", 1)[0], "%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC)
+        for text in caught.value.got.split(", ")
+    )
+    assert there == parsedate_to_datetime(date)
+    assert abs((there - here).total_seconds() - ahead_s) < 60
+
+
+@pytest.mark.parametrize("date", [date_in(-100), date_in(100), "yesterday", "", "0" * 5000])
+def test_clocks_that_agree_or_are_not_told(dated, date):
+    certificate = session_certificate(["127.0.0.1"])
+    check_server("it", dated(certificate, date), certificate.ca_pem.decode(), clock=True)
+
+
+def test_an_expired_certificate_by_a_wrong_clock_and_by_a_right_one(dated):
+    """A clock that is a day ahead finds a good certificate expired: the other clock shows why."""
+    certificate = session_certificate(["127.0.0.1"], days=EXPIRED_DAYS)
+    with pytest.raises(ClockError):
+        check_server("it", dated(certificate, date_in(-86_400)), certificate.ca_pem.decode())
+    with pytest.raises(AuthenticationError, match="is not accepted"):
+        check_server("it", dated(certificate, date_in(0)), certificate.ca_pem.decode())

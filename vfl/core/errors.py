@@ -40,6 +40,7 @@
         CheatingError          V409
         LostRankError          V410
         RolledBackError        V411
+        ClockError             V412
         FrameError             V450
           TruncatedFrameError  V451
           OversizedFrameError  V452
@@ -267,6 +268,10 @@ class LostRankError(PeerError, code="V410"):
 
 class RolledBackError(PeerError, code="V411"):
     """A party's store was put back from an earlier copy."""
+
+
+class ClockError(PeerError, code="V412"):
+    """Two machines do not agree about the time."""
 
 
 class FrameError(PeerError, code="V450"):

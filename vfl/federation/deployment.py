@@ -172,12 +172,14 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
 
     Raises:
         AuthenticationError: the SuperLink's certificate is not accepted.
+        ClockError: its clock and this machine's are too far apart.
         LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
     tidy_store(party.store_path)
     sweep(party.beside("."), {file.name, *map(_name, (party.node.key, party.identity.key))})
     home = party.store_path / "flower"
-    check_server("the SuperLink", party.node.superlink, party.beside(party.node.ca).read_text())
+    ca_pem = party.beside(party.node.ca).read_text()
+    check_server("the SuperLink", party.node.superlink, ca_pem, clock=True)
     service = Service(
         f"the SuperNode of {party.party}",
         supernode_command(party, file),

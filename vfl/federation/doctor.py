@@ -33,8 +33,7 @@ from vfl.core.errors import PeerError
 from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
-from vfl.federation.upstream import CLOCK_TOLERANCE_S
-from vfl.transport.probe import Probe, port_is_free, probe_https
+from vfl.transport.probe import CLOCK_TOLERANCE_S, Probe, port_is_free, probe_https
 
 _SOON = timedelta(days=14)
 _LITTLE_ROOM_BYTES = 1_000_000_000

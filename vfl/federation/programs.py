@@ -48,6 +48,7 @@ from vfl.federation.guard import (
 from vfl.federation.upstream import Internal
 from vfl.federation.workers import SHARED_VARIABLE, StandingWorker, WorkerClient, run_among_parties
 from vfl.transport import session_certificate
+from vfl.transport.proxies import local_is_direct
 from vfl.transport.stream import listen
 
 #: Environment of a service and of everything it starts.
@@ -118,7 +119,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     unguarded = upstream.UNGUARDED
     inherited = {name: value for name, value in os.environ.items() if name not in unguarded}
-    return {**inherited, **QUIET, upstream.HOME: str(home), "PATH": path}
+    return {**inherited, **local_is_direct(), **QUIET, upstream.HOME: str(home), "PATH": path}
 
 
 def superlink_environment(state: Path, party_file: Path, network_address: str) -> dict[str, str]:
@@ -501,6 +502,7 @@ def control_client(state: Path) -> Any:
         state: the label party's folder for Flower.
     """
     api = local_api(state)
+    os.environ |= local_is_direct()  # its client reads the variables of this process
     client = upstream.CONTROL.load().ControlHttpClient
     made = client.from_server_address(api.address, False, api.ca.read_bytes(), ())
     _carry_secret(made, api)

@@ -169,8 +169,6 @@ INTERNALS = tuple(value for value in list(globals().values()) if isinstance(valu
 
 # Headers of a SuperNode's requests: its public key, the time, and its signature (in base64).
 KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
-#: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
-CLOCK_TOLERANCE_S = 300
 
 # Variables of the environment.
 HOME = "FLWR_HOME"

@@ -402,7 +402,7 @@ class TcpLink(_StreamLink):
                     raise LostPeerError(
                         f"{self._peer} cannot be reached",
                         where=self._place,
-                        got=type(error).__name__,
+                        got=error.strerror or type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
                         fix=f"{why}; if it runs on, check host, port, and TLS at both",
                     ) from error

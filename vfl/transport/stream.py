@@ -20,7 +20,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
 
 from vfl.core.address import Address
 from vfl.core.errors import AuthenticationError, OversizedFrameError, UserError
@@ -35,6 +34,7 @@ from vfl.core.frame import (
     parse_header,
 )
 from vfl.transport.link import WINDOW_FRAMES, Timeouts
+from vfl.transport.proxies import connect, is_loopback
 
 #: Up to here header and payload are one write; over TLS also the size of each further write.
 JOINED_BYTES = 64 * 1024
@@ -45,7 +45,8 @@ _RECEIVED_AT = 128
 _NO_ADDRESS_OF_OURS = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
 _BACKLOG = 1024
 _EVERY_ADDRESS = "::"
-_KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+#: A NAT forgets a connection that says nothing; macOS calls the first one TCP_KEEPALIVE.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -305,11 +306,7 @@ def require_loopback(host: str) -> None:
     Raises:
         UserError: `host` is no loopback address, nor the name of one.
     """
-    try:
-        local = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
+    if not is_loopback(host):
         raise UserError(
             "a stream without TLS stays on its own machine",
             got=host,
@@ -359,8 +356,9 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeout
     Raises:
         AuthenticationError: the hub's certificate is not trusted.
         ConnectionError, TimeoutError, OSError: nobody there, or nobody who answers.
+        PeerError, ConfigError: the proxy of this environment does not lead there.
     """
-    connection = socket.create_connection((host, port), timeout=timeouts.connect_s)
+    connection = connect(host, port, timeouts.connect_s)
     if connection.getsockname() == connection.getpeername():
         # Nobody listens at a port of this machine, and the system gave us that very one to call
         # from: we would talk to ourselves, and keep it from who is to listen there.
@@ -396,8 +394,8 @@ def open_stream(
     """A connected socket as a stream; with TLS its handshake is still to be done."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE_S.items():
-        with contextlib.suppress(AttributeError):  # not every system names all three
+    for name, value in _KEEPALIVE.items():
+        with contextlib.suppress(AttributeError):  # no system names all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if context is not None:
         connection = context.wrap_socket(

@@ -1,0 +1,166 @@
+"""The way out of an organisation: directly, or through a proxy by CONNECT (RFC 9110, 9.3.6).
+
+Both of a party's connections go this way, and both read the variables that Flower's own client
+reads: `HTTPS_PROXY`, else `ALL_PROXY`, and `NO_PROXY`. The proxy sees names, times and sizes: TLS
+begins inside the tunnel, and certificates are checked as without one. The loopback has no proxy.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from base64 import b64encode
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+from vfl.core.address import Address, parse_host
+from vfl.core.errors import AuthenticationError, ConfigError, LostPeerError
+from vfl.core.text import printable
+
+_HEAD_BYTES = 16 * 1024
+_SETTING = "HTTPS_PROXY (or ALL_PROXY) of the environment"
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+#: Answers of a proxy that does not reach the target now; somebody may listen there soon.
+_LATER = (502, 503, 504)
+_WANTS_PASSWORD = 407
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy that makes tunnels.
+
+    Attributes:
+        address: where it listens.
+        credentials: the value of Proxy-Authorization; empty for none.
+    """
+
+    address: Address
+    credentials: str = field(default="", repr=False)
+
+
+def proxy_for(host: str) -> Proxy | None:
+    """The proxy on the way to a host, by the variables of the environment; None for none.
+
+    Raises:
+        ConfigError: the variable names a proxy that cannot be used.
+    """
+    found = getproxies_environment()
+    url = found.get("https") or found.get("all")
+    if not url or is_loopback(host) or proxy_bypass(host):
+        return None
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        address = Address(parse_host(parts.hostname or ""), parts.port or 80)
+    except ValueError:  # its text may hold a password
+        raise ConfigError(
+            "this is no proxy",
+            where=_SETTING,
+            want="http://HOST:PORT, or http://NAME:PASSWORD@HOST:PORT",
+            fix="write special characters of a password as %40, those of @ and / at least",
+        ) from None
+    if parts.scheme != "http":
+        raise ConfigError(
+            "streams know one kind of proxy, which is asked by CONNECT without TLS",
+            where=_SETTING,
+            got=f"{printable(parts.scheme, 20)}://",
+            want="http://HOST:PORT",
+            fix="NO_PROXY names hosts that are reached without a proxy",
+        )
+    if parts.username is None:
+        return Proxy(address)
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return Proxy(address, f"Basic {b64encode(pair.encode()).decode()}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by its loopback.
+
+    >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("lender.example")
+    (True, True, False)
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def local_is_direct() -> dict[str, str]:
+    """Variables by which Flower's client, too, reaches this machine without a proxy."""
+    named = getproxies_environment().get("no", "").replace(" ", "")
+    known = list(filter(None, named.split(",")))
+    hosts = named if "*" in known else ",".join(dict.fromkeys([*known, *_LOCAL]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A TCP connection to a host, through the proxy of this environment if it has one.
+
+    Raises:
+        ConfigError: the proxy cannot be used.
+        AuthenticationError: the proxy wants another name and password.
+        LostPeerError: the proxy refuses a tunnel there.
+        OSError: the host or the proxy cannot be reached, or takes too long.
+    """
+    proxy = proxy_for(host)
+    if proxy is None:
+        return socket.create_connection((host, port), timeout_s)
+    deadline = time.monotonic() + timeout_s
+    try:
+        connection = socket.create_connection(proxy.address, timeout_s)
+    except OSError as problem:
+        why = problem.strerror or type(problem).__name__
+        raise ConnectionError(problem.errno, f"the proxy {proxy.address}: {why}") from None
+    try:
+        connection.sendall(_request(Address(host, port), proxy))
+        head = _head(connection, deadline)
+        connection.settimeout(timeout_s)
+        _check(head, Address(host, port), proxy)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _request(target: Address, proxy: Proxy) -> bytes:
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    if proxy.credentials:
+        lines.append(f"Proxy-Authorization: {proxy.credentials}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def _head(connection: socket.socket, deadline: float) -> bytes:
+    """The head of the answer; behind it the other end waits for us to speak first."""
+    head = bytearray()
+    while not head.endswith(b"\r\n\r\n"):
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        more = connection.recv(_HEAD_BYTES - len(head))
+        head += more
+        if not more or len(head) == _HEAD_BYTES:
+            raise ConnectionError("the proxy ended the connection before its answer was whole")
+    return bytes(head)
+
+
+def _check(head: bytes, target: Address, proxy: Proxy) -> None:
+    first = head.partition(b"\r\n")[0].decode("latin-1").split(maxsplit=2)
+    code = int(first[1]) if len(first) > 1 and first[1].isdecimal() else 0
+    if 200 <= code < 300 and first[0].startswith("HTTP/1."):
+        return
+    where, got = f"the proxy {proxy.address}", printable(" ".join(first[1:]), 100) or "no HTTP"
+    if code == _WANTS_PASSWORD:
+        raise AuthenticationError(
+            "the proxy wants another name and password",
+            where=where,
+            got=got,
+            fix="HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT; special characters as %40",
+        )
+    if code in _LATER:
+        raise ConnectionError(None, f"{where}: {got}")
+    raise LostPeerError(
+        "the proxy makes no tunnel",
+        where=where,
+        got=got,
+        want=f"CONNECT {target}",
+        fix="its administrator allows that, or NO_PROXY names the host",
+    )
