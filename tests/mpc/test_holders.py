@@ -39,7 +39,7 @@ OF_MODES = {
     "permuted": ("thesis", "fast"),
     "pea": ("many: product", "many: apply of three", "many: signs"),
     "trees": (),  # bins are shown as they are
-    "scorecard": (),  # likewise
+    "scorecard": ("sums", "sums at margins"),  # and bins that are shown to the helper
     "regression": ("sums", "sums at margins"),
 }
 

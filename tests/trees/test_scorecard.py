@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from played_session import PlayedSession, stand_in
+from loans import OTHERS, Session, made_table, trained
+from played_session import stand_in
 from served import Serving, settings
 from sklearn.metrics import roc_auc_score
-from stand_in_flower import Flower
 
 from vfl.cli import main
 from vfl.config import Experiment
@@ -31,7 +31,7 @@ from vfl.serving.local import serve
 from vfl.training.run import predict, train
 from vfl.trees.grow import Layout
 from vfl.trees.scorecard.card import Card
-from vfl.trees.scorecard.fitting import fit_card
+from vfl.trees.scorecard.fitting import Local, fit_card
 from vfl.trees.scorecard.loaded import LoadedCard, part_of
 from vfl.trees.scorecard.mode import Scorecard
 from vfl.trees.scorecard.page import write_card
@@ -39,40 +39,6 @@ from vfl.trees.scorecard.points import Scale
 
 PAGE = Path(__file__).parents[2] / "docs" / "scorecard.md"
 TUTORIAL = PAGE.with_name("tutorial_trees.md")
-ROWS, OTHERS = 1500, ("shop", "registry")
-PARTIES = {"lender": {"columns": ["income"]}, "shop": {"columns": ["basket", "city"]},
-           "registry": {"columns": ["age"]}}  # fmt: skip
-
-
-def made_table(rows=ROWS, seed=0):
-    """Loans whose odds follow from columns at three parties, with missing cells and texts."""
-    draw = np.random.default_rng(seed)
-    table = pd.DataFrame({"id": [f"r{row:05}" for row in range(rows)]})
-    table["income"], table["basket"], table["age"] = draw.normal(size=(3, rows)).round(3)
-    table["city"] = draw.choice(["ulm", "bonn", "jena", "kiel"], rows)
-    effect = table.city.map({"ulm": 1.0, "bonn": -1.0, "jena": 0.9, "kiel": -0.9})
-    odds = 1.2 * table.income - table.basket + effect + 0.8 * table.age.abs() - 1.0
-    table["paid"] = np.where(draw.random(rows) < 1 / (1 + np.exp(-odds)), "good", "bad")
-    table.loc[draw.random(rows) < 0.2, "basket"] = np.nan
-    return table
-
-
-def content_of(source, model="scorecard:bad=bad,bins=3", **more):
-    return {
-        "model": model,
-        "data": {"source": str(source), "id": "id", "validation": 0.2, **more.pop("data", {})},
-        "parties": PARTIES,
-        "label": {"party": "lender", "column": "paid"},
-        "train": {"epochs": 1},
-        **more,
-    }
-
-
-def trained(folder, table, model="scorecard:bad=bad,bins=3", **more):
-    table.to_csv(folder / "loans.csv", index=False)
-    experiment = Experiment.model_validate(content_of(folder / "loans.csv", model, **more))
-    summary = train(experiment, folder, "run")
-    return LoadedCard(folder / "run"), summary
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +160,7 @@ def test_a_class_that_is_absent_is_refused(tmp_path):
         trained(tmp_path, table)
     parts = {"lender": (np.zeros((9, 1), np.uint8), Layout((2,), (False,)))}
     with pytest.raises(DataError, match="one class"):  # where test rows have all the bads
-        fit_card(Scorecard(), parts, [0], np.zeros(9, bool))
+        fit_card(Scorecard(), Local(parts, [0], np.zeros(9, bool)), 9, 0)
     with pytest.raises(VFLError, match="no class has the name"):
         trained(tmp_path, made_table(300), "scorecard:bad=late")
 
@@ -253,35 +219,6 @@ def test_a_column_that_knows_the_outcome_needs_a_penalty(tmp_path):
 def test_settings_that_do_not_fit_are_refused(tmp_path, model, more, kind):
     with pytest.raises(kind):
         trained(tmp_path, made_table(300), model, **more)
-
-
-ACCEPTS = '[consent]\nmodels = ["scorecard:*"]\nmodes = ["train", "evaluate", "predict", "serve"]\n'
-
-
-class Session(PlayedSession):
-    """The same loans at a lender with labels, a shop and a registry, over streams."""
-
-    def __init__(self, folder):
-        content = content_of("", "scorecard:bad=bad,bins=3,rising=basket,reasons=column")
-        content |= {
-            "data": {"validation": 0.2},
-            "parties": {name: {} for name in ("lender", *OTHERS)},
-            "label": {"party": "lender"},
-            "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 60.0},
-        }
-        super().__init__(folder, Flower(OTHERS), content)
-        table = made_table()
-        for name, own in PARTIES.items():
-            (folder / name).mkdir()
-            columns = [*own["columns"], *(["paid"] if name == "lender" else [])]
-            table[["id", *columns]].to_csv(folder / name / "data.csv", index=False)
-            self.describe(name, ACCEPTS)
-        self.introduce(*OTHERS)
-
-    def describe(self, name, more=""):
-        label = 'label = "paid"\n' if name == "lender" else ""
-        data = f'[data]\nsource = "data.csv"\nid = "id"\npredict = "data.csv"\n{label}'
-        self.write(name, f'party = "{name}"\n{data}{more}')
 
 
 @pytest.fixture

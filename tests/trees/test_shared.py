@@ -17,7 +17,7 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.storage import read_json
 from vfl.session import secure_mode
 from vfl.training.run import train
-from vfl.trees import shared
+from vfl.trees import histograms, shared
 from vfl.trees.histograms import Local
 from vfl.trees.mode import Trees
 
@@ -159,7 +159,7 @@ def test_rows_without_gradients_have_sums_of_zero():
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_sums_over_bins_are_those_of_a_loop(monkeypatch, compiled):
-    monkeypatch.setattr(shared, "COMPILED", compiled)
+    monkeypatch.setattr(histograms, "COMPILED", compiled)
     draw = np.random.default_rng(0)
     bins, nodes = draw.integers(0, 5, (50, 3), np.uint8), draw.integers(0, 4, 50, np.uint8)
     elements = draw.integers(0, 2**64, 50, np.uint64)

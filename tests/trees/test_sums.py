@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from vfl.core.errors import ProtocolError
+from vfl.mpc.channel import Channel
 from vfl.mpc.in_process import LocalParties
 from vfl.trees.newton import family, fit, local_sums, outcome_of
 from vfl.trees.sums import Masked, Summing, coarse_bits, fine_bits, largest_frame
@@ -153,3 +155,48 @@ def test_what_is_opened_has_no_pattern():
         counts = np.bincount(high.reshape(-1), minlength=16)
         assert abs(counts / high.size * 16 - 1).max() < 0.3
     assert not torch.equal(found[0][0].opened, found[0][1].opened)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sums_over_bins_are_those_of_a_loop_and_no_party_sees_more(seed, monkeypatch):
+    draw = np.random.default_rng(seed)
+    sizes = [(3, 7), (2, 300)]
+    cells = [draw.integers(0, width, (ROWS, count)) for count, width in sizes]
+    numbers = draw.integers(-5, 2**40, ROWS)
+    seen, receive = [], Channel.receive_bytes
+
+    def watched(channel, number, size, most=None):
+        raw = receive(channel, number, size, most)
+        seen.append((channel.peer, number, bytes(raw)))
+        return raw
+
+    def program(party):
+        bins = cells[party.role] if party.role < 2 else None
+        return party.bin_sums(sizes, bins, numbers if party.role == 2 else None)
+
+    monkeypatch.setattr(Channel, "receive_bytes", watched)
+    found, parties = played(program)
+    assert [one is None for one in found] == [True, True, False, True]
+    for own, (count, width), sums in zip(cells, sizes, found[2], strict=True):
+        want = [np.bincount(own[:, at], numbers, width) for at in range(count)]
+        np.testing.assert_array_equal(sums, np.array(want).astype(np.int64))
+    shown = [np.frombuffer(raw, np.uint8) for _, number, raw in seen if len(raw) == 3 * ROWS]
+    (shown,) = shown
+    assert (np.sort(shown[:ROWS]) == np.sort(cells[0][:, 0])).all()
+    assert (shown[:ROWS] != cells[0][:, 0]).any(), "in an order that the helper does not know"
+    sent = [np.frombuffer(raw, "<i8") for peer, number, raw in seen if number and len(raw) == 168]
+    assert len(sent) == 2, "from the first holder and from the helper"
+    for one in sent:
+        assert (np.abs(one) > 2**50).mean() > 0.9, "each alone is masked"
+    assert {(leak.observer, leak.elements) for leak in parties.leaks()} == {
+        ("P2", 3 * 7 + 2 * 300), ("P3", ROWS * 5),
+    }  # fmt: skip
+
+
+def test_a_cell_in_no_bin_is_refused_by_the_helper():
+    def program(party):
+        bins = np.full((ROWS, 3), 9) if party.role == 0 else np.zeros((ROWS, 2), int)
+        return party.bin_sums([(3, 7), (2, 7)], bins, np.ones(ROWS, int))
+
+    with pytest.raises(ProtocolError, match="in no bin"):
+        played(program)

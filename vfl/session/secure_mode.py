@@ -171,6 +171,8 @@ class OwnRows:
         columns: what the inputs are called, where they have names.
         categories: how many each column has, 0 of one whose values have an order; where cells are
             inputs.
+        spend: told how many exact statistics of its rows the party is about to show to others; it
+            may refuse.
         committed: the last step that the party had committed when the attempt began.
         held: which aligned rows each feature party has, bool, axes (aligned rows,), at the label
             party; empty where all have all. Cells of the others are not numbers.
@@ -188,6 +190,7 @@ class OwnRows:
     names: tuple[str | int, ...] = ()
     columns: tuple[str, ...] = ()
     categories: tuple[int, ...] = ()
+    spend: Callable[[int], object] = lambda count: None
     committed: int = 0
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
 

@@ -271,3 +271,39 @@ def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
         for column in range(columns):
             place = 2 * (column * width + np.int64(bins[row, column]))
             add_pair(sums, place, gradients[row, 0], gradients[row, 1])
+
+
+def sums_of(
+    bins: np.ndarray, nodes: np.ndarray, count: int, elements: np.ndarray, width: int
+) -> np.ndarray:
+    """Sums of elements over bins, node by node; uint64, axes (count, columns, width).
+
+    Args:
+        bins: axes (rows, columns).
+        nodes: of each row; one of `count` or more is left out.
+        count: of nodes that are asked for.
+        elements: axes (rows,).
+        width: places of a column.
+    """
+    found = np.zeros((count, bins.shape[1], width), np.uint64)
+    if COMPILED:
+        _add_elements(bins, nodes, elements, found)
+        return found
+    rows = np.flatnonzero(nodes < count)
+    for column in range(bins.shape[1]):
+        np.add.at(found[:, column], (nodes[rows], bins[rows, column]), elements[rows])
+    return found
+
+
+@compiled
+def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
+    for row in range(bins.shape[0]):
+        node = nodes[row]
+        if node < out.shape[0]:
+            for column in range(bins.shape[1]):
+                out[node, column, bins[row, column]] += elements[row]
+
+
+def bin_kind(width: int) -> np.dtype[Any]:
+    """The type of numbers of so many bins."""
+    return np.dtype(np.uint8 if width <= 256 else "<u2")

@@ -35,7 +35,7 @@ from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd
 from vfl.trees.newton import Binomial, Family, Fit, Sums, family, fit, outcome_of, stepwise
-from vfl.trees.sums import Masked, Summing, coarse_bits, fine_bits, largest_frame
+from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits, largest_frame
 
 if TYPE_CHECKING:
     from vfl.trees.regression import Regression
@@ -44,7 +44,6 @@ _MOST_COLUMNS = 4096
 PARTS = "parts of margins"
 #: What a fit says of each column, in the order in which it is sent.
 KEPT = ("coefficient", "standard_error", "p_value", "lower", "upper")
-_GO_ON, _DONE = b"G", b"D"
 _LABEL_PARTY = "the label party"
 
 
@@ -327,7 +326,9 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         return sizes
 
     def _player_of(self, links: Mapping[int, Link]) -> Summing:
-        return Summing(self._role, links, self._facts.rows[0], self._facts.columns)
+        player = Summing(self._role, links, self._facts.rows[0], self._facts.columns)
+        player.spend = self._rows.spend
+        return player
 
     def _started(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
@@ -423,27 +424,13 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         if coarse is None:
             player.gram(fine)
         player.label_products(fine, None)
-        link, size = player.channels[self._label_role], 0
-        if own is not None:
-            size = ELEMENT_BYTES * own.shape[1]
-        for _ in range(self._mode.most_sums(sum(self._facts.columns))):
-            number = player.next_number()
-            raw = link.receive_bytes(number, 1, 1 + len(KEPT) * size)
-            if bytes(raw[:1]) == _DONE:
-                break
-            if coarse is None or len(raw) != 1 + size:
-                raise ProtocolError("coefficients out of turn", where=_LABEL_PARTY)
-            margins = None
-            if own is not None:
-                margins = torch.from_numpy(own @ np.frombuffer(raw[1:], "<f8"))
-                player.leakage.count("coefficients", "own columns", own.shape[1], own.shape[1])
-            player.sums_at(self._family, fine, coarse, margins)
-        else:
-            raise ProtocolError("the label party asks for sums without an end", where=_LABEL_PARTY)
+        most = self._mode.most_sums(sum(self._facts.columns))
+        size = 0 if own is None else len(KEPT) * ELEMENT_BYTES * own.shape[1]
+        last = Asked(player, self._family, fine, coarse, own).follow(most, size)
         if own is not None and part is not None:
-            if len(raw) != 1 + len(KEPT) * size:
+            if len(last) != size:
                 raise ProtocolError("a fit of other columns", where=_LABEL_PARTY)
-            found = np.frombuffer(raw[1:], "<f8").reshape(len(KEPT), -1)
+            found = np.frombuffer(last, "<f8").reshape(len(KEPT), -1)
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
 
     def _lead(self, own: np.ndarray) -> None:
@@ -457,6 +444,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         # A fit has the intercept first, which is the label party's first column here.
         first, columns = int(ends[-2]), int(ends[-1])
         order = np.r_[first, np.arange(first), np.arange(first + 1, columns)]
+        asked = Asked(player, of, fine, coarse, own)
 
         def apart(of_all: np.ndarray) -> list[np.ndarray]:
             """Numbers in the order of the fit, by holder."""
@@ -468,14 +456,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
             if gram is not None:
                 whole = gram.numpy()[np.ix_(order, order)]
                 return Sums(whole @ b, whole, float(b @ whole @ b / 2))
-            parts = apart(b)
-            number = player.next_number()
-            for role, link in player.channels.items():
-                content = b"" if role == player.dealer else parts[role].astype("<f8").tobytes()
-                link.send_bytes(_GO_ON + content, number, "online")
-            assert coarse is not None, "columns were opened twice"
-            found = player.sums_at(of, fine, coarse, torch.from_numpy(own @ parts[-1]))
-            assert found is not None, "the label party learns them"
+            found = asked.at(apart(b))
             here = np.ix_(order, order)
             return Sums(found.means[order], found.curvature[here], found.normaliser)
 
@@ -487,13 +468,12 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         lower, upper = found.intervals().T
         kept = found.coefficients, found.standard_errors, found.p_values, lower, upper
         everybody = [apart(one) for one in kept]
-        number = player.next_number()
-        for role, link in player.channels.items():
-            if role == player.dealer:
-                link.send_bytes(_DONE, number, "online")
-            else:
-                own_part = np.stack([one[role] for one in everybody]).astype("<f8")
-                link.send_bytes(_DONE + own_part.tobytes(), number, "online")
+        asked.end(
+            {
+                role: np.stack([one[role] for one in everybody]).astype("<f8").tobytes()
+                for role in player.others
+            }
+        )
         assert self._part is not None, "a training has begun"
         mine = {name: one[-1].copy() for name, one in zip(KEPT, everybody, strict=True)}
         self._part = Part(self._part.design, True, mine)

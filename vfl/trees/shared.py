@@ -31,7 +31,6 @@ from pydantic import Field
 from torch import Tensor
 
 from vfl.config.toml import Settings
-from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import Split as Rows
@@ -52,7 +51,7 @@ from vfl.trees.boosting import Source
 from vfl.trees.cells import CHUNK_BYTES, MOST_BYTES, CellsEnd, chunks
 from vfl.trees.ends import MOST_SPLITS, FeatureEnd, LabelEnd, joined, read_splits, written
 from vfl.trees.grow import Division, Layout, Split, Tree, values_of
-from vfl.trees.histograms import Sides, add_up, goes_left, sides
+from vfl.trees.histograms import Sides, add_up, bin_kind, goes_left, sides, sums_of
 
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
@@ -117,37 +116,6 @@ def opened(elements: np.ndarray) -> np.ndarray:
     low = elements & np.uint64((1 << _BITS) - 1)
     high = (elements - low).view(np.int64) >> _BITS
     return np.stack([high, low.view(np.int64)], axis=-1).astype(np.float64)
-
-
-def sums_of(
-    bins: np.ndarray, nodes: np.ndarray, count: int, elements: np.ndarray, width: int
-) -> np.ndarray:
-    """Sums of elements over bins, node by node; uint64, axes (count, columns, width).
-
-    Args:
-        bins: axes (rows, columns).
-        nodes: of each row; one of `count` or more is left out.
-        count: of nodes that are asked for.
-        elements: axes (rows,).
-        width: places of a column.
-    """
-    found = np.zeros((count, bins.shape[1], width), np.uint64)
-    if COMPILED:
-        _add_elements(bins, nodes, elements, found)
-        return found
-    rows = np.flatnonzero(nodes < count)
-    for column in range(bins.shape[1]):
-        np.add.at(found[:, column], (nodes[rows], bins[rows, column]), elements[rows])
-    return found
-
-
-@compiled
-def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
-    for row in range(bins.shape[0]):
-        node = nodes[row]
-        if node < out.shape[0]:
-            for column in range(bins.shape[1]):
-                out[node, column, bins[row, column]] += elements[row]
 
 
 _Count = Annotated[int, Field(ge=0, lt=2**32)]
@@ -313,6 +281,7 @@ class SharedFeatureEnd(FeatureEnd):
             sums = np.concatenate(
                 [sums_of(bins, nodes, 1, self._share(), width) for _ in range(count)]
             )
+        self._rows.spend(sums.size)
         # The label party knows each pad: alone, even a sum of pads would tell whose they are.
         self._hidden_sums += 1
         hidden = sums.ravel() + self._hiding.elements64(sums.size, "sums", self._hidden_sums)
@@ -376,7 +345,7 @@ class HelperEnd(CellsEnd):
         self.link = met.links[self._terms.label_party]
         self._hiding = {name: met.pads(name) for name in self._terms.feature_parties}
         for name, columns, width in self._parts():
-            kind, sender = _bin_kind(width), f"party '{name}'"
+            kind, sender = bin_kind(width), f"party '{name}'"
             size = facts.rows[0] * columns * kind.itemsize
             if size > MOST_BYTES:
                 raise ProtocolError("more bins than a helper takes", where=f"bins of {sender}")
@@ -851,10 +820,6 @@ def _numbers(nodes: Any) -> np.ndarray:
 def _kind(count: int) -> np.dtype[Any]:
     """The type of places among so many nodes, and one more for none."""
     return np.dtype(np.uint8 if count < 256 else "<u2" if count < 1 << 16 else "<u4")
-
-
-def _bin_kind(width: int) -> np.dtype[Any]:
-    return np.dtype(np.uint8 if width <= 256 else "<u2")
 
 
 def _unknown(sender: str) -> ProtocolError:

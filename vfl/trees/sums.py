@@ -15,7 +15,14 @@ of all holders, which send theirs of the results to the label party:
 
 An exchange of the last two: each holder sends the helper its part of the margins, with pads that
 cancel out in the sum. The helper deals 8 n (k + 2) + 8 k (k + 1) bytes to the label party, for n
-rows and k columns; other holders draw their shares. Numbers are fixed point in the ring 2^64, with
+rows and k columns; other holders draw their shares.
+
+Sums of the label party's whole numbers over the bins of another holder's columns (`bin_sums`) are
+made as those of boosted trees (`vfl.trees.shared`): of n numbers the holder draws a share and the
+helper is sent the other, and both add up theirs bin by bin. The helper gets the bins as well, rows
+in an order that it does not know, which is another one for each holder.
+
+Numbers are fixed point in the ring 2^64, with
 as many bits as sums of so many rows leave: of X in X^T X, X^T y and X^T m `fine_bits`, in X^T w X,
 which has another mask, `coarse_bits`.
 """
@@ -24,7 +31,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +45,7 @@ from vfl.mpc.engine import Engine
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BYTES, decode, encode, matmul
 from vfl.mpc.stream import PadStream
+from vfl.trees.histograms import bin_kind, sums_of
 from vfl.trees.newton import Family, Sums
 
 #: Bits of a sum, its sign apart, and one that rounding may take.
@@ -50,6 +58,9 @@ _MOST_SHIFT = 256
 _FIX = "leave out columns whose coefficients grow without an end, or l2=0.001"
 #: What the helper says of its means: the sum of normalisers, and the bits of m and w.
 _ABOUT = struct.Struct("<dqq")
+#: What the label party asks for: sums at coefficients, and no more.
+_GO_ON, _DONE = b"G", b"D"
+_LABEL_PARTY = "the label party"
 _WORDS = _ABOUT.size // ELEMENT_BYTES
 
 
@@ -97,7 +108,13 @@ class Summing(Engine):
 
     Attributes:
         order: of the rows, which the helper does not know.
+        dithers: whether means and weights of rows are rounded at random, where so many rows have
+            the same ones that errors would add up; an attempt that begins anew has other errors.
+        spend: told how many sums over its columns a holder is about to show to the label party; it
+            may refuse.
     """
+
+    spend: Callable[[int], object] = staticmethod(lambda count: None)
 
     def __init__(
         self, role: int, links: Mapping[int, Link], rows: int, columns: Sequence[int]
@@ -107,6 +124,7 @@ class Summing(Engine):
         self.rows, self.columns = rows, list(columns)
         self.label = len(columns) - 1
         self.order = np.empty(0, np.int64)
+        self.dithers = False
 
     def agree(self, terms: Mapping[str, object], session: str, attempt: int = 0) -> None:
         """See `Peer.agree`; the holders then draw an order of the rows."""
@@ -114,6 +132,39 @@ class Summing(Engine):
         common: PadStream | None = self._stream_of_holders()
         if common is not None:
             self.order = permutation(common, self.rows, "rows")
+
+    def bin_sums(
+        self,
+        sizes: Sequence[tuple[int, int]],
+        bins: np.ndarray | None = None,
+        numbers: np.ndarray | None = None,
+    ) -> list[np.ndarray] | None:
+        """Sums of whole numbers over bins, of each other holder at the label party.
+
+        8 bytes a row and a byte or two a cell for each other holder, to the helper.
+
+        Args:
+            sizes: columns of each other holder, and bins of each of its columns.
+            bins: at another holder, axes (rows, columns).
+            numbers: at the label party, int64, axes (rows,).
+
+        Returns:
+            int64, axes (columns, bins).
+
+        Raises:
+            ProtocolError: a cell in no bin.
+        """
+        number, found = self.next_number(), list[np.ndarray]()
+        for holder, shape in enumerate(sizes):
+            if self.deals:
+                self._add_helped(holder, shape, number)
+            elif holder == self.role:
+                assert bins is not None, "a holder has bins"
+                self._add_own(bins, shape, number)
+            elif self.role == self.label:
+                assert numbers is not None, "the label party has numbers"
+                found.append(self._added(holder, numbers, shape, number))
+        return found if self.role == self.label else None
 
     def open_columns(self, own: Tensor | None, bits: int) -> Masked:
         """Open every holder's columns to the other holders, under masks; 8 bytes a cell.
@@ -142,6 +193,20 @@ class Summing(Engine):
         ]
         return Masked(torch.cat(parts, 1), mask, bits)
 
+    def narrowed(self, columns: Masked, keep: np.ndarray) -> Masked:
+        """Some of the columns that were opened; later sums are over columns of so many.
+
+        Args:
+            columns: opened, of all holders.
+            keep: which ones, bool, axes (columns,).
+        """
+        mask, opened = keep if self.deals else keep[self._own], columns.opened
+        ends = np.cumsum(self.columns)[:-1]
+        self.columns = [int(part.sum()) for part in np.split(keep, ends)]
+        if not self.deals:
+            opened = opened[:, torch.from_numpy(keep)]
+        return Masked(opened, columns.mask[:, torch.from_numpy(mask)], columns.bits)
+
     def gram(self, columns: Masked) -> Tensor | None:
         """X^T X at the label party, float64, axes (columns, columns)."""
         number, count = self.next_number(), sum(self.columns)
@@ -149,6 +214,7 @@ class Summing(Engine):
             self._deal([matmul(columns.mask.t(), columns.mask)], "gram", number)
             return None
         (share,) = self._dealt([(count, count)], "gram", number)
+        self.spend(self._of_pairs)
         beside = matmul(columns.opened.t(), columns.mask)
         share[:, self._own] += beside
         share[self._own] += beside.t()
@@ -170,6 +236,7 @@ class Summing(Engine):
             self._deal([matmul(columns.mask.t(), mask)], "products", number)
             return None
         (share,) = self._dealt([(count, 1)], "products", number)
+        self.spend(self.columns[self.role])
         bits = 0
         if self.role == self.label:
             assert labels is not None, "the label party has labels"
@@ -204,6 +271,7 @@ class Summing(Engine):
             self._deal_means(number, family, fine, coarse)
             return None
         assert margins is not None, "a holder has its part"
+        self.spend(self.columns[self.role] + self._of_pairs)
         part = encode(margins[self.order], _MARGIN_BITS, "margins", _SUM_BITS - _MARGIN_BITS, _FIX)
         for holder in self.others:  # parts that tell no more than their sum
             fresh = self.pad(holder, (self.rows,), "margins", number)
@@ -235,6 +303,49 @@ class Summing(Engine):
 
     # What the above is made of.
 
+    def _add_helped(self, holder: int, shape: tuple[int, int], number: int) -> None:
+        """At the helper: sums of its share over a holder's bins."""
+        kind = bin_kind(shape[1])
+        channel, size = self.channels[holder], self.rows * shape[0] * kind.itemsize
+        raw = np.frombuffer(channel.receive_bytes(number, size), kind)
+        bins = np.ascontiguousarray(raw.reshape(shape[0], self.rows).T)
+        if bins.size and bins.max() >= shape[1]:
+            raise ProtocolError("a cell in no bin of its column", where=f"bins of {channel.peer}")
+        self.leakage.count("bins of cells", "rows permuted", bins.size, bins.size)
+        (share,) = self.channels[self.label].receive([(self.rows,)], number)
+        sums = _sums_over(bins, share.numpy().view(np.uint64), shape[1])
+        self.channels[self.label].send([sums - self.pad(holder, shape, "bin sums", number)], number)
+
+    def _add_own(self, bins: np.ndarray, shape: tuple[int, int], number: int) -> None:
+        """At another holder: sums of its share, under a pad that the helper takes off."""
+        self.spend(math.prod(shape))
+        order = permutation(self.pads[self.label], self.rows, "rows", number)
+        permuted = bins[order].astype(bin_kind(shape[1]))
+        self.channels[self.dealer].send_bytes(permuted.tobytes("F"), number, "setup")
+        share = self.pad(self.label, (self.rows,), "share", number)
+        sums = _sums_over(bins, share.numpy().view(np.uint64), shape[1])
+        hidden = sums + self.pad(self.dealer, shape, "bin sums", number)
+        self.channels[self.label].send([hidden], number)
+
+    def _added(
+        self, holder: int, numbers: np.ndarray, shape: tuple[int, int], number: int
+    ) -> np.ndarray:
+        """At the label party: sums of both shares."""
+        order = permutation(self.pads[holder], self.rows, "rows", number)
+        rest = torch.from_numpy(numbers) - self.pad(holder, (self.rows,), "share", number)
+        self.channels[self.dealer].send([rest[order]], number)
+        (own,) = self.channels[holder].receive([shape], number)
+        (helped,) = self.channels[self.dealer].receive([shape], number)
+        self.leakage.count("sums over rows", "bins", own.numel(), self.rows)
+        found: np.ndarray = (own + helped).numpy()
+        return found
+
+    @property
+    def _of_pairs(self) -> int:
+        """How many products of two columns have a column of this holder."""
+        own, count = self.columns[self.role], sum(self.columns)
+        return own * (count - own) + own * (own + 1) // 2
+
     def _deal_means(self, number: int, family: Family, fine: Masked, coarse: Masked) -> None:
         """At the helper: means of the margins, which it sees in an order that it does not know."""
         total = torch.zeros(self.rows, dtype=torch.int64)
@@ -249,8 +360,13 @@ class Summing(Engine):
         weights = torch.from_numpy(family.variance(margins))
         of_means = self._bits_beside(fine.bits, means)
         of_weights = self._bits_of_weights(coarse.bits, float(weights.max()))
-        m = encode(means[:, None], of_means, "means", _SUM_BITS - of_means)
-        w = encode(weights[:, None], of_weights, "weights", _SUM_BITS - of_weights)
+        dither = torch.zeros(self.rows, dtype=torch.float64)
+        if self.dithers:  # each row alike in every step, so that steps become small
+            dither = torch.rand(self.rows, generator=generator(0, "means")).double() - 0.5
+        m, w = (
+            encode((one + dither * 2.0**-bits)[:, None], bits, what, _SUM_BITS - bits)
+            for what, one, bits in (("means", means, of_means), ("weights", weights, of_weights))
+        )
         masked = w * coarse.mask
         dealt = [m, w, masked, matmul(fine.mask.t(), m), matmul(coarse.mask.t(), masked)]
         self._deal(dealt, "means", number, phase="online")
@@ -291,6 +407,91 @@ class Summing(Engine):
     def _counted(self, what: str, values: Tensor) -> Tensor:
         self.leakage.count("sums over rows", what, values.numel(), self.rows)
         return values
+
+
+class Asked:
+    """Sums at margins whose coefficients the label party chooses, as often as it asks.
+
+    Args:
+        player: one of the parties.
+        of: the family of labels.
+        fine: all columns, opened.
+        coarse: the same, opened again; None where nobody asks.
+        own: at a holder its columns, float64, axes (rows, columns).
+    """
+
+    def __init__(
+        self,
+        player: Summing,
+        of: Family,
+        fine: Masked,
+        coarse: Masked | None,
+        own: np.ndarray | None,
+    ) -> None:
+        self._player, self._of = player, of
+        self._fine, self._coarse, self._own = fine, coarse, own
+
+    def at(self, parts: Sequence[np.ndarray]) -> Sums:
+        """At the label party: the sums at some coefficients.
+
+        Args:
+            parts: of each holder's columns.
+        """
+        player, own = self._player, self._own
+        number = player.next_number()
+        for role, channel in player.channels.items():
+            content = b"" if role == player.dealer else parts[role].astype("<f8").tobytes()
+            channel.send_bytes(_GO_ON + content, number, "online")
+        assert self._coarse is not None, "columns were opened twice"
+        assert own is not None, "the label party has columns"
+        margins = torch.from_numpy(own @ parts[-1])
+        found = player.sums_at(self._of, self._fine, self._coarse, margins)
+        assert found is not None, "the label party learns them"
+        return found
+
+    def end(self, last: Mapping[int, bytes]) -> None:
+        """At the label party: no more sums.
+
+        Args:
+            last: what each holder gets, by role.
+        """
+        number = self._player.next_number()
+        for role, channel in self._player.channels.items():
+            channel.send_bytes(_DONE + last.get(role, b""), number, "online")
+
+    def follow(self, most: int, last_bytes: int) -> bytes:
+        """At another party: take part until the label party ends; what it then gets.
+
+        Args:
+            most: so many sums are the most that it may ask for.
+            last_bytes: most bytes of what it gets.
+
+        Raises:
+            ProtocolError: the label party does not follow the protocol.
+        """
+        player, own = self._player, self._own
+        link, size = player.channels[player.label], 0
+        if own is not None:
+            size = ELEMENT_BYTES * own.shape[1]
+        for _ in range(most):
+            number = player.next_number()
+            raw = link.receive_bytes(number, 1, 1 + max(size, last_bytes))
+            if bytes(raw[:1]) == _DONE:
+                return bytes(raw[1:])
+            if self._coarse is None or bytes(raw[:1]) != _GO_ON or len(raw) != 1 + size:
+                raise ProtocolError("coefficients out of turn", where=_LABEL_PARTY)
+            margins = None
+            if own is not None:
+                margins = torch.from_numpy(own @ np.frombuffer(raw[1:], "<f8"))
+                player.leakage.count("coefficients", "own columns", own.shape[1], own.shape[1])
+            player.sums_at(self._of, self._fine, self._coarse, margins)
+        raise ProtocolError("the label party asks for sums without an end", where=_LABEL_PARTY)
+
+
+def _sums_over(bins: np.ndarray, elements: np.ndarray, width: int) -> Tensor:
+    """Sums of elements over all rows in each bin, int64, axes (columns, bins)."""
+    sums = sums_of(bins, np.zeros(len(bins), np.uint8), 1, elements, width)[0]
+    return torch.from_numpy(sums.view(np.int64))
 
 
 def largest_frame(rows: int, columns: Sequence[int]) -> int:

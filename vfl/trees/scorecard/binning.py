@@ -58,6 +58,51 @@ def merged(
     return groups
 
 
+def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.ndarray, int]:
+    """Join fine bins, so that each cell has at least so many rows, or none.
+
+    Neighbours are joined where bins have an order. Categories below the floor share one cell, or
+    join the largest where they are too few together; so do missing cells.
+
+    Args:
+        rows: of each fine bin, int64, axes (fine bins,); the last is of missing cells.
+        floor: fewest rows of a cell.
+        categorical: whether the fine bins have no order.
+
+    Returns:
+        The cell of each fine bin, int64, and how many cells there are. The last cell is that of
+        missing cells that were not joined, and empty where they were.
+
+    >>> with_floor(np.array([30, 4, 9, 25, 5]), 10, categorical=False)
+    (array([0, 1, 1, 2, 2]), 4)
+    """
+    values, missing, cells = rows[:-1], int(rows[-1]), np.empty(len(rows), np.int64)
+    alone = missing >= floor and not 0 < values.sum() < floor
+    few = 0 if alone else missing
+    if categorical:
+        large = values >= floor
+        cells[:-1][large] = np.arange(large.sum())
+        pooled = int(values[~large].sum()) + few
+        count = int(large.sum())
+        if pooled >= floor or not count:
+            cells[:-1][~large], pool = count, count
+            count += 1
+        else:
+            pool = int(values[large].argmax())
+            cells[:-1][~large] = pool
+    else:
+        count, inside = 0, 0
+        for place, own in enumerate(values.tolist()):
+            cells[place], inside = count, inside + own
+            if inside >= floor:
+                count, inside = count + 1, 0
+        cells[:-1] = np.minimum(cells[:-1], max(0, count - 1))
+        count = max(1, count)
+        pool = int(np.bincount(cells[:-1], weights=values).argmax())
+    cells[-1] = pool if few else count
+    return cells, count + 1
+
+
 class _Segments:
     """Every run of neighbouring fine bins: what it adds to the information value, and its rate.
 

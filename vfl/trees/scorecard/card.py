@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vfl.trees.scorecard.points import Scale
-from vfl.trees.scorecard.statistics import Scores, evidence, stability, variance_inflation
+from vfl.trees.scorecard.statistics import Scores, evidence, variance_inflation
 
 #: Parts of the rows whose scores are counted.
 PARTS = ("train", "validation", "test")
@@ -38,13 +38,13 @@ class CardColumn(OwnColumn):
 
     Attributes:
         counts: goods and bads of the training rows, int64, axes (bins, 2).
-        later: validation rows, int64, axes (bins,).
+        shift: the population stability index of rows beside the training's; NaN without any.
         coefficient, error, p_value: of the regression on weights of evidence; NaN where the column
             is not on the card.
     """
 
     counts: np.ndarray
-    later: np.ndarray
+    shift: float
     coefficient: float = np.nan
     error: float = np.nan
     p_value: float = np.nan
@@ -56,10 +56,6 @@ class CardColumn(OwnColumn):
     def information_value(self, totals: np.ndarray, floor: int) -> float:
         """See `evidence`."""
         return float(evidence(self.counts, totals, floor)[1].sum())
-
-    def stability(self) -> float:
-        """The population stability index of the validation rows; 0 without any."""
-        return stability(self.counts.sum(axis=1), self.later)
 
     @property
     def usual(self) -> float:
@@ -95,9 +91,13 @@ class Card:
         found: np.ndarray = self.columns[0].counts.sum(axis=0)
         return found
 
-    def inflation(self) -> np.ndarray:
-        """Variance inflation among the columns on the card, axes (columns,); NaN of others."""
-        on = np.array([one.on_card for one in self.columns])
+    def inflation(self, *, on_card: bool = True) -> np.ndarray:
+        """Variance inflation among some columns, axes (columns,); NaN of others.
+
+        Args:
+            on_card: among those on the card; else among all whose weights of evidence differ.
+        """
+        on = np.array([one.on_card if on_card else one.weights.any() for one in self.columns])
         found = np.full(len(on), np.nan)
         if on.any():
             found[on] = variance_inflation(self.correlation[np.ix_(on, on)])
@@ -112,15 +112,14 @@ class Card:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The card as tensors, for `of_state`."""
-        numbers = [[one.coefficient, one.error, one.p_value] for one in self.columns]
+        numbers = [[one.shift, one.coefficient, one.error, one.p_value] for one in self.columns]
         scale = [self.scale.base_score, self.scale.odds, self.scale.double]
         state = own_state(self.columns) | {
             "scale": torch.tensor(scale, dtype=torch.float64),
-            "regression": torch.tensor(numbers, dtype=torch.float64),
+            "of_columns": torch.tensor(numbers, dtype=torch.float64),
             "intercept": torch.tensor([self.intercept, self.error], dtype=torch.float64),
             "base": torch.tensor(self.base),
             "counts": torch.from_numpy(np.concatenate([one.counts for one in self.columns])),
-            "later": torch.from_numpy(np.concatenate([one.later for one in self.columns])),
             "correlation": torch.from_numpy(self.correlation),
         }
         for part, scores in self.scores.items():
@@ -134,12 +133,11 @@ class Card:
         own = own_of_state(state)
         ends = np.cumsum([len(one.points) for one in own])[:-1]
         columns = [
-            CardColumn(one.groups, one.weights, one.points, counts, later, *numbers)
-            for one, counts, later, numbers in zip(
+            CardColumn(one.groups, one.weights, one.points, counts, *numbers)
+            for one, counts, numbers in zip(
                 own,
                 np.split(state["counts"].numpy(), ends),
-                np.split(state["later"].numpy(), ends),
-                state["regression"].tolist(),
+                state["of_columns"].tolist(),
                 strict=True,
             )
         ]

@@ -28,6 +28,7 @@ from vfl.session.exchange import expect
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
+from vfl.trees.bins import Binning
 from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd, within
 from vfl.trees.grow import Layout
 from vfl.trees.scorecard.card import (
@@ -37,8 +38,8 @@ from vfl.trees.scorecard.card import (
     own_of_state,
     own_state,
 )
-from vfl.trees.scorecard.fitting import fit_card
-from vfl.trees.scorecard.points import reasons
+from vfl.trees.scorecard.fitting import Local, fit_card
+from vfl.trees.scorecard.points import Scale, reasons
 from vfl.trees.scorecard.statistics import Scores
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 
 #: Of the label party's own fine bins among its weights.
 OWN = "own."
-_POINTS = np.dtype("<i4")
+POINTS = np.dtype("<i4")
 #: Most reasons for the score of a row, as many as US Regulation B asks for (12 CFR 1002.9).
 MOST_REASONS = 4
 #: Most points that a party gives to a row and to a bin, and the largest weight of evidence.
-_MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
+MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
 
 
 class FeatureEnd(FeatureCellsEnd):
@@ -68,7 +69,7 @@ class FeatureEnd(FeatureCellsEnd):
         raw = bytes(expect(self.link, Kind.PROTOCOL, exchange.step, "the label party").payload)
         assert self._own is not None, "an attempt has begun"
         try:
-            self._columns = _read(json.loads(raw), self._own.layout, self._mode)
+            self._columns = read_columns(json.loads(raw), self._own.layout, self._mode)
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ProtocolError(
                 "groups that no scorecard has of these columns",
@@ -83,7 +84,7 @@ class FeatureEnd(FeatureCellsEnd):
         points = points_in(self._bins(self._asked_for(exchange)), self._columns)
         if self._mode.reasons == "party":
             points = points.sum(axis=1, keepdims=True)
-        self.link.send(Frame(Kind.PROTOCOL, exchange.step, points.astype(_POINTS).tobytes()))
+        self.link.send(Frame(Kind.PROTOCOL, exchange.step, points.astype(POINTS).tobytes()))
 
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
@@ -107,7 +108,7 @@ class LabelEnd(LabelCellsEnd):
         links: Mapping[str, Link],
     ) -> None:
         super().__init__(mode, terms, rows, links)
-        self._bad = _bad_class(mode, rows) if self._trains else 0
+        self._bad = bad_class(mode, rows) if self._trains else 0
         self._card: Card | None = None
         #: How many columns each party has, in the order of the card, the label party first.
         self._counts: dict[str, int] = {}
@@ -139,18 +140,14 @@ class LabelEnd(LabelCellsEnd):
             self._score_known()
 
     def train(self, exchange: Exchange) -> Tensor:
-        self._card = fit_card(self._mode, self._parts, self._signs, self._bad_rows("train"))
+        bad = self._bad_rows("train")
+        bads = int(bad.sum())
+        source = Local(self._parts, self._signs, bad)
+        self._card = fit_card(self._mode, source, len(bad) - bads, bads)
         for name in self.ends:
             own = self._columns_of(name)
-            told = sum(len(one.weights) for one in own)
-            if told > self._mode.budget:
-                raise DataError(
-                    f"party '{name}' would learn too many statistics",
-                    got=f"{told} weights of evidence",
-                    want=f"at most {self._mode.budget}, the budget that all parties agreed on",
-                    fix="fewer columns, fewer bins, or a larger budget",
-                )
-            frame = Frame(Kind.PROTOCOL, exchange.step, json.dumps([*map(_written, own)]).encode())
+            require_budget(self._mode, name, own)
+            frame = Frame(Kind.PROTOCOL, exchange.step, json.dumps([*map(written, own)]).encode())
             self.ends[name].link.send(frame)
         self._score_known()
         count = len(self._positions("train"))
@@ -218,11 +215,7 @@ class LabelEnd(LabelCellsEnd):
         return found
 
     def weights(self) -> dict[str, Tensor]:
-        own = {} if self._own is None else self._own.state_dict()
-        counts = torch.tensor([*self._counts.values()], dtype=torch.int64)
-        found = {f"{OWN}{name}": value for name, value in own.items()}
-        card = {} if self._card is None else self._card.state_dict()
-        return found | {"column_counts": counts, "bad": torch.tensor(self._bad)} | card
+        return label_state(self._own, [*self._counts.values()], self._bad, self._card)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         if "sizes" in weights:
@@ -292,25 +285,21 @@ class LabelEnd(LabelCellsEnd):
         raw, rows = self._next(name, exchange.step), len(exchange.rows)
         width = columns if self._mode.reasons == "column" else 1
         points = np.empty((0, 0), np.int64)
-        if len(raw) == rows * width * _POINTS.itemsize:
-            points = np.frombuffer(raw, _POINTS).astype(np.int64).reshape(rows, width)
-        if len(points) != rows or np.abs(points).max(initial=0) > _MOST_POINTS:
+        if len(raw) == rows * width * POINTS.itemsize:
+            points = np.frombuffer(raw, POINTS).astype(np.int64).reshape(rows, width)
+        if len(points) != rows or np.abs(points).max(initial=0) > MOST_POINTS:
             raise ProtocolError(
                 "points of another number or size",
                 where=f"the message of party '{name}'",
                 got=f"{len(raw)} bytes",
-                want=f"{rows * width * _POINTS.itemsize} bytes of points",
+                want=f"{rows * width * POINTS.itemsize} bytes of points",
                 fix="predict with the run that all parties have trained",
             )
         self._note("points of rows", name, EVALUATE, points.size)
         return points
 
     def _outputs_of(self, points: np.ndarray) -> Tensor:
-        """Logits of both classes, of which that of goods is 0; axes (rows, 2)."""
-        logits = np.zeros((len(points), 2))
-        scores = self._base + points.sum(axis=1)
-        logits[:, self._bad] = -self._mode.scale.log_odds(scores)
-        return torch.from_numpy(logits)
+        return logits_of(self._base + points.sum(axis=1), self._bad, self._mode.scale)
 
 
 def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
@@ -325,6 +314,52 @@ def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
         fine = np.minimum(bins[:, place], len(column.groups) - 1)
         found[:, place] = column.points[column.groups[fine]]
     return found
+
+
+def logits_of(scores: np.ndarray, bad: int, scale: Scale) -> Tensor:
+    """Logits of both classes of rows by score, axes (rows, 2); that of goods is 0.
+
+    Args:
+        scores: of each row.
+        bad: the code of the class of bads.
+        scale: of the scores.
+    """
+    logits = np.zeros((len(scores), 2))
+    logits[:, bad] = -scale.log_odds(scores)
+    return torch.from_numpy(logits)
+
+
+def label_state(
+    own: Binning | None, counts: Sequence[int], bad: int, card: Card | None
+) -> dict[str, Tensor]:
+    """What the label party keeps, as tensors.
+
+    Args:
+        own: fine bins of its own columns, if it has any.
+        counts: how many columns each party has, in the order of the card.
+        bad: the code of the class of bads.
+        card: once it is fitted.
+    """
+    bins = {} if own is None else own.state_dict()
+    found = {f"{OWN}{name}": value for name, value in bins.items()}
+    found |= {"column_counts": torch.tensor(counts, dtype=torch.int64), "bad": torch.tensor(bad)}
+    return found | ({} if card is None else card.state_dict())
+
+
+def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> None:
+    """Refuse to send a party more weights of evidence than all agreed on.
+
+    Raises:
+        DataError: there are more.
+    """
+    told = sum(len(one.weights) for one in columns)
+    if told > mode.budget:
+        raise DataError(
+            f"party '{name}' would learn too many statistics",
+            got=f"{told} weights of evidence",
+            want=f"at most {mode.budget}, the budget that all parties agreed on",
+            fix="fewer columns, fewer bins, or a larger budget",
+        )
 
 
 def reason_name(party: str, names: Sequence[str], place: int) -> str:
@@ -345,7 +380,7 @@ def column_number(place: int) -> str:
     return f"column {place + 1}"
 
 
-def _bad_class(mode: Scorecard, rows: OwnRows) -> int:
+def bad_class(mode: Scorecard, rows: OwnRows) -> int:
     """The code of the class that counts as bad."""
     if rows.classes != 2:
         raise BadOptionError(
@@ -373,7 +408,7 @@ def _bad_class(mode: Scorecard, rows: OwnRows) -> int:
     return names.index(mode.bad)
 
 
-def _written(column: OwnColumn) -> dict[str, Any]:
+def written(column: OwnColumn) -> dict[str, Any]:
     """What the owner of a column is told of it, as JSON."""
     return {
         "groups": column.groups.tolist(),
@@ -382,14 +417,14 @@ def _written(column: OwnColumn) -> dict[str, Any]:
     }
 
 
-def _read(written: Any, layout: Layout, mode: Scorecard) -> list[OwnColumn]:
-    """Columns that `_written` wrote.
+def read_columns(told: Any, layout: Layout, mode: Scorecard) -> list[OwnColumn]:
+    """Columns that `written` wrote.
 
     Raises:
         ValueError, TypeError, KeyError: they do not fit the fine bins, or are more than agreed.
     """
     found = []
-    for one, fine in zip(written, layout.bins, strict=True):
+    for one, fine in zip(told, layout.bins, strict=True):
         groups, weights, points = one["groups"], one["weights"], one["points"]
         count = len(points)
         whole = all(type(each) is int for each in (*groups, *points))

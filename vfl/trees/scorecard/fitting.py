@@ -1,129 +1,246 @@
-"""From bins and labels to a card: merge bins, weigh them, regress, give points."""
+"""From counts and sums to a card: merge bins, weigh them, regress, give points.
+
+A `Source` gives the rows of either class in each fine bin, and sums over rows of columns of weights
+of evidence: `Local` where all bins are in one place, `vfl.trees.scorecard.shared` on shares.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from vfl.core.errors import DataError
 from vfl.trees.grow import Layout
-from vfl.trees.newton import Fit, Penalty, family, fit, local_sums, outcome_of
+from vfl.trees.newton import Fit, Outcome, Penalty, Sums, family, fit, local_sums, outcome_of
 from vfl.trees.scorecard.binning import merged
 from vfl.trees.scorecard.card import Card, CardColumn
 from vfl.trees.scorecard.points import points_of
-from vfl.trees.scorecard.statistics import correlations, evidence, variance_inflation
+from vfl.trees.scorecard.statistics import correlations, evidence, stability, variance_inflation
 
 if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
+#: The regression of a card.
+FAMILY = family("binomial")
+
 
 @dataclass(frozen=True)
-class _Binned:
+class Counted:
+    """A column before its bins are merged.
+
+    Attributes:
+        counts: goods and bads of the training rows in each fine bin, int64, axes (fine bins, 2);
+            the last is of missing cells.
+        categorical: whether the fine bins have no order.
+        sign: with which the rate of bads changes; 0 for any.
+    """
+
+    counts: np.ndarray
+    categorical: bool
+    sign: int
+
+
+@dataclass(frozen=True)
+class MergedColumn:
     """A column's merged bins; see `CardColumn`. Its information value is `value`."""
 
     groups: np.ndarray
     counts: np.ndarray
-    later: np.ndarray
     weights: np.ndarray
     value: float
 
+    @property
+    def varies(self) -> bool:
+        """Whether its weights of evidence differ from row to row."""
+        return len(np.unique(self.weights[self.counts.any(axis=1)])) > 1
 
-def fit_card(
-    mode: Scorecard,
-    parts: Mapping[str, tuple[np.ndarray, Layout]],
-    signs: Sequence[int],
-    bad: np.ndarray,
-) -> Card:
+
+class Source(Protocol):
+    """Where counts and sums over training rows come from."""
+
+    def counted(self) -> Sequence[Counted]:
+        """Every column, in the order of the card."""
+
+    def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
+        """The population stability index of each column's later rows; NaN without any."""
+
+    def correlation(self, columns: Sequence[MergedColumn]) -> np.ndarray:
+        """Pearson's correlation of weights of evidence; see `correlations`.
+
+        It is asked for once, before `regression`.
+        """
+
+    def regression(
+        self, columns: Sequence[MergedColumn], chosen: np.ndarray
+    ) -> tuple[Outcome, Callable[[np.ndarray], Sums]]:
+        """What a regression of goods on some columns' weights of evidence needs; see `fit`.
+
+        Args:
+            columns: all.
+            chosen: which ones, bool, axes (columns,). The intercept comes before them.
+        """
+
+
+class Local:
+    """All fine bins in one place.
+
+    Args:
+        parts: by party, fine bins of training rows and then of validation rows, with their layout.
+        signs: of each column; see `Counted`.
+        bad: whether each training row is a bad one.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[np.ndarray, Layout]],
+        signs: Sequence[int],
+        bad: np.ndarray,
+    ) -> None:
+        self._signs, self._bad = signs, bad
+        #: Fine bin of each cell, how many there are without that of missing cells, and their kind.
+        self._cells = [
+            (np.minimum(bins[:, place], count).astype(np.int64), count, kind)
+            for bins, layout in parts.values()
+            for place, (count, kind) in enumerate(zip(layout.bins, layout.categorical, strict=True))
+        ]
+
+    def counted(self) -> Sequence[Counted]:
+        rows = len(self._bad)
+        return [
+            Counted(counts_of(fine[:rows], self._bad, 1 + count), kind, sign)
+            for (fine, count, kind), sign in zip(self._cells, self._signs, strict=True)
+        ]
+
+    def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
+        rows = len(self._bad)
+        return [
+            shift_of(column.counts.sum(axis=1), column.groups[fine[rows:]])
+            for column, (fine, _, _) in zip(columns, self._cells, strict=True)
+        ]
+
+    def correlation(self, columns: Sequence[MergedColumn]) -> np.ndarray:
+        return correlations(self._weights(columns))
+
+    def regression(
+        self, columns: Sequence[MergedColumn], chosen: np.ndarray
+    ) -> tuple[Outcome, Callable[[np.ndarray], Sums]]:
+        inputs = np.concatenate(
+            [np.ones((len(self._bad), 1)), self._weights(columns)[:, chosen]], axis=1
+        )
+        labels = (~self._bad).astype(np.float64)
+        return outcome_of(FAMILY, inputs.T @ labels, labels), local_sums(FAMILY, inputs)
+
+    def _weights(self, columns: Sequence[MergedColumn]) -> np.ndarray:
+        rows = len(self._bad)
+        return np.stack(
+            [
+                column.weights[column.groups[fine[:rows]]]
+                for column, (fine, _, _) in zip(columns, self._cells, strict=True)
+            ],
+            axis=1,
+        )
+
+
+def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
+    """Goods and bads of each of so many bins, int64, axes (bins, 2).
+
+    Args:
+        fine: the bin of each row, int64.
+        bad: whether the row is a bad one.
+        count: how many bins there are.
+
+    >>> counts_of(np.array([0, 1, 1]), np.array([True, False, True]), 2).tolist()
+    [[0, 1], [1, 1]]
+    """
+    return np.bincount(2 * fine + bad, minlength=2 * count).reshape(count, 2)
+
+
+def shift_of(trained: np.ndarray, later: np.ndarray) -> float:
+    """The population stability index of later rows; NaN without any.
+
+    Args:
+        trained: how many training rows each merged bin has.
+        later: the merged bin of each later row.
+    """
+    return (
+        stability(trained, np.bincount(later, minlength=len(trained))) if len(later) else math.nan
+    )
+
+
+def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
     """Fit a card.
 
     Args:
         mode: how.
-        parts: by party, fine bins of training rows and then of validation rows, with their layout.
-        signs: of each column, with which the rate of bads changes; 0 for any.
-        bad: whether each training row is a bad one.
+        source: of counts and sums.
+        goods: training rows that are good ones.
+        bads: training rows that are bad ones.
 
     Raises:
         DataError: rows of one class alone, or labels that columns tell without an error.
     """
-    if not 0 < bad.sum() < len(bad):
+    if not goods or not bads:
         raise DataError(
             "all training rows are of one class",
             where="labels",
-            got=f"{int(bad.sum())} bad rows of {len(bad)}",
+            got=f"{bads} bad rows of {goods + bads}",
             want="goods and bads",
         )
-    columns = [
-        _binned(mode, bins[:, place], layout, place, bad, sign)
-        for (bins, layout, place), sign in zip(_cells(parts), signs, strict=True)
-    ]
-    weights = np.empty((len(bad), len(columns)))
-    for place, ((bins, layout, own), column) in enumerate(zip(_cells(parts), columns, strict=True)):
-        fine = np.minimum(bins[: len(bad), own], layout.bins[own])
-        weights[:, place] = column.weights[column.groups[fine]]
-    correlation = correlations(weights)
-    candidates = _candidates(mode, columns, correlation)
-    found = _regressed(mode, weights, candidates, ~bad)
-    on_card = found.active[1:]
-    effects = [
-        found.coefficients[1 + place] * column.weights for place, column in enumerate(columns)
-    ]
-    base, points = points_of(mode.scale, float(found.coefficients[0]), effects)
-    of_fit = np.stack([found.coefficients, found.standard_errors, found.p_values], axis=1)[1:]
+    columns = [_merged(mode, one, goods + bads) for one in source.counted()]
+    shifts = source.shifts(columns)
+    correlation = source.correlation(columns)
+    chosen = _candidates(mode, columns, correlation)
+    found = _regressed(mode, *source.regression(columns, chosen))
+    numbers = np.full((len(columns), 3), math.nan)
+    on_card = chosen.copy()
+    on_card[chosen] = found.active[1:]
+    of_fit = np.stack([found.coefficients, found.standard_errors, found.p_values], axis=1)
+    numbers[on_card] = of_fit[found.active][1:]
+    coefficients = np.nan_to_num(numbers[:, 0])
+    base, points = points_of(
+        mode.scale,
+        float(found.coefficients[0]),
+        [
+            coefficient * column.weights
+            for coefficient, column in zip(coefficients, columns, strict=True)
+        ],
+    )
     return Card(
         mode.scale,
         [
-            CardColumn(
-                column.groups, column.weights, own, column.counts, column.later,
-                *(numbers.tolist() if on else [math.nan] * 3),
-            )
-            for column, own, numbers, on in zip(columns, points, of_fit, on_card, strict=True)
+            CardColumn(column.groups, column.weights, own, column.counts, shift, *of.tolist())
+            for column, own, shift, of in zip(columns, points, shifts, numbers, strict=True)
         ],
         base,
         float(found.coefficients[0]),
         float(found.standard_errors[0]),
         correlation,
-    )  # fmt: skip
-
-
-def _cells(
-    parts: Mapping[str, tuple[np.ndarray, Layout]],
-) -> list[tuple[np.ndarray, Layout, int]]:
-    """Every column: its party's bins and layout, and its place there."""
-    return [
-        (bins, layout, place)
-        for bins, layout in parts.values()
-        for place in range(len(layout.bins))
-    ]
-
-
-def _binned(
-    mode: Scorecard, column: np.ndarray, layout: Layout, place: int, bad: np.ndarray, sign: int
-) -> _Binned:
-    """Merge the fine bins of a column."""
-    fine = np.minimum(column, layout.bins[place]).astype(np.int64)
-    count, train = layout.bins[place] + 1, fine[: len(bad)]
-    cells = np.bincount(2 * train + bad, minlength=2 * count).reshape(count, 2)
-    groups = merged(
-        cells,
-        categorical=layout.categorical[place],
-        most=mode.bins,
-        least_rows=max(mode.floor, math.ceil(mode.min_share * len(bad))),
-        monotone=mode.monotone,
-        sign=sign,
     )
-    bins = int(groups[-1]) + 1
-    counts = np.zeros((bins, 2), np.int64)
-    np.add.at(counts, groups, cells)
+
+
+def _merged(mode: Scorecard, column: Counted, rows: int) -> MergedColumn:
+    """Merge the fine bins of a column."""
+    groups = merged(
+        column.counts,
+        categorical=column.categorical,
+        most=mode.bins,
+        least_rows=max(mode.floor, math.ceil(mode.min_share * rows)),
+        monotone=mode.monotone,
+        sign=column.sign,
+    )
+    counts = np.zeros((int(groups[-1]) + 1, 2), np.int64)
+    np.add.at(counts, groups, column.counts)
     weights, values = evidence(counts, counts.sum(axis=0), mode.floor)
-    later = np.bincount(groups[fine[len(bad) :]], minlength=bins)
-    return _Binned(groups, counts, later, weights, float(values.sum()))
+    return MergedColumn(groups, counts, weights, float(values.sum()))
 
 
-def _candidates(mode: Scorecard, columns: Sequence[_Binned], correlation: np.ndarray) -> np.ndarray:
+def _candidates(
+    mode: Scorecard, columns: Sequence[MergedColumn], correlation: np.ndarray
+) -> np.ndarray:
     """Columns for the regression: those that tell enough, and that others do not give."""
     values = np.array([column.value for column in columns])
     chosen = (values >= mode.min_iv) & (values > 0)
@@ -136,22 +253,17 @@ def _candidates(mode: Scorecard, columns: Sequence[_Binned], correlation: np.nda
     return chosen
 
 
-def _regressed(
-    mode: Scorecard, weights: np.ndarray, candidates: np.ndarray, good: np.ndarray
-) -> Fit:
+def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], Sums]) -> Fit:
     """The logistic regression of goods; columns leave it one by one, the least sensible first.
 
     A coefficient that is not positive turns the evidence round. Then p-values above the mode's
     leave, the largest first.
     """
-    inputs = np.concatenate([np.ones((len(weights), 1)), weights], axis=1)
-    model, labels = family("binomial"), good.astype(np.float64)
-    outcome, sums = outcome_of(model, inputs.T @ labels, labels), local_sums(model, inputs)
-    active = np.concatenate([[True], candidates])
+    active = np.ones(len(outcome.products), bool)
     start = None
     while True:
         # Columns that are out have sums too, which the fit leaves aside.
-        found = fit(model, outcome, sums, penalty=Penalty(l2=mode.l2), active=active, start=start)
+        found = fit(FAMILY, outcome, sums, penalty=Penalty(l2=mode.l2), active=active, start=start)
         slopes = np.where(active, found.coefficients, np.inf)
         slopes[0] = np.inf
         unlikely = np.where(active, found.p_values, 0.0)

@@ -158,6 +158,8 @@ def named_bins(
     weights = folder.weights()
     if is_label:
         weights = within(f"{_LABEL}{OWN}", weights)
+    else:
+        columns = own_of_state(weights)  # of fine bins, where the label party may have cells alone
     read = getattr(encoder, "columns", ())
     categories = tuple(len(one.categories) if isinstance(one, TextColumn) else 0 for one in read)
     edges = Binning.of_state(weights, categories).edges
@@ -201,7 +203,7 @@ def _of_categories(column: OwnColumn, categories: Sequence[str]) -> list[str]:
         ", ".join(categories[fine] for fine in np.flatnonzero(column.groups[:-1] == group).tolist())
         for group in range(len(column.points) - 1)
     ]
-    return [*texts, "missing"]
+    return _with_missing(texts, column)
 
 
 def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
@@ -212,7 +214,14 @@ def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
 
     starts = np.flatnonzero(np.diff(column.groups[:-1])) + 1  # first fine bin of each later group
     cuts = [text(float(edges[one - 1])) for one in starts]
-    if not cuts:
-        return ["any", "missing"]
     middle = [f"{low} to < {high}" for low, high in pairwise(cuts)]
-    return [f"< {cuts[0]}", *middle, f"≥ {cuts[-1]}", "missing"]
+    ranges = [f"< {cuts[0]}", *middle, f"≥ {cuts[-1]}"] if cuts else ["any"]
+    return _with_missing(ranges, column)
+
+
+def _with_missing(texts: list[str], column: OwnColumn) -> list[str]:
+    """Bins in words, with that of missing cells, which may share another one."""
+    place = int(column.groups[-1])
+    if place < len(texts):
+        texts[place] += " or missing"
+    return [*texts, "missing"]

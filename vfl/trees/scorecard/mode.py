@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
+from vfl.config.toml import Settings
 from vfl.core.errors import ExposedCutError
-from vfl.core.frame import Frame, Link
+from vfl.core.frame import Frame, Kind, Link
 from vfl.core.registry import require_choice, require_range
-from vfl.session.secure_mode import Agreed, OwnRows, WholeNetwork
+from vfl.mpc.secure.ends import Middle, NetworkMode, Outer
+from vfl.session.secure_mode import (
+    SETUP,
+    Agreed,
+    Happened,
+    Limits,
+    OwnRows,
+    Revealed,
+    WholeNetwork,
+)
 from vfl.session.terms import Terms
 from vfl.trees.cells import CellsMode, links_of
+from vfl.trees.newton import MOST_HALVINGS
+from vfl.trees.scorecard import shared
 from vfl.trees.scorecard.ends import FeatureEnd, LabelEnd
 from vfl.trees.scorecard.points import Scale
 
 _MOST_FINE, _MOST_BINS, _MOST = 256, 50, 1e9
+#: Most steps of one regression.
+_MOST_STEPS = 50
 
 
 class Scorecard(CellsMode):
@@ -24,11 +38,15 @@ class Scorecard(CellsMode):
     and bads, regresses goods on weights of evidence, and turns the result into points.
 
     Args:
+        protect: "order" has the label party get the bin of each cell; with "shared" it learns sums
+            over rows, and a helper takes part in trainings.
+        helper: name of a party without data, which colludes with nobody; with "shared" alone.
         bad: the class that counts as bad; the second in sorted order if not given.
         fine: most fine bins of an ordered column.
         bins: most merged bins of a column, that of missing cells aside.
         min_share: least share of the training rows in a merged bin.
-        floor: fewest rows of which a weight of evidence is computed.
+        floor: fewest rows of which a weight of evidence is computed; with "shared" fewest of a cell
+            that is counted.
         monotone: "auto" has the rate of bads of each ordered column only rise, or only fall.
         rising, falling: names of columns with which the rate of bads may only rise, or only fall.
             All parties read them in the terms.
@@ -48,6 +66,10 @@ class Scorecard(CellsMode):
     """
 
     answers_without: ClassVar[bool] = True
+    helps_to_train: ClassVar[bool] = True
+    announced_bytes: ClassVar[int] = 1 << 21
+    facts_bytes: ClassVar[int] = 1 << 14
+    facts: ClassVar[type[Settings]] = shared.Facts
     keeps: ClassVar[tuple[str, str]] = (
         "the bins of its columns, with weights of evidence and points",
         "the card, without names, edges and categories of others",
@@ -55,6 +77,8 @@ class Scorecard(CellsMode):
 
     def __init__(
         self,
+        protect: Literal["order", "shared"] = "order",
+        helper: str = "helper",
         bad: str = "",
         fine: int = 32,
         bins: int = 6,
@@ -73,6 +97,7 @@ class Scorecard(CellsMode):
         reasons: Literal["party", "column"] = "party",
         budget: int = 1000,
     ) -> None:
+        require_choice("protect", protect, ("order", "shared"))
         require_range("fine", fine, 2, _MOST_FINE)
         require_range("bins", bins, 2, _MOST_BINS)
         require_range("min_share", min_share, 0, 0.5)
@@ -87,6 +112,7 @@ class Scorecard(CellsMode):
         require_range("double", double, 1, 1000)
         require_choice("reasons", reasons, ("party", "column"))
         require_range("budget", budget, 1, 1_000_000)
+        self.needs_keys, self.helper = protect == "shared", helper
         self.bad, self.bins, self.min_share, self.floor = bad, bins, min_share, floor
         self.max_bin, self.monotone = fine, monotone
         self.min_iv, self.max_vif, self.max_p, self.l2 = min_iv, max_vif, max_p, l2
@@ -103,17 +129,68 @@ class Scorecard(CellsMode):
                 want="train.epochs = 1",
             )
 
+        if self.needs_keys and self.helper in {*agreed.parties, agreed.label_party}:
+            raise ExposedCutError(
+                "a party with data could undo masks if it helped too",
+                got=f"helper '{self.helper}'",
+                want="model = 'scorecard:protect=shared,helper=NAME' with a further party",
+            )
+        if self.needs_keys and not set(agreed.parties) - {agreed.label_party}:
+            raise ExposedCutError(
+                "the label party has all columns, so there is nothing to share",
+                got="protect = shared",
+                want="protect = order, or columns of another party",
+            )
+
+    def third_party(self, label_party: str) -> str | None:
+        return self.helper if self.needs_keys else None
+
+    def roles(self, agreed: Terms) -> list[str]:
+        return [*super().roles(agreed), *([self.helper] if self._shares(agreed) else [])]
+
     def promise(self, agreed: Agreed) -> str:
-        return (
-            f"{agreed.label_party} learns the bin of every cell, and no name, edge or category; a "
-            "feature party learns the weight of evidence of each merged bin of its columns, none "
+        own = (
+            "a feature party learns the weight of evidence of each merged bin of its columns, none "
             f"of fewer than {self.floor} rows"
         )
+        if self.needs_keys:
+            return (
+                f"{agreed.label_party} learns goods and bads of each cell of at least {self.floor} "
+                "rows, correlations, sums of the regression and, of each row that is tested or "
+                f"asked for, each party's points; {own}, and coefficients of its columns; "
+                f"{self.helper} learns cells of columns, and margins, of rows that it cannot tell "
+                "unless it colludes"
+            )
+        return (
+            f"{agreed.label_party} learns the bin of every cell, and no name, edge or category; "
+            f"{own}"
+        )
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        """Who learned which sizes; `WholeNetwork.revealed` has the rest."""
+        if self._shares(terms):
+            for name in self.roles(terms):
+                yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        if not self._shares(terms):
+            return super().limits(terms, party, rows, layers)
+        up, down = NetworkMode.limits(self, terms, party, rows, layers)
+        return up, down | {Kind.ACK: 1}
 
     def outer_network(
-        self, party: str, terms: Terms, keys: object, stream: Link, rows: OwnRows
+        self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
-        return FeatureEnd(self, party, terms, rows, stream)
+        if not self._shares(terms):
+            return FeatureEnd(self, party, terms, rows, stream)
+        end = shared.HelperEnd if party == self.helper else shared.FeatureEnd
+        return end(self, party, terms, rows, Outer(self, party, terms, keys, stream))
 
     def middle_network(
         self,
@@ -123,4 +200,15 @@ class Scorecard(CellsMode):
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
-        return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
+        if not self._shares(terms):
+            return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
+        place = Middle(self, terms, attempt, streams, receive_any)
+        return shared.LabelEnd(self, terms.label_party, terms, rows, place)
+
+    def _shares(self, terms: Terms) -> bool:
+        """Whether sums are shared: answers are the same however the card was made."""
+        return self.needs_keys and terms.mode == "train"
+
+    def most_sums(self, columns: int) -> int:
+        """How often a card of so many columns asks for sums, at most: they leave one by one."""
+        return (1 + columns) * _MOST_STEPS * MOST_HALVINGS

@@ -20,6 +20,7 @@ from vfl.experiments.pages.sections import Content, Section
 from vfl.experiments.tables import Table, date_text, list_text, percent_text, three_digits
 from vfl.trees.scorecard.card import PARTS, CardColumn
 from vfl.trees.scorecard.loaded import Line, LoadedCard
+from vfl.trees.scorecard.mode import Scorecard
 from vfl.trees.scorecard.statistics import Scores
 
 PAGE, TEXT = "scorecard.html", "scorecard.txt"
@@ -64,7 +65,18 @@ def card_page(loaded: LoadedCard) -> Content:
     on_card = [line for line in lines if line.column.on_card]
     sections = [
         Section(title="Points", tables=[points_table(loaded, on_card)], below=_of_points(loaded)),
-        Section(title="Columns", tables=[columns_table(loaded)], below=_OF_COLUMNS, roomy=True),
+        Section(
+            title="What each column tells",
+            tables=[columns_table(loaded)],
+            below=_of_columns(loaded),
+            roomy=True,
+        ),
+        Section(
+            title="Regression",
+            tables=[regression_table(loaded)],
+            below=_OF_REGRESSION,
+            roomy=True,
+        ),
         *_of_scores(loaded),
         _of_correlation(loaded),
         _of_knowledge(loaded),
@@ -72,7 +84,7 @@ def card_page(loaded: LoadedCard) -> Content:
     if left := [line for line in lines if not line.column.on_card]:
         table = points_table(loaded, left)
         sections.insert(
-            2, Section(title="Bins of columns that are not on the card", tables=[table])
+            3, Section(title="Bins of columns that are not on the card", tables=[table])
         )
     parties = list_text(tuple(loaded.parties))
     sentence = (
@@ -111,7 +123,7 @@ def card_text(loaded: LoadedCard, content: Content) -> str:
 def card_json(loaded: LoadedCard) -> dict[str, Any]:
     """The card for machines; counts of bins below the floor are left out."""
     card, mode = loaded.card, loaded.mode
-    inflation = card.inflation()
+    inflation, of_all = card.inflation(), card.inflation(on_card=False)
     return {
         "scale": {
             "base_score": mode.scale.base_score,
@@ -126,11 +138,12 @@ def card_json(loaded: LoadedCard) -> dict[str, Any]:
                 "column": line.name,
                 "on_card": line.column.on_card,
                 "information_value": line.column.information_value(card.totals, mode.floor),
-                "stability": line.column.stability(),
+                "stability": _finite(line.column.shift),
                 "coefficient": _finite(line.column.coefficient),
                 "standard_error": _finite(line.column.error),
                 "p_value": _finite(line.column.p_value),
                 "variance_inflation": _finite(float(inflation[place])),
+                "variance_inflation_of_all": _finite(float(of_all[place])),
                 "bins": [
                     {"bin": text} | bin_facts(line.column, number, mode.floor)
                     for number, text in enumerate(line.bins)
@@ -138,6 +151,7 @@ def card_json(loaded: LoadedCard) -> dict[str, Any]:
             }
             for place, line in enumerate(loaded.lines)
         ],
+        "correlation": card.correlation.tolist(),
         "scores": {part: _figures(loaded, part) for part in PARTS if part in card.scores},
     }
 
@@ -165,7 +179,7 @@ def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
             facts = bin_facts(line.column, number, floor)
             points = f"{facts['points']}" if line.column.on_card else ""
             known = facts["rows"] is not None
-            if not line.column.counts[number].any() and not line.column.later[number]:
+            if not line.column.counts[number].any():
                 continue
             found.append(
                 [
@@ -182,29 +196,40 @@ def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
 
 
 def columns_table(loaded: LoadedCard) -> Table:
-    """A line for each column, most informative first."""
-    card, floor = loaded.card, loaded.mode.floor
-    inflation = card.inflation()
-    found = []
+    """A line for each column, most informative first: what it tells, and what others tell of it."""
+    card, lines, found = loaded.card, loaded.lines, []
+    inflation = card.inflation(on_card=False)
+    for place, line in enumerate(lines):
+        column, value = line.column, line.column.information_value(card.totals, loaded.mode.floor)
+        shown = [line.party, line.name, f"{value:.3f}", strength(value)]
+        shown.append(f"{column.shift:.3f}" if math.isfinite(column.shift) else "")
+        beside = np.abs(card.correlation[place])
+        beside[place] = 0.0
+        nearest = int(beside.argmax())
+        known = not math.isnan(inflation[place])
+        shown.append(three_digits(float(inflation[place])) if known else "")
+        tells = known and beside[nearest] > 0
+        shown.append(f"{lines[nearest].name} of {lines[nearest].party}" if tells else "")
+        shown.append(f"{card.correlation[place, nearest]:+.2f}" if tells else "")
+        found.append((value, shown))
+    head = [
+        "party", "column", "information value", "strength", "stability", "variance inflation",
+        "goes with", "correlation",
+    ]  # fmt: skip
+    return Table(head, [line for _, line in sorted(found, key=lambda one: -one[0])], words=2)
+
+
+def regression_table(loaded: LoadedCard) -> Table:
+    """A line for each column on the card."""
+    inflation, found = loaded.card.inflation(), []
     for place, line in enumerate(loaded.lines):
-        column, value = line.column, line.column.information_value(card.totals, floor)
-        estimated = [""] * 4
+        column = line.column
         if column.on_card:
             numbers = (column.coefficient, column.error, column.p_value, float(inflation[place]))
-            estimated = [three_digits(one) if math.isfinite(one) else "" for one in numbers]
-        shift = f"{column.stability():.3f}" if column.later.any() else ""
-        found.append(
-            (
-                value,
-                [line.party, line.name, f"{value:.3f}", strength(value), shift, *estimated],
-            )
-        )
-    head = [
-        "party", "column", "information value", "strength", "stability", "coefficient",
-        "standard error", "p-value", "variance inflation",
-    ]  # fmt: skip
-    ordered = sorted(found, key=lambda one: -one[0])
-    return Table(head, [line for _, line in ordered], words=2)
+            shown = [three_digits(one) if math.isfinite(one) else "" for one in numbers]
+            found.append([line.party, line.name, *shown])
+    head = ["party", "column", "coefficient", "standard error", "p-value", "variance inflation"]
+    return Table(head, found, words=2)
 
 
 def strength(value: float) -> str:
@@ -216,12 +241,21 @@ def strength(value: float) -> str:
     return next((word for bound, word in _STRENGTHS if value < bound), _TOO_STRONG)
 
 
-_OF_COLUMNS = (
-    "Stability: population stability index of validation rows beside training rows; below 0.1 "
-    "stable, above 0.25 another population. Coefficients are of a logistic regression of goods on "
-    "weights of evidence, so they are positive. An information value above 0.5 is called "
-    "suspicious: a column that tells so much often knows the outcome (Siddiqi 2006)."
+_OF_REGRESSION = (
+    "A logistic regression of goods on weights of evidence; coefficients are positive, as a "
+    "negative one would turn the evidence round. Variance inflation: among these columns."
 )
+
+
+def _of_columns(loaded: LoadedCard) -> str:
+    later = "validation and test" if loaded.mode.needs_keys else "validation"
+    return (
+        "An information value above 0.5 is called suspicious: a column that tells so much often "
+        "knows the outcome (Siddiqi 2006). Stability: population stability index of "
+        f"{later} rows beside training rows; below 0.1 stable, above 0.25 another population. "
+        "Variance inflation and correlation: of weights of evidence, among all columns that tell "
+        "something."
+    )
 
 
 def _of_points(loaded: LoadedCard) -> str:
@@ -244,7 +278,8 @@ def _scale_text(loaded: LoadedCard) -> str:
 def _figures(loaded: LoadedCard, part: str) -> dict[str, float | int | None]:
     scores = loaded.card.scores[part]
     goods, bads = scores.counts.sum(axis=0).tolist()
-    shift = None if part == "train" else loaded.card.scores["train"].stability(scores)
+    trained = loaded.card.scores.get("train")
+    shift = None if part == "train" or trained is None else trained.stability(scores)
     return {
         "rows": scores.rows,
         "bad_rate": bads / max(1, goods + bads),
@@ -263,11 +298,7 @@ def _glance(loaded: LoadedCard) -> Glance:
     cards = [
         Figure(f"Gini, {word} rows", _number(found["gini"]), f"AUC {_number(found['auc'])}"),
         Figure(f"KS, {word} rows", _number(found["ks"]), "largest distance of goods and bads"),
-        Figure(
-            "Stability of scores",
-            _number(shift),
-            "beside the training rows" if shift is None or shift < _STABLE else "look at it",
-        ),
+        Figure("Stability of scores", _number(shift), _of_shift(loaded, shift)),
         Figure(
             "Columns on the card",
             str(sum(line.column.on_card for line in loaded.lines)),
@@ -281,6 +312,12 @@ def _glance(loaded: LoadedCard) -> Glance:
     return Glance(cards, sentence)
 
 
+def _of_shift(loaded: LoadedCard, shift: float | None) -> str:
+    if "train" not in loaded.card.scores:
+        return "nobody has scores of training rows"
+    return "beside the training rows" if shift is None or shift < _STABLE else "look at it"
+
+
 def _doubts(loaded: LoadedCard) -> list[str]:
     card, found = loaded.card, []
     for line in loaded.lines:
@@ -290,7 +327,7 @@ def _doubts(loaded: LoadedCard) -> list[str]:
                 f"look at {line.name} of {line.party}: an information value of {value:.2f} is "
                 "suspicious"
             )
-        if line.column.stability() > _SHIFTED:
+        if line.column.shift > _SHIFTED:
             found.append(f"look at {line.name} of {line.party}: its bins have shifted")
     if not any(line.column.on_card for line in loaded.lines):
         found.append("no column is on the card: none tells enough")
@@ -305,7 +342,7 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
     for part in scores:
         figures = _figures(loaded, part)
         shown = [_number(figures[name]) for name in ("auc", "gini", "ks")]
-        shown.append("" if part == "train" else _number(figures["stability"]))
+        shown.append("" if figures["stability"] is None else _number(figures["stability"]))
         rate = percent_text(figures["bad_rate"])
         table.append([_PART_NAMES[part], f"{figures['rows']:,}", rate, *shown])
     part = next((one for one in reversed(PARTS) if one in scores), "train")
@@ -404,20 +441,40 @@ def _of_knowledge(loaded: LoadedCard) -> Section:
     told = [one for one in loaded.summary.get("revealed", ()) if isinstance(one, dict)]
     rows = [[f"{cell:,}" if isinstance(cell := one.get(name, ""), int) else str(cell)
              for name in names] for one in told]  # fmt: skip
-    answers = "the sum of its points" if mode.reasons == "party" else "points of each column"
     return Section(
         title="Who learned what",
         tables=[Table(["who learned", "what", "of", "phase", "values"], rows, words=4)],
-        below=(
-            f"{label} learns the fine bin of every training and validation cell of every party, as "
-            "with trees and protect=order: counts, correlations and stability are computed there, "
-            "and no noise protects them. It learns no name, edge or category of others. Another "
-            "party learns the weight of evidence of each merged bin of its own columns, which with "
-            "its own counts is the rate of bads there; of bins with fewer than "
-            f"{mode.floor} rows it learns nothing, and of all at most {mode.budget} numbers in a "
-            f"training. Of each row that is asked for it answers {answers}."
-        ),
+        below=_of_sums(label, mode) if mode.needs_keys else _of_bins(label, mode),
         roomy=True,
+    )
+
+
+def _of_bins(label: str, mode: Scorecard) -> str:
+    return (
+        f"{label} learns the fine bin of every training and validation cell of every party, as "
+        "with trees and protect=order: counts, correlations and stability are computed there, and "
+        f"no noise protects them. It learns no name, edge or category of others. {_told(mode)}"
+    )
+
+
+def _of_sums(label: str, mode: Scorecard) -> str:
+    return (
+        f"{label} learns sums over training rows: rows and bads of each cell, correlations, and "
+        "the sums of each step of the regression; of no training row a bin or a score. An owner "
+        f"merges cells with fewer than {mode.floor} rows before it counts. Sums are exact and have "
+        f"no noise. {mode.helper} learns the cells of rows that it cannot tell, and their margins, "
+        "and undoes more if it colludes. Each party learns the coefficients of its columns in "
+        f"every step. {_told(mode)}"
+    )
+
+
+def _told(mode: Scorecard) -> str:
+    answers = "the sum of its points" if mode.reasons == "party" else "points of each column"
+    return (
+        "Another party learns the weight of evidence of each merged bin of its own columns, which "
+        f"with its own counts is the rate of bads there; of bins with fewer than {mode.floor} rows "
+        f"it learns nothing, and of all at most {mode.budget} numbers in a training. Of each row "
+        f"that is asked for it answers {answers}."
     )
 
 

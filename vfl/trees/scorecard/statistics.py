@@ -43,6 +43,22 @@ def stability(expected: np.ndarray, counted: np.ndarray) -> float:
     return float(population_stability_index(torch.from_numpy(expected), torch.from_numpy(counted)))
 
 
+def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation of a column's weights of evidence over rows; 0 if all are alike.
+
+    Args:
+        weights: of each bin.
+        rows: in each bin.
+
+    >>> standard(np.array([-1.0, 1.0]), np.array([50, 50]))
+    (0.0, 1.0)
+    """
+    share = rows / max(1, rows.sum())
+    mean = float(share @ weights)
+    spread = float(np.sqrt(share @ (weights - mean) ** 2))
+    return mean, spread if spread > 1e-9 * np.abs(weights).max(initial=0.0) else 0.0
+
+
 def correlations(columns: np.ndarray) -> np.ndarray:
     """Pearson's correlation of all pairs, axes (columns, columns); 0 beside a constant column.
 

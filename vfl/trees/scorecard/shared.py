@@ -1,0 +1,727 @@
+"""Ends of a session that makes a scorecard on shares, with `protect = "shared"`.
+
+A holder of columns merges fine bins of few rows itself, so that a cell has at least `floor` rows
+or none, and says how many rows each cell has. The rest are sums over rows (`vfl.trees.sums`):
+
+    feature party                  helper                          label party
+      rows of each cell       ----------------------------------->   has labels
+      cells, rows permuted --->      sums shares of bads     ---->   bads of each cell
+      groups of cells, weights of evidence  <---------------------   merges cells
+      stability of its columns  --------------------------------->
+      weights of evidence of its rows, opened under masks            X^T X: correlation, inflation
+      its part of the margins --->   means, weights of rows  ---->   X^T m, X^T w X of each step
+      points  <---------------------------------------------------   the card
+
+Evaluations, predictions and services have the ends of `vfl.trees.scorecard.ends`, as every card.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vfl.config.toml import Settings
+from vfl.core.errors import DisagreementError, ProtocolError, TooFewRowsError
+from vfl.core.frame import LIMIT_BYTES, Kind, Link
+from vfl.datasets import Split
+from vfl.datasets.encode import MAX_CATEGORIES
+from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes, Place, read_description
+from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.session.schedule import Exchange
+from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
+from vfl.session.terms import Terms
+from vfl.trees.bins import Binning, fit_bins
+from vfl.trees.grow import Layout
+from vfl.trees.newton import Outcome, Sums, local_sums, outcome_of
+from vfl.trees.regression_ends import categories_of, cells_of
+from vfl.trees.scorecard.binning import with_floor
+from vfl.trees.scorecard.card import Card, OwnColumn, own_of_state, own_state
+from vfl.trees.scorecard.ends import (
+    MOST_POINTS,
+    POINTS,
+    bad_class,
+    label_state,
+    logits_of,
+    points_in,
+    read_columns,
+    require_budget,
+    written,
+)
+from vfl.trees.scorecard.fitting import (
+    FAMILY,
+    Counted,
+    MergedColumn,
+    counts_of,
+    fit_card,
+    shift_of,
+)
+from vfl.trees.scorecard.statistics import Scores, standard
+from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits, largest_frame
+
+if TYPE_CHECKING:
+    from vfl.trees.scorecard.mode import Scorecard
+
+_LABEL_PARTY = "the label party"
+_MOST_COLUMNS = 4096
+_SHIFT = np.dtype("<f8")
+#: Most bytes of JSON for a cell's group, for a merged bin, and around them.
+_GROUP_BYTES, _BIN_BYTES, _AROUND_BYTES = 8, 40, 80
+
+_Count = Annotated[int, Field(ge=0, lt=2**32)]
+_Rows = tuple[_Count, _Count, _Count]
+_Columns = Annotated[int, Field(ge=1, le=_MOST_COLUMNS)]
+_Cells = Annotated[int, Field(ge=2, le=max(256, MAX_CATEGORIES) + 1)]
+
+
+class OwnColumnFacts(Settings):
+    """What the owner of a column says of it.
+
+    Attributes:
+        rows: training rows in each cell; the last cell is of missing ones.
+        categorical: whether cells have no order.
+        sign: with which the rate of bads changes; 0 for any.
+    """
+
+    rows: tuple[_Count, ...] = Field(min_length=2, max_length=max(256, MAX_CATEGORIES) + 1)
+    categorical: bool
+    sign: Annotated[int, Field(ge=-1, le=1)]
+
+
+class OwnFacts(Settings):
+    """What a holder says to the label party: how many rows it has, and of its columns."""
+
+    rows: _Rows
+    columns: tuple[OwnColumnFacts, ...] = Field(max_length=_MOST_COLUMNS)
+
+
+class Facts(Settings):
+    """What all must know alike beside the terms.
+
+    Attributes:
+        rows: how many train, validate and test.
+        columns: of each holder, by role; the intercept is one of the label party's.
+        cells: most cells of a column, of each other holder.
+    """
+
+    rows: _Rows
+    columns: tuple[_Columns, ...] = Field(min_length=2, max_length=256)
+    cells: tuple[_Cells, ...] = Field(min_length=1, max_length=255)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """See `Summing.bin_sums`."""
+        return list(zip(self.columns[:-1], self.cells, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes(NetworkSizes):
+    """The sizes of a session, which bound frames."""
+
+    facts: Facts
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.facts.columns)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of the largest message."""
+        rows, columns = self.facts.rows, max(self.facts.columns)
+        told = columns * (max(self.facts.cells) * (_GROUP_BYTES + _BIN_BYTES) + _AROUND_BYTES)
+        answers = columns * POINTS.itemsize * max(rows)
+        return max(largest_frame(rows[0], self.facts.columns), answers, told, 1 << 12)
+
+    def memory_bytes(self, rows: int) -> int:
+        return 6 * self.frame_bytes
+
+    def limits(self, rows: int) -> dict[Kind, int]:
+        return {Kind.PROTOCOL: self.frame_bytes + TAG_BYTES}
+
+
+class TrainingEnd(NetworkEnd[Facts, Summing]):
+    """The common part of all parties' ends.
+
+    Args:
+        mode, party, terms, rows, place: see `NetworkEnd`.
+    """
+
+    _mode: Scorecard
+
+    @property
+    def split(self) -> Split:
+        return Split(*map(np.arange, self._facts.rows))
+
+    def facts_of(self, told: Mapping[str, bytes]) -> Facts:
+        raise AssertionError("the label party makes the facts")
+
+    def sizes_of(self, facts: Facts) -> Sizes:
+        if not len(facts.columns) == len(facts.cells) + 1 == len(self._roles) - 1:
+            raise ProtocolError("the label party describes other parties than the terms have")
+        floor = self._mode.floor
+        if facts.rows[0] < 2 * floor:
+            raise TooFewRowsError(
+                "too few training rows for two cells",
+                got=f"{facts.rows[0]} rows",
+                want=f"{2 * floor} rows, as floor={floor} asks for {floor} in a cell",
+                fix="more rows, or a smaller floor if all parties accept it",
+            )
+        sizes = Sizes(facts)
+        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
+            raise ProtocolError(
+                "the masks of all rows fit no frame",
+                got=f"{sizes.frame_bytes} bytes",
+                want=f"at most {LIMIT_BYTES} bytes",
+                fix="fewer rows or columns",
+            )
+        return sizes
+
+    def _player_of(self, links: Mapping[int, Link]) -> Summing:
+        player = Summing(self._role, links, self._facts.rows[0], self._facts.columns)
+        player.spend, player.dithers = self._rows.spend, True  # rows of a bin are alike
+        return player
+
+    def _started(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
+    ) -> None:
+        if state is not None:
+            self.load_weights(state["weights"])
+
+    def training_state(self) -> dict[str, Any]:
+        return {"weights": self.weights(), **self._kept()}
+
+    def weights(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Nothing, at a party that keeps none."""
+
+    # What holders and the helper do alike.
+
+    def _follow(self, own: np.ndarray | None, columns: Sequence[int]) -> None:
+        """At another party: take part in sums of columns, until the card is fitted.
+
+        Args:
+            own: standardised columns of a holder, axes (rows, columns).
+            columns: how many each holder has of these.
+        """
+        player = self._begun
+        player.columns = list(columns)
+        values = None if own is None else torch.from_numpy(own)
+        fine = player.open_columns(values, fine_bits(player.rows))
+        player.gram(fine)
+        raw = player.channels[player.label].receive_bytes(player.next_number(), sum(columns))
+        keep = np.frombuffer(raw, np.uint8) != 0
+        first = sum(columns[:-1])
+        if not keep[first]:
+            raise ProtocolError("a regression without an intercept", where=_LABEL_PARTY)
+        if keep.sum() == 1:
+            return
+        if own is not None:
+            start = sum(columns[: player.role])
+            own = own[:, keep[start : start + columns[player.role]]]
+        fine, coarse = opened_again(player, fine, keep, own)
+        player.label_products(fine, None)
+        most = self._mode.most_sums(sum(columns))
+        Asked(player, FAMILY, fine, coarse, own).follow(most, 0)
+
+    def _columns_of_holders(self, told: object) -> list[int]:
+        """How many columns each holder goes on with, as the label party says.
+
+        Raises:
+            ValueError: no holders have so many.
+        """
+        most = self._facts.columns
+        if not (isinstance(told, list) and len(told) == len(most)):
+            raise ValueError
+        if not all(
+            type(one) is int and 0 <= one <= top for one, top in zip(told, most, strict=True)
+        ):
+            raise ValueError
+        if not told[-1]:
+            raise ValueError  # without an intercept
+        return told
+
+
+class HelperEnd(TrainingEnd):
+    """The end of a party without data, which deals masks and adds up shares."""
+
+    def announced(self) -> None:
+        """Nothing: it has no rows."""
+
+    def train(self, exchange: Exchange) -> None:
+        player = self._begun
+        player.bin_sums(self._facts.sizes)
+        raw = player.channels[player.label].receive_bytes(player.next_number(), 2, 1 << 12)
+        try:
+            columns = self._columns_of_holders(json.loads(bytes(raw)))
+        except (ValueError, RecursionError):
+            raise _unfit(_LABEL_PARTY) from None
+        self._follow(None, columns)
+        player.next_number()  # of the points
+        self._note(TRAIN)
+
+    def outputs(self, exchange: Exchange) -> None:
+        self._begun.next_number()
+
+
+class FeatureEnd(TrainingEnd):
+    """The end of a feature party."""
+
+    def __init__(
+        self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, place: Place
+    ) -> None:
+        super().__init__(mode, party, terms, rows, place)
+        self._own: Binning | None = None
+        #: Of each column the cell of each fine bin, and how many cells there are.
+        self._cells: list[np.ndarray] = []
+        self._counts: list[int] = []
+        self._columns: list[OwnColumn] = []
+
+    def announced(self) -> bytes:
+        own = self._own = fit_own(self._mode, self._rows)
+        fine = fine_bins(own, self._rows, "train")
+        categorical = own.layout.categorical
+        counts = [
+            np.bincount(column, minlength=1 + count)
+            for column, count in zip(fine.T, own.layout.bins, strict=True)
+        ]
+        found = [
+            with_floor(one, self._mode.floor, categorical=kind)
+            for one, kind in zip(counts, categorical, strict=True)
+        ]
+        self._cells, self._counts = map(list, zip(*found, strict=True))
+        rows = [
+            np.bincount(cells, weights=one, minlength=count).astype(np.int64)
+            for (cells, count), one in zip(found, counts, strict=True)
+        ]
+        # The rows of every cell, and later the stability of every column.
+        self._rows.spend(sum(map(len, rows)) + len(rows))
+        signs = self._mode.signs(self._rows.columns, len(rows))
+        columns = tuple(
+            OwnColumnFacts(rows=tuple(one.tolist()), categorical=kind, sign=sign)
+            for one, kind, sign in zip(rows, categorical, signs, strict=True)
+        )
+        return OwnFacts(rows=rows_of(self._rows), columns=columns).model_dump_json().encode()
+
+    def sizes_of(self, facts: Facts) -> Sizes:
+        own = (rows_of(self._rows), len(self._cells), max(self._counts))
+        said = (facts.rows, facts.columns[self._role], facts.cells[self._role])
+        if said != own:
+            raise DisagreementError(
+                "the label party describes other rows than this party has",
+                got=f"{facts.rows[0]} training rows",
+                want=f"{own[0][0]} training rows",
+            )
+        return super().sizes_of(facts)
+
+    def train(self, exchange: Exchange) -> None:
+        player = self._begun
+        cells = self._in_cells("train")
+        player.bin_sums(self._facts.sizes, cells)
+        number, link = player.next_number(), player.channels[player.label]
+        raw = bytes(link.receive_bytes(number, 2, self._most_told))
+        try:
+            told = json.loads(raw)
+            columns = self._columns_of_holders(told["counts"])
+            groups = read_columns(told["columns"], self._layout_of_cells, self._mode)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise _unfit(_LABEL_PARTY) from None
+        count = sum(len(one.weights) for one in groups)
+        player.leakage.count("weights of evidence", "its bins", count, count)
+        trained = _grouped(cells, groups)
+        later = _grouped(np.concatenate([*map(self._in_cells, ("validation", "test"))]), groups)
+        rows = [
+            np.bincount(bins, minlength=len(one.weights))
+            for bins, one in zip(trained.T, groups, strict=True)
+        ]
+        shifts = [shift_of(one, bins) for one, bins in zip(rows, later.T, strict=True)]
+        link.send_bytes(np.array(shifts, _SHIFT).tobytes(), number, "online")
+        parts = [
+            (one.weights[bins] - mean) / scale
+            for one, bins, (mean, scale) in zip(
+                groups, trained.T, map(standard, (one.weights for one in groups), rows), strict=True
+            )
+            if scale
+        ]
+        if len(parts) != columns[self._role]:
+            raise _unfit(_LABEL_PARTY)
+        values = np.stack(parts, axis=1) if parts else np.empty((len(cells), 0))
+        self._follow(values, columns)
+        raw = bytes(link.receive_bytes(player.next_number(), 2, self._most_told))
+        try:
+            known = zip(map(written, groups), json.loads(raw), strict=True)
+            final = [before | {"points": points} for before, points in known]
+            found = read_columns(final, self._layout_of_cells, self._mode)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise _unfit(_LABEL_PARTY) from None
+        self._columns = [
+            OwnColumn(one.groups[cell], one.weights, one.points)
+            for one, cell in zip(found, self._cells, strict=True)
+        ]
+        self._note(TRAIN)
+
+    def outputs(self, exchange: Exchange) -> None:
+        player = self._begun
+        fine = fine_bins(self._binning, self._rows, exchange.phase, exchange.rows)
+        points = points_in(fine, self._columns).sum(axis=1)
+        link = player.channels[player.label]
+        link.send_bytes(points.astype(POINTS).tobytes(), player.next_number(), "online")
+        self._note(EVALUATE)
+
+    def weights(self) -> dict[str, Tensor]:
+        if not self._columns:
+            return {}
+        return self._binning.state_dict() | own_state(self._columns)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if "sizes" in weights:
+            self._columns = own_of_state(weights)
+
+    @property
+    def _binning(self) -> Binning:
+        assert self._own is not None, "a training has begun"
+        return self._own
+
+    @property
+    def _layout_of_cells(self) -> Layout:
+        own = self._binning.layout
+        return Layout(tuple(count - 1 for count in self._counts), own.categorical)
+
+    @property
+    def _most_told(self) -> int:
+        return Sizes(self._facts).frame_bytes
+
+    def _in_cells(self, phase: str) -> np.ndarray:
+        """The cell of each row in each column, int64, axes (rows, columns)."""
+        fine = fine_bins(self._binning, self._rows, phase)
+        return np.stack(
+            [cell[bins] for cell, bins in zip(self._cells, fine.T, strict=True)], axis=1
+        )
+
+
+class LabelEnd(TrainingEnd):
+    """The label party's end: it learns sums, and fits the card."""
+
+    def __init__(
+        self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, place: Place
+    ) -> None:
+        super().__init__(mode, party, terms, rows, place)
+        self._bad = bad_class(mode, rows)
+        self._own: Binning | None = None
+        self._told: dict[str, OwnFacts] = {}
+        self._card: Card | None = None
+
+    def announced(self) -> bytes:
+        if self._rows.inputs is not None:
+            self._own = fit_own(self._mode, self._rows)
+        return b""  # the others learn nothing of its columns but their number
+
+    def facts_of(self, told: Mapping[str, bytes]) -> Facts:
+        names = self._roles[: self._label_role]
+        for name in names:
+            said = self._told[name] = read_description(OwnFacts, told[name], f"party '{name}'")
+            if not said.columns or {sum(one.rows) for one in said.columns} != {said.rows[0]}:
+                raise ProtocolError(
+                    "cells whose rows do not add up", where=f"the message of party '{name}'"
+                )
+        own = 0 if self._own is None else len(self._own.layout.bins)
+        return Facts(
+            rows=rows_of(self._rows),
+            columns=(*(len(self._told[name].columns) for name in names), 1 + own),
+            cells=tuple(max(len(one.rows) for one in self._told[name].columns) for name in names),
+        )
+
+    def train(self, exchange: Exchange) -> None:
+        player, mode = self._begun, self._mode
+        bad = self._bad_rows("train", np.arange(self._facts.rows[0]))
+        source = OnShares(player, mode, self._told, self._facts, self._rows, self._own, bad)
+        bads = int(bad.sum())
+        self._card = fit_card(mode, source, len(bad) - bads, bads)
+        source.finish(self._card.columns)
+        self._note(TRAIN)
+
+    def outputs(self, exchange: Exchange) -> Tensor:
+        player, card = self._begun, self._card
+        assert card is not None, "it has been fitted"
+        number, rows = player.next_number(), len(exchange.rows)
+        scores = np.full(rows, card.base, np.int64)
+        if self._own is not None:
+            fine = fine_bins(self._own, self._rows, exchange.phase, exchange.rows)
+            own = card.columns[: len(self._own.layout.bins)]
+            scores += points_in(fine, own).sum(axis=1)
+        for other in player.others:
+            channel = player.channels[other]
+            raw = channel.receive_bytes(number, rows * POINTS.itemsize)
+            points = np.frombuffer(raw, POINTS).astype(np.int64)
+            if np.abs(points).max(initial=0) > MOST_POINTS:
+                raise ProtocolError("more points than a row can have", where=channel.peer)
+            scores += points
+            player.leakage.count("points of rows", f"{exchange.phase} rows", rows, rows)
+        if exchange.phase in ("validation", "test"):
+            bad = self._bad_rows(exchange.phase, exchange.rows)
+            self._card = card.with_scores(exchange.phase, Scores.of(scores, bad))
+        self._note(EVALUATE)
+        return logits_of(scores, self._bad, self._mode.scale)
+
+    def weights(self) -> dict[str, Tensor]:
+        counts = [0 if self._own is None else len(self._own.layout.bins)]
+        counts = [
+            *(counts if counts[0] else []),
+            *(len(one.columns) for one in self._told.values()),
+        ]
+        return label_state(self._own, counts, self._bad, self._card)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if "sizes" in weights:
+            self._card = Card.of_state(weights)
+
+    def _bad_rows(self, phase: str, rows: np.ndarray) -> np.ndarray:
+        """Whether each of some rows of a phase is a bad one."""
+        assert self._rows.labels is not None, "a training has labels"
+        assert self._rows.split is not None, "the label party has rows"
+        positions = getattr(self._rows.split, phase)[rows]
+        return np.asarray(self._rows.labels[torch.from_numpy(positions)].numpy() == self._bad)
+
+
+class OnShares:
+    """Counts and sums that the label party learns of others' columns; see `fitting.Source`.
+
+    Columns of the card are those of the label party first; roles have the label party last.
+
+    Args:
+        player: the label party.
+        mode: how the card is made.
+        told: what each other holder said of its columns, by party in the order of roles.
+        facts: of the session.
+        rows: the label party's own.
+        own: bins of its columns; None without any.
+        bad: whether each training row is a bad one.
+    """
+
+    def __init__(
+        self,
+        player: Summing,
+        mode: Scorecard,
+        told: Mapping[str, OwnFacts],
+        facts: Facts,
+        rows: OwnRows,
+        own: Binning | None,
+        bad: np.ndarray,
+    ) -> None:
+        self._player, self._mode, self._told, self._facts = player, mode, told, facts
+        self._rows, self._own, self._bad = rows, own, bad
+        self._mine = np.empty((len(bad), 0), np.int64)
+        if own is not None:
+            self._mine = fine_bins(own, rows, "train")
+        #: Mean and scale of each column's weights of evidence; a scale of 0 where they are alike.
+        self._standards: list[tuple[float, float]] = []
+        self._fine: Masked | None = None
+        self._asked: Asked | None = None
+        self._values = np.empty((len(bad), 0))
+
+    def by_holder(self, columns: Sequence[Any]) -> dict[int, Sequence[Any]]:
+        """What belongs to the columns of each other holder, by role."""
+        ends = np.cumsum([self._mine.shape[1], *(len(one.columns) for one in self._told.values())])
+        return {
+            role: columns[start:end] for role, (start, end) in enumerate(pairwise(ends.tolist()))
+        }
+
+    def counted(self) -> Sequence[Counted]:
+        found = []
+        if self._own is not None:
+            layout = self._own.layout
+            signs = self._mode.signs(self._rows.columns, len(layout.bins))
+            found = [
+                Counted(counts_of(fine, self._bad, 1 + count), kind, sign)
+                for fine, count, kind, sign in zip(
+                    self._mine.T, layout.bins, layout.categorical, signs, strict=True
+                )
+            ]
+        sums = self._player.bin_sums(self._facts.sizes, numbers=self._bad.astype(np.int64))
+        assert sums is not None, "the label party learns them"
+        for (name, said), bads in zip(self._told.items(), sums, strict=True):
+            for column, own in zip(said.columns, bads, strict=True):
+                rows = np.array(column.rows)
+                if (own < 0).any() or (own[: len(rows)] > rows).any() or own[len(rows) :].any():
+                    raise ProtocolError(
+                        "more bads than rows in a cell",
+                        where=f"sums of party '{name}' and of the helper",
+                    )
+                counts = np.stack([rows - own[: len(rows)], own[: len(rows)]], axis=1)
+                found.append(Counted(counts, column.categorical, column.sign))
+        return found
+
+    def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
+        player, number = self._player, self._player.next_number()
+        self._standards = [standard(one.weights, one.counts.sum(axis=1)) for one in columns]
+        holders = self.by_holder(columns)
+        ends = np.cumsum([len(one.columns) for one in self._told.values()])
+        parts = np.split(self._in_roles(self._varies), ends)
+        counts = [int(part.sum()) for part in parts]
+        player.columns = counts
+        for (name, _), (role, own) in zip(self._told.items(), holders.items(), strict=True):
+            plain = [OwnColumn(one.groups, one.weights, 0 * one.counts[:, 0]) for one in own]
+            require_budget(self._mode, name, plain)
+            content = {"counts": counts, "columns": [*map(written, plain)]}
+            player.channels[role].send_bytes(json.dumps(content).encode(), number, "online")
+        player.channels[player.dealer].send_bytes(json.dumps(counts).encode(), number, "online")
+        found = []
+        if self._own is not None:
+            both = [fine_bins(self._own, self._rows, one) for one in ("validation", "test")]
+            later = _grouped(np.concatenate(both), columns[: self._mine.shape[1]])
+            found = [
+                shift_of(column.counts.sum(axis=1), bins)
+                for column, bins in zip(columns, later.T, strict=False)
+            ]
+        for role, own in holders.items():
+            raw = player.channels[role].receive_bytes(number, _SHIFT.itemsize * len(own))
+            player.leakage.count("stability", "columns", len(own), len(own))
+            found += np.frombuffer(raw, _SHIFT).tolist()
+        return found
+
+    def correlation(self, columns: Sequence[MergedColumn]) -> np.ndarray:
+        player, rows = self._player, len(self._bad)
+        mine = zip(columns, self._mine.T, self._standards, strict=False)
+        parts = [np.ones(rows)]
+        parts += [
+            (column.weights[column.groups[fine]] - mean) / scale
+            for column, fine, (mean, scale) in mine
+            if scale
+        ]
+        self._values = np.stack(parts, axis=1)
+        self._fine = player.open_columns(torch.from_numpy(self._values), fine_bits(rows))
+        gram = player.gram(self._fine)
+        assert gram is not None, "the label party learns it"
+        found = np.eye(len(columns))
+        places, order = np.flatnonzero(self._varies), self._order_of(self._varies)[1:]
+        found[np.ix_(places, places)] = gram.numpy()[np.ix_(order, order)] / rows
+        np.fill_diagonal(found, 1.0)
+        return found.clip(-1, 1)
+
+    def regression(
+        self, columns: Sequence[MergedColumn], chosen: np.ndarray
+    ) -> tuple[Outcome, Callable[[np.ndarray], Sums]]:
+        player, labels = self._player, (~self._bad).astype(np.float64)
+        number = player.next_number()
+        keep = self._in_roles(chosen)[self._in_roles(self._varies)]
+        for channel in player.channels.values():
+            channel.send_bytes(keep.astype(np.uint8).tobytes(), number, "online")
+        if not chosen.any():
+            ones = np.ones((len(labels), 1))
+            return outcome_of(FAMILY, ones.T @ labels, labels), local_sums(FAMILY, ones)
+        assert self._fine is not None, "correlation comes before"
+        own = self._values[:, keep[-self._values.shape[1] :]]
+        fine, coarse = opened_again(player, self._fine, keep, own)
+        products = player.label_products(fine, torch.from_numpy(labels))
+        assert products is not None, "the label party learns them"
+        asked = self._asked = Asked(player, FAMILY, fine, coarse, own)
+        # Columns of weights X are Z T, of standardised ones: so are sums over rows of them.
+        order = self._order_of(chosen)
+        into = np.diag(
+            [1.0, *(one[1] for one, on in zip(self._standards, chosen, strict=True) if on)]
+        )
+        into[0, 1:] = [one[0] for one, on in zip(self._standards, chosen, strict=True) if on]
+        ends = np.cumsum(player.columns)[:-1]
+
+        def sums(b: np.ndarray) -> Sums:
+            there = np.empty(len(b))
+            there[order] = into @ b
+            found = asked.at(np.split(there, ends))
+            curvature = found.curvature[np.ix_(order, order)]
+            means = found.means[order]
+            return Sums(into.T @ means, into.T @ curvature @ into, found.normaliser)
+
+        return outcome_of(FAMILY, into.T @ products.numpy()[order], labels), sums
+
+    def _in_roles(self, flags: np.ndarray) -> np.ndarray:
+        """Flags of the card's columns, as roles have them, with one of the intercept."""
+        mine = self._mine.shape[1]
+        return np.concatenate([flags[mine:], [True], flags[:mine]])
+
+    @property
+    def _varies(self) -> np.ndarray:
+        """Which of the card's columns have weights of evidence that differ."""
+        return np.array([scale > 0 for _, scale in self._standards])
+
+    def _order_of(self, flags: np.ndarray) -> np.ndarray:
+        """Where the intercept and then some of the card's columns stand among those of all roles.
+
+        Args:
+            flags: which of the card's columns these are.
+        """
+        mine = int(flags[: self._mine.shape[1]].sum())
+        others = int(flags.sum()) - mine
+        found: np.ndarray = np.r_[others : others + 1 + mine, :others]
+        return found
+
+    def finish(self, columns: Sequence[OwnColumn]) -> None:
+        """Ask for no more sums, and send everybody the points of its columns."""
+        if self._asked is not None:
+            self._asked.end({})
+        number = self._player.next_number()
+        for role, own in self.by_holder(columns).items():
+            points = json.dumps([one.points.tolist() for one in own]).encode()
+            self._player.channels[role].send_bytes(points, number, "online")
+
+
+def opened_again(
+    player: Summing, fine: Masked, keep: np.ndarray, own: np.ndarray | None
+) -> tuple[Masked, Masked]:
+    """Some of the opened columns, and the same opened again with fewer bits."""
+    fine = player.narrowed(fine, keep)
+    values = None if own is None else torch.from_numpy(np.ascontiguousarray(own))
+    return fine, player.open_columns(values, coarse_bits(player.rows))
+
+
+def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
+    """Fine bins of a party's columns, from its training rows."""
+    assert rows.split is not None, "a holder has rows"
+    cells = cells_of(rows, rows.split.train)
+    assert cells is not None, "asked of a party with columns"
+    return fit_bins(cells, categories_of(rows), mode.max_bin)
+
+
+def fine_bins(
+    own: Binning, rows: OwnRows, phase: str, chosen: np.ndarray | slice = slice(None)
+) -> np.ndarray:
+    """Fine bins of some rows of a phase, int64, axes (rows, columns); missing cells have the last.
+
+    Args:
+        own: bins of the party's columns.
+        rows: the party's.
+        phase: of the session.
+        chosen: positions among the rows of the phase.
+    """
+    assert rows.split is not None, "a holder has rows"
+    positions = getattr(rows.split, "test" if phase == "predict" else phase)[chosen]
+    cells = cells_of(rows, positions)
+    assert cells is not None, "asked of a party with columns"
+    found: np.ndarray = np.minimum(own.bins(cells).astype(np.int64), np.array(own.layout.bins))
+    return found
+
+
+def rows_of(rows: OwnRows) -> _Rows:
+    """How many rows of a party train, validate and test."""
+    assert rows.split is not None, "a holder has rows"
+    return len(rows.split.train), len(rows.split.validation), len(rows.split.test)
+
+
+def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
+    """Merged bins of cells, axes (rows, columns)."""
+    return np.stack([one.groups[cell] for one, cell in zip(columns, cells.T, strict=True)], axis=1)
+
+
+def _unfit(sender: str) -> ProtocolError:
+    return ProtocolError(
+        "groups that no scorecard has of these columns",
+        where=f"the message of {sender}",
+        want="a group of each cell, and a weight and points of each group",
+    )
