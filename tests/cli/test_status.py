@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vfl.config import Experiment, PartyFile
+from vfl.config import DataSettings, Experiment, PartyFile
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError
 from vfl.core.storage import locked, write_json
@@ -125,23 +125,92 @@ def test_a_folder_without_a_run_is_said_to_be_none(refused, tmp_path):
 
 @pytest.fixture
 def project(tmp_path):
+    """A project of three hosts as it was written: nobody has joined."""
+    experiment = EXPERIMENT.model_copy(update={"data": DataSettings(alignment="ours")})
     content = {"data": {"source": "rows.csv", "id": "id"}}
     parties = {
         name: PartyFile.model_validate({"party": name, **content})
         for name in ("bank", "shop", "label")
     }
-    return write_project(tmp_path / "project", EXPERIMENT, parties, "127.0.0.1")
+    return write_project(tmp_path / "project", experiment, parties, "lender.example")
 
 
-def test_a_project_without_a_superlink(vfl, project):
-    done = vfl("status", project.path.parent)
-    assert done.code == 3
-    assert "SuperLink            not running" in done.out
-    assert done.out.splitlines()[-1].split() == ["then", "vfl", "up", str(project.path)]
+def test_every_state_of_a_project_names_the_next_step(vfl, project, monkeypatch, tmp_path):
+    """From a folder that was just written to a run that is served."""
+    asked, here = str(project.path), {"bank": False, "shop": False}
+
+    def then(code):
+        done = vfl("status", project.path.parent, "--json")
+        assert done.code == code, done.err
+        return json.loads(done.out)["then"]
+
+    def run(name, finish=None, outcome=None):
+        stored = project.path / "store" / "runs" / name
+        made = RunFolder.create(stored, EXPERIMENT, "federated", f"vfl {name} {asked}")
+        if finish is not None:
+            made.finish(finish, Ledger())
+        if outcome is not None:
+            write_json(made.path / "alignment.json", outcome)
+        return made
+
+    assert then(3) == [f"vfl join {asked} --table TABLE"]
+    (project.path / "rows.csv").write_text("id,label\n")
+    joins = then(3)
+    for name, told in zip(here, joins, strict=True):
+        assert told.startswith(f"vfl join {name} --table TABLE")
+        assert told.endswith(f"save its {name}.pub in {project.keys}")
+        (project.keys / f"{name}.pub").write_text("ecdsa-sha2-nistp384 AAAA")
+    assert then(3) == [f"vfl up {asked}"]
+    monkeypatch.setattr(deployment, "connected", lambda folder: here)
+    assert then(3) == ["vfl up bank/party.toml", "vfl up shop/party.toml"]
+    here["bank"] = True
+    assert then(3) == ["vfl up shop/party.toml"]
+    here["shop"] = True
+    assert then(0) == [f"vfl align {asked}"]
+    write_json(project.path / "store" / "alignments" / "ours" / "source" / "0001.positions", {})
+    outcome = {"bytes": {}, "common": 3}
+    run("align", outcome=outcome)
+    assert then(0) == [f"vfl train {asked}"]
+    training = run("train")
+    assert then(0) == [f"vfl train {asked} --resume {training.path}"]
+    with locked(training.path):
+        training.progress(ProgressReport("train", (), 2, 20, 300, 2000, 250.0, 16e3, 6.8).record())
+        assert then(0) == []  # it is at work
+        training.progress(ProgressReport("train", waits_for=("shop",)).record())
+        assert then(0) == ["vfl up shop/party.toml"]
+    training.fail(LostPeerError("party 'bank' went away"))
+    assert then(0) == [f"vfl train {asked} --resume {training.path}"]
+    (training.path / "failure.json").unlink()
+    training.finish(SUMMARY, Ledger())
+    run("align-2", outcome=outcome)  # of a new month
+    assert then(0)[:2] == [f"vfl predict {training.path}", f"vfl serve {training.path}"]
+    training.progress(ProgressReport("serve").record())
+    served = {"address": "http://127.0.0.1:8080", "process": os.getpid()}
+    write_json(training.path / "serving.json", served)
+    assert then(0) == []
+
+
+def test_every_state_of_a_party_names_the_next_step(vfl, project, monkeypatch):
+    folder = project.path.parent / "bank"
+
+    def then(code):
+        done = vfl("status", folder, "--json")
+        assert done.code == code, done.err
+        return json.loads(done.out)["then"]
+
+    assert then(3) == [f"vfl join {folder} --table TABLE"]
+    assert vfl("status", folder / "party.toml").code == 3
+    (folder / "rows.csv").write_text("id,x\n" + "".join(f"a{n},{n % 7}\n" for n in range(9)))
+    assert then(3) == [f"vfl join {folder}"]
+    joined = vfl("join", folder, "--json")
+    assert joined.code == 0, joined.err
+    assert then(3) == [f"vfl up {folder}"] == [json.loads(joined.out)["then"]]
+    monkeypatch.setattr(deployment, "supernode_runs", lambda party: True)
+    assert then(0) == [f"vfl sessions {folder}/party.toml"]
 
 
 @pytest.mark.parametrize(("shop", "code"), [(True, 0), (False, 3)])
-def test_a_project_with_one_says_who_is_connected(vfl, project, monkeypatch, shop, code):
+def test_a_project_with_a_superlink_says_who_is_connected(vfl, project, monkeypatch, shop, code):
     monkeypatch.setattr(deployment, "connected", lambda folder: {"bank": True, "shop": shop})
     folder = RunFolder.create(
         project.path / "store" / "runs" / "one", EXPERIMENT, "federated", "vfl train PROJECT"
@@ -153,7 +222,7 @@ def test_a_project_with_one_says_who_is_connected(vfl, project, monkeypatch, sho
     assert [run["run"] for run in told["runs"]] == [str(folder.path)]
     again = f"vfl train {project.path} --resume {folder.path}"
     assert told["runs"][0]["then"] == [again]
-    assert told["then"] == [f"vfl train {project.path}" if shop else "vfl up shop/party.toml"]
+    assert "SuperLink            not running" not in vfl("status", project.path).out
 
 
 GRID = """

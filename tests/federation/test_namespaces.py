@@ -57,9 +57,12 @@ def federation(network, table):
                         (shop, shop.folder / "shop")):  # fmt: skip
         table[host.name].to_csv(place / "data.csv", index=False)
         (place / "data.csv").chmod(0o644)
-    lender.vfl("check", "project/label")
-    bank.vfl("check", "bank/party.toml")
-    shop.vfl("check", "shop/party.toml")
+    lender.vfl("join", "project", "--table", "project/label/data.csv", "--label", "label")
+    for host, other in ((bank, shop), (shop, bank)):
+        host.vfl("join", host.name, "--table", f"{host.name}/data.csv")
+        sent = host.folder / host.name / f"{host.name}.pub"
+        lender.take(sent, f"project/label/keys/{host.name}.pub")
+        other.take(sent, f"{other.name}/peers/{host.name}.pub")
     lender.start("listens on", "up", "project/label")
     bank.start("is connected", "up", "bank/party.toml")
     shop.start("is connected", "up", "shop/party.toml")

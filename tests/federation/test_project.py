@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 from vfl.config import Experiment, PartyFile, read_experiment, read_party_file
 from vfl.core.errors import RunFolderError, UserError
 from vfl.core.version import VERSION
-from vfl.federation.project import LabelFolder, write_project
+from vfl.federation.project import ONE_MACHINE, LabelFolder, write_project
 from vfl.training import demo
 
 FEATURES = ["bank", "shop"]
@@ -36,11 +36,14 @@ def party_file(name):
     return PartyFile.model_validate({"party": name, "data": data | label})
 
 
+def written(folder, host):
+    parties = {name: party_file(name) for name in [*FEATURES, "lender"]}
+    return folder, write_project(folder, EXPERIMENT, parties, host)
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("project") / "loans"
-    parties = {name: party_file(name) for name in [*FEATURES, "lender"]}
-    return folder, write_project(folder, EXPERIMENT, parties, "lender.example")
+    return written(tmp_path_factory.mktemp("project") / "loans", ONE_MACHINE)
 
 
 def files(folder):
@@ -65,7 +68,7 @@ def test_every_owner_has_a_folder(project):
         (other,) = [other for other in FEATURES if other != name]
         assert files(folder / name) == {
             *("party.toml", "ca.pem", "node.key"),
-            *("identity.key", "identity.pub", f"peers/{other}.pub"),
+            *("identity.key", f"peers/{other}.pub"),
         }
     assert files(label.path) == {
         *("party.toml", "app/experiment.toml", "app/pyproject.toml", "app/vfl_app.py"),
@@ -73,6 +76,19 @@ def test_every_owner_has_a_folder(project):
         *("certificates/server.pem", "certificates/server.key"),
         *("keys/bank.pub", "keys/shop.pub", "identity.key", "identity.pub"),
     }
+
+
+def test_a_project_for_several_hosts_has_no_key_of_another_party(tmp_path):
+    folder, label = written(tmp_path / "loans", "lender.example")
+    for name in FEATURES:
+        assert files(folder / name) == {"party.toml", "ca.pem", "README.md"}
+    assert files(label.keys) == set()
+    own = [path for path in folder.rglob("*") if path.is_file()]
+    private = [path.name for path in own if b"PRIVATE KEY" in path.read_bytes()]
+    assert sorted(private) == ["ca.key", "identity.key", "server.key"]
+    for name in FEATURES:
+        assert f"vfl join {name} --table TABLE" in (folder / "README.md").read_text()
+        assert "bank.pub" in (folder / "bank" / "README.md").read_text()
 
 
 def test_the_bundle_names_no_path_and_no_column_of_anybody(project):

@@ -54,7 +54,8 @@ def shell(tmp_path):
 
 def test_two_tables_to_an_answered_request(shell, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    page, _, _ = PAGE.read_text(encoding="utf-8").partition("## On two machines")
+    found = BLOCK.findall(page)
     (tables,) = [body for kind, body in found if kind == "python"]
     commands, request = [body for kind, body in found if kind == "bash"]
     (tmp_path / "tables.py").write_text(tables)

@@ -113,9 +113,16 @@ class Host:
             time.sleep(0.1)
 
     def take(self, source, name):
-        """Put a folder here that its owner was given."""
-        shutil.copytree(source, self.folder / name)
-        for path in [self.folder / name, *(self.folder / name).rglob("*")]:
+        """Put a folder or a file here that its owner was given."""
+        put = self.folder / name
+        if source.is_dir():
+            shutil.copytree(source, put)
+        elif not put.parent.exists():
+            put.parent.mkdir()
+            os.chown(put.parent, self.user, self.user)
+        if source.is_file():
+            shutil.copy(source, put)
+        for path in [put, *put.rglob("*")]:
             os.chown(path, self.user, self.user)
 
     def ports(self):

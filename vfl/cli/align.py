@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
+    from vfl.federation.project import LabelFolder
 
 
 def align(
@@ -112,12 +113,8 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
     print(f"{'sent':<16} {size(sum(found.payload_bytes.values()))}, in all")
 
 
-def _on_the_federation(project: Path, settings: list[str], preview: bool, json: bool) -> None:
-    if preview:
-        raise typer.BadParameter(
-            "only for an experiment in one process", param_hint="--preview, --hidden"
-        )
-    label, experiment = project_of(project, settings)
+def align_on_the_federation(label: LabelFolder, settings: list[str]) -> dict[str, Any]:
+    """Align with the parties of a project; what came out."""
     from vfl.config.run_folder import new_run_name
     from vfl.core.storage import read_json
     from vfl.training import federated
@@ -129,7 +126,17 @@ def _on_the_federation(project: Path, settings: list[str], preview: bool, json: 
         label, "align", name, overrides=settings, on_note=say, on_progress=tell
     )
     progress_line.end()
-    facts = read_json(run / federated.OUTCOMES["align"])
+    facts: dict[str, Any] = read_json(run / federated.OUTCOMES["align"])
+    return facts
+
+
+def _on_the_federation(project: Path, settings: list[str], preview: bool, json: bool) -> None:
+    if preview:
+        raise typer.BadParameter(
+            "only for an experiment in one process", param_hint="--preview, --hidden"
+        )
+    label, experiment = project_of(project, settings)
+    facts = align_on_the_federation(label, settings)
     if json:
         emit(facts)
         return

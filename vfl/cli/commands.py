@@ -46,6 +46,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Start": {
         "demo": project.demo,
         "init": project.init,
+        "join": project.join,
         "check": project.check,
         "doctor": project.doctor,
     },

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vfl.session.ranks.processes import Order
     from vfl.session.store.session_ledger import Entry
 
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S, _TEND_EVERY_S = 0.2, 3.0
 #: How long a rank on a machine of its own rests after an error, and after many in a row.
 _REST_S, _LONGEST_REST_S = 1.0, 10.0
 Ranks = Annotated[
@@ -99,12 +99,13 @@ def _run_superlink(label: LabelFolder) -> None:
     for warning in label.certificate_warnings():
         say(warning)
     say("starting the SuperLink")
-    service = deployment.start_superlink(label)
+    service, tend = deployment.start_superlink(label), _tender(label)
     try:
         new = deployment.register_nodes(label)
         address = label.experiment().federation.superlink
         say(f"the SuperLink listens on {address}; new keys: {', '.join(new) or 'none'}")
-        _follow(service)
+        _say_fingerprints(label, new)
+        _follow(service, tend)
         raise LostPeerError(
             f"{service.name} ended",
             got=f"exit {service.wait()}",
@@ -112,6 +113,39 @@ def _run_superlink(label: LabelFolder) -> None:
         )
     finally:
         service.stop()
+
+
+def _tender(label: LabelFolder) -> Callable[[], None]:
+    """What takes the keys of parties that join while the SuperLink runs."""
+    from vfl.core.errors import UserError
+    from vfl.federation import deployment
+
+    def stamps() -> dict[str, int]:
+        return {key.name: key.stat().st_mtime_ns for key in label.keys.glob("*.pub")}
+
+    known = stamps()
+
+    def tend() -> None:
+        nonlocal known
+        if (now := stamps()) == known:
+            return
+        known = now
+        try:
+            new = deployment.register_nodes(label)
+        except (UserError, PeerError) as problem:
+            print(problem, file=sys.stderr, flush=True)
+        else:
+            _say_fingerprints(label, new)
+
+    return tend
+
+
+def _say_fingerprints(label: LabelFolder, names: Sequence[str]) -> None:
+    from vfl.transport import fingerprint
+
+    for name in names:
+        shown = fingerprint((label.keys / f"{name}.pub").read_bytes())
+        say(f"the key of {name} is {shown}: is that what {name} reads out?")
 
 
 def _run_supernode(party_file: Path) -> None:
@@ -234,6 +268,7 @@ def renew(
     docs/security.md has the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
+    from vfl.federation.joining import write_public
     from vfl.federation.project import LabelFolder
     from vfl.transport import renew_node_key, renew_server, replace_authority
 
@@ -245,11 +280,11 @@ def renew(
             _new_identity(party)
             return
         private = party.beside(party.node.key)
-        public = private.with_name(f"{party.party}.pub")
-        renew_node_key(private, public)
-        say(f"wrote {private} and {public}")
-        say(f"send {public.name} to the label party, for its folder keys")
-        say("when its vfl up was restarted with it, the old key is worth nothing any more:")
+        renew_node_key(private)
+        public = write_public(party)
+        say(f"wrote {private} and {public.file}, fingerprint {public.fingerprint}")
+        say(f"send {public.file.name} to the label party, for its folder keys")
+        say("when its vfl up has taken it, the old key is worth nothing any more:")
         say("restart vfl up then")
         return
     if identity:
@@ -355,13 +390,22 @@ def run_among_parties() -> None:
         raise typer.Exit(code)
 
 
-def _follow(service: Service) -> None:
-    """Repeat what vfl itself says in a service's log, until the service ends by itself."""
+def _follow(service: Service, tend: Callable[[], None] | None = None) -> None:
+    """Repeat what vfl itself says in a service's log, until the service ends by itself.
+
+    Args:
+        service: the running one.
+        tend: what is looked at every few seconds meanwhile.
+    """
     say(f"its log is {service.log}; end it with Ctrl-C")
+    tended = time.monotonic()
     with service.log.open(errors="replace") as log:
         log.seek(0, os.SEEK_END)
         torn = ""
         while service.alive:
+            if tend is not None and time.monotonic() - tended > _TEND_EVERY_S:
+                tend()
+                tended = time.monotonic()
             *lines, torn = (torn + log.read()).split("\n")
             for line in filter(_OURS.match, lines):
                 say(line)
@@ -400,13 +444,12 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 
 def _new_identity(party: PartyFile) -> None:
+    from vfl.federation.joining import write_public
     from vfl.session.store.identity import Identity
 
     private = party.beside(party.identity.key)
-    public = private.with_name("identity.pub")
-    new = Identity.fresh()
-    new.public.keep_at(public)
-    new.keep_at(private)
-    say(f"wrote {private} and {public}")
-    say(f"give {public.name} to every other feature party, by a way the label party does not")
+    Identity.fresh().keep_at(private)
+    public = write_public(party)
+    say(f"wrote {private} and {public.file}, fingerprint {public.fingerprint}")
+    say(f"give {public.file.name} to every other party, by a way the label party does not")
     say(f"control; each keeps it as {party.identity.peers}/{party.party}.pub")

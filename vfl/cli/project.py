@@ -1,8 +1,9 @@
-"""``vfl demo``, ``init``, ``check`` and ``doctor``: from a first look to a project that works."""
+"""``vfl demo``, ``init``, ``join``, ``check``, ``doctor``: from a first look to a project."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,14 @@ import typer
 
 from vfl.cli.federation import run_among_parties
 from vfl.cli.output import Json, Set, emit, say, say_epoch, show_training
+from vfl.core.text import printable
 from vfl.core.traffic import size
 
+_WHOSE = {
+    "new": "your keys, which are new",
+    "own": "your keys",
+    "foreign": "keys that came with this folder: make your own with vfl renew party.toml",
+}
 _MOST_NOTES = 4  # of a table, on the screen
 
 if TYPE_CHECKING:
@@ -121,12 +128,13 @@ def init(
         ),
     ] = False,
 ) -> None:
-    """Write a project: experiment, Flower app, trial certificates and keys, a file a party.
+    """Write a project: experiment, Flower app, certificates, a file a party.
 
-    FOLDER is a new one. Its README.md tells each party's command. Tables given with --from are
-    looked at: their party files say how they are written, what their columns are, and what to look
-    at; trial.toml trains with all of them in one process. With --from TABLE alone, a party.toml is
-    written beside that table.
+    FOLDER is a new one. Its README.md tells each party's command. Without --host all parties are on
+    this machine and their keys are made as well; with it each makes its own with `vfl join`. Tables
+    given with --from are looked at: their party files say how they are written, what their columns
+    are, and what to look at; trial.toml trains with all of them in one process. With --from TABLE
+    alone, a party.toml is written beside that table.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation.project import Project
@@ -174,10 +182,70 @@ def init(
         project.keep_gaps()
     trial = project.write(folder)
     for name, one in found.items():
-        _say_notes(name, one)
+        _say_notes(name, one.source, one.features, one.notes)
     if trial:
         say(f"vfl train {trial} trains in one process")
     say(f"wrote {folder}; {folder / 'README.md'} has each party's command")
+
+
+def join(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder that the label party sent.")
+    ],
+    table: Annotated[
+        str | None,
+        typer.Option(help="Your table; without it, the one that party.toml names."),
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="Its ids, where not found.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a label party: its label column.")
+    ] = None,
+    query: Annotated[str | None, typer.Option(help="What is asked of a database.")] = None,
+    json: Json = False,
+) -> None:
+    """Join a project: put your table into party.toml, make your keys, check both.
+
+    The table is looked at, and `[data]` says how it is written and which columns become inputs;
+    the rest of the file stays. Keys are made where they are missing. Send NAME.pub, their public
+    half, to the label party and read out its fingerprint. For the label party, FOLDER is PROJECT.
+    """
+    from vfl.config import read_party_file
+    from vfl.experiments import plan
+    from vfl.federation import joining
+    from vfl.federation.project import LabelFolder
+
+    folder = joining.folder_of(folder)
+    file = folder / "party.toml"
+    party, leads = read_party_file(file), (folder / "app").is_dir()
+    facts: dict[str, Any] = {"party": party.party, "file": str(file)}
+    if party.role == "data" or table is not None:
+        report = joining.merge_table(folder, table, ids, label, query)
+        party = read_party_file(file)
+        notes = [line for line in report.lines() if line.startswith(("look at ", "note: "))]
+        _say_notes(party.party, party.table.source, report.features, notes)
+        facts |= {"ids": party.table.id, "features": report.features, "look_at": notes}
+    if leads:
+        facts |= {"rows": plan.of_project(LabelFolder(folder))["train_rows"]}
+        facts["then"] = f"vfl status {folder}"
+    else:
+        keys = joining.make_keys(folder)
+        facts |= {"says": joining.unusual(party), "send": str(keys.file)}
+        facts |= {"fingerprint": keys.fingerprint, "keys": keys.whose}
+        facts |= {"rows": plan.of_party_file(file).get("rows"), "then": f"vfl up {folder}"}
+    if json:
+        emit(facts)
+        return
+    if facts["rows"] is not None:
+        print(f"{'rows':<16} {facts['rows']}, ids in '{printable(facts['ids'])}'")
+    for setting in facts.get("says", ()):
+        print(f"{'your file says':<16} {printable(setting)}")
+    if not leads:
+        print(f"{'keys':<16} {keys.file} is the public half of {_WHOSE[keys.whose]}")
+        print(f"{'fingerprint':<16} {keys.fingerprint}")
+        print(f"{'send':<16} {keys.file.name} to the label party; read out the fingerprint")
+    print(f"{'then':<16} {facts['then']}")
 
 
 def _check_parties(names: list[str]) -> None:
@@ -284,11 +352,11 @@ def _party_of(source: str) -> str:
     return stem[:32] if stem[:1].isalpha() else "party"
 
 
-def _say_notes(name: str, found: Table) -> None:
-    say(f"{name}: {len(found.features)} columns of {found.source} become inputs")
-    for line in found.notes[:_MOST_NOTES]:
+def _say_notes(name: str, source: str, features: Sequence[str], notes: Sequence[str]) -> None:
+    say(f"{name}: {len(features)} columns of {source} become inputs")
+    for line in notes[:_MOST_NOTES]:
         say(f"  {line}")
-    if more := len(found.notes[_MOST_NOTES:]):
+    if more := len(notes[_MOST_NOTES:]):
         say(f"  and {more} more, at the head of its party.toml")
 
 
@@ -314,7 +382,7 @@ def _write_party_file(found: dict[str, Table], label: str, others: object) -> No
         {"party": name, "data": own.data | {"source": source}}, PartyFile, where="the table"
     )
     write_text(path, party_text(party, has_node=not label, notes=own.lines))
-    _say_notes(name, own)
+    _say_notes(name, own.source, own.features, own.notes)
     say(f"wrote {path}; vfl check {path} shows what becomes of the table")
 
 

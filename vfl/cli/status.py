@@ -1,4 +1,4 @@
-"""``vfl status``: where a run or a project stands."""
+"""``vfl status``: where a run, a project or a party stands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl.core.traffic import size
 
 if TYPE_CHECKING:
     from vfl.experiments.folders import GridStatus
-    from vfl.training.status import ProjectStatus, RunStatus
+    from vfl.training.status import PartyStatus, ProjectStatus, RunStatus
 
 _SILENT_S = 10.0
 
@@ -24,16 +24,18 @@ def status(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN|GRID|PROJECT", help="The folder of a run or a grid, or a project."
+            metavar="RUN|GRID|PROJECT|PARTY",
+            help="The folder of a run or a grid, a project, or a party's own folder.",
         ),
     ] = Path(),
     json: Json = False,
 ) -> None:
-    """Say where a run or a project stands, and what to type next.
+    """Say where a run, a project or a party stands, and what to type next.
 
     Exit codes of a run, or of the folder of a grid, comparison or value: 0 ended well, or serving;
     4 at work, or waiting for a party; 5 interrupted, nobody is at work; 1, 2 or 3 failed, as the
-    command that failed. Of a project: 0 the SuperLink and every party are there; 3 one is not.
+    command that failed. Of a project: 0 the SuperLink and every party are there; 3 one is not. Of a
+    party: 0 its SuperNode runs; 3 it does not.
     """
     hand_over(path)
     if (path / "grid.json").exists():
@@ -43,10 +45,14 @@ def status(
         emit(grid.record()) if json else print("\n".join(_grid_lines(grid)))
         raise typer.Exit(grid.exit_code)
     from vfl.federation.project import LabelFolder
-    from vfl.training.status import project_status, run_status
+    from vfl.training.status import party_status, project_status, run_status
 
-    found: RunStatus | ProjectStatus
-    if (path / "run.json").exists() or not path.is_dir():
+    found: RunStatus | ProjectStatus | PartyStatus
+    own = path if path.is_dir() else path.parent
+    if (own / "party.toml").exists() and not (own / "app").exists():
+        found = party = party_status(own)
+        lines = _party_lines(party)
+    elif (path / "run.json").exists() or not path.is_dir():
         found = run = run_status(path)
         lines = _run_lines(run)
     else:
@@ -120,3 +126,14 @@ def _project_lines(project: ProjectStatus) -> list[str]:
         code = f" with {run.failure['code']}" if run.failure is not None else ""
         lines.append(f"{'run':<20} {Path(run.run).name}: {run.state}{code}{share}")
     return lines + [f"{'then':<20} {command}" for command in project.then]
+
+
+def _party_lines(party: PartyStatus) -> list[str]:
+    facts = {
+        "party": party.party,
+        "table": "there" if party.table else "none yet",
+        "keys": "of its own" if party.keys else "none yet",
+        "SuperNode": "up" if party.up else "not running",
+    }
+    lines = [f"{name:<20} {value}" for name, value in facts.items()]
+    return lines + [f"{'then':<20} {command}" for command in party.then]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from vfl.cli.align import align_on_the_federation
 from vfl.cli.federation import hand_over, project_of
 from vfl.cli.output import (
     Device,
@@ -239,10 +240,14 @@ def on_the_federation(project: Path, settings: list[str], resume: Path | None = 
     from vfl.config.run_folder import new_run_name
     from vfl.experiments.plan import check_public
     from vfl.training import federated
+    from vfl.training.status import needs_alignment
 
     if not resume:
         party = read_party_file(label.party_file)
         check_public(experiment, label.locations(settings), party)
+        if needs_alignment(experiment, party):
+            say("no alignment yet: finding the rows that all parties have")
+            align_on_the_federation(label, settings)
     name = resume.resolve().name if resume else new_run_name(experiment.name)
     say(f"{'resuming' if resume else 'submitting'} run {name}")
     try:

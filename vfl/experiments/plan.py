@@ -103,7 +103,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
     facts |= _judges(experiment, split) | _gaps(data)
     facts |= waiting | {"columns": _columns(_described(party), data)}
-    facts |= {"look_at": doubts({party.party: data})}
+    facts |= {"look_at": doubts({party.party: data}) + _not_found_out(party, label.path)}
     facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
@@ -132,7 +132,7 @@ def of_party_file(path: Path) -> dict[str, Any]:
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
     facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
     facts |= {"columns": _columns(found or _described(party), data)}
-    facts |= {"look_at": doubts({party.party: data})}
+    facts |= {"look_at": doubts({party.party: data}) + _not_found_out(party, folder)}
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
@@ -194,7 +194,17 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
         return own_data(party, terms, task)
     except DataError as mistake:
         mistake.fix = mistake.fix or f"[data] in {file} says which table and columns"
+        if _not_found_out(party, file.parent):
+            mistake.fix += f"; or vfl join {file.parent}, which finds how it is written"
         raise
+
+
+def _not_found_out(party: PartyFile, folder: Path) -> list[str]:
+    """A table of which a party's file says where it is, and nothing of how it is written."""
+    found_out = {"columns", "separator", "encoding", "decimal", "dates", "missing"}
+    if found_out & party.table.model_fields_set:
+        return []
+    return [f"how the table is written is not in party.toml: vfl join {folder} finds it"]
 
 
 def _described(party: PartyFile) -> TableReport:

@@ -18,6 +18,7 @@ from vfl.config import PartyFile
 from vfl.config.party_file import tidy_store
 from vfl.core.address import Address, parse_address
 from vfl.core.errors import (
+    AuthenticationError,
     LostPeerError,
     MissingDataError,
     MissingPackageError,
@@ -155,7 +156,7 @@ def supernode_command(party: PartyFile, file: Path) -> list[str]:
             raise MissingDataError(
                 f"party '{party.party}' lacks a file of its SuperNode",
                 where=str(needed),
-                fix="copy it from the project folder that vfl init wrote",
+                fix=f"vfl join {file.parent} makes the keys; ca.pem is the label party's to send",
             )
     return [
         "flower-supernode",
@@ -192,7 +193,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
         service.stop()
         if _UNKNOWN_KEY in service.said():
             problem.got = "the SuperLink does not know this party's key"
-            problem.fix = "the label party puts its public key into label/keys and restarts"
+            problem.fix = f"the label party saves {party.party}.pub in label/keys, beside vfl up"
         if "Failed to activate SuperNode" in service.said():
             problem.got = "the SuperLink takes it for online still"
             problem.fix = "stop the other one with this key; one that was killed is free in 60 s"
@@ -202,6 +203,16 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
 
 def _name(path: str) -> str:
     return Path(path).name
+
+
+def supernode_runs(party: PartyFile) -> bool:
+    """Whether this party's SuperNode runs on this machine."""
+    api = programs.local_api(party.store_path / "flower")
+    try:
+        check_server("the SuperNode", api.address, api.ca.read_text())
+    except (LostPeerError, AuthenticationError, FileNotFoundError):
+        return False
+    return True
 
 
 def submit(

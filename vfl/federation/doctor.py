@@ -241,7 +241,7 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as problem:
-        cure = "copy it from the project folder that vfl init wrote"
+        cure = "copy it from the label party's certificates"
         return Check(name, "FAIL", f"{path}: {problem.strerror}", cure)
     except ValueError:
         return Check(name, "FAIL", f"{path} is no certificate", "it begins with -----BEGIN")
@@ -276,7 +276,7 @@ def signed_by(certificate: Path, authority: Path) -> Check:
 
 def node_key(path: Path) -> Check:
     """A SuperNode's private key, in the form Flower reads."""
-    there = private("node key", path, "copy it from the project folder that vfl init wrote")
+    there = private("node key", path, f"vfl join {path.parent} makes one")
     if there.state == "FAIL":
         return there
     try:
@@ -295,7 +295,7 @@ def public_key(party: str, path: Path) -> Check:
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except FileNotFoundError:
-        cure = f"ask {party} for its public key and save it there"
+        cure = f"ask {party} for {party}.pub, which vfl join writes there, and save it here"
         return Check(name, "FAIL", f"there is no {path}", cure)
     except (ValueError, OSError, UnsupportedAlgorithm):
         key = None

@@ -6,9 +6,11 @@ PROJECT/label/app/            what Flower bundles: experiment.toml and a shim ov
 PROJECT/label/certificates/   the SuperLink's certificate and key, and the authority's
 PROJECT/label/keys/           the other parties' public keys
 PROJECT/label/identity.key    signs the log of its sessions
-PROJECT/NAME/                 a feature party, or one that deals: party.toml, ca.pem, node.key,
-                              identity.key
-PROJECT/NAME/peers/           the others' public identity keys, for a secure mode
+PROJECT/NAME/                 a feature party, or one that deals: party.toml, ca.pem, README.md
+PROJECT/NAME/node.key         with identity.key: where all parties are on one machine
+PROJECT/NAME/peers/           the others' public identity keys, for a secure mode; likewise
+
+A project for several hosts has no key of another party: each makes its own, with `vfl join`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from vfl.config import (
     DataSettings,
     Experiment,
     Locations,
+    OwnData,
     PartyFile,
     read_experiment,
     read_party_file,
@@ -48,6 +51,10 @@ from vfl.transport import expiry_warning, write_trial_certificates
 
 #: Ports of the label party, the first one of a SuperNode's own, and that of a second service.
 _SUPERLINK_PORT, _STREAM_PORT, _API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
+#: The host of a project whose parties are all on this machine, which makes keys for them.
+ONE_MACHINE = "127.0.0.1"
+#: Rules for ids that are whole numbers at every party that was looked at.
+RULES_OF_NUMBERS = "decimal+zeros"
 #: What stands in a party's file for its table until somebody fills it in.
 _TABLE = {"source": "data.csv", "id": "id"}
 _CONSENT = Consent()
@@ -156,7 +163,7 @@ class Project:
     """
 
     def __init__(
-        self, name: str, label_party: str = "label", label: str = "", host: str = "127.0.0.1"
+        self, name: str, label_party: str = "label", label: str = "", host: str = ONE_MACHINE
     ) -> None:
         try:
             self.host = host = parse_host(host)
@@ -237,7 +244,7 @@ class Project:
         self._tables = dict(tables)
         self._public["data"]["alignment"] = UNNAMED_ALIGNMENT
         if all(table.whole_ids for table in tables.values()):
-            self._public["data"]["id_rules"] = "decimal+zeros"
+            self._public["data"]["id_rules"] = RULES_OF_NUMBERS
         for settings in (self._public["label"], *self._public.get("tasks", ())):
             if (table := tables.get(settings["party"])) is not None and table.task is not None:
                 settings["task"] = table.task
@@ -260,7 +267,7 @@ class Project:
         self._of_all["missing_rows"] = [*_CONSENT.missing_rows, "token"]
 
     def write(self, folder: Path) -> Path | None:
-        """Write it into a new folder, with certificates and keys for a trial.
+        """Write it into a new folder, as `write_project` does.
 
         Returns:
             The file of a trial in one process, where every party's table was given.
@@ -269,6 +276,8 @@ class Project:
             ConfigError: the parts do not go together.
             RunFolderError, UserError: see `write_project`.
         """
+        if self.host != ONE_MACHINE and "dp" not in self._public:  # whose rows differ, surely
+            self._public["data"].setdefault("alignment", UNNAMED_ALIGNMENT)
         experiment = check(self._public, Experiment, where="the arguments")
         for position, file in enumerate(self._own.values()):
             file["node"] = {"superlink": self._superlink, "api_port": _API_PORT + position}
@@ -307,13 +316,14 @@ def write_project(
     host: str,
     notes: Mapping[str, Sequence[str]] | None = None,
 ) -> LabelFolder:
-    """Write a whole project with certificates and keys for a trial.
+    """Write a whole project, with the SuperLink's certificate.
 
     Args:
         folder: a new folder.
         experiment: the public part.
         parties: every party's own file, the label party's included.
-        host: name or address the SuperLink is reached by.
+        host: name or address the SuperLink is reached by; of `ONE_MACHINE` every party's keys are
+            made too, else each party makes its own.
         notes: lines about a party's table, for the head of its file.
 
     Raises:
@@ -326,8 +336,9 @@ def write_project(
     if "label" in nodes:
         raise UserError("no other party can have the name of the label party's folder, 'label'")
     hosts = sorted({host, "127.0.0.1", "localhost", experiment.federation.stream_host})
-    write_trial_certificates(label.certificates, hosts, nodes)
-    write_text(label.app / "experiment.toml", _experiment_text(experiment))
+    together = host == ONE_MACHINE
+    write_trial_certificates(label.certificates, hosts, nodes, with_keys=together)
+    write_text(label.app / "experiment.toml", experiment_text(experiment))
     write_text(label.app / bundle.SHIM, bundle.shim())
     write_text(label.app / bundle.SETTINGS, bundle.settings(experiment.name))
     private_folder(label.keys)
@@ -337,14 +348,15 @@ def write_project(
         write_text(own / "party.toml", party_text(party, name in nodes, told))
         if name in nodes:
             shutil.copy(label.certificates / "ca.pem", own / "ca.pem")
+        if name in nodes and together:
             shutil.move(label.certificates / f"{name}.key", own / "node.key")
             shutil.move(label.certificates / f"{name}.pub", label.keys / f"{name}.pub")
-    for name, identity in write_identities(folder, nodes).items():
-        identity.public.keep_at(folder / name / "identity.pub")
     signs = Identity.fresh()  # the label party's log
     signs.keep_at(label.path / "identity.key")
     signs.public.keep_at(label.path / "identity.pub")
-    _write_readme(folder, experiment)
+    if together:
+        write_identities(folder, nodes)
+    _write_readmes(folder, experiment, parties, together)
     return label
 
 
@@ -383,18 +395,18 @@ def node_parties(experiment: Experiment) -> list[str]:
     return [*experiment.feature_parties, *(name for name in more if name is not None)]
 
 
-def write_identities(folder: Path, parties: Sequence[str]) -> dict[str, Identity]:
-    """Give each party's folder an identity key, and the others' public ones to pin; the keys."""
+def write_identities(folder: Path, parties: Sequence[str]) -> None:
+    """Give each party's folder an identity key, and the others' public ones to pin."""
     identities = {name: Identity.fresh() for name in parties}
     for name, identity in identities.items():
         identity.keep_at(folder / name / "identity.key")
         for other in parties:
             if other != name:
                 identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
-    return identities
 
 
-def _experiment_text(experiment: Experiment) -> str:
+def experiment_text(experiment: Experiment) -> str:
+    """The public file of a project."""
     head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
     of_one_process = DataSettings.model_fields.keys() - {*OF_A_PROJECT}
     text = to_toml(experiment, {"data": of_one_process, "trace": True})
@@ -406,27 +418,42 @@ def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> s
     head = (
         f"# What party '{party.party}' keeps to itself: its data, its key, what it consents to.\n"
     )
-    leave_out = {} if has_node else {"consent": True, "node": True, "identity": True}
+    leave_out: dict[str, Any] = {}
+    if not has_node:
+        leave_out = {"consent": True, "node": True, "identity": True}
+    if party.data is not None:  # what it does not say is found out when the party joins
+        leave_out["data"] = OwnData.model_fields.keys() - party.data.model_fields_set
     found = "".join(f"# {printable(line)}".rstrip() + "\n" for line in notes)
     found = f"#\n{found}" if found else ""
     text = to_toml(party, leave_out).replace("[consent.ranges]\n", f"[consent.ranges]\n{_RANGES}")
     return f"{head}# Paths start at this file's folder.\n{found}\n{text}"
 
 
-def _write_readme(folder: Path, experiment: Experiment) -> None:
+def _write_readmes(
+    folder: Path, experiment: Experiment, parties: Mapping[str, PartyFile], together: bool
+) -> None:
+    """The project's README.md and, where parties have hosts of their own, one for each of them."""
     environment = Environment(
         loader=PackageLoader("vfl.federation"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    text = environment.get_template("project_readme.md").render(
-        version=VERSION,
-        experiment=experiment,
-        features=experiment.feature_parties,
-        dealer=third_party(experiment),
-        apart=secure_mode.make(experiment.secure).divides_rows,
-        middle=experiment.middle,
-        tasks=experiment.tasks or (),
-    )
+    nodes = node_parties(experiment)
+    known: dict[str, Any] = {
+        "version": VERSION,
+        "experiment": experiment,
+        "features": experiment.feature_parties,
+        "dealer": third_party(experiment),
+        "apart": secure_mode.make(experiment.secure).divides_rows,
+        "middle": experiment.middle,
+        "tasks": experiment.tasks or (),
+        "together": together,
+        "nodes": nodes,
+    }
+    text = environment.get_template("project_readme.md").render(known)
     write_text(folder / "README.md", text)
+    for name in () if together else nodes:
+        own = known | {"party": parties[name]}
+        text = environment.get_template("party_readme.md").render(own)
+        write_text(folder / name / "README.md", text)

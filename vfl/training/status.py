@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vfl.config import read_party_file
+from vfl.config import Experiment, PartyFile, read_party_file
 from vfl.config.run_folder import PROGRESS, RunFolder
 from vfl.core.errors import LostPeerError, VFLError, read_record
 from vfl.core.storage import read_json, read_lines, worker_of
 from vfl.core.text import printable, printable_lines
+from vfl.datasets.alignment.positions import last_version
 from vfl.federation import deployment
-from vfl.federation.project import LabelFolder
+from vfl.federation.project import LabelFolder, node_parties
 from vfl.session.progress import ProgressReport
+from vfl.session.secure_mode import third_party
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
 
 #: Exit codes of `vfl status` beside those of the error that ended a run.
@@ -96,6 +98,31 @@ class ProjectStatus:
         return asdict(self) | {"runs": [run.record() for run in self.runs]}
 
 
+@dataclass(frozen=True)
+class PartyStatus:
+    """Where a party with a node stands, at that party.
+
+    Attributes:
+        party: its name.
+        keys: whether it has keys of its own.
+        table: whether the table that its file names is there.
+        up: whether its SuperNode runs.
+        then: the command that goes on from here.
+        exit_code: what `vfl status` ends with.
+    """
+
+    party: str
+    keys: bool
+    table: bool
+    up: bool
+    then: tuple[str, ...]
+    exit_code: int
+
+    def record(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self)
+
+
 def run_status(path: Path) -> RunStatus:
     """Where a run stands, whether it has ended or not.
 
@@ -156,17 +183,86 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
     stored = read_party_file(folder.party_file).store_path / "runs"
     found = sorted(stored.glob("*/run.json"), key=lambda head: head.stat().st_mtime_ns)
     runs = tuple(run_status(head.parent) for head in reversed(found[-_RUNS:]))
-    missing = [name for name, here in parties.items() if not here]
-    if superlink is None:
-        then: tuple[str, ...] = (f"vfl up {_quoted(folder.path)}",)
-    elif missing:
-        then = tuple(f"vfl up {name}/party.toml" for name in missing)
+    ready = superlink is not None and all(parties.values())
+    then = _before_sessions(folder, superlink, parties) or _sessions(folder, runs)
+    return ProjectStatus(
+        str(folder.path), superlink, parties, runs, then, 0 if ready else NOT_READY
+    )
+
+
+def party_status(folder: Path) -> PartyStatus:
+    """Where a party stands that has a node.
+
+    Raises:
+        ConfigError: its file cannot be read, or holds mistakes.
+    """
+    party, file = read_party_file(folder / "party.toml"), folder / "party.toml"
+    keys = all(party.beside(name).exists() for name in (party.node.key, party.identity.key))
+    table, up = has_table(party), deployment.supernode_runs(party)
+    if not (keys and table):
+        wanted = "" if table else " --table TABLE"
+        then = f"vfl join {_quoted(folder)}{wanted}"
+    elif not up:
+        then = f"vfl up {_quoted(folder)}"
     else:
-        then = (
-            () if runs and runs[0].exit_code == AT_WORK else (f"vfl train {_quoted(folder.path)}",)
+        then = f"vfl sessions {_quoted(file)}"
+    return PartyStatus(party.party, keys, table, up, (then,), 0 if up else NOT_READY)
+
+
+def has_table(party: PartyFile) -> bool:
+    """Whether the table that a party's file names is there; a database is not asked."""
+    if party.data is None:
+        return True
+    source = party.source_path
+    return not isinstance(source, Path) or source.exists()
+
+
+def _before_sessions(
+    folder: LabelFolder, superlink: str | None, parties: Mapping[str, bool]
+) -> tuple[str, ...]:
+    """What comes before a session can: a table, keys of all, and everybody up."""
+    project = _quoted(folder.path)
+    if not has_table(read_party_file(folder.party_file)):
+        return (f"vfl join {project} --table TABLE",)
+    experiment = folder.experiment()
+    apart = {third_party(experiment), experiment.middle and experiment.middle.party}
+    keyless = [
+        name for name in node_parties(experiment) if not (folder.keys / f"{name}.pub").exists()
+    ]
+    if keyless:
+        return tuple(
+            f"vfl join {name}{'' if name in apart else ' --table TABLE'}   # there; then save its "
+            f"{name}.pub in {folder.keys}"
+            for name in keyless
         )
-    code = NOT_READY if superlink is None or missing else 0
-    return ProjectStatus(str(folder.path), superlink, parties, runs, then, code)
+    if superlink is None:
+        return (f"vfl up {project}",)
+    return tuple(f"vfl up {name}/party.toml" for name, here in parties.items() if not here)
+
+
+def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]:
+    """What comes once everybody is up: an alignment, a training, and what its run is for."""
+    project = _quoted(folder.path)
+    newest = runs[0] if runs else None
+    if newest is not None and newest.exit_code == AT_WORK:
+        return newest.then
+    if needs_alignment(folder.experiment(), read_party_file(folder.party_file)):
+        return (f"vfl align {project}",)
+    trained = next((run for run in runs if not _only_aligned(run)), None)
+    if trained is None:
+        return (f"vfl train {project}",)
+    return trained.then
+
+
+def needs_alignment(experiment: Experiment, party: PartyFile) -> bool:
+    """Whether a project names an alignment of which the label party has no version yet."""
+    name = experiment.data.alignment
+    return name is not None and not last_version(party.alignment_path(name))
+
+
+def _only_aligned(run: RunStatus) -> bool:
+    folder = Path(run.run)
+    return (folder / OUTCOMES["align"]).exists() and not (folder / OUTCOMES["train"]).exists()
 
 
 def _figures(folder: RunFolder) -> dict[str, Any]:

@@ -11,6 +11,7 @@ then the server's certificate changes.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import os
 import re
@@ -41,6 +42,9 @@ _PEM = serialization.Encoding.PEM
 #: Of the group of P-256 (SEC 2, section 2.4.2), and the bytes of secret that give a key of it.
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _SECRET_BYTES = 48
+#: Of what a fingerprint shows: 128 bits, for which nobody finds another key.
+_FINGERPRINT_BYTES = 16
+_KEY_TYPE = re.compile(rb"(ssh|ecdsa)-[a-z0-9-]+")
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -149,12 +153,15 @@ def check_not_expired(path: Path) -> None:
         )
 
 
-def write_trial_certificates(folder: Path, hosts: Sequence[str], parties: Sequence[str]) -> None:
+def write_trial_certificates(
+    folder: Path, hosts: Sequence[str], parties: Sequence[str], *, with_keys: bool = True
+) -> None:
     """Write ca.pem, ca.key, server.pem, server.key, and PARTY.key and PARTY.pub for each party.
 
-    The CA and the server's files are PEM. The party's P-384 keys are in OpenSSH's formats: the
-    public ones are for ``flwr supernode register``, the private ones for
-    ``flower-supernode --auth-supernode-private-key``. All files get mode 0600.
+    Without `with_keys` no key of a party is made; its name is checked all the same. The CA and
+    the server's files are PEM. The party's P-384 keys are in OpenSSH's formats: the public ones
+    are for ``flwr supernode register``, the private ones for ``flower-supernode
+    --auth-supernode-private-key``. All files get mode 0600.
 
     Raises:
         UserError: a party's name cannot name a file, or one of the files is there already.
@@ -174,7 +181,7 @@ def write_trial_certificates(folder: Path, hosts: Sequence[str], parties: Sequen
         "server.pem": server.cert_pem,
         "server.key": server.key_pem,
     }
-    for party in parties:
+    for party in parties if with_keys else ():
         contents[f"{party}.key"], contents[f"{party}.pub"] = node_key_pair()
     private_folder(folder)
     for name, content in contents.items():
@@ -196,18 +203,66 @@ def node_key_pair() -> tuple[bytes, bytes]:
 
 
 def public_key_bytes(content: bytes) -> bytes | None:
-    """What two files of one SuperNode key have in common; None if it is no such key.
+    """What two files of one SuperNode key have in common; None if there is no such key.
 
-    A comment at the end of the line, or its encoding as PEM, makes no other key of it.
+    A comment at the end of the line, its encoding as PEM, or keys of other kinds on further lines
+    make no other key of it.
     """
-    for load in (serialization.load_ssh_public_key, serialization.load_pem_public_key):
+    lines: list[bytes] = public_key_lines(content)
+    for load, text in (
+        *((serialization.load_ssh_public_key, line) for line in lines),
+        (serialization.load_pem_public_key, content),
+    ):
         try:
-            key = load(content)
+            key = load(text)
         except (ValueError, UnsupportedAlgorithm):
             continue
         if isinstance(key, ec.EllipticCurvePublicKey):
             return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return None
+
+
+def public_key_lines(content: bytes) -> list[bytes]:
+    r"""Type and key of each line of OpenSSH public keys, without comments.
+
+    >>> public_key_lines(b"ssh-ed25519 AAAA bank\n\n# nothing\n")
+    [b'ssh-ed25519 AAAA']
+    """
+    words = [line.split() for line in content.splitlines()]
+    return [b" ".join(line[:2]) for line in words if len(line) > 1 and _KEY_TYPE.fullmatch(line[0])]
+
+
+def fingerprint(content: bytes) -> str:
+    """What two people compare of a file of public keys: 128 bits of SHA-256, in groups of four.
+
+    Comments and the order of lines do not count.
+
+    Raises:
+        UserError: there is no key in it.
+
+    >>> fingerprint(b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA bank")
+    'b5dd a09c 26d3 11d1 9b73 d698 89ba 9a0d'
+    """
+    lines = public_key_lines(content)
+    if not lines:
+        raise UserError("there is no public key in this file")
+    digest = hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()[: 2 * _FINGERPRINT_BYTES]
+    return " ".join(digest[start : start + 4] for start in range(0, len(digest), 4))
+
+
+def public_half(private: Path) -> bytes:
+    """The public key, one line of OpenSSH's, of a private key's file.
+
+    Raises:
+        MissingDataError: there is no such file.
+        UserError: it holds no private key without a passphrase.
+    """
+    try:
+        key = serialization.load_ssh_private_key(_read(private), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise UserError("this is no private key", where=str(private)) from None
+    openssh = serialization.PublicFormat.OpenSSH
+    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -332,10 +387,11 @@ def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
     write_bytes(folder / "ca.pem", authority.ca_pem + known)
 
 
-def renew_node_key(private: Path, public: Path) -> None:
+def renew_node_key(private: Path, public: Path | None = None) -> None:
     """Replace a SuperNode's key; its public part is for the label party to register."""
     private_key, public_key = node_key_pair()
-    write_bytes(public, public_key)
+    if public is not None:
+        write_bytes(public, public_key)
     write_bytes(private, private_key)
 
 

@@ -175,7 +175,7 @@ def _not_signed(party: str) -> AuthenticationError:
         where="key agreement of the session",
         want=f"an offer signed with the identity key pinned for '{party}', for this session, "
         "attempt, configuration and role",
-        fix=f"compare your peers/{party}.pub with that party's identity.pub, by telephone for "
+        fix=f"compare your peers/{party}.pub with that party's fingerprint, by telephone for "
         "example; if they are equal, somebody in between changes what parties send",
     )
 

@@ -23,12 +23,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 from vfl.config import PartyFile
 from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import write_bytes
+from vfl.transport import fingerprint
 
 #: What to do without a key, and without a pin.
-MAKE_IDENTITY = (
-    "vfl renew party.toml --identity makes one; give its public part to the other parties"
-)
-_ASK = "ask that party for its identity.pub, by a way the label party does not control"
+MAKE_IDENTITY = "vfl join FOLDER makes one; give its public part to the other parties"
+_ASK = "ask that party for its NAME.pub, and let it read out the fingerprint"
 
 
 class Identity:
@@ -101,14 +100,13 @@ class Pin:
 
     @classmethod
     def kept_at(cls, path: Path) -> Pin:
-        """The key in a file.
+        """The key in a file, which may hold keys of other kinds on other lines.
 
         Raises:
             MissingDataError: there is none.
             DataError: the file holds something else.
         """
-        load = serialization.load_ssh_public_key
-        return cls(_key_at(path, load, Ed25519PublicKey, "public", _ASK))
+        return cls(_key_at(path, _load_public, Ed25519PublicKey, "public", _ASK))
 
     def keep_at(self, path: Path) -> None:
         """Write the key as one line of text."""
@@ -131,6 +129,12 @@ class Pin:
         return True
 
 
+def _load_public(content: bytes) -> object:
+    kind = b"ssh-ed25519 "
+    (line,) = [line for line in content.splitlines() if line.startswith(kind)]
+    return serialization.load_ssh_public_key(line)
+
+
 def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
     """The pinned keys of some parties, each in ``NAME.pub``.
 
@@ -150,8 +154,10 @@ def keys_of(party: PartyFile) -> str:
     if not key.exists():
         return f"no key; {MAKE_IDENTITY}"
     Identity.kept_at(key)
-    pinned = sorted(read_pins(peers, [path.stem for path in peers.glob("*.pub")]))
-    return f"key of its own; pinned: {', '.join(pinned) or 'nobody'}"
+    pinned = {path.stem: fingerprint(path.read_bytes()) for path in sorted(peers.glob("*.pub"))}
+    read_pins(peers, pinned)
+    told = ", ".join(f"{name} ({shown})" for name, shown in pinned.items())
+    return f"key of its own; pinned: {told or 'nobody'}"
 
 
 def _key_at(path: Path, load: Callable[[bytes], object], wanted: type, part: str, fix: str) -> Any:

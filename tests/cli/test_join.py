@@ -1,0 +1,123 @@
+"""`vfl join`: a received folder takes its owner's table and gets keys of its own."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from organisations import write_organisations
+
+from vfl.config import read_experiment, read_party_file
+from vfl.session.store.identity import Identity, Pin
+from vfl.transport import fingerprint, public_key_bytes
+
+
+@pytest.fixture
+def received(well, tmp_path):
+    """The bank's folder as the lender sent it, beside the bank's table."""
+    _, label = write_organisations(tmp_path, "breast-cancer")
+    well("init", "loans", "--from", "lender=lender.csv", "--label-party", "lender",
+         "--label", label, "--party", "bank", "--host", "lender.example")  # fmt: skip
+    (tmp_path / "loans" / "bank").rename(tmp_path / "bank")
+    return tmp_path / "bank"
+
+
+def test_a_table_and_keys_go_into_the_folder_that_was_received(vfl, well, received):
+    before = read_party_file(received / "party.toml")
+    done = well("join", "bank", "--table", "bank.csv")
+    party = read_party_file(received / "party.toml")
+    assert party.model_copy(update={"data": before.data}) == before
+    assert party.table.dates == {"opened": "%d.%m.%Y"}
+    assert (party.table.id, party.table.id_type) == ("customer_id", "number")
+    assert Path(party.table.source) == Path("bank.csv").resolve()
+    assert "# opened" in (received / "party.toml").read_text()
+
+    content = (received / "bank.pub").read_bytes()
+    assert f"fingerprint      {fingerprint(content)}\n" in done.out
+    assert re.fullmatch(r"([0-9a-f]{4} ){7}[0-9a-f]{4}", fingerprint(content))
+    assert public_key_bytes(content) is not None
+    own = Identity.kept_at(received / "identity.key")
+    assert Pin.kept_at(received / "bank.pub").has_signed(b"a", own.sign(b"a"))
+    for key in received.glob("*.key"):
+        assert key.stat().st_mode & 0o777 == 0o600
+
+    again = json.loads(well("join", "bank", "--json").out)
+    assert (again["keys"], again["fingerprint"]) == ("own", fingerprint(content))
+    assert read_party_file(received / "party.toml") == party
+
+
+def test_source_and_id_alone_are_enough(well, refused, received, tmp_path):
+    (tmp_path / "bank.csv").rename(received / "ours.csv")
+    text = (received / "party.toml").read_text()
+    by_hand = text.replace('source = "data.csv"', 'source = "ours.csv"')
+    by_hand = by_hand.replace('id = "id"', 'id = "customer_id"\nid_type = "text"')
+    (received / "party.toml").write_text(by_hand)
+    assert "or vfl join bank, which finds" in refused("check", "bank/party.toml").err
+    well("join", "bank/party.toml")
+    found = tomllib.loads((received / "party.toml").read_text())["data"]
+    assert found["source"] == "ours.csv"
+    assert found["dates"] == {"opened": "%d.%m.%Y"}
+    assert found["id_type"] == "text"  # as its owner said
+    assert "vfl join" not in well("check", "bank/party.toml").out
+
+
+def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received):
+    path = received / "party.toml"
+    text = path.read_text()
+    path.write_text(
+        text.replace('device = "cpu"', 'device = "cpu"\nbottom = "theirs:Bottom"').replace(
+            "max_width = 256", "max_width = 4096"
+        )
+    )
+    shown = json.loads(well("join", "bank", "--table", "bank.csv", "--json").out)["says"]
+    assert shown == ["bottom = theirs:Bottom", "consent.max_width = 4096"]
+    path.write_text(text.replace('"node.key"', '"../../elsewhere.key"'))
+    (received / "node.key").unlink()
+    done = refused("join", "bank", "--table", "bank.csv")
+    assert "outside its folder" in done.err
+    assert not list(received.parents[1].rglob("elsewhere.key"))
+
+
+def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path):
+    write_organisations(tmp_path, "breast-cancer", rows=120)
+    well("init", "loans", "--party", "bank")
+    told = well("join", "loans/bank", "--table", "bank.csv")
+    assert "keys that came with this folder" in told.out
+
+
+def test_the_label_party_may_bring_its_table_later(well, refused, tmp_path):
+    _, label = write_organisations(tmp_path, "breast-cancer")
+    well("init", "loans", "--party", "bank", "--label-party", "lender", "--host", "lender.example")
+    assert "--table TABLE" in refused("join", "loans").err
+    told = well("join", "loans", "--table", "lender.csv", "--label", label)
+    assert "rows             " in told.out
+    by_hand = read_experiment(Path("loans/label/app/experiment.toml"))
+    own = read_party_file(Path("loans/label/party.toml"))
+    well("init", "given", "--from", "lender=lender.csv", "--label", label, "--party", "bank",
+         "--label-party", "lender", "--host", "lender.example")  # fmt: skip
+    at_once = read_experiment(Path("given/label/app/experiment.toml"))
+    assert by_hand.model_dump() == at_once.model_dump() | {"name": "loans"}
+    assert own.model_dump() == read_party_file(Path("given/label/party.toml")).model_dump()
+    assert not Path("loans/label/node.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("nowhere",), "this is no party's folder"),
+        (("bank",), "names no table that is there"),
+        (("bank", "--table", "none.csv"), "there is no such table"),
+        (("bank", "--table", "bank.csv", "--id", "customer"), "did you mean 'customer_id'"),
+    ],
+)
+def test_mistakes(refused, received, given, told):
+    assert told in refused("join", *given).err
+    assert not (received / "node.key").exists()
+
+
+def test_a_dealer_has_no_table(well, refused):
+    well("init", "loans", "--party", "bank", "--dealer", "notary", "--host", "lender.example")
+    told = well("join", "loans/notary").out
+    assert "notary.pub" in told
+    assert "has no data" in refused("join", "loans/notary", "--table", "x.csv").err

@@ -1,0 +1,202 @@
+"""A party joins a project: its table goes into the folder it was given, its keys are made there.
+
+The folder comes from the label party, so its owner is shown what its party.toml sets beyond the
+usual, and no key is written outside of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vfl.config import DataSettings, Experiment, PartyFile, read_party_file
+from vfl.config.toml import check
+from vfl.config.validate import UNNAMED_ALIGNMENT
+from vfl.core.errors import ConfigError, MissingDataError
+from vfl.core.storage import database_beside, is_database, write_bytes, write_text
+from vfl.datasets.describe import TableReport, describe
+from vfl.federation.project import RULES_OF_NUMBERS, LabelFolder, experiment_text, party_text
+from vfl.session.secure_mode import third_party
+from vfl.session.store.identity import Identity
+from vfl.transport import fingerprint, node_key_pair, public_half
+
+#: Settings of [data] that another table does not change.
+_OF_ANY_TABLE = ("predict", "predict_query", "memory", "shape", "bins", "label")
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """The public half of a party's keys, one line each: of its SuperNode, of its identity.
+
+    Attributes:
+        file: NAME.pub, which the party sends to the others.
+        whose: "new", "own", or "foreign" where they came with the folder, without a NAME.pub.
+        fingerprint: to be compared by telephone.
+    """
+
+    file: Path
+    whose: Literal["new", "own", "foreign"]
+    fingerprint: str
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of a party, given it or its party.toml; of a project, the label party's.
+
+    Raises:
+        ConfigError: there is no party.toml.
+    """
+    folder = path if path.is_dir() else path.parent
+    for one in (folder, folder / "label"):
+        if (one / "party.toml").is_file():
+            return one
+    raise ConfigError(
+        "this is no party's folder",
+        where=str(path),
+        want="the folder with party.toml that the label party sent",
+        fix="vfl init PROJECT --host NAME writes one for each party",
+    )
+
+
+def merge_table(
+    folder: Path, source: str | None, id_column: str | None, label: str | None, query: str | None
+) -> TableReport:
+    """Put a table into the [data] of a party's file, with all that is found of it.
+
+    Without a table, that of the file is described, and what the file says of it stays.
+
+    Args:
+        folder: of the party.
+        source: the table, from the working directory.
+        id_column: its column of ids; None finds it.
+        label: its label column; None where it has none, or the file names it.
+        query: what is asked of a database.
+
+    Raises:
+        ConfigError: the party has no table, or the file names none that is there.
+        DataError: the table cannot be read.
+    """
+    party = read_party_file(folder / "party.toml")
+    if party.data is None:
+        raise ConfigError(f"party '{party.party}' has no data", got="--table", fix="leave it out")
+    old = party.data
+    said: dict[str, Any] = {name: getattr(old, name) for name in sorted(old.model_fields_set)}
+    if source is None:
+        place, source = party.source_path, old.source
+        if isinstance(place, Path) and not place.exists():
+            raise MissingDataError(
+                "this party's file names no table that is there",
+                where=str(folder / "party.toml"),
+                got=f'data.source = "{old.source}"',
+                fix=f"vfl join {folder} --table TABLE",
+            )
+        id_column = id_column or (old.id if "id" in said else None)
+    else:
+        said = {name: said[name] for name in _OF_ANY_TABLE if name in said}
+        place = database_beside(source, Path.cwd()) if is_database(source) else Path(source)
+        source = place if isinstance(place, str) else _seen_from(folder, place)
+    label = label or said.get("label")
+    report = describe(place, None, id_column, label, query=query or said.get("query"))
+    given = {"source": source} | ({"label": label} if label else {})
+    data = report.settings() | said | given
+    experiment = None
+    if (folder / "app").is_dir():
+        experiment = _at_the_label_party(LabelFolder(folder), report)
+        if party.party not in experiment.parties:
+            data.pop("columns", None)
+    content = {"party": party.party, "data": data}
+    checked = check(content, PartyFile, where="the table")
+    has_node = experiment is None
+    text = party_text(party.model_copy(update={"data": checked.data}), has_node, report.lines())
+    write_text(folder / "party.toml", text)
+    return report
+
+
+def _seen_from(folder: Path, table: Path) -> str:
+    """A table's path as the file of a party in a folder writes it: short if it lies in there."""
+    table = table.resolve()
+    inside = table.is_relative_to(folder.resolve())
+    return str(table.relative_to(folder.resolve()) if inside else table)
+
+
+def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
+    """The experiment as the label party's table has it, written anew where it says otherwise."""
+    experiment = label.experiment()
+    content = experiment.model_dump(mode="json", exclude_none=True)
+    own = experiment.label.party
+    if report.task is not None:
+        content["label"]["task"] = report.task
+    if report.features and third_party(experiment) is None and own not in experiment.parties:
+        content["parties"][own] = {}
+    if experiment.data.alignment is None:
+        content["data"]["alignment"] = UNNAMED_ALIGNMENT
+    if report.whole_ids and experiment.data.id_rules == DataSettings().id_rules:
+        content["data"]["id_rules"] = RULES_OF_NUMBERS
+    changed = check(content, Experiment, where=str(label.app))
+    if changed != experiment:
+        write_text(label.app / "experiment.toml", experiment_text(changed))
+    return changed
+
+
+def make_keys(folder: Path) -> PublicKeys:
+    """A party's own keys, made where they are missing; the public half as NAME.pub.
+
+    Raises:
+        ConfigError: the file names a place outside its folder for a key.
+    """
+    party = read_party_file(folder / "party.toml")
+    node, identity = party.beside(party.node.key), party.beside(party.identity.key)
+    for name, path in (("node.key", node), ("identity.key", identity)):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(
+                "the file that was received wants a key written outside its folder",
+                where=f"{folder / 'party.toml'}: {name}",
+                fix=f'set it to "{name}"',
+            )
+    whose: Literal["new", "own", "foreign"] = "new"
+    if node.exists() and identity.exists():
+        whose = "own" if _public_file(party).exists() else "foreign"
+    if not node.exists():
+        write_bytes(node, node_key_pair()[0])
+    if not identity.exists():
+        Identity.fresh().keep_at(identity)
+    return write_public(party, whose)
+
+
+def _public_file(party: PartyFile) -> Path:
+    return party.beside(f"{party.party}.pub")
+
+
+def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "new") -> PublicKeys:
+    """Write the public half of the keys that a party has, NAME.pub in its folder.
+
+    Raises:
+        DataError: a file of a key holds something else.
+    """
+    file = _public_file(party)
+    keys = [party.beside(name) for name in (party.node.key, party.identity.key)]
+    lines = [public_half(key) for key in keys if key.exists()]
+    content = b"".join(line + b"\n" for line in lines)
+    write_bytes(file, content)
+    return PublicKeys(file, whose, fingerprint(content))
+
+
+def unusual(party: PartyFile) -> list[str]:
+    """What a file sets that `vfl init` leaves as it always is, for its owner to look at."""
+    said = party.model_dump(mode="json", exclude={"party", "role", "data"})
+    node = {"superlink": party.node.superlink, "api_port": party.node.api_port}
+    whose = {"party": party.party, "role": party.role, "data": party.data, "node": node}
+    usual = PartyFile.model_validate(whose).model_dump(mode="json")
+    found = []
+    for name, value in said.items():
+        plain = usual[name]
+        if isinstance(value, dict) and isinstance(plain, dict):
+            more = {f"{name}.{key}": one for key, one in value.items() if one != plain.get(key)}
+            found += [f"{key} = {_shown(one)}" for key, one in more.items()]
+        elif value != plain:
+            found.append(f"{name} = {_shown(value)}")
+    return found
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
