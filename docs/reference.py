@@ -55,6 +55,7 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.experiments.notebook": ("train", "compare", "grid", "value", "Run"),
     "vfl.experiments.study": ("Results",),
     "vfl.estimators": ("VFLClassifier", "VFLRegressor"),
+    "vfl.training.cutting": ("split", "CutModel"),
     "vfl.training.split": ("SplitModule",),
     "vfl.session.trace": ("read", "Recording"),
     "vfl.mpc": ("private",),

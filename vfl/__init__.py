@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vfl.experiments.notebook import Run, compare, grid, train, value
     from vfl.experiments.study import Results
     from vfl.session import trace
+    from vfl.training.cutting import split
     from vfl.training.split import SplitModule
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "compare",
     "grid",
+    "split",
     "trace",
     "train",
     "value",
@@ -40,6 +42,7 @@ _HOMES = {
     "train": "vfl.experiments.notebook",
     "value": "vfl.experiments.notebook",
     "SplitModule": "vfl.training.split",
+    "split": "vfl.training.cutting",
     "VFLClassifier": "vfl.estimators",
     "VFLRegressor": "vfl.estimators",
     "trace": "vfl.session.trace",

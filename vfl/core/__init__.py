@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's ``__getattr__`` that imports what needs torch only when it is asked for.
+
+    The package's ``__dir__`` is its public list, so that completion finds these names.
 
     Args:
         package: its name, for the message.
@@ -21,4 +24,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         home = importlib.import_module(homes[name])
         return home if homes[name].endswith(f".{name}") else getattr(home, name)
 
+    module = sys.modules[package]
+    module.__dir__ = lambda: sorted(module.__all__)  # type: ignore[method-assign]
     return find

@@ -281,6 +281,10 @@ class Secret:
     def __reduce__(self) -> str:
         raise TypeError("a party secret is never serialised")
 
+    def __deepcopy__(self, memo: object) -> Secret:
+        """The secret itself, which never changes; copies of a model keep their party's."""
+        return self
+
 
 def log_unit(words: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> np.ndarray:
     """The logarithm of uniform draws on (0, 1), of the 53 upper bits of words and 22 spare ones.

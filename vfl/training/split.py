@@ -1,11 +1,17 @@
-"""A split network as one torch module, for anybody's own training loop."""
+"""A split network as one torch module, for your own training loop.
+
+`SplitModule` joins bottom models and a top model. `vfl.split` cuts a model that exists
+(`vfl.training.cutting`). Both send cuts and gradients through `Crossings`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +31,196 @@ _LABEL = "label"
 _ON_LABELS = ("loss", "gradient")
 #: Hooks that act where this module has no hand.
 _ELSEWHERE = ("labels", "counts", "batch", "fit", "targets", "received")
+#: Directions of a cut and of its gradient, and those of a cut that comes back (U-shape).
+_FORTH, _BACK = ("up", "down"), ("down", "up")
 
 
-class SplitModule(nn.Module):
+class Crossings(nn.Module):
+    """Both ends of every cut: codecs, defenses and frames of a module that plays all parties.
+
+    A subclass runs the models in its `forward`. `state_dict` holds all weights, the step, and the
+    state of codecs and defense, so that a training can resume from it. It does not hold the ledger
+    and observers.
+
+    Args:
+        widths: width of each feature party's cut, all axes of a row together.
+        codec, defense, merge, task, seed, observers: see `SplitModule`.
+        elsewhere: hooks of defenses that the subclass cannot run.
+    """
+
+    def __init__(
+        self,
+        widths: Mapping[str, int],
+        *,
+        codec: str | Mapping[str, str],
+        defense: str,
+        merge: str = "concat",
+        task: str,
+        seed: int,
+        observers: Sequence[Observer],
+        elsewhere: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        codecs = dict.fromkeys(widths, codec) if isinstance(codec, str) else dict(codec)
+        _require_names("codec", codecs, widths)
+        where = f"the arguments of {type(self).__name__}"
+        label = {"party": _LABEL, "task": task}
+        common = {"seed": seed, "defense": defense, "label": label}
+        parties = {name: {"width": width} for name, width in widths.items()}
+        if one_codec := isinstance(codec, str):
+            common["codec"] = codec
+        checked({**common, "merge": merge, "parties": parties}, where)
+        for name in () if one_codec else parties:
+            checked({**common, "codec": codecs[name], "parties": {name: parties[name]}}, where)
+        self.task = task
+        self.ledger = Ledger()
+        self.step = 0
+        self._observers: tuple[Observer, ...] = (self.ledger, *observers)
+        self._defense = _reachable(defense, elsewhere)
+        self._codecs = {name: compression.make(codecs[name]) for name in widths}
+        self._secrets = {name: Secret.of_simulation(seed, name) for name in widths}
+        self._label_secret = Secret.of_simulation(seed, _LABEL)
+        self.encoders, self.decoders = nn.ModuleDict(), nn.ModuleDict()
+        self._on_labels = defenses.uses(self._defense, *_ON_LABELS)
+        self._acting = [*self._on_labels, *defenses.uses(self._defense, "local_loss")]
+        self._prepared = not defenses.uses(self._defense, "prepare")
+        self._additions: list[Addition] = []
+
+    def extra_loss(self) -> Tensor:
+        """What codec and defense add to the loss of the last forward pass; 0 if nothing.
+
+        A training whose loss lacks it ends with an error in the backward pass.
+        """
+        taken = [one.taken() for one in self._additions]
+        self._additions.clear()
+        terms = [term for term in taken if term is not None]
+        return sum(terms[1:], terms[0]) if terms else torch.zeros(())
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Step, and state of codecs and defense; `state_dict` has it as `_extra_state`."""
+        codecs = {name: dict(codec.state_dict()) for name, codec in self._codecs.items()}
+        return {"step": self.step, "codecs": codecs, "defense": dict(self._defense.state_dict())}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `get_extra_state` gave."""
+        self.step = int(state["step"])
+        for name, codec in self._codecs.items():
+            codec.load_state_dict(state["codecs"][name])
+        self._defense.load_state_dict(state["defense"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that goes on by itself; a forward pass whose gradients are due is not copied."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        fresh: dict[str, Any] = {"_additions": [], "_observers": ()}
+        copied.__dict__.update(copy.deepcopy(self.__dict__ | fresh, memo))
+        copied._observers = (copied.ledger, *self._observers[1:])
+        return copied
+
+    # What subclasses build from.
+
+    def _add_ends(self, name: str, width: int) -> None:
+        """Add the modules that a codec has at both ends of one cut; the caller seeds the draws."""
+        self.encoders[name] = self._codecs[name].client_module(width) or nn.Identity()
+        self.decoders[name] = self._codecs[name].server_module(width) or nn.Identity()
+
+    def _begin(self, labels: Tensor | None) -> tuple[StepContext, Addition]:
+        """The context of a forward pass, and where its additions to the loss are collected."""
+        if self.training and labels is None and self._on_labels:
+            raise SpecError(
+                "this defense looks at the labels of each training batch, and got none",
+                where=f"step {self.step}",
+                got=f"no labels for its '{self._on_labels[0]}'",
+                want="model(inputs, labels)",
+                fix="give the labels, or call model.eval() first if nothing is trained",
+            )
+        return StepContext(self.step, self.training), Addition()
+
+    def _guarded(self, name: str, cut: Tensor, context: StepContext) -> Tensor:
+        """A bottom's output as it is encoded; axes (rows, width)."""
+        guarded = StepContext(context.step, context.training, self._secrets[name])
+        sent: Tensor = self.encoders[name](self._defense.embedding(cut, guarded))
+        return sent
+
+    def _send(
+        self,
+        name: str,
+        cut: Tensor,
+        rows: Tensor | None,
+        labels: Tensor | None,
+        context: StepContext,
+        addition: Addition,
+        *,
+        back: bool = False,
+    ) -> Tensor:
+        """The cut that arrives.
+
+        Args:
+            name: of the cut's party.
+            cut: what `_guarded` gave.
+            rows: the party's inputs, for defenses that look at them.
+            labels: of the rows.
+            context: of the forward pass.
+            addition: of the forward pass.
+            back: whether the cut goes to the feature party, and its gradient to the other side.
+        """
+        codec, own = self._codecs[name], self._context(context, self._secrets[name])
+        check_finite(cut.detach(), "cut", name, context.step)
+        if self.training:
+            addition.add(codec.local_loss(cut, own))
+            if rows is not None:
+                addition.add(self._defense.local_loss(cut, rows, own))
+        other = self._context(context, secret_of_end(self._label_secret, name))
+        here, there, ways = (other, own, _BACK) if back else (own, other, _FORTH)
+        crossing = _Crossing(
+            name, codec, self._defense, self._acting, labels, self._observers, ways, here, there,
+            addition,
+        )  # fmt: skip
+        arrived: Tensor = self.decoders[name](_Cross.apply(cut, crossing))  # type: ignore[no-untyped-call]
+        return arrived
+
+    def _finish(
+        self,
+        cuts: Mapping[str, Tensor],
+        labels: Tensor | None,
+        outputs: Tensor,
+        context: StepContext,
+        addition: Addition,
+    ) -> Tensor:
+        """The outputs that the caller gets."""
+        if self.training:
+            self._check_labels(labels, outputs)
+        here = self._context(context, self._label_secret)
+        outputs = self._defense.logits(outputs, here)
+        if self.training and labels is not None:
+            addition.add(self._defense.loss(cuts, labels, outputs, here))
+        return outputs
+
+    def _count(self, addition: Addition) -> None:
+        """A forward pass has ended."""
+        if self.training:
+            self.step += 1
+            if addition.total is not None:
+                self._additions.append(addition)
+
+    def _context(self, context: StepContext, secret: Secret) -> StepContext:
+        return StepContext(context.step, context.training, secret if context.training else None)
+
+    def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
+        """Hold labels to what an experiment of this task has, and tell the defense their kind."""
+        if self._prepared and not self._on_labels:
+            return
+        classes = None
+        if self.task == "classification":
+            classes = outputs.shape[1] if outputs.dim() == 2 else 0
+        if labels is not None:
+            _require_labels(labels, len(outputs), classes)
+        if not self._prepared:
+            self._defense.prepare(LabelKind(classes))
+            self._prepared = True
+
+
+class SplitModule(Crossings):
     """Bottoms, cut and top in one module; every forward and backward pass crosses real frames.
 
     What the top sees, and the gradients the bottoms get, are decoded from the bytes that would
@@ -36,11 +229,15 @@ class SplitModule(nn.Module):
     pass in training needs them, and the loss needs `extra_loss`. The loss itself is the caller's;
     gradients of a mean over the batch, with rows of equal weight, are what defenses expect.
 
+    Frames carry float32: a cut of another floating-point type is converted, and converted back.
+
     Args:
-        bottoms: each feature party's model, from axes (rows, ...) to (rows, its width).
+        bottoms: each feature party's model, from its inputs to axes (rows, its width).
         top: the label party's model, from the merged cuts to outputs; of classes, one for each.
-        widths: width of each party's cut.
-        codec, defense: specs, as everywhere.
+        widths: width of each party's cut, or the axes of one row, such as (64, 8, 8); a cut of more
+            axes than one comes to the merger, and behind it to the top, with all of them.
+        codec: a spec, or a spec for each party.
+        defense: a spec, as everywhere.
         merge: spec of a merger, as everywhere.
         task: "classification", or "regression" where labels are numbers.
         seed: stands in for the parties' secrets, which in one process protect nobody. Dropout, and
@@ -61,156 +258,91 @@ class SplitModule(nn.Module):
         self,
         bottoms: Mapping[str, nn.Module],
         top: nn.Module,
-        widths: Mapping[str, int],
+        widths: Mapping[str, int | Sequence[int]],
         *,
-        codec: str = "none",
+        codec: str | Mapping[str, str] = "none",
         defense: str = "none",
         merge: str = "concat",
         task: str = "classification",
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> None:
-        super().__init__()
         _check_parties(bottoms, widths)
-        content = {
-            "seed": seed,
-            "codec": codec,
-            "defense": defense,
-            "merge": merge,
-            "parties": {name: {"width": width} for name, width in widths.items()},
-            "label": {"party": _LABEL, "task": task},
-        }
-        checked(content, "the arguments of SplitModule")
-        self.widths = dict(widths)
-        self.task = task
-        self.ledger = Ledger()
-        self.step = 0
-        self._observers: tuple[Observer, ...] = (self.ledger, *observers)
-        self._defense = _reachable(defense)
-        self._codecs = {name: compression.make(codec) for name in bottoms}
-        self._secrets = {name: Secret.of_simulation(seed, name) for name in bottoms}
-        self._label_secret = Secret.of_simulation(seed, _LABEL)
+        shapes = {name: _axes(widths[name]) for name in bottoms}
+        flat = {name: own[0] if len(own) == 1 else prod(own) for name, own in shapes.items()}
+        super().__init__(
+            flat,
+            codec=codec,
+            defense=defense,
+            merge=merge,
+            task=task,
+            seed=seed,
+            observers=observers,
+        )
+        self.widths, self._shapes = flat, shapes
         self.bottoms = nn.ModuleDict()
-        self.encoders, self.decoders = nn.ModuleDict(), nn.ModuleDict()
         self._draws: dict[str, Draws] = {}
         always = not isinstance(self._defense, Undefended)
         for name, bottom in bottoms.items():
-            width, own = widths[name], self._codecs[name]
             with scoped(self._secrets[name].number("init")):
-                self.bottoms[name] = self._defense.wrap_bottom(bottom, width)
-                self.encoders[name] = own.client_module(width) or nn.Identity()
-            self.decoders[name] = own.server_module(width) or nn.Identity()
+                self.bottoms[name] = self._defense.wrap_bottom(bottom, flat[name])
+                self._add_ends(name, flat[name])
             end = nn.ModuleList([self.bottoms[name], self.encoders[name]])
             self._draws[name] = Draws(self._secrets[name], "rng", end, always=always)
-        merging, in_order = models.make_merger(merge), [widths[name] for name in bottoms]
+        merging, in_order = models.make_merger(merge), [flat[name] for name in bottoms]
         with scoped(self._label_secret.number("init")):
             self.top = self._defense.wrap_top(top, merging.width(in_order))
             self.merger = merging.build(in_order)
         self._top_draws = Draws(self._label_secret, "rng", self.top, always=always)
-        self._on_labels = defenses.uses(self._defense, *_ON_LABELS)
-        self._acting = [*self._on_labels, *defenses.uses(self._defense, "local_loss")]
-        self._prepared = not defenses.uses(self._defense, "prepare")
-        self._additions: list[_Addition] = []
 
-    def forward(self, inputs: Mapping[str, Tensor], labels: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Mapping[str, Any], labels: Tensor | None = None) -> Tensor:
         """Outputs for a batch.
 
         Args:
-            inputs: each party's own rows, axes (rows, ...), in the same order.
+            inputs: each party's own rows, in the same order: a tensor of axes (rows, ...), or a
+                tuple or a dict of arguments of its bottom, whose first has axes (rows, ...).
             labels: axes (rows,); needed in training by defenses that look at labels.
 
         Raises:
             SpecError: the defense looks at labels, and there are none, or they are of a kind that
                 it means nothing for.
-            DataError: labels that are no class of the outputs, or of another number of rows.
+            DataError: a party's rows are missing; labels that are no class of the outputs, or of
+                another number of rows.
         """
-        context = StepContext(self.step, self.training)
-        addition = _Addition()
-        if self.training and labels is None:
-            self._refuse_without_labels()
+        _check_inputs(inputs, self.widths)
+        context, addition = self._begin(labels)
         cuts = {
-            name: self._cross(name, inputs[name], labels, context, addition)
-            for name in self.bottoms
+            name: self._cut(name, inputs[name], labels, context, addition) for name in self.bottoms
         }
         with self._top_draws.at(self.step) if self.training else nullcontext():
             outputs: Tensor = self.top(self.merger(*cuts.values()))
-            if self.training:
-                self._check_labels(labels, outputs)
-            here = self._context(context, self._label_secret)
-            outputs = self._defense.logits(outputs, here)
-            if self.training and labels is not None:
-                addition.add(self._defense.loss(cuts, labels, outputs, here))
-        if self.training:
-            self.step += 1
-            if addition.total is not None:
-                self._additions.append(addition)
+            outputs = self._finish(cuts, labels, outputs, context, addition)
+        self._count(addition)
         return outputs
 
-    def extra_loss(self) -> Tensor:
-        """What codec and defense add to the loss of the last forward pass; 0 if nothing.
-
-        A training whose loss lacks it ends with an error in the backward pass.
-        """
-        taken = [one.taken() for one in self._additions]
-        self._additions.clear()
-        terms = [term for term in taken if term is not None]
-        return sum(terms[1:], terms[0]) if terms else torch.zeros(())
-
-    def _cross(
+    def _cut(
         self,
         name: str,
-        rows: Tensor,
+        inputs: Any,
         labels: Tensor | None,
         context: StepContext,
-        addition: _Addition,
+        addition: Addition,
     ) -> Tensor:
-        codec = self._codecs[name]
-        here = self._context(context, self._secrets[name])
-        guarded = StepContext(context.step, context.training, self._secrets[name])
+        """The cut of one party as it arrives."""
+        args, named = arguments_of(inputs)
+        rows = next(iter((*args, *named.values())))
         with self._draws[name].at(context.step) if self.training else nullcontext():
-            cut: Tensor = self.bottoms[name](rows)
+            cut: Tensor = self.bottoms[name](*args, **named)
+            shape = self._shapes[name]
+            if len(shape) > 1 and cut.shape[1:] == shape:
+                cut = cut.flatten(1)
             check_shape(cut, len(rows), self.widths[name], name)
-            cut = self.encoders[name](self._defense.embedding(cut, guarded))
-        check_finite(cut.detach(), "cut", name, context.step)
-        if self.training:
-            addition.add(codec.local_loss(cut, here))
-            addition.add(self._defense.local_loss(cut, rows, here))
-        there = self._context(context, secret_of_end(self._label_secret, name))
-        crossing = _Crossing(
-            name, codec, self._defense, self._acting, labels, self._observers, here, there, addition
-        )
-        arrived: Tensor = self.decoders[name](_Cross.apply(cut, crossing))  # type: ignore[no-untyped-call]
-        return arrived
-
-    def _context(self, context: StepContext, secret: Secret) -> StepContext:
-        return StepContext(context.step, context.training, secret if context.training else None)
-
-    def _refuse_without_labels(self) -> None:
-        """Refuse a training batch without labels where the defense needs them."""
-        if self._on_labels:
-            raise SpecError(
-                "this defense looks at the labels of each training batch, and got none",
-                where=f"step {self.step}",
-                got=f"no labels for its '{self._on_labels[0]}'",
-                want="model(inputs, labels)",
-                fix="give the labels, or call model.eval() first if nothing is trained",
-            )
-
-    def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
-        """Hold labels to what an experiment of this task has, and tell the defense their kind."""
-        if self._prepared and not self._on_labels:
-            return
-        classes = None
-        if self.task == "classification":
-            classes = outputs.shape[1] if outputs.dim() == 2 else 0
-        if labels is not None:
-            _require_labels(labels, len(outputs), classes)
-        if not self._prepared:
-            self._defense.prepare(LabelKind(classes))
-            self._prepared = True
+            cut = self._guarded(name, cut, context)
+        arrived = self._send(name, cut, rows, labels, context, addition)
+        return arrived if len(shape) == 1 else arrived.reshape(-1, *shape)
 
 
-class _Addition:
+class Addition:
     """What codec and defense add to the loss of one forward pass.
 
     Attributes:
@@ -251,9 +383,9 @@ class _Addition:
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Crossing:
-    """One cut's way to the label party and its gradient's way back."""
+    """One cut's way to the other side and its gradient's way back."""
 
     party: str
     codec: Codec
@@ -261,28 +393,56 @@ class _Crossing:
     acting: Sequence[str]
     labels: Tensor | None
     observers: Sequence[Observer]
+    ways: tuple[str, str]
     here: StepContext
     there: StepContext
-    addition: _Addition
+    addition: Addition
+    went_back: bool = False
 
-    def up(self, cut: Tensor) -> tuple[Tensor, Any, Any]:
-        payload, kept = self.codec.encode(cut, self.here)
+    def forth(self, cut: Tensor) -> tuple[Tensor, Any, Any]:
+        """The cut as it arrives, and what both ends keep for its gradient."""
+        payload, kept = self.codec.encode(self._for_codec(cut), self.here)
         kind = Kind.CUT if self.here.training else Kind.QUERY
-        self._tell("up", Frame(kind, self.here.step, payload))
+        self._report(self.ways[0], Frame(kind, self.here.step, payload))
         rows, width = cut.shape
         decoded, saved = self.codec.decode(payload, rows, width, self.there)
-        return decoded, kept, saved
+        return decoded.to(cut), kept, saved
 
-    def down(self, grad: Tensor, kept: Any, saved: Any) -> Tensor:
+    def back(self, grad: Tensor, kept: Any, saved: Any) -> Tensor:
+        """The gradient as it arrives."""
+        self._require_first()
         self.addition.require(self.party, self.there.step)
-        grad = self._defended(grad)
-        check_finite(grad, "gradient", self.party, self.there.step)
-        payload = self.codec.encode_grad(grad.contiguous(), saved, self.there)
-        self._tell("down", Frame(Kind.GRAD, self.there.step, payload))
+        sent = self._defended(self._for_codec(grad))
+        check_finite(sent, "gradient", self.party, self.there.step)
+        payload = self.codec.encode_grad(sent.contiguous(), saved, self.there)
+        self._report(self.ways[1], Frame(Kind.GRAD, self.there.step, payload))
         rows, width = grad.shape
         received = self.codec.decode_grad(payload, kept, rows, width, self.here)
         self.codec.commit(self.here.step)
-        return received
+        return received.to(grad)
+
+    def _for_codec(self, values: Tensor) -> Tensor:
+        """Values as codecs take them: float32, on the processor unless the codec runs elsewhere."""
+        values = values.detach().float()
+        return values if self.codec.on_card else values.cpu()
+
+    def _require_first(self) -> None:
+        """Refuse a gradient that no party could ask for: of a gradient, or a second one."""
+        where = f"step {self.there.step}, at the gradient of party '{self.party}'"
+        if torch.is_grad_enabled():
+            raise SpecError(
+                "the gradient of a gradient does not cross a cut",
+                where=where,
+                got="a backward pass with create_graph=True",
+                fix="differentiate twice within the bottom or within the top",
+            )
+        if self.went_back:
+            raise SpecError(
+                "one exchange has one gradient, and a second backward pass asks for another",
+                where=where,
+                fix="add the losses and call backward once, or run the forward pass again",
+            )
+        self.went_back = True
 
     def _defended(self, grad: Tensor) -> Tensor:
         """The gradient that is really encoded; a defense acts on those of training steps alone."""
@@ -297,7 +457,7 @@ class _Crossing:
             return grad
         return self.defense.gradient(grad, self.labels, self.there)
 
-    def _tell(self, direction: str, frame: Frame) -> None:
+    def _report(self, direction: str, frame: Frame) -> None:
         for observer in self.observers:
             observer(self.party, direction, frame)
 
@@ -307,20 +467,20 @@ class _Cross(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cut: Tensor, crossing: _Crossing) -> Tensor:
-        decoded, kept, saved = crossing.up(cut.detach())
+        decoded, kept, saved = crossing.forth(cut)
         ctx.way_back = (crossing, kept, saved)
         return decoded
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         crossing, kept, saved = ctx.way_back
-        return crossing.down(grads[0], kept, saved), None
+        return crossing.back(grads[0], kept, saved), None
 
 
-def _reachable(spec: str) -> defenses.Defense:
+def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
     """The defense, unless it acts where this module has no hand."""
     defense = defenses.make(spec)
-    missed = defenses.uses(defense, *_ELSEWHERE)
+    missed = defenses.uses(defense, *_ELSEWHERE, *elsewhere)
     members = defense.members if isinstance(defense, defenses.Chain) else (defense,)
     for member in members:
         # Noise in the loss that is as large as a row's part of the task's own, which is not ours.
@@ -330,7 +490,7 @@ def _reachable(spec: str) -> defenses.Defense:
             missed.append("the task's own loss")
     if missed:
         raise SpecError(
-            "SplitModule cannot apply this defense: labels, loss and loop are the caller's",
+            "this module cannot apply the defense: labels, loss and loop are the caller's",
             got=f"{spec}, which acts on {', '.join(missed)}",
             want="a defense of models, cuts or gradients, or a term of the loss without an epsilon",
             fix="train with VFLClassifier or vfl train",
@@ -362,7 +522,7 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
         )
 
 
-def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, int]) -> None:
+def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, Any]) -> None:
     if set(bottoms) != set(widths) or not bottoms:
         raise DataError(
             "every party needs one bottom and one width",
@@ -374,3 +534,44 @@ def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, int]) 
             got=f"a bottom of '{_LABEL}', which is the label party",
             fix="another name, or that bottom as a part of the top",
         )
+
+
+def _check_inputs(inputs: Any, parties: Collection[str]) -> None:
+    if not isinstance(inputs, Mapping):
+        raise DataError(
+            "SplitModule takes the rows of each party by its name",
+            got=f"a {type(inputs).__name__}",
+            want=f"a dict with {', '.join(parties)}",
+        )
+    _require_names("inputs", inputs, parties)
+
+
+def _require_names(what: str, given: Collection[str], parties: Collection[str]) -> None:
+    """Refuse an argument that leaves a party out, or has one too many."""
+    if set(given) != set(parties):
+        raise DataError(
+            "an argument has other parties than the module",
+            where=what,
+            got=", ".join(map(str, given)) or "no party",
+            want=", ".join(parties),
+        )
+
+
+def arguments_of(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Inputs of a bottom, as arguments by position and by name."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, tuple | list) and inputs:
+        return inputs, {}
+    if isinstance(inputs, Mapping) and inputs:
+        return (), inputs
+    raise DataError(
+        "a bottom takes no such inputs",
+        got=f"a {type(inputs).__name__}",
+        want="a tensor, or a tuple or a dict of arguments, the first with a row of axis 0 each",
+    )
+
+
+def _axes(width: int | Sequence[int]) -> tuple[Any, ...]:
+    """Axes of one row of a cut."""
+    return tuple(width) if isinstance(width, Sequence) and width else (width,)

@@ -1,0 +1,713 @@
+"""Cut a model that exists into parts of several parties: `vfl.split`.
+
+The model stays one module, and runs as its author wrote it. Where a cut was named, a hook sends the
+output of that layer through frames and hands on what arrives. One run on an example shows which
+operations each party computes, and what else would cross between them.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from math import prod
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from vfl import defenses
+from vfl.core.errors import ConfigError, DataError, SpecError, WidthError, nearest
+from vfl.core.frame import Observer
+from vfl.core.seeds import scoped
+from vfl.core.torch_internals import TorchDispatchMode
+from vfl.training.split import Addition, Crossings, arguments_of
+
+_FEATURE, _LABEL, _SERVER = "feature", "label", "server"
+#: Hooks of defenses that build a bottom or a top of their own.
+_ON_MODELS = ("wrap_bottom", "wrap_top")
+
+
+def split(
+    model: nn.Module,
+    at: str | Sequence[str] | Mapping[str, str],
+    example: Any,
+    *,
+    label_inputs: Collection[str] = (),
+    row_axes: int = 1,
+    untie: bool = False,
+    codec: str = "none",
+    defense: str = "none",
+    task: str = "classification",
+    seed: int = 0,
+    observers: Sequence[Observer] = (),
+) -> CutModel:
+    """Cut a model at layers, by name; its forward and backward passes then cross real frames.
+
+    Weights, dropout and the model's own code stay as they are: without a codec and a defense a
+    training ends with the weights that the same loop gives without a cut, bit for bit.
+
+    Args:
+        model: any module; it is used, not copied.
+        at: the layer whose output crosses, as `model.named_modules` names it; one layer for each
+            feature party, by party; or two layers, where the cut goes up at the first and comes
+            back at the second (U-shape: Vepakomma et al. 2018, section 3).
+        example: the arguments of one forward pass: a tensor, a tuple, or a dict of names.
+        label_inputs: names of inputs that the label party holds too, such as a mask.
+        row_axes: how many first axes of a cut are rows of a codec: 1 for (rows, ...), 2 for tokens
+            of axes (rows, tokens, width).
+        untie: give the label party weights of its own where both sides use the same ones.
+        codec: a spec, for every cut.
+        defense: a spec of a defense on cuts, gradients or outputs.
+        task: "classification", or "regression" where labels are numbers.
+        seed: stands in for the parties' secrets, which in one process protect nobody.
+        observers: told about every frame besides the ledger, a `Trace` for example.
+
+    Raises:
+        ConfigError: there is no such layer, or the example does not reach it.
+        SpecError: whatever `SplitModule` refuses, or a defense that builds models of its own.
+            Also a model where something else than the cuts crosses between parties, or where two
+            parties use the same weights.
+        DataError: what crosses holds whole numbers.
+
+    >>> model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> cut = split(model, at="1", example=torch.ones(2, 6), codec="topk:k=2")
+    >>> cut(torch.ones(3, 6)).shape, cut.ledger.total_bytes("up") > 0
+    (torch.Size([3, 2]), True)
+    >>> cut.parts
+    {'feature': ['0.weight', '0.bias'], 'label': ['2.weight', '2.bias']}
+    """
+    given = _Given(example, frozenset(label_inputs))
+    owners = _owners_of(at)
+    traced = _trace(model, owners, given)
+    traced.check_crossings()
+    if untie:
+        _untie(model, traced)
+        traced = _trace(model, owners, given)
+    traced.check_weights()
+    cuts = [cut for one in traced.cuts for cut in one.tensors(row_axes)]
+    return CutModel(
+        model,
+        cuts,
+        traced,
+        codec=codec,
+        defense=defense,
+        task=task,
+        seed=seed,
+        observers=observers,
+        by_row=row_axes == 1,
+    )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One tensor that crosses.
+
+    Attributes:
+        name: in the ledger, and of its codec.
+        layer: whose output it is in.
+        position: among the tensors of that output.
+        row_axes: how many first axes are rows.
+        width: of a row.
+        back: whether it goes to the feature party.
+    """
+
+    name: str
+    layer: str
+    position: int
+    row_axes: int
+    width: int
+    back: bool
+
+
+class CutModel(Crossings):
+    """A model whose named layers send their outputs through frames; `split` makes one.
+
+    Attributes:
+        model: the model that was cut.
+        parts: names of the weights of each party.
+        ledger: what crossed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cuts: Sequence[_Cut],
+        traced: _Traced,
+        *,
+        codec: str,
+        defense: str,
+        task: str,
+        seed: int,
+        observers: Sequence[Observer],
+        by_row: bool,
+    ) -> None:
+        super().__init__(
+            {cut.name: cut.width for cut in cuts},
+            codec=codec,
+            defense=defense,
+            task=task,
+            seed=seed,
+            observers=observers,
+            elsewhere=_ON_MODELS,
+        )
+        self.model = model
+        self.parts = traced.parts()
+        self._cuts = list(cuts)
+        self._rows_of = traced.inputs_of_cuts()
+        self._signature = inspect.signature(model.forward)
+        self._takes_labels = "labels" in self._signature.parameters
+        for cut in cuts:
+            with scoped(self._secrets[cut.name].number("init")):
+                self._add_ends(cut.name, cut.width)
+        self._refuse_defense(defense, traced.outputs, by_row)
+
+    def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
+        """Outputs of the model.
+
+        Args:
+            *inputs: arguments of the model.
+            **named: arguments of the model by name.
+            labels: of the rows; needed in training by defenses that look at labels, and handed on
+                if the model has an argument of this name.
+
+        Raises:
+            SpecError: see `SplitModule.forward`.
+            DataError: this forward pass does not reach a cut.
+            WidthError: a cut has other rows than the example's.
+        """
+        if labels is not None and self._takes_labels:
+            named["labels"] = labels
+        context, addition = self._begin(labels)
+        arrived: dict[str, Tensor] = {}
+
+        def cross(layer: str, module: nn.Module, given: Any, output: Any) -> Any:
+            send = iter([cut for cut in self._cuts if cut.layer == layer])
+
+            def one(values: Tensor) -> Tensor:
+                cut = next(send)
+                if cut.name in arrived:
+                    raise DataError("a cut layer runs twice in one forward pass", where=layer)
+                rows = self._rows(cut, inputs, named)
+                arrived[cut.name] = self._through(cut, values, rows, labels, context, addition)
+                return arrived[cut.name]
+
+            return _mapped(output, one)
+
+        with ExitStack() as hooks:
+            for layer in dict.fromkeys(cut.layer for cut in self._cuts):
+                found = self.model.get_submodule(layer)
+                hooks.enter_context(found.register_forward_hook(partial(cross, layer)))
+            outputs = self.model(*inputs, **named)
+        if missed := [cut.layer for cut in self._cuts if cut.name not in arrived]:
+            raise DataError(
+                "this forward pass does not reach a cut", where=missed[0], got=f"step {self.step}"
+            )
+        logits = _logits(outputs)
+        if logits is not None:
+            flat = {cut.name: arrived[cut.name].flatten(cut.row_axes) for cut in self._cuts}
+            finished = self._finish(flat, labels, logits, context, addition)
+            outputs = finished if isinstance(outputs, Tensor) else outputs
+        self._count(addition)
+        return outputs
+
+    def _through(
+        self,
+        cut: _Cut,
+        values: Tensor,
+        rows: Tensor | None,
+        labels: Tensor | None,
+        context: Any,
+        addition: Addition,
+    ) -> Tensor:
+        """One tensor as it arrives, with the axes that it left with."""
+        axes = values.shape
+        if prod(axes[cut.row_axes :]) != cut.width:
+            raise WidthError(
+                "a cut has other rows than the example's",
+                where=f"layer '{cut.layer}'",
+                got=f"axes {tuple(axes)}",
+                want=f"{cut.width} values in all axes from {cut.row_axes} on",
+                fix="row_axes=2 for tokens of texts of different lengths",
+            )
+        flat = values.reshape(prod(axes[: cut.row_axes]), cut.width)
+        # In a U-shape the feature party has the labels: it sends gradients of what comes back.
+        own = labels if cut.back or not any(other.back for other in self._cuts) else None
+        if not cut.back:
+            flat = self._guarded(cut.name, flat, context)
+        sent = self._send(cut.name, flat, rows, own, context, addition, back=cut.back)
+        return sent.reshape(axes)
+
+    def _rows(self, cut: _Cut, inputs: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
+        """The party's inputs, for defenses that look at them."""
+        if cut.back or not defenses.uses(self._defense, "local_loss"):
+            return None
+        (name,) = self._rows_of[cut.name]
+        (rows,) = _tensors(dict(_named(self._signature, inputs, named))[name])
+        return rows
+
+    def _refuse_defense(self, spec: str, outputs: Any, by_row: bool) -> None:
+        """Refuse a defense that could not act on this model.
+
+        Raises:
+            SpecError: it needs a label a row, one tensor of inputs, or a tensor of logits.
+        """
+        lacking = None
+        if self._on_labels and not by_row:
+            lacking = "a label for each row of a cut, and tokens have none"
+        elif defenses.uses(self._defense, "local_loss") and any(
+            len(names) != 1 for names in self._rows_of.values()
+        ):
+            lacking = "one tensor of inputs of each party"
+        elif defenses.uses(self._defense, "logits") and not isinstance(outputs, Tensor):
+            lacking = "a model whose output is a tensor of logits"
+        elif defenses.uses(self._defense, "loss") and _logits(outputs) is None:
+            lacking = "a model whose output is a tensor, or has one as `logits`"
+        if lacking is not None:
+            raise SpecError("this defense cannot act on this model", got=spec, want=lacking)
+
+
+# The run on the example: values that operations read and make.
+
+
+class _Given:
+    """The arguments of the example.
+
+    Args:
+        example: see `split`.
+        label_inputs: names of the arguments that the label party holds too.
+    """
+
+    def __init__(self, example: Any, label_inputs: frozenset[str]) -> None:
+        self.args, self.named = arguments_of(example)
+        self.label_inputs = label_inputs
+
+    def by_name(self, model: nn.Module) -> list[tuple[str, Any]]:
+        """Every argument with the name that the model gives it.
+
+        Raises:
+            ConfigError: the model takes others, or has none of `label_inputs`.
+        """
+        try:
+            found = list(_named(inspect.signature(model.forward), self.args, self.named))
+        except TypeError as error:
+            raise ConfigError(
+                "the model does not take the example", where="example", got=str(error)
+            ) from None
+        if strange := self.label_inputs - {name for name, _ in found}:
+            raise ConfigError(
+                "the example has no such input",
+                where="label_inputs",
+                got=", ".join(sorted(strange)),
+                want=", ".join(name for name, _ in found),
+            )
+        return found
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A record of the values that each operation reads and makes.
+
+    A value has a number. Views of a tensor are the same value; an operation in place makes a new
+    one of all that it reads.
+
+    Attributes:
+        events: each value that was made, the values read for it, and the layer that ran, in order.
+        axes: the axes of each value's tensor.
+        layers: names of the layers that are running, the innermost last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[tuple[int, frozenset[int], str]] = []
+        self.axes: list[tuple[int, ...]] = []
+        self.layers: list[str] = []
+        self._value_at: dict[int, int] = {}
+        self._alive: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = frozenset(map(self.value, _tensors((args, kwargs or {}))))
+        in_place = func.__name__.partition(".")[0].endswith("_") or "out" in (kwargs or {})
+        for made in _tensors(result):
+            if in_place or self._memory(made) not in self._value_at:
+                layer = self.layers[-1] if self.layers else ""
+                self.events.append((self.new_value(made), read, layer))
+        return result
+
+    def value(self, tensor: Tensor) -> int:
+        """The number of the value that a tensor holds."""
+        found = self._value_at.get(self._memory(tensor))
+        return self.new_value(tensor) if found is None else found
+
+    def new_value(self, tensor: Tensor) -> int:
+        """Give a tensor's value a new number."""
+        self._alive.append(tensor)  # so that no other tensor gets this memory
+        self.axes.append(tuple(tensor.shape))
+        found = self._value_at[self._memory(tensor)] = len(self.axes) - 1
+        return found
+
+    def _memory(self, tensor: Tensor) -> int:
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return -id(tensor)
+        return tensor.untyped_storage().data_ptr()
+
+
+@dataclass
+class _TracedCut:
+    """One cut of the example.
+
+    Attributes:
+        owner: who sends it.
+        layer: whose output it is.
+        left, arrived: values of its tensors, before and behind the crossing.
+        axes: of each tensor.
+    """
+
+    owner: str
+    layer: str
+    left: list[int]
+    arrived: list[int]
+    axes: list[tuple[int, ...]]
+
+    def tensors(self, row_axes: int) -> list[_Cut]:
+        """The tensors that cross.
+
+        Raises:
+            WidthError: one has no axis behind its rows.
+        """
+        if any(len(axes) <= row_axes for axes in self.axes):
+            raise WidthError(
+                "a cut needs an axis behind its rows",
+                where=f"layer '{self.layer}'",
+                got=f"axes {min(self.axes, key=len)}",
+                want=f"more than {row_axes} axes",
+            )
+        return [
+            _Cut(
+                self.owner if not position else f"{self.owner}-{position}",
+                self.layer,
+                position,
+                row_axes,
+                prod(axes[row_axes:]),
+                self.owner == _SERVER,
+            )
+            for position, axes in enumerate(self.axes)
+        ]
+
+
+@dataclass
+class _Traced:
+    """The operations of one forward pass, by the party that computes them.
+
+    Attributes:
+        tape: its operations.
+        cuts: in the order in which they cross.
+        inputs, weights: their names, by value; weights are parameters and buffers.
+        parameters: values of the parameters among the weights.
+        shared: inputs that the label party holds too.
+        outputs: of the model.
+    """
+
+    tape: _Tape
+    cuts: list[_TracedCut]
+    inputs: dict[int, str]
+    weights: dict[int, list[str]]
+    parameters: set[int]
+    shared: frozenset[str]
+    outputs: Any
+
+    def __post_init__(self) -> None:
+        self._reads: dict[int, set[int]] = defaultdict(set)
+        self._children: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        for made, read, layer in self.tape.events:
+            self._reads[made] |= read
+            for value in read:
+                self._children[value].append((made, layer))
+        self._arrived = {value: cut.owner for cut in self.cuts for value in cut.arrived}
+        self._private = {value for value, name in self.inputs.items() if name not in self.shared}
+        last = _FEATURE if any(cut.owner == _SERVER for cut in self.cuts) else _LABEL
+        # The values that each party's operations touch, one entry for each time that it computes.
+        self._stages = [(cut.owner, self._before(cut.left)) for cut in self.cuts]
+        ends = list(map(self.tape.value, _tensors(self.outputs)))
+        self._stages.append((last, self._before(ends)))
+
+    def parts(self) -> dict[str, list[str]]:
+        """Names of each party's weights.
+
+        A weight that the example does not use goes where the others of its layer are, or with the
+        last operations.
+        """
+        owners: dict[str, list[str]] = {}
+        for value, names in self.weights.items():
+            found = dict.fromkeys(owner for owner, stage in self._stages if value in stage)
+            owners |= {name: [*found] for name in names}
+        of_layer = {name.rpartition(".")[0]: users for name, users in owners.items() if users}
+        parts: dict[str, list[str]] = {owner: [] for owner, _ in self._stages}
+        for name, users in owners.items():
+            layer = name.rpartition(".")[0]
+            for owner in users or of_layer.get(layer, [self._stages[-1][0]]):
+                parts[owner].append(name)
+        return parts
+
+    def inputs_of_cuts(self) -> dict[str, list[str]]:
+        """Names of the inputs behind each party's cut."""
+        return {
+            owner: [self.inputs[value] for value in self.inputs if value in stage]
+            for owner, stage in self._stages[:-1]
+        }
+
+    def tied(self) -> dict[int, list[str]]:
+        """Parameters that several parties use: their values, and the layers of the last user."""
+        found = {}
+        for value in self.parameters:
+            users = [owner for owner, stage in self._stages if value in stage]
+            if len(set(users)) > 1:
+                stage = [mine for owner, mine in self._stages if owner == users[-1]][-1]
+                found[value] = [layer for child, layer in self._children[value] if child in stage]
+        return found
+
+    def check_weights(self) -> None:
+        """Refuse a model whose parties use the same weights.
+
+        Raises:
+            SpecError: with the names of these weights.
+        """
+        if tied := self.tied():
+            raise SpecError(
+                "two parties use the same weights, and each party keeps its own",
+                got=", ".join(name for value in tied for name in self.weights[value]),
+                fix="untie=True, or layers on one side of the cut",
+            )
+
+    def check_crossings(self) -> None:
+        """Refuse a model where something else than the cuts crosses.
+
+        Raises:
+            SpecError: an operation of one party reads what another one computed or holds.
+        """
+        private = self._behind_inputs()
+        for at, (owner, stage) in enumerate(self._stages):
+            for other, earlier in self._stages[:at]:
+                if other != owner and (common := stage & earlier & private):
+                    self._refuse(owner, other, stage, common)
+        final, stage = self._stages[-1]
+        if final == _LABEL and (held := [value for value in self._private if value in stage]):
+            self._refuse(final, "a feature party", stage, set(held))
+        for owner, stage in self._stages[:-1]:
+            if owner == _SERVER and (held := [value for value in self.inputs if value in stage]):
+                self._refuse(owner, _FEATURE, stage, set(held))
+
+    def _refuse(self, owner: str, other: str, stage: set[int], common: set[int]) -> NoReturn:
+        """Raise an error that names the layer which reads another party's value."""
+        for value in common:
+            for child, layer in self._children[value]:
+                if child in stage and child not in common:
+                    name = self.inputs.get(value)
+                    what = (
+                        f"input '{name}'" if name else f"a tensor of axes {self.tape.axes[value]}"
+                    )
+                    raise SpecError(
+                        "something else than the cut crosses between two parties",
+                        where=f"layer '{layer}'" if layer else "the model's own forward",
+                        got=f"party '{owner}' reads {what} of {other}",
+                        want="operations behind the cut that read the cut alone",
+                        fix="cut at a layer that all of it passes, or label_inputs=[...]",
+                    )
+        raise SpecError(
+            "something else than the cut crosses between two parties",
+            got=f"party '{owner}' returns a value of {other}",
+            fix="cut at a layer that all of it passes",
+        )
+
+    def _before(self, keys: Iterable[int]) -> set[int]:
+        """These values and all that they were computed from, back to cuts that arrived."""
+        found: set[int] = set()
+        todo = list(keys)
+        while todo:
+            value = todo.pop()
+            if value not in found:
+                found.add(value)
+                todo += () if value in self._arrived else self._reads[value]
+        return found
+
+    def _behind_inputs(self) -> set[int]:
+        """Values that depend on an input that one party alone holds, or on a cut."""
+        found = self._private | set(self._arrived)
+        for made, read, _ in self.tape.events:
+            if found & read:
+                found.add(made)
+        return found
+
+
+def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """The layer of each cut, by who sends it."""
+    if isinstance(at, str):
+        return {_FEATURE: at}
+    if isinstance(at, Mapping):
+        if at and _LABEL not in at and _SERVER not in at:
+            return dict(at)
+        raise ConfigError(
+            "feature parties have other names",
+            where="at",
+            got=", ".join(at) or "no party",
+            want=f"a layer by party, and no party '{_LABEL}' or '{_SERVER}'",
+        )
+    if len(at) != 2:
+        raise ConfigError(
+            "two layers in order make a U-shape",
+            where="at",
+            got=f"{len(at)} layers",
+            want="one name, two names, or a name for each party",
+        )
+    return dict(zip((_FEATURE, _SERVER), at, strict=True))
+
+
+def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Traced:
+    """Run the example in evaluation mode, and note every operation.
+
+    Raises:
+        ConfigError: there is no such layer, or the example does not reach it once.
+        DataError: a cut holds whole numbers.
+    """
+    layers = dict(model.named_modules(remove_duplicate=False))
+    for layer in owners.values():
+        if layer not in layers or not layer:
+            raise ConfigError(
+                "the model has no such layer",
+                where="at",
+                got=f"'{layer}'",
+                want="a name of model.named_modules()",
+                fix=nearest(layer, layers),
+            )
+    tape, cuts = _Tape(), []
+    arguments = given.by_name(model)
+    inputs = {tape.value(one): name for name, value in arguments for one in _tensors(value)}
+    weights: dict[int, list[str]] = defaultdict(list)
+    for name, held in _weights(model):
+        weights[tape.value(held)].append(name)
+
+    def enter(name: str, *_: Any) -> None:
+        tape.layers.append(name)
+
+    def leave(*_: Any) -> None:
+        tape.layers.pop()
+
+    def cross(owner: str, layer: str, module: nn.Module, args: Any, output: Any) -> Any:
+        left = list(_tensors(output))
+        if not left or any(not one.is_floating_point() for one in left):
+            raise DataError(
+                "a cut holds floating-point numbers",
+                where=f"layer '{layer}'",
+                got=", ".join(sorted({str(one.dtype) for one in left})) or "no tensor",
+                fix="cut behind the layer that makes numbers of indices",
+            )
+        arrived: list[Tensor] = []
+
+        def one(values: Tensor) -> Tensor:
+            arrived.append(values.clone())
+            tape.new_value(arrived[-1])
+            return arrived[-1]
+
+        handed_on = _mapped(output, one)
+        before, behind = ([tape.value(values) for values in some] for some in (left, arrived))
+        axes = [tuple(values.shape) for values in left]
+        cuts.append(_TracedCut(owner, layer, before, behind, axes))
+        return handed_on
+
+    training = [module for module in model.modules() if module.training]
+
+    def back_to_training() -> None:
+        for module in training:
+            module.training = True
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.enter_context(module.register_forward_pre_hook(partial(enter, name)))
+            stack.enter_context(module.register_forward_hook(leave, always_call=True))
+        for owner, layer in owners.items():
+            hook = partial(cross, owner, layer)
+            stack.enter_context(layers[layer].register_forward_hook(hook))
+        stack.callback(back_to_training)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(tape)
+        outputs = model.eval()(*given.args, **given.named)
+    if sorted(cut.layer for cut in cuts) != sorted(owners.values()):
+        raise ConfigError(
+            "the example passes each cut layer once",
+            where="at",
+            got=", ".join(cut.layer for cut in cuts) or "no cut layer",
+            want=", ".join(owners.values()),
+        )
+    parameters = set(map(tape.value, model.parameters()))
+    return _Traced(tape, cuts, inputs, weights, parameters, given.label_inputs, outputs)
+
+
+def _untie(model: nn.Module, traced: _Traced) -> None:
+    """Give the layers behind the cut weights of their own where both sides use the same."""
+    for key, users in traced.tied().items():
+        for name in traced.weights[key]:
+            layer, _, own = name.rpartition(".")
+            if layer in users:
+                module = model.get_submodule(layer)
+                setattr(module, own, copy.deepcopy(getattr(module, own)))
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _named(
+    signature: inspect.Signature, args: Sequence[Any], named: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Arguments with the names that a signature gives them."""
+    for name, value in signature.bind(*args, **named).arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def _logits(outputs: Any) -> Tensor | None:
+    """The model's logits: its output, or what it calls so."""
+    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    return found if isinstance(found, Tensor) else None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of an argument or of an output, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors(one)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for place in fields(value):
+            yield from _tensors(getattr(value, place.name))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same output with every tensor changed, in the order of `_tensors`."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        found: Any = copy.copy(value)
+        for name, one in value.items():
+            found[name] = _mapped(one, change)
+        return found
+    if isinstance(value, tuple | list):
+        parts = [_mapped(one, change) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if is_dataclass(value) and not isinstance(value, type):
+        found = copy.copy(value)
+        for place in fields(value):
+            setattr(found, place.name, _mapped(getattr(value, place.name), change))
+        return found
+    return value
