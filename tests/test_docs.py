@@ -28,7 +28,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(RESULTS.glob("*.md")),
 ]
-FOLDERS = ("vfl/", "tests/", "docs/", "examples/", "scripts/", "benchmarks/")
+FOLDERS = ("vfl/", "tests/", "docs/", "examples/", "scripts/", "benchmarks/", "deploy/")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
@@ -74,7 +74,9 @@ def test_the_samples_of_the_pages(played):
     assert float(accuracy.removeprefix("accuracy ")) > 0.9
     assert float(ratio.split()[0]) > 2
     assert ratio.endswith("times fewer bytes than float32")
-    assert played(ROOT / "docs" / "own_models.md") == "['0.0.weight', '0.0.bias'] {'feature': 4544}\n"
+    assert (
+        played(ROOT / "docs" / "own_models.md") == "['0.0.weight', '0.0.bias'] {'feature': 4544}\n"
+    )
     shown = dict(line.split() for line in played(ROOT / "docs" / "howto.md").splitlines())
     assert 40 < float(shown["mae"]) < float(shown["rmse"]) < 70  # y has a deviation of 77
     assert 0.2 < float(shown["r2"]) < 0.8

@@ -54,3 +54,18 @@ def test_plain_loops_are_used_when_asked_for():
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "False\n"
+
+
+@pytest.mark.skipif(not compiled.COMPILED, reason="numba is not installed")
+def test_loops_are_compiled_where_nothing_can_be_written(monkeypatch):
+    """A read-only installation and home, as in a container: numba has no place for its cache."""
+    from numba.core.caching import CompileResultCacheImpl
+
+    monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
+
+    def doubled(number):
+        return 2 * number
+
+    loop = compiled.compiled(doubled)
+    assert loop(21) == 42
+    assert loop.nopython_signatures

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,3 +29,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     module = sys.modules[package]
     module.__dir__ = lambda: sorted(module.__all__)  # type: ignore[method-assign]
     return find
+
+
+def _name_the_user() -> None:
+    """Give a user without a name one, as a container's often has none: torch asks for it."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"user-{os.getuid()}"
+
+
+_name_the_user()

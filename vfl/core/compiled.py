@@ -31,7 +31,10 @@ def compiled(loop: Loop) -> Loop:
     from numba import njit
 
     _teach_instructions()
-    return cast(Loop, njit(cache=True, nogil=True)(loop))
+    try:
+        return cast(Loop, njit(cache=True, nogil=True)(loop))
+    except RuntimeError:  # installation and home are read-only, so each process compiles anew
+        return cast(Loop, njit(nogil=True)(loop))
 
 
 def native(array: np.ndarray) -> Any:
