@@ -15,13 +15,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from served import Client as Caller
-from served import Serving, predicted
+from served import Client, Serving, predicted
 
 from vfl.config import ServeSettings
 from vfl.core.errors import RunFolderError, UserError, VFLError
 from vfl.serving import clients, front
-from vfl.serving.clients import Budgets, Client, Clients, tokens_in
+from vfl.serving.clients import Budgets, Caller, Clients, tokens_in
 from vfl.serving.front import LeadSettings, scores
 from vfl.serving.local import serve
 from vfl.transport import FrontLimits, RateLimiter
@@ -118,7 +117,7 @@ def day():
 
 
 def client(name="a", **limits):
-    return Client(name=name, digest="0" * 64, **limits)
+    return Caller(name=name, digest="0" * 64, **limits)
 
 
 def test_a_client_has_so_many_rows_a_day(tmp_path, day):
@@ -332,7 +331,7 @@ def test_a_length_that_is_no_number_reaches_nobody(local, length):
     connection.endheaders(b"{}")
     assert connection.getresponse().status in (400, 413)
     connection.close()
-    assert isinstance(client, Caller)
+    assert isinstance(client, Client)
 
 
 def test_nobody_else_chooses_whom_it_is_counted_for(local, slow_refill):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from vfl.cli.output import (
     emit,
     figure,
     machine,
+    newest_run,
     progress_line,
     say,
     say_epoch,
@@ -28,9 +30,10 @@ from vfl.cli.output import (
     show_training,
     write_elsewhere,
 )
-from vfl.core.errors import ConfigError
+from vfl.core.errors import ConfigError, PeerError, UserError, VFLError
 from vfl.core.registry import command_of
-from vfl.core.text import printable
+from vfl.core.storage import write_text
+from vfl.core.text import csv_text, printable
 
 
 def train(
@@ -121,12 +124,126 @@ def evaluate(
     emit(machine(summary)) if json else show(summary)
 
 
-def predict(run: Run, device: Device = "cpu", json: Json = False) -> None:
+def predict(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|PROJECT|ADDRESS",
+            help="The folder that vfl train printed, a project for its last run, or with --ids the "
+            "address of a service, such as https://HOST:PORT.",
+        ),
+    ],
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Ask the service of RUN, or at ADDRESS, for the rows of this table alone.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --ids: the CSV file of the answers.")
+    ] = None,
+    id_column: Annotated[
+        str, typer.Option("--id", metavar="COLUMN", help="With --ids: the id column of that table.")
+    ] = "id",
+    token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --ids: the token; RUN/serve.token.")
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --ids: authority of the service's certificate."),
+    ] = None,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
     """Predict with a run's weights: predictions.csv in the run folder of the label party.
 
     In process: the test rows of the experiment. On a federation: the rows of the file that every
-    party names in its own `data.predict`. RUN is the folder that `vfl train` printed.
+    party names in its own `data.predict`. With `--ids FILE --out FILE` a running `vfl serve` is
+    asked for the rows of that file alone, and the answers are written as a table.
     """
+    if ids is not None:
+        _predict_by_service(run, ids, out, id_column, token, ca, json)
+        return
+    found = newest_run(Path(run))
+    assert found is not None, "a path was given"
+    _predict_all(found, device, json)
+
+
+def _predict_by_service(
+    where: str,
+    ids: Path,
+    out: Path | None,
+    id_column: str,
+    token: Path | None,
+    ca: Path | None,
+    json: bool,
+) -> None:
+    """Ask a service for the rows of a file, and write what it answers."""
+    from vfl.datasets.alignment.ids import read_own_ids
+    from vfl.datasets.table import TableFormat
+    from vfl.serving.client import Client
+
+    if out is None:
+        raise typer.BadParameter("the answers need a file", param_hint="--out")
+    address = where
+    if "://" not in where:
+        run = newest_run(Path(where))
+        assert run is not None, "a path was given"
+        address, token = _served_at(run), token or run / "serve.token"
+    if token is None:
+        raise typer.BadParameter("an address needs a token", param_hint="--token")
+    asked = read_own_ids(ids, id_column, TableFormat(), str(ids)).tolist()
+    rows: list[dict[str, Any]] = []
+    with Client(address, token, ca=ca) as client:
+        classes = client.model().get("classes") or []
+        try:
+            for part in client.parts(asked):
+                rows += part
+                progress_line.tell(partial("{} of {} rows".format, len(rows), len(asked)))
+            if (client.model().get("classes") or []) != classes:
+                raise PeerError("a model of other classes has taken over", fix="ask again")
+        except VFLError as problem:
+            if rows:
+                _write_answers(out, asked, rows, classes)
+                problem.fix = f"{len(rows)} of {len(asked)} rows are in {out}; ask for the others"
+            raise
+    progress_line.end()
+    _write_answers(out, asked, rows, classes)
+    runs = sorted({str(row["version"]) for row in rows})
+    if json:
+        emit({"predictions": str(out), "rows": len(rows), "runs": runs})
+    else:
+        print(f"{len(rows)} rows in {out}, answered by {', '.join(runs)}")
+
+
+def _write_answers(
+    out: Path, asked: Sequence[str], rows: Sequence[Mapping[str, Any]], classes: Sequence[object]
+) -> None:
+    """Answers of a service about the first rows that were asked, as `predictions.csv` has them."""
+    heads = [f"probability_{one}" for one in classes]
+    table = [
+        {"id": name, "prediction": row["prediction"], "run": row["version"]}
+        | {"missing": " ".join(row.get("missing", ()))}
+        | dict(zip(heads, row.get("probabilities", ()), strict=True))
+        for name, row in zip(asked, rows, strict=False)
+    ]
+    write_text(out, csv_text(["id", "prediction", *heads, "missing", "run"], table))
+
+
+def _served_at(run: Path) -> str:
+    """The address of the service of a run on this machine."""
+    from vfl.training.status import run_status
+
+    address = run_status(run).address
+    if address is None:
+        raise UserError(
+            "no service of this run is here", where=str(run), fix=f"vfl serve {run}, and ask again"
+        )
+    return address
+
+
+def _predict_all(run: Path, device: str, json: bool) -> None:
     table = ask(run, "predict", device) / "predictions.csv"
     with table.open(newline="") as file:
         flags = [row.get("trained") for row in csv.DictReader(file)]

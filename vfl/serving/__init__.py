@@ -7,4 +7,20 @@ A session of mode ``serve`` has no schedule: the label party says which rows it 
     serving/service.py   requests that wait -> one batch; all of this on the event loop of HTTP
     session/label/asking.py  ASK to every party   ==> clients/serving.py   counted, or REFUSAL
     session/label/party.py   the same query as of a prediction  <==   QUERY
+
+Who asks over HTTP has `Client` (serving/client.py); who may ask is in serving/clients.py, and the
+Open Inference Protocol in serving/inference.py.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfl.core import lazy_names
+
+if TYPE_CHECKING:
+    from vfl.serving.client import Client
+
+__all__ = ["Client"]
+
+__getattr__ = lazy_names(__name__, {"Client": "vfl.serving.client"})

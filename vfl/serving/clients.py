@@ -45,7 +45,7 @@ _LEAST_LETTERS = 16
 COUNTED = ("rows", "requests")
 
 
-class Client(Settings):
+class Caller(Settings):
     """Somebody who may ask a service.
 
     Attributes:
@@ -63,7 +63,7 @@ class Client(Settings):
     expires: float | None = None
 
     @classmethod
-    def of_token(cls, token: str) -> Client:
+    def of_token(cls, token: str) -> Caller:
         """A client without a name, as of a token in a file of its owner's."""
         digest = hashlib.sha256(token.encode()).hexdigest()
         return cls(name=digest[:16], digest=digest)
@@ -94,7 +94,7 @@ class Clients:
         self,
         folder: Path,
         party: str,
-        plain: tuple[Client, ...] = (),
+        plain: tuple[Caller, ...] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
         self.folder, self._path = folder, folder / _LIST
@@ -102,7 +102,7 @@ class Clients:
         self._plain = {each.digest: each for each in plain}
         self._found, self._known, self._looked = dict(self._plain), _UNSEEN, -math.inf
 
-    def entries(self) -> list[Client]:
+    def entries(self) -> list[Caller]:
         """Every client of the list, by name.
 
         Raises:
@@ -112,16 +112,16 @@ class Clients:
             return []
         record = read_sealed_json(self._path, self._seal)
         try:
-            return [Client.model_validate(each) for each in record["clients"]]
+            return [Caller.model_validate(each) for each in record["clients"]]
         except (KeyError, TypeError, ValidationError):
             raise damaged(self._path) from None
 
-    def of(self, token: bytes) -> Client | None:
+    def of(self, token: bytes) -> Caller | None:
         """Who shows this token; None where nobody has it. Digests are compared, never tokens."""
         self._look()
         return self._found.get(hashlib.sha256(token).hexdigest())
 
-    def is_over(self, client: Client) -> bool:
+    def is_over(self, client: Caller) -> bool:
         """Whether a client's token has expired."""
         return client.expired(self._now())
 
@@ -148,13 +148,13 @@ class Clients:
         token = secrets.token_urlsafe(32)
         facts = {
             "name": name,
-            "digest": Client.of_token(token).digest,
+            "digest": Caller.of_token(token).digest,
             "max_rows_per_day": rows,
             "max_requests_per_day": requests,
             "expires": None if days is None else self._now() + timedelta(days=days).total_seconds(),
         }
         try:
-            client = Client.model_validate(facts)
+            client = Caller.model_validate(facts)
         except ValidationError as mistake:
             raise UserError(
                 "this is no client",
@@ -188,7 +188,7 @@ class Clients:
                 )
 
     @contextmanager
-    def _changed(self) -> Iterator[dict[str, Client]]:
+    def _changed(self) -> Iterator[dict[str, Caller]]:
         """The clients by name, to be changed; then they are written."""
         with locked(self.folder, math.inf):
             clients = {each.name: each for each in self.entries()}
@@ -283,7 +283,7 @@ class Budgets:
         self._day, self._counts = 0, dict[str, _Count]()
         self._spent = self.spent()
 
-    def most(self, client: Client) -> tuple[int | None, int | None]:
+    def most(self, client: Caller) -> tuple[int | None, int | None]:
         """Rows and requests of a client in a day; None is no limit."""
         rows = self._rows if client.max_rows_per_day is None else client.max_rows_per_day
         return rows, client.max_requests_per_day
@@ -306,7 +306,7 @@ class Budgets:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise damaged(self._path) from None
 
-    def take(self, client: Client, rows: int) -> str | None:
+    def take(self, client: Caller, rows: int) -> str | None:
         """Count a request for some rows; what its client has too few of, where nothing is counted.
 
         Returns:
@@ -330,7 +330,7 @@ class Budgets:
         count.taken = wanted
         return None
 
-    def give_back(self, client: Client, rows: int) -> None:
+    def give_back(self, client: Caller, rows: int) -> None:
         """A request that was not answered."""
         if (count := self._counts.get(client.name)) is not None:
             count.taken = [max(0, count.taken[0] - rows), max(0, count.taken[1] - 1)]

@@ -10,7 +10,7 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -34,8 +34,9 @@ from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.datasets.alignment.ids import normalise
 from vfl.datasets.table import Classes
-from vfl.serving.clients import COUNTED, FOLDER, Budgets, Client, Clients, tokens_in
-from vfl.serving.service import Service, Unavailable
+from vfl.serving import inference
+from vfl.serving.clients import COUNTED, FOLDER, Budgets, Caller, Clients, tokens_in
+from vfl.serving.service import Result, Service, Unavailable
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import ServingFront
@@ -44,7 +45,7 @@ from vfl.transport.stream import listen, require_loopback
 
 try:
     import uvicorn
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
     from fastapi.responses import HTMLResponse, JSONResponse, Response
     from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -65,16 +66,13 @@ except ImportError as absence:  # they come with Flower today
         fix="pip install 'vfl[serve]'",
     ) from None
 
-#: Answers a body that a client has sent.
-Predict = Callable[[bytes, Client], Awaitable[Response]]
-
 _TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE = (
     "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next",
 )  # fmt: skip
 #: Settings that name a file; in a party's own file its path is relative to that.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
 #: Paths that tell nothing of anybody's data, and need no token.
-_OPEN = ("/", "/health", "/ready")
+_OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
 #: What a source may ask without a token: health checks, the page, a few wrong tokens.
 _STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
 PREDICT = "/predict"
@@ -115,8 +113,8 @@ class Guard:
 
     Args:
         app: what is guarded.
-        predict: answers the body of `POST /predict`, and whose token came with it, without the
-            routing of `app`, which takes as long as a model.
+        questions: answers those about rows, without the routing of `app`, which takes as long as a
+            model.
         clients: who may ask; they show their tokens as `Authorization: Bearer TOKEN`.
         settings: the limits.
         service: where refusals are counted.
@@ -126,13 +124,13 @@ class Guard:
     def __init__(
         self,
         app: FastAPI,
-        predict: Predict,
+        questions: Questions,
         clients: Clients,
         settings: ServeSettings,
         service: Service,
         front: Front,
     ) -> None:
-        self._app, self._predict, self._front = app, predict, front
+        self._app, self._questions, self._front = app, questions, front
         self._service, self._settings = service, settings
         self._clients, rate = clients, settings.max_requests_per_second
         self._rate = RateLimiter(rate, max(1.0, rate))
@@ -165,9 +163,10 @@ class Guard:
             self._service.figures.add("responses", status=str(refusal.status_code))
             await refusal(scope, receive, send)
             return
-        if scope["path"] == PREDICT and scope["method"] == "POST":
+        path = scope["path"]
+        if scope["method"] == "POST" and (path == PREDICT or inference.INFER.fullmatch(path)):
             assert client is not None, "refused without a token"
-            answer = await self._predict(body, client)
+            answer = await self._questions.answer(path, body, client)
             self._service.figures.add("responses", status=str(answer.status_code))
             await answer(scope, receive, send)
             return
@@ -180,7 +179,7 @@ class Guard:
         await self._app(scope, replayed(body, receive), counted)
 
     def _refusal(
-        self, scope: Scope, headers: dict[bytes, bytes], client: Client | None, most: int
+        self, scope: Scope, headers: dict[bytes, bytes], client: Caller | None, most: int
     ) -> Response | None:
         over = client is not None and self._clients.is_over(client)
         if client is None or over:
@@ -281,7 +280,8 @@ class Model:
         version: name of the run.
         rows: which can be asked for.
         classes: what outputs stand for; None for a regression.
-        parties: all of them: whose cuts may be missing, and whose contributions may be told.
+        parties: all of them, the label party last: whose cuts may be missing, and whose
+            contributions may be told.
         decimals: of probabilities; None is all.
     """
 
@@ -290,6 +290,11 @@ class Model:
     classes: Classes | None
     parties: tuple[str, ...] = ()
     decimals: int | None = None
+
+    @property
+    def owner(self) -> str:
+        """The label party, whose model this is."""
+        return self.parties[-1]
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
         """See `Served.as_json`."""
@@ -342,37 +347,29 @@ def _json_bytes(content: Any) -> int:
 
 
 class _Predictions(Response):
-    """An answer with rows, made without what `Response` does for any content."""
+    """An answer with rows, made without what `Response` does for any content.
+
+    Args:
+        answered: JSON.
+        most: bytes to which spaces fill it.
+    """
 
     _JSON = (b"content-type", b"application/json")
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, answered: bytes, most: int) -> None:
+        assert len(answered) <= most, "a field of an answer is not counted"
+        body = answered.ljust(most)
         self.status_code, self.body, self.background = 200, body, None
         self.raw_headers = [(b"content-length", b"%d" % len(body)), self._JSON]
 
 
-def application(
-    service: Service, settings: ServeSettings, budgets: Budgets
-) -> tuple[FastAPI, Predict]:
-    """The routes, and what the one that predicts does with a body.
+def application(service: Service, settings: ServeSettings) -> FastAPI:
+    """The routes; `Questions` answers what is asked about rows.
 
     Args:
         service: answers them, with the `Model` it has now.
         settings: the limits.
-        budgets: rows and requests that clients may ask for.
     """
-
-    async def answer(body: bytes, client: Client) -> Response:
-        try:
-            return await _predicted(body, client, service, settings, budgets)
-        except Unavailable as absence:
-            told = {
-                "error": f"party {absence.party}: {absence.why}",
-                "code": _CODES[absence.status],
-                "party": absence.party,
-            }
-            return JSONResponse(told, absence.status, {"Retry-After": "1"})
-
     app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
     page = resources.files("vfl.serving").joinpath("page.html").read_text(encoding="utf-8")
 
@@ -405,9 +402,10 @@ def application(
     @app.get("/model")
     async def model() -> JSONResponse:
         """What answers: the run, its classes, its parties, the label party's own columns."""
-        now = service.model
-        if not isinstance(now, Model):
-            told = {"error": "it is starting", "code": "away", "party": service.owner}
+        try:
+            now = _shown(service)
+        except Unavailable as absence:
+            told = {"error": absence.why, "code": "away", "party": absence.party}
             return JSONResponse(told, 503)
         about = {
             "version": now.version,
@@ -417,75 +415,212 @@ def application(
             "rows": len(now.rows),
             "explains": settings.explain,
             "decimals": now.decimals,
+            "max_ids": settings.max_ids,
         }
         return JSONResponse(about)
 
-    schema = {"content": {"application/json": {"schema": Asked.model_json_schema()}}}
+    def body_of(form: type[BaseModel]) -> dict[str, Any]:
+        schema = {"content": {"application/json": {"schema": form.model_json_schema()}}}
+        return {"requestBody": {**schema, "required": True}}
 
-    @app.post(PREDICT, openapi_extra={"requestBody": {**schema, "required": True}})
-    async def predict(request: Request) -> Response:
+    @app.post(PREDICT, openapi_extra=body_of(Asked))
+    async def predict() -> None:
         """Scores of rows, in the order of their ids."""
         raise AssertionError("a guard in front answers it, who knows the client")
 
-    return app, answer
+    @app.get("/v2")
+    async def server() -> dict[str, Any]:
+        """The server, as the Open Inference Protocol describes one."""
+        return inference.server_metadata()
+
+    @app.get(inference.LIVE)
+    async def live() -> dict[str, bool]:
+        """Whether the process lives."""
+        return {"live": True}
+
+    @app.get(inference.READY)
+    async def server_ready() -> JSONResponse:
+        """Whether rows can be answered."""
+        here = service.missing is None
+        return JSONResponse({"live": True, "ready": here}, 200 if here else 503)
+
+    @app.get("/v2/models/{name}/ready")
+    @app.get("/v2/models/{name}/versions/{version}/ready")
+    async def model_ready(name: str, version: str | None = None) -> JSONResponse:
+        """Whether rows can be answered with this model."""
+        try:
+            _require_model(_shown(service), name, version)
+        except (_RefusedQuestion, Unavailable):
+            return JSONResponse({"name": name, "ready": False}, 404)
+        here = service.missing is None
+        return JSONResponse({"name": name, "ready": here}, 200 if here else 503)
+
+    @app.get("/v2/models/{name}")
+    @app.get("/v2/models/{name}/versions/{version}")
+    async def model_metadata(name: str, version: str | None = None) -> Response:
+        """What goes into the model and comes out of it."""
+        try:
+            now = _shown(service)
+            _require_model(now, name, version)
+        except _RefusedQuestion as refusal:
+            return refusal.response
+        except Unavailable as absence:
+            return _refused(absence.why, 503, "away")
+        known = inference.model_metadata(name, now.version, now.rows.columns, now.classes)
+        return JSONResponse(known)
+
+    form = body_of(inference.InferenceRequest)
+
+    @app.post("/v2/models/{name}/infer", openapi_extra=form)
+    @app.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=form)
+    async def infer(name: str, version: str | None = None) -> None:
+        """Scores of rows as tensors, in the order of their ids."""
+        raise AssertionError("a guard in front answers it, who knows the client")
+
+    return app
 
 
-async def _predicted(
-    body: bytes, client: Client, service: Service, settings: ServeSettings, budgets: Budgets
-) -> Response:
-    """The answer to the body of a request.
+class _RefusedQuestion(Exception):
+    """A question that gets no answer; `response` says why."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+def _shown(service: Service) -> Model:
+    """What is served now.
 
     Raises:
-        Unavailable: see `Service.predict`.
+        Unavailable: nothing yet.
     """
-    started, now = time.perf_counter(), service.model
-    if not isinstance(now, Model):
+    if not isinstance(service.model, Model):
         raise Unavailable(service.owner, "it is starting")
-    try:
-        asked = Asked.model_validate_json(body)
-    except ValidationError:  # which quotes what it was sent
-        return _refused(
-            "the body is not {ids: [...], columns?: {...}, explain?: bool}", 422, "form"
+    return service.model
+
+
+def _require_model(now: Model, name: str, version: str | None) -> None:
+    """Refuse another model than the one that is served, or another run of it.
+
+    Raises:
+        _RefusedQuestion: it is another one.
+    """
+    if name != now.owner:
+        raise _RefusedQuestion(_refused(f"the model here is '{now.owner}'", 404, "model"))
+    if version not in (None, now.version):
+        raise _RefusedQuestion(_refused(f"the version here is '{now.version}'", 404, "version"))
+
+
+class Questions:
+    """Answers what clients ask about rows.
+
+    Args:
+        service: answers, with the `Model` it has now.
+        settings: the limits.
+        budgets: rows and requests that clients may ask for.
+    """
+
+    def __init__(self, service: Service, settings: ServeSettings, budgets: Budgets) -> None:
+        self._service, self._settings, self._budgets = service, settings, budgets
+
+    async def answer(self, path: str, body: bytes, client: Caller) -> Response:
+        """The answer to `POST /predict`, or to an inference request of the protocol."""
+        by_protocol = inference.INFER.fullmatch(path)
+        try:
+            now = _shown(self._service)
+            if by_protocol is None:
+                return await self._predicted(body, client, now)
+            _require_model(now, *by_protocol.groups())
+            return await self._inferred(body, client, now)
+        except _RefusedQuestion as refusal:
+            return refusal.response
+        except Unavailable as absence:
+            told = {
+                "error": f"party {absence.party}: {absence.why}",
+                "code": _CODES[absence.status],
+                "party": absence.party,
+            }
+            return JSONResponse(told, absence.status, {"Retry-After": "1"})
+
+    async def _predicted(self, body: bytes, client: Caller, now: Model) -> Response:
+        started = time.perf_counter()
+        try:
+            asked = Asked.model_validate_json(body)
+        except ValidationError:  # which quotes what it was sent
+            raise _RefusedQuestion(_ill_formed(_FORM)) from None
+        result = await self._result(asked, client, now)
+        more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
+        if result.contributions:
+            shares = {
+                name: _rounded(value.tolist(), now.decimals)
+                for name, value in result.contributions.items()
+            }
+            more += f',"contributions":{json.dumps(shares)}'
+        # Rows are JSON already: those of a batch are written once, whoever asked for them.
+        answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
+        most = now.answer_bytes(len(asked.ids), asked.explain)
+        return _Predictions(answered, most + len(asked.ids) * self._service.remark_bytes)
+
+    async def _inferred(self, body: bytes, client: Caller, now: Model) -> Response:
+        about = now.owner, now.version, now.classes
+        try:
+            request = inference.InferenceRequest.read(body)
+            most = inference.empty_bytes(request, *about)
+            asked = Asked.model_validate(request.question())
+        except inference.FormError as mistake:
+            raise _RefusedQuestion(_ill_formed(str(mistake))) from None
+        except ValidationError:  # which quotes what it was sent
+            raise _RefusedQuestion(_ill_formed("ids are texts or whole numbers")) from None
+        result = await self._result(asked, client, now)
+        rows = [json.loads(row) for row in result.rows]
+        answered = json.dumps(inference.response(request, *about, rows), ensure_ascii=False)
+        # A remark is a text there, in which each sign may take two.
+        most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (
+            self._service.remark_bytes + 2
         )
-    if len(asked.ids) > settings.max_ids:
-        return _refused(f"more than {settings.max_ids} ids", 413, "size")
-    if asked.explain and not settings.explain:
-        return _refused("contributions are not told: --explain", 403, "explain")
-    found = now.rows.positions(asked.ids)
-    if found is None:
-        return _refused("an id is not known here", 404, "id")
-    inputs = None
-    if asked.columns is not None:
-        inputs = now.rows.inputs(asked.columns, len(asked.ids))
-        if inputs is None or len(set(found)) < len(found):
-            what = "the columns are not those of the label party's model, or an id came twice"
-            return _refused(what, 422, "form")
-    if (spent := budgets.take(client, len(found))) is not None:
-        most = budgets.most(client)[COUNTED.index(spent)]
-        what = f"more than {most} {spent} of this token in a day"
-        return _refused(what, 429, spent, budgets.resets_in_s)
-    try:
-        result = await service.predict(now, found, inputs, asked.explain)
-    except Unavailable:
-        budgets.give_back(client, len(found))
-        raise
-    more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
-    if result.contributions:
-        shares = {
-            name: _rounded(value.tolist(), now.decimals)
-            for name, value in result.contributions.items()
-        }
-        more += f',"contributions":{json.dumps(shares)}'
-    # Rows are JSON already: those of a batch are written once, whoever asked for them.
-    answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
-    most = now.answer_bytes(len(asked.ids), asked.explain)
-    most += len(asked.ids) * service.remark_bytes
-    assert len(answered) <= most, "a field of an answer is not counted"
-    return _Predictions(answered.ljust(most))
+        return _Predictions(answered.encode(), most)
+
+    async def _result(self, asked: Asked, client: Caller, now: Model) -> Result:
+        """What rows of a question are answered.
+
+        Raises:
+            _RefusedQuestion: more than the settings or the client's budget allow, or rows and
+                columns that the model has not.
+            Unavailable: see `Service.predict`.
+        """
+        settings = self._settings
+        if len(asked.ids) > settings.max_ids:
+            raise _RefusedQuestion(_refused(f"more than {settings.max_ids} ids", 413, "size"))
+        if asked.explain and not settings.explain:
+            what = "contributions are not told: --explain"
+            raise _RefusedQuestion(_refused(what, 403, "explain"))
+        found = now.rows.positions(asked.ids)
+        if found is None:
+            raise _RefusedQuestion(_refused("an id is not known here", 404, "id"))
+        inputs = None
+        if asked.columns is not None:
+            inputs = now.rows.inputs(asked.columns, len(asked.ids))
+            if inputs is None or len(set(found)) < len(found):
+                what = "the columns are not those of the label party's model, or an id came twice"
+                raise _RefusedQuestion(_ill_formed(what))
+        if (spent := self._budgets.take(client, len(found))) is not None:
+            most = self._budgets.most(client)[COUNTED.index(spent)]
+            what = f"more than {most} {spent} of this token in a day"
+            raise _RefusedQuestion(_refused(what, 429, spent, self._budgets.resets_in_s))
+        try:
+            return await self._service.predict(now, found, inputs, asked.explain)
+        except Unavailable:
+            self._budgets.give_back(client, len(found))
+            raise
 
 
 #: What `Unavailable` says to a program.
 _CODES = {403: "consent", 429: "party", 503: "away"}
+_FORM = "the body is not {ids: [...], columns?: {...}, explain?: bool}"
+
+
+def _ill_formed(why: str) -> JSONResponse:
+    return _refused(why, 422, "form")
 
 
 def _refused(why: str, status: int, code: str, retry_after_s: int | None = None) -> JSONResponse:
@@ -578,14 +713,16 @@ class HttpFront(ServingFront):
         named = Clients(kept, owner)
         shown = "the tokens that vfl clients gave"
         if settings.token or token_file.exists() or not named.entries():
-            plain = tuple(Client.of_token(token) for token in tokens_in(token_file))
+            plain = tuple(Caller.of_token(token) for token in tokens_in(token_file))
             named, shown = Clients(kept, owner, plain), f"the token in {token_file}"
         self._decimals = _limit(settings.probability_decimals)
         self._budgets = Budgets(kept, owner, _limit(settings.max_rows_per_day))
-        app, predict = application(self.service, settings, self._budgets)
+        questions = Questions(self.service, settings, self._budgets)
         front = Front(_STRANGERS, settings.trusted_proxy)
         config = uvicorn.Config(
-            Guard(app, predict, named, settings, self.service, front),
+            Guard(
+                application(self.service, settings), questions, named, settings, self.service, front
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,0 +1,264 @@
+"""A client of `vfl serve`: asks for rows over HTTP, in requests that the service takes.
+
+It needs nothing beside this package, and neither torch nor a run: only the address, a file with the
+token, and the certificate of the authority where the service has one of its own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from vfl.core.address import parse_host
+from vfl.core.errors import (
+    AuthenticationError,
+    ConsentError,
+    DataError,
+    LostPeerError,
+    MissingPartyError,
+    ProtocolError,
+    UserError,
+    VFLError,
+)
+from vfl.core.text import printable
+from vfl.transport.stream import require_loopback
+
+#: Between two attempts: at first, and at most.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+#: What a service answers in a request, at most.
+_MOST_BYTES = 1 << 28
+#: Refusals that pass: a rate, a party's rate, a party that is away.
+_PASSES = ("rate", "party", "away")
+_ERRORS: Mapping[int, type[VFLError]] = {
+    401: AuthenticationError,
+    403: ConsentError,
+    404: DataError,
+    429: ConsentError,
+    502: MissingPartyError,
+    503: MissingPartyError,
+    504: MissingPartyError,
+}
+
+
+class Client:
+    """Asks one service; a context manager.
+
+    Args:
+        address: such as "https://score.lender.example:8080"; http on this machine alone.
+        token: file with the client's token in its first line.
+        ca: PEM file of the authority that signed the service's certificate; None trusts those that
+            the operating system trusts.
+        certificate: PEM file with the client's own certificate and key, where the service asks.
+        timeout_s: for an answer, of each attempt.
+        attempts: how often a request is sent before its refusal counts, where waiting may help: a
+            party is away (503), too many requests a second (429), no connection.
+        sleep: waits so many seconds.
+
+    Raises:
+        UserError: the address is none, or is another machine's without TLS; no token in the file.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: Path | str,
+        *,
+        ca: Path | str | None = None,
+        certificate: Path | str | None = None,
+        timeout_s: float = 30.0,
+        attempts: int = 6,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.address = address
+        self._timeout_s, self._attempts, self._sleep = timeout_s, max(1, attempts), sleep
+        self._token = _token_in(Path(token))
+        self._host, self._port, secure = _parts(address)
+        self._tls: ssl.SSLContext | None = None
+        if secure:
+            self._tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
+            self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
+            if certificate is not None:
+                self._tls.load_cert_chain(str(certificate))
+        else:
+            require_loopback(self._host)
+        self._connection: http.client.HTTPConnection | None = None
+        self._most_ids: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def predict(
+        self,
+        ids: Sequence[str | int],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        explain: bool = False,
+    ) -> list[dict[str, Any]]:
+        """What the service says of rows, in their order.
+
+        Args:
+            ids: of the rows, in any spelling that the run's alignment reads alike.
+            columns: the label party's own columns of these rows in place of its table's, by name.
+            explain: also ask what each party contributed, of one row a request.
+
+        Returns:
+            For each row `prediction`, `probabilities` for a classification, `missing` where parties
+            may be, `version` (the run that answered), and `contributions` where they were asked.
+
+        Raises:
+            AuthenticationError: the token is wrong or has expired.
+            ConsentError: the budget of the token is used up, or a party does not consent.
+            DataError: an id is not known there.
+            MissingPartyError: a party, which is named, stayed away in every attempt.
+            LostPeerError: nobody answered in any attempt.
+            ProtocolError: what answered is no service of vfl.
+        """
+        return [row for part in self.parts(ids, columns, explain) for row in part]
+
+    def parts(
+        self,
+        ids: Sequence[str | int],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        explain: bool = False,
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The same as `predict`, a list for each request, as they are answered."""
+        size = 1 if explain else self.most_ids
+        for start in range(0, len(ids), size):
+            part = slice(start, start + size)
+            body: dict[str, Any] = {"ids": list(ids[part])}
+            if columns is not None:
+                body["columns"] = {name: list(cells[part]) for name, cells in columns.items()}
+            told = self._ask("POST", "/predict", body | ({"explain": True} if explain else {}))
+            rows = told.get("predictions")
+            wanted = len(body["ids"])
+            if not isinstance(rows, list) or [type(row) for row in rows] != [dict] * wanted:
+                raise self._strange(f"not {wanted} predictions")
+            shared = {name: told[name] for name in ("version", "contributions") if name in told}
+            yield [row | shared for row in rows]
+
+    def model(self) -> dict[str, Any]:
+        """What answers: the run, its classes, parties, the label party's own columns, limits."""
+        return self._ask("GET", "/model")
+
+    @property
+    def most_ids(self) -> int:
+        """How many rows a request may ask for."""
+        if self._most_ids is None:
+            most = self.model().get("max_ids")
+            if not isinstance(most, int) or most < 1:
+                raise self._strange("no max_ids")
+            self._most_ids = most
+        return self._most_ids
+
+    def close(self) -> None:
+        """End the connection; the next request begins another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """An answer's JSON, after as many attempts as it takes, and not more than were allowed."""
+        content = None if body is None else json.dumps(body).encode()
+        problem: VFLError | None = None
+        pause_s = 0.0
+        for attempt in range(self._attempts):
+            if attempt:
+                self._sleep(pause_s)
+            # A connection that rested may have been closed meanwhile: another is tried at once.
+            rested = self._connection is not None
+            pause_s = 0.0 if rested else min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
+            try:
+                status, told, wait_s = self._exchange(method, path, content)
+            except (OSError, http.client.HTTPException) as lost:
+                self.close()
+                problem = LostPeerError(
+                    "the service does not answer",
+                    where=self.address,
+                    got=type(lost).__name__,
+                    fix="see that vfl serve runs there, and that its certificate is one of --ca",
+                )
+                continue
+            if status == 200:
+                return told
+            problem = self._refusal(status, told)
+            if told.get("code") not in _PASSES:
+                break
+            pause_s = max(_PAUSE_S, pause_s, min(wait_s, _LONGEST_PAUSE_S))
+        assert problem is not None, "one attempt at least"
+        raise problem
+
+    def _exchange(
+        self, method: str, path: str, content: bytes | None
+    ) -> tuple[int, dict[str, Any], float]:
+        """Status and JSON of one attempt, and for how long to wait before another."""
+        if self._connection is None:
+            if self._tls is None:
+                self._connection = http.client.HTTPConnection(
+                    self._host, self._port, timeout=self._timeout_s
+                )
+            else:
+                self._connection = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=self._timeout_s, context=self._tls
+                )
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        self._connection.request(method, path, content, headers)
+        answer = self._connection.getresponse()
+        text = answer.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            self.close()
+            raise self._strange("an answer that is too long")
+        told: Any = None
+        with suppress(ValueError, RecursionError):
+            told = json.loads(text)
+        if not isinstance(told, dict) and answer.status > 500:  # a proxy in front speaks
+            told = {"error": "no service answers behind this address", "code": "away"}
+        if not isinstance(told, dict):
+            raise self._strange(f"HTTP {answer.status} and no JSON object")
+        wait = answer.headers.get("Retry-After", "0")
+        return answer.status, told, float(wait) if wait.isdigit() and len(wait) < 9 else 0.0
+
+    def _refusal(self, status: int, told: Mapping[str, Any]) -> VFLError:
+        code, why = told.get("code"), told.get("error")
+        return _ERRORS.get(status, UserError)(
+            printable(why) if isinstance(why, str) else "the service refused",
+            where=self.address,
+            got=f"HTTP {status}" + (f", code {printable(code)}" if isinstance(code, str) else ""),
+        )
+
+    def _strange(self, got: str) -> ProtocolError:
+        return ProtocolError(
+            "this is no answer of vfl serve", where=self.address, got=got, fix="check the address"
+        )
+
+
+def _token_in(path: Path) -> str:
+    words = path.read_text(encoding="ascii", errors="replace").split()
+    if not words or not words[0].isprintable():
+        raise UserError("this file holds no token", where=str(path), want="the token in a line")
+    return words[0]
+
+
+def _parts(address: str) -> tuple[str, int, bool]:
+    """Host, port, and whether with TLS."""
+    try:
+        found = urlsplit(address)
+        host, port = parse_host(found.hostname or ""), found.port
+    except ValueError:
+        found, host, port = urlsplit(""), "", None
+    if found.scheme not in ("http", "https") or found.path not in ("", "/") or found.query:
+        raise UserError(
+            "this is no address of a service",
+            got=printable(address),
+            want="https://HOST:PORT, or http://127.0.0.1:PORT on this machine",
+        )
+    secure = found.scheme == "https"
+    return host, port or (443 if secure else 80), secure
