@@ -7,6 +7,7 @@ one process. Figures are of test rows; after ± the standard deviation over the 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -58,7 +59,8 @@ class ScorecardRow:
         source: which table.
         rows, columns: of the table, all parties together.
         on_card: columns on the card, mean.
-        auc, ks, stability: of the test rows, mean; stability beside the training rows.
+        auc, ks, stability: of the test rows, mean; stability beside the training rows, NaN where
+            nobody has their scores.
         auc_spread, ks_spread: standard deviations; 0 of one seed.
         cpu_s, wall_s: from the CSV to the page, mean.
         sent_bytes: payload of a training, mean.
@@ -142,7 +144,7 @@ def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: s
         sum(column.on_card for column in card.columns),
         tested.auc(),
         tested.kolmogorov_smirnov(),
-        card.scores["train"].stability(tested),
+        trained.stability(tested) if (trained := card.scores.get("train")) else math.nan,
         cpu,
         wall,
         sent,
@@ -215,7 +217,7 @@ TABLE = harness.table(
     ("on card", ">8.1f", "on_card"),
     ("AUC", ">17", lambda row: f"{row.auc:.4f} ± {row.auc_spread:.4f}"),
     ("KS", ">15", lambda row: f"{row.ks:.3f} ± {row.ks_spread:.3f}"),
-    ("stability", ">10.4f", "stability"),
+    ("stability", ">10", lambda row: f"{row.stability:.4f}" if row.stability >= 0 else "-"),
     ("CPU s", ">7.1f", "cpu_s"),
     ("wall s", ">7.1f", "wall_s"),
     ("MB sent", ">8.2f", lambda row: row.sent_bytes / 1e6),

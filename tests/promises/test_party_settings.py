@@ -146,7 +146,8 @@ def spent_under(party):
 
     def begun(number, defense):
         agreed = terms(defense=defense).model_copy(update={"run": f"run{number}"})
-        with own_ledger(party).session(agreed):
+        with own_ledger(party).session(agreed) as (_, meter, _):
+            meter.show(20)
             return "begins"
 
     defenses = ("none", "clipped_noise:norm=1,sigma=4")
@@ -248,6 +249,7 @@ class TestPartySettings(SettingsWalk):
         ("consent.max_rows_per_second", "1.0", "bank"),
         ("consent.max_queries", "1", "bank"),
         ("consent.max_epsilon", "1.0", "bank"),
+        ("consent.max_statistics", "10", "bank"),
         ("consent.min_dp_noise", "1.0", "bank"),
         ("consent.max_dp_epsilon", "1.0", "bank"),
         ("consent.compile", "true", "bank"),

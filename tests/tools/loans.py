@@ -80,6 +80,7 @@ class Session(PlayedSession):
         self.introduce(*streams)
 
     def describe(self, name, more=""):
+        """Write a party's own file, with more settings."""
         label = 'label = "paid"\n' if name == "lender" else ""
         data = f'[data]\nsource = "data.csv"\nid = "id"\npredict = "data.csv"\n{label}'
         self.write(name, f'party = "{name}"\n{data}{more}')

@@ -3,11 +3,19 @@
 import numpy as np
 import pandas as pd
 import pytest
-from loans import COLUMNS, OTHERS, PARTIES, Session, made_table, trained
+from loans import ACCEPTS, COLUMNS, OTHERS, PARTIES, Session, made_table, trained
 from played_session import stand_in
 
-from vfl.core.errors import DataError, ExposedCutError, TooFewRowsError, VFLError
+from vfl.config import read_party_file
+from vfl.core.errors import (
+    DataError,
+    ExposedCutError,
+    PeerFailedError,
+    TooFewRowsError,
+    VFLError,
+)
 from vfl.core.storage import read_json
+from vfl.session.store.party_folder import own_ledger
 from vfl.trees.scorecard.binning import with_floor
 from vfl.trees.scorecard.loaded import LoadedCard, part_of
 from vfl.trees.scorecard.page import write_card
@@ -195,3 +203,30 @@ def test_a_federation_makes_the_card_of_shares_and_answers_without_the_helper(se
     assert set(scores.reason_1.dropna()) <= {"lender income"} | {
         f"{name} column {number}" for name in OTHERS for number in (1, 2)
     }
+
+
+def shown_by(session, name):
+    ledger = own_ledger(read_party_file(session.folder / name / "party.toml"))
+    return {entry.run: entry.statistics for entry in ledger.entries()}
+
+
+def test_a_party_counts_exact_statistics_and_shows_no_more_than_it_allows(session):
+    session.play()
+    counted = {name: shown_by(session, name)["run"] for name in ("lender", *OTHERS)}
+    assert counted["lender"] == 0
+    loaded = LoadedCard(session.run)
+    cells = sum(len(line.column.groups) for line in loaded.lines if line.party == "registry")
+    # Rows and bads of each cell and the stability of one column; 3 + 1 products with the others'
+    # columns, with itself and with the intercept; one with labels; five numbers of each step.
+    pairs = 1 * 4 + 1
+    steps, rest = divmod(counted["registry"] - (2 * cells + 1 + pairs + 1), pairs + 1)
+    assert rest == 0
+    assert 2 <= steps <= 8
+    limit = f"max_statistics = {counted['registry'] + 2 * cells}\n"
+    session.describe("registry", ACCEPTS + limit)
+    with pytest.raises(PeerFailedError):
+        session.play(run="again")
+    assert "V403" in {error.code for error in session.flower.failures}
+    after = shown_by(session, "registry")
+    assert after["run"] == counted["registry"]
+    assert after["again"] <= 2 * cells, "the rest was not shown"

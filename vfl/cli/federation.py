@@ -205,7 +205,7 @@ def sessions(
         bool,
         typer.Option(
             help="The store was put back from a copy: end trainings that were under way, count all "
-            "of max_epsilon as spent, and take part again."
+            "of max_epsilon and max_statistics as spent, and take part again."
         ),
     ] = False,
 ) -> None:
@@ -234,6 +234,8 @@ def sessions(
             sent = f"{size(spent.bytes_up)} up, {size(spent.bytes_down)} down"
             print(f"  {mode:<9} {spent.sessions} begun, {spent.rows} rows, {sent}")
         print(f"  epsilon   {_epsilon(entry)}")
+        if entry.statistics:
+            print(f"  {entry.statistics:,} exact statistics of its rows were shown")
         print(f"  from {entry.first} to {entry.last}")
     others = [(each, one.kind) for one in ledger.others for each in one.entries()]
     for each, kind in others:
@@ -241,6 +243,9 @@ def sessions(
     if entries or others:
         more = sum(each.spent_epsilon or 0.0 for each, _ in others)
         print(_total(entries, more, party.consent.max_epsilon, lost))
+        if shown := ledger.spent_statistics():
+            most = party.consent.max_statistics
+            print(f"all names: {shown:,} statistics" + ("" if most is None else f" of {most:,}"))
     else:
         print("no session yet")
 
@@ -440,7 +445,8 @@ def _total(entries: Sequence[Entry], others: float, most: float | None, lost: fl
 def _facts(entry: Entry) -> dict[str, Any]:
     """An entry for machines; the nonce is a secret."""
     facts = entry.model_dump(mode="json", exclude={"nonce", "settings"})
-    return facts | {"passes": entry.passes, "spent_epsilon": entry.spent_epsilon}
+    more = {"passes": entry.passes, "statistics": entry.statistics}
+    return facts | more | {"spent_epsilon": entry.spent_epsilon}
 
 
 def _new_identity(party: PartyFile) -> None:

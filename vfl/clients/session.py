@@ -455,6 +455,7 @@ class _PartySession:
             bottom=self.party.bottom,
             weights=None if self.trains or data is None else folder.weights(),
             agreed=agreed,
+            spend=meter.show,
         )
 
         if self.terms.mode == "serve":

@@ -32,7 +32,7 @@ class WholeNetworkParty:
         own: what is its own.
         bottom: a model of its own, which is refused.
         weights: its shares, for evaluation and prediction.
-        agreed: see `SecureMode.outer_network`.
+        agreed, spend: see `OwnRows`.
 
     Raises:
         DataError: the party has no columns.
@@ -51,6 +51,7 @@ class WholeNetworkParty:
         bottom: object = None,
         weights: Mapping[str, Tensor] | None = None,
         agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None,
+        spend: Callable[[int], object] = lambda count: None,
     ) -> None:
         mode = secure_mode.make(terms.secure)
         mode.refuse(terms)
@@ -61,6 +62,7 @@ class WholeNetworkParty:
         if data is not None:
             rows = replace(
                 rows,
+                spend=spend,
                 split=data.split,
                 inputs=data.inputs,
                 labels=data.labels,

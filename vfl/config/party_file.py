@@ -156,6 +156,9 @@ class Consent(Settings):
             limit.
         max_epsilon: of one row's inputs, under all names of runs together; a session without an
             epsilon is refused then. None sets no limit.
+        max_statistics: exact statistics of its rows, such as the bads of a cell or a correlation,
+            that sessions under all names may show together, each number one; see `protect=shared`.
+            None sets no limit.
         min_dp_noise: a training without DP-SGD, or with less `dp.noise`, is refused.
         max_dp_epsilon: a training without DP-SGD is refused, and one whose models may cost one row
             more than this, or whose delta is not below one over the training rows.
@@ -192,6 +195,7 @@ class Consent(Settings):
     max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
     max_queries: Annotated[int, Field(ge=1)] | None = None
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_statistics: Annotated[int, Field(ge=0)] | None = None
     min_dp_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     compile: bool = False

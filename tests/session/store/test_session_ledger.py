@@ -350,3 +350,23 @@ def test_two_sessions_at_once_keep_to_the_limit(tmp_path):
             late(begun)
     assert sent == [1]
     assert total_epsilon(ledger.entries()) == pytest.approx(5 * one)
+
+
+def test_exact_statistics_of_all_names_have_one_limit(tmp_path):
+    limited = SessionLedger(tmp_path / "sessions", "bank", max_statistics=100)
+    with limited.session(terms_of()) as (_, meter, _):
+        meter.show(60)
+        assert limited.entries()[0].statistics == 60, "on the disk before they are shown"
+    with limited.session(terms_of(run="two")) as (_, meter, _):
+        meter.show(30)
+        with pytest.raises(ConsentError, match="exact statistics") as refusal:
+            meter.show(11)
+    assert "90 shown" in refusal.value.got
+    assert limited.spent_statistics() == 90, "what was refused was not shown"
+    with limited.session(terms_of(run="three")) as (_, meter, _):
+        meter.show(10)
+    again = SessionLedger(tmp_path / "sessions", "bank", max_statistics=150)
+    again.restored()
+    assert again.spent_statistics() == 150, "a copy may have forgotten all the rest"
+    with pytest.raises(ConsentError), again.session(terms_of(run="four")) as (_, meter, _):
+        meter.show(1)

@@ -563,8 +563,15 @@ def own_ledger(party: PartyFile) -> SessionLedger:
     """The sessions this party has taken part in."""
     paths = [path for product in products().values() for path in product.ledgers]
     others = [named(path)(party) for path in paths]
-    folder, most = party.store_path / "sessions", party.consent.max_epsilon
-    return SessionLedger(folder, party.party, most, others, _own_log(party, folder))
+    folder, consent = party.store_path / "sessions", party.consent
+    return SessionLedger(
+        folder,
+        party.party,
+        consent.max_epsilon,
+        others,
+        _own_log(party, folder),
+        consent.max_statistics,
+    )
 
 
 def _own_log(party: PartyFile, folder: Path) -> SessionLog:

@@ -57,12 +57,14 @@ class Spent(Settings):
         sessions: how many were begun; a training that is resumed is begun again.
         rows: rows whose cuts were sent, each as often as it was.
         passes: how often any one row was sent, at most; the same contents again are none.
+        statistics: exact sums over this party's rows that others learned, each number one.
         bytes_up, bytes_down: of frames, headers included.
     """
 
     sessions: int = 0
     rows: int = 0
     passes: int = 0
+    statistics: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -122,6 +124,11 @@ class Entry(Settings):
         return sum(each.passes for each in self.spent.values())
 
     @property
+    def statistics(self) -> int:
+        """How many exact sums over this party's rows others learned under this name."""
+        return sum(each.statistics for each in self.spent.values())
+
+    @property
     def spent_epsilon(self) -> float | None:
         """What the sessions spent of one row's privacy, by basic composition: an upper bound.
 
@@ -158,7 +165,7 @@ class Meter:
     """Counts what one session takes; told about every frame, and asked for every exchange.
 
     Attributes:
-        rows, passes, bytes: so far; see `Spent`.
+        rows, passes, statistics, bytes: so far; see `Spent`.
         most: the most that one epoch can take; its passes do not count.
         counted: the epoch up to which passes were counted in earlier sessions that this one can
             only repeat; None where what is sent again may be something else.
@@ -168,6 +175,7 @@ class Meter:
 
     rows: int = 0
     passes: int = 0
+    statistics: int = 0
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     most: Spent = field(default_factory=Spent)
     counted: int | None = None
@@ -190,10 +198,24 @@ class Meter:
             self.rows += len(exchange.rows)
             yield exchange
 
+    def show(self, count: int) -> None:
+        """Count so many exact statistics before anybody learns them.
+
+        Raises:
+            ConsentError: they are more than the party allows.
+        """
+        self.statistics += count
+        self.reserve()
+
     def spent(self, *, coming: bool) -> Spent:
         """What was taken, with all that the epoch that begins can take, or without it."""
-        up, down = self.bytes["up"], self.bytes["down"]
-        taken = Spent(rows=self.rows, passes=self.passes, bytes_up=up, bytes_down=down)
+        taken = Spent(
+            rows=self.rows,
+            passes=self.passes,
+            statistics=self.statistics,
+            bytes_up=self.bytes["up"],
+            bytes_down=self.bytes["down"],
+        )
         return taken.plus(self.most) if coming else taken
 
     def _count(self, epoch: int) -> None:
@@ -213,6 +235,8 @@ class SessionLedger(Spending[Entry]):
         max_epsilon: the most of one row's inputs that all names together may spend where the party
             sends cuts; None sets no limit.
         others: what products keep in the same store, under the same limit.
+        max_statistics: the most exact statistics of the party's rows that sessions under all names
+            may show to others together; None sets no limit.
         log: what is appended to; None is one that nobody signs.
     """
 
@@ -225,9 +249,11 @@ class SessionLedger(Spending[Entry]):
         max_epsilon: float | None = None,
         others: Sequence[Spending[Any]] = (),
         log: SessionLog | None = None,
+        max_statistics: int | None = None,
     ) -> None:
         super().__init__(folder, party)
         self.max_epsilon, self.others = max_epsilon, others
+        self.max_statistics = max_statistics
         self.log = log or SessionLog(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
@@ -359,7 +385,7 @@ class SessionLedger(Spending[Entry]):
             try:
                 self._spend(terms, written, now, more, checked=coming)
             except ConsentError:
-                meter.passes = written.passes
+                meter.passes, meter.statistics = written.passes, written.statistics
                 raise
             written = now
 
@@ -396,6 +422,8 @@ class SessionLedger(Spending[Entry]):
             spent = before.plus(now).plus(written, -1)
             if checked and spent.passes > before.passes:  # sessions of other names may be at work
                 self._check_epsilon(entry, terms, spent.passes - before.passes)
+            if checked and spent.statistics > before.statistics:
+                self._check_statistics(spent.statistics - before.statistics)
             changed = more | {"spent": {**entry.spent, terms.mode: spent}}
             self._write(entry.model_copy(update=changed))
 
@@ -413,6 +441,23 @@ class SessionLedger(Spending[Entry]):
         asks = terms.mode != "train" or terms.validation + terms.test > 0
         stated = None if entry.training_only and asks else entry.epsilon
         self.require_epsilon(math.inf if stated is None else stated * passes)
+
+    def _check_statistics(self, count: int) -> None:
+        """Refuse to show more than `max_statistics`, of all that the store has shown."""
+        most = self.max_statistics
+        if most is not None and (shown := self.spent_statistics()) + count > most:
+            raise ConsentError(
+                f"party '{self.party}' does not consent to show more exact statistics of its rows",
+                where="ledger of sessions",
+                got=f"{shown} shown under all names, and {count} more asked for",
+                want=f"at most {most} in all",
+                fix="fewer columns or bins, or a larger max_statistics in the party's own file",
+            )
+
+    def spent_statistics(self) -> int:
+        """Exact statistics that others learned under all names, and what is lost."""
+        shown = sum(entry.statistics for entry in super().entries())
+        return shown + self.witness.read().lost_statistics
 
     def require_epsilon(self, planned: float) -> None:
         """Refuse to spend more than `max_epsilon`, of all that the store has spent.
@@ -463,8 +508,9 @@ class SessionLedger(Spending[Entry]):
     def restored(self) -> None:
         """Say that the store was put back from a copy: what it may have forgotten is given up.
 
-        Trainings that were under way are not gone on with, all of `max_epsilon` counts as spent,
-        and the count that peers compare moves beyond what they can have seen.
+        Trainings that were under way are not gone on with, all of `max_epsilon` and of
+        `max_statistics` counts as spent, and the count that peers compare moves beyond what they
+        can have seen.
         """
         with locked(self.folder, math.inf):
             self.give_up()
@@ -472,7 +518,9 @@ class SessionLedger(Spending[Entry]):
                 other.give_up()
             known = self.spent_epsilon()
             most = known if self.max_epsilon is None else self.max_epsilon
-            self.witness.restored(max(0.0, most - known))
+            shown = self.spent_statistics()
+            allowed = shown if self.max_statistics is None else self.max_statistics
+            self.witness.restored(max(0.0, most - known), max(0, allowed - shown))
             self.log.append("restored")
 
     def entries(self) -> list[Entry]:

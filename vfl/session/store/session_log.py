@@ -69,7 +69,7 @@ class Line(Settings):
         key: SHA-256 of the public key that signed it; empty without a key.
         consent: SHA-256 of the party's own file, which gave or refused consent.
         run, mode, asked_by, parties, purpose, terms: of the session; `terms` is a digest.
-        rows, passes, bytes_up, bytes_down: what the session took; see `Spent`.
+        rows, passes, statistics, bytes_up, bytes_down: what the session took; see `Spent`.
         epsilon: what it spent of one row's inputs; None where no epsilon is stated.
         outcome: how it ended, or why it was refused: "well", or the code and words of an error.
         heads: of the logs of the parties that it met.
@@ -91,6 +91,7 @@ class Line(Settings):
     terms: str = Field(default="", pattern=r"^$|" + _HEX)
     rows: int = Field(default=0, ge=0, lt=_MOST)
     passes: int = Field(default=0, ge=0, lt=_MOST)
+    statistics: int = Field(default=0, ge=0, lt=_MOST)
     bytes_up: int = Field(default=0, ge=0, lt=_MOST)
     bytes_down: int = Field(default=0, ge=0, lt=_MOST)
     epsilon: float | None = Field(default=None, ge=0)

@@ -81,13 +81,15 @@ class Counts(Settings):
         count: the largest that the store has announced, or may have reached since.
         peers: the largest that each peer has, as far as this party knows.
         doubted: by whom more of this store has been met than it knew of, and how much.
-        lost_epsilon: what may have been spent and forgotten, by the party's own word.
+        lost_epsilon, lost_statistics: what may have been spent and forgotten, by the party's own
+            word.
     """
 
     count: int = Field(default=0, ge=0)
     peers: dict[str, int] = Field(default_factory=dict)
     doubted: dict[str, int] = Field(default_factory=dict)
     lost_epsilon: float = Field(default=0.0, ge=0)
+    lost_statistics: int = Field(default=0, ge=0)
 
 
 class Witness:
@@ -163,17 +165,19 @@ class Witness:
         if counts:
             self._change(change)
 
-    def restored(self, lost_epsilon: float) -> None:
+    def restored(self, lost_epsilon: float, lost_statistics: int = 0) -> None:
         """Move the count beyond all that was forgotten: the store was put back, and is to be used.
 
         Args:
             lost_epsilon: what may have been spent since the copy was made.
+            lost_statistics: likewise.
         """
         self._change(
             lambda now: {
                 "count": now.count + RESTORED,
                 "doubted": {},
                 "lost_epsilon": now.lost_epsilon + lost_epsilon,
+                "lost_statistics": now.lost_statistics + lost_statistics,
             }
         )
 
