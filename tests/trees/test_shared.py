@@ -36,7 +36,7 @@ def trained(folder, spec, **more):
 class Rounded(Local):
     """Histograms of gradients as shares have them."""
 
-    def start(self, gradients, rows):
+    def start(self, gradients, rows, columns=None):
         whole, units = shared.rounded(gradients[rows])
         gradients = np.zeros(gradients.shape)
         gradients[rows] = whole * units
@@ -290,8 +290,8 @@ def feature_end(*payloads):
     layout = shared.Layout((3, 3), (False, False))
     end._own = type("Binning", (), {"layout": layout})
     end._known, end._training = np.zeros((8, 2), np.uint8), 6
-    end._nodes, end._elements = np.zeros(8, np.int64), np.zeros(6, np.uint64)
-    end._hidden_sums = 0
+    end._nodes, end._elements = np.zeros(8, np.uint32), np.zeros(6, np.uint64)
+    end._hidden_sums, end._last_node, end._summed = 0, 0, end._known[:6]
     return end
 
 
@@ -304,10 +304,16 @@ def feature_end(*payloads):
         [b'S{"count": 0}'],
         [b'S{"count": 17, "nodes": [0]}'],
         [b'S{"count": 1, "nodes": [-1]}', bytes(8)],
+        [b'S{"count": 1, "nodes": [16]}', bytes(8)],
         [b'S{"count": 1, "nodes": "all"}', bytes(8)],
         [b'S{"count": 1, "nodes": [0]}', bytes(7)],
         [b'D{"nodes": null, "splits": [[2, 1, false]]}'],
         [b'D{"nodes": null, "splits": 3}'],
+        [b'D{"nodes": [16], "splits": [[0, 1, false]]}'],
+        [b"T"],
+        [b'T{"columns": "all"}'],
+        [b'T{"columns": [2]}'],
+        [b'T{"columns": [1, 0]}'],
         [b'D{"nodes": [0, 1], "splits": [[0, 1, false]]}'],
         [b'D{"nodes": null, "splits": [[0, 1, false]]}'],
     ],
@@ -318,6 +324,23 @@ def test_a_request_that_cannot_be_is_refused(payloads):
     with pytest.raises(ProtocolError):
         end._serve(1)
     assert not end.link.sent
+
+
+def test_nobody_sums_columns_that_a_tree_may_not_split(tmp_path, monkeypatch):
+    """Neither all columns of others while the label party's own are split, nor those not drawn."""
+    plain, summed = shared.sums_of, []
+
+    def noting(bins, *about):
+        summed.append(bins.shape[1])
+        return plain(bins, *about)
+
+    monkeypatch.setattr(shared, "sums_of", noting)
+    more = {"label": {"party": "b"}, "train": {"epochs": 1}}
+    trained(tmp_path / "own", f"{SPEC},own_rounds=1,max_depth=2", **more)
+    assert len(summed) == 2, "the label party's, of the root and of a child"
+    summed.clear()
+    trained(tmp_path / "drawn", f"{SPEC},colsample_bytree=0.1", **more)
+    assert max(summed) <= 3
 
 
 def test_splits_that_were_not_taken_may_not_be_asked_for():

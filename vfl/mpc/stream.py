@@ -18,6 +18,8 @@ from vfl.core.errors import ReusedPadError
 #: Bytes of the key of a stream.
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
+#: The cipher adds the key stream to its input.
+_ZEROS = bytes(1 << 16)
 _AES_KEY_BYTES = 16
 _STEPS = 2**63
 
@@ -36,7 +38,7 @@ class PadStream:
     True
     """
 
-    __slots__ = ("_ciphers", "_key", "_last", "_zeros")
+    __slots__ = ("_ciphers", "_key", "_last")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
@@ -44,7 +46,6 @@ class PadStream:
         self._key = bytes(key)
         self._ciphers: dict[tuple[str | int, ...], CipherContext] = {}
         self._last: dict[tuple[str | int, ...], int] = {}
-        self._zeros = bytes(0)
 
     def expand(self, *names: tuple[str | int, ...]) -> None:
         """Derive keys of purposes now, which else happens at the first pad of each.
@@ -76,11 +77,10 @@ class PadStream:
     ) -> np.ndarray:
         size = count * dtype.itemsize
         cipher = self._cipher_at(purpose)
-        if len(self._zeros) < size:
-            self._zeros = bytes(size)
-        # The cipher adds the key stream to its input, and wants room for a block more.
-        raw = np.empty(size + _BLOCK_BYTES, dtype=np.uint8)
-        cipher.update_into(memoryview(self._zeros)[:size], raw.data)
+        # The cipher wants room for a block more than it writes.
+        raw, zeros = np.empty(size + _BLOCK_BYTES, dtype=np.uint8), memoryview(_ZEROS)
+        for start in range(0, size, len(_ZEROS)):
+            cipher.update_into(zeros[: size - start], raw[start:].data)
         return raw[:size].view(dtype)
 
     def _cipher_at(self, purpose: tuple[str | int, ...]) -> CipherContext:

@@ -41,6 +41,8 @@ from vfl.session.secure_mode import (
 )
 
 _TASK, _SHARE = "task.", "share."
+#: Training rows whose loss is worked out at a time.
+_MEASURED_ROWS = 1 << 14
 
 
 class WholeNetworkLabel(AnyLabelParty):
@@ -199,7 +201,7 @@ class WholeNetworkLabel(AnyLabelParty):
             outputs = self.network.train(exchange)
             self.progress.trained(len(exchange.rows))
             if outputs is not None:
-                self._measure(outputs.float(), self._labels_of(self._aligned(exchange)))
+                self._measure(outputs, exchange)
         else:
             outputs = self.network.outputs(exchange)
             assert outputs is not None, "the label party is disclosed the outputs"
@@ -220,9 +222,13 @@ class WholeNetworkLabel(AnyLabelParty):
         assert self.data.labels is not None, "asked where there are labels"
         return self.data.labels[torch.from_numpy(exchange.rows)]
 
-    def _measure(self, outputs: Tensor, truth: Tensor) -> None:
-        """Count the outputs of training rows that a step has left."""
-        self.progress.meter("train").add(outputs, truth, float(self._task(outputs, truth)))
+    def _measure(self, outputs: Tensor, exchange: Exchange) -> None:
+        """Count the outputs of training rows that a step has left, some rows at a time."""
+        for start in range(0, len(outputs), _MEASURED_ROWS):
+            rows = slice(start, start + _MEASURED_ROWS)
+            own = outputs[rows].float()
+            truth = self._labels_of(self._aligned(replace(exchange, rows=exchange.rows[rows])))
+            self.progress.meter("train").add(own, truth, float(self._task(own, truth)))
 
 
 def task_and_rows(

@@ -6,7 +6,7 @@ columns they are of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,8 +43,15 @@ class Boosting:
 class Source(Histograms, Protocol):
     """Histograms that can begin a tree; see `vfl.trees.histograms.Local`."""
 
-    def start(self, gradients: np.ndarray, rows: np.ndarray) -> None:
-        """Begin a tree; gradients, float32 of axes (rows, 2), and the rows that grow it, int64."""
+    def start(self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None) -> None:
+        """Begin a tree.
+
+        Args:
+            gradients: first and second derivatives, float32, axes (rows, 2).
+            rows: the rows that grow this tree, int64, increasing.
+            columns: those that it may be split on, bool, axes (columns,); None for all. Sums of
+                others may be left out.
+        """
         ...
 
     def values(self, tree: Tree) -> np.ndarray:
@@ -166,8 +173,14 @@ class Forest:
 
 
 #: Rows whose derivatives are worked out at a time.
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS = 1 << 14
 _OF_NODES = ("values", "gains", "weights")
+
+
+def blocks(rows: int) -> Iterator[slice]:
+    """Rows in blocks that are worked out at a time, so that what is in between takes no memory."""
+    starts = range(0, max(1, rows), _BLOCK_ROWS)
+    return (slice(start, min(rows, start + _BLOCK_ROWS)) for start in starts)
 
 
 def splits_of(trees: Iterable[Tree]) -> list[Split]:
@@ -245,25 +258,28 @@ class Booster:
     def add_round(self) -> list[Tree]:
         """Grow one tree an output."""
         number, trees = 1 + len(self.forest.rounds), []
-        for output, gradients in enumerate(self._gradients()):
+        gradients = self._gradients()
+        for output in range(len(gradients)):
             rows, columns = self._drawn(number, output)
-            self._source.start(gradients, rows)
+            self._source.start(gradients.pop(0), rows, columns)
             tree = grow(self._settings.growth, self._source, columns)
             self.margins[:, output] += self._source.values(tree)
             trees.append(tree)
         self.forest.rounds.append(trees)
         return trees
 
-    def _gradients(self) -> np.ndarray:
-        """Weighted derivatives of the loss, float32 as XGBoost's, axes (outputs, rows, 2)."""
+    def _gradients(self) -> list[np.ndarray]:
+        """Weighted derivatives of the loss, float32 as XGBoost's, of each output; axes (rows, 2).
+
+        Arrays of their own, so that one whose tree has grown is not kept for the others.
+        """
         labels, weights = self._labels, self._weights
-        found = np.empty((self._objective.outputs, len(labels), 2), np.float32)
-        for start in range(0, len(labels), _BLOCK_ROWS):
-            part = slice(start, start + _BLOCK_ROWS)
-            own = labels[part]
-            margins = self.margins[start : start + len(own)]
-            for which, derivative in enumerate(self._objective.derivatives(margins, own)):
-                found[:, part, which] = (derivative * weights[part, None]).T
+        found = [np.empty((len(labels), 2), np.float32) for _ in range(self._objective.outputs)]
+        for part in blocks(len(labels)):
+            derivatives = self._objective.derivatives(self.margins[part], labels[part])
+            for which, derivative in enumerate(derivatives):
+                for output, own in enumerate((derivative * weights[part, None]).T):
+                    found[output][part, which] = own
         return found
 
     def _drawn(self, number: int, output: int) -> tuple[np.ndarray, np.ndarray | None]:

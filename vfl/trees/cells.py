@@ -225,11 +225,7 @@ class CellsEnd(WholeNetwork):
     def _cells(self, positions: np.ndarray) -> np.ndarray:
         """Cells of some aligned rows, float32, axes (rows, columns)."""
         assert self._rows.inputs is not None, "asked of a party with columns"
-        cells: np.ndarray = self._rows.inputs.flatten(1).numpy()
-        if len(positions) == len(cells) and (np.diff(positions) == 1).all():
-            return cells  # all rows in order, which a copy would take as much memory as
-        found: np.ndarray = cells[positions]
-        return found
+        return taken(self._rows.inputs.flatten(1).numpy(), positions)
 
     def _bins(self, positions: np.ndarray) -> np.ndarray:
         assert self._own is not None, "an attempt has begun"
@@ -407,6 +403,14 @@ def links_of(
     if terms.mode == "serve":  # where whoever serves looks at each stream
         return streams
     return Switchboard(streams, receive_any, lambda one, two: False, 2).links
+
+
+def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """What an array has of some rows; the array itself if these are all of them in order."""
+    if len(positions) == len(of_rows) and (positions[1:] > positions[:-1]).all():
+        return of_rows
+    found: np.ndarray = of_rows[positions]
+    return found
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

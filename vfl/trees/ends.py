@@ -35,8 +35,16 @@ from vfl.session.secure_mode import (
     OwnRows,
 )
 from vfl.session.terms import Terms
-from vfl.trees.boosting import Booster, Forest, Source, splits_of, splits_of_state, splits_state
-from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, within
+from vfl.trees.boosting import (
+    Booster,
+    Forest,
+    Source,
+    blocks,
+    splits_of,
+    splits_of_state,
+    splits_state,
+)
+from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, taken, within
 from vfl.trees.explanation import Leaves, importance
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, Sides
@@ -151,7 +159,7 @@ class LabelEnd(LabelCellsEnd):
         source, signs = self._histograms()
         train, weights_of_rows = self._positions("train"), self._rows.weights
         assert self._rows.labels is not None, "a training has labels"
-        labels = self._rows.labels[torch.from_numpy(train)].numpy()
+        labels = taken(self._rows.labels.numpy(), train)
         counted = np.broadcast_to(1.0, len(train))
         if weights_of_rows is not None:
             counted = weights_of_rows[torch.from_numpy(train)].double().numpy()
@@ -190,7 +198,7 @@ class LabelEnd(LabelCellsEnd):
             if self._split_counts[name] > MOST_SPLITS:
                 raise _too_many_splits(name)
             self._send_taken(name, exchange.step, json.dumps(own).encode())
-        return self._outputs_of(booster.margins[exchange.rows])
+        return self._outputs_of(booster.margins, exchange.rows)
 
     def _send_taken(self, name: str, step: int, splits: bytes) -> None:
         """Send a feature party the splits of a round on its columns."""
@@ -199,7 +207,7 @@ class LabelEnd(LabelCellsEnd):
     def outputs(self, exchange: Exchange) -> Tensor:
         if exchange.phase == "validation":
             after = len(self._positions("train"))
-            return self._outputs_of(self._boosts.margins[after + exchange.rows])
+            return self._outputs_of(self._boosts.margins, after + exchange.rows)
         for name in self._terms.feature_parties:
             self.ends[name].link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
         outputs = self.answered(exchange, None)
@@ -302,8 +310,14 @@ class LabelEnd(LabelCellsEnd):
         assert self._booster is not None, "a training has begun"
         return self._booster
 
-    def _outputs_of(self, margins: np.ndarray) -> Tensor:
-        return torch.from_numpy(self._objective.logits(margins))
+    def _outputs_of(self, margins: np.ndarray, rows: np.ndarray | None = None) -> Tensor:
+        """The outputs of rows, or of all, float32, axes (rows, outputs)."""
+        count = len(margins) if rows is None else len(rows)
+        found = [
+            self._objective.logits(margins[part if rows is None else rows[part]]).astype(np.float32)
+            for part in blocks(count)
+        ]
+        return torch.from_numpy(np.concatenate(found))
 
     def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
         """What a party is asked of each row, once all splits are known."""

@@ -30,14 +30,11 @@ class Local:
         self.layout, self._bins = layout, np.ascontiguousarray(bins)
         self.start(*_NOTHING)
 
-    def start(self, gradients: np.ndarray, rows: np.ndarray) -> None:
-        """Begin a tree.
-
-        Args:
-            gradients: first and second derivatives, float32, axes (rows, 2).
-            rows: the rows that grow this tree, increasing.
-        """
-        self._gradients, self._rows = gradients, self._partition(rows)
+    def start(
+        self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None = None
+    ) -> None:
+        """Begin a tree; see `Source`. Sums are over all columns, whichever it may be split on."""
+        self._gradients, self._rows = gradients, Partition(rows)
 
     def total(self) -> np.ndarray:
         return total_of(self._rows[0], self._gradients)
@@ -53,23 +50,24 @@ class Local:
 
     def divide(self, divisions: Sequence[Division]) -> None:
         for one in divisions:
-            self._rows.divide(one)
+            self._divide(self._rows, one)
 
     def values(self, tree: Tree) -> np.ndarray:
         values = np.full(len(self._bins), np.nan)
         for leaf in self._rows.nodes:
             values[self._rows[leaf]] = tree.values[leaf]
-        rest = self._partition(np.flatnonzero(np.isnan(values)))  # no row of this tree
+        rest = Partition(np.flatnonzero(np.isnan(values)))  # no row of this tree
         for node, (split, children) in enumerate(zip(tree.splits, tree.children, strict=True)):
             if split is None:
                 values[rest[node]] = tree.values[node]
             else:
-                rest.divide(Division(node, split, *children))
+                self._divide(rest, Division(node, split, *children))
         self.start(*_NOTHING)  # a tree that has grown needs neither its gradients nor its rows
         return values
 
-    def _partition(self, rows: np.ndarray) -> Partition:
-        return Partition(rows, self._bins, self.layout.width)
+    def _divide(self, rows: Partition, division: Division) -> None:
+        goes_left = sides(division.split, self.layout.width)
+        rows.divide(division, self._bins, division.split.column, goes_left)
 
 
 class Partition:
@@ -77,12 +75,9 @@ class Partition:
 
     Args:
         rows: of the root, increasing.
-        bins: of all rows, axes (all rows, columns).
-        width: of a column's histogram.
     """
 
-    def __init__(self, rows: np.ndarray, bins: np.ndarray, width: int) -> None:
-        self._bins, self._width = bins, width
+    def __init__(self, rows: np.ndarray) -> None:
         self._rows = rows.astype(np.uint32)
         self._spare = np.empty_like(self._rows)
         self._spans = {0: (0, len(rows))}
@@ -97,11 +92,19 @@ class Partition:
         begin, end = self._spans[node]
         return self._rows[begin:end]
 
-    def divide(self, division: Division) -> None:
-        """Put the rows of a node into two new ones."""
+    def divide(
+        self, division: Division, bins: np.ndarray, column: int, goes_left: np.ndarray
+    ) -> None:
+        """Put the rows of a node into two new ones.
+
+        Args:
+            division: the node and the new ones.
+            bins: of all rows, axes (all rows, columns).
+            column: that decides.
+            goes_left: of each of its bins, bool.
+        """
         begin, end = self._spans.pop(division.node)
-        goes_left, rows = sides(division.split, self._width), self._rows[begin:end]
-        middle = begin + divide(rows, self._bins, division.split.column, goes_left, self._spare)
+        middle = begin + divide(self._rows[begin:end], bins, column, goes_left, self._spare)
         self._spans[division.left] = begin, middle
         self._spans[division.right] = middle, end
 
@@ -138,16 +141,21 @@ class Sides:
             found[:, place] = own[bins[:, column]]
         return found
 
-    def of_one(self, places: np.ndarray, rows: np.ndarray, bins: np.ndarray) -> np.ndarray:
-        """Whether each of some rows goes left at a split of its own, bool, axes (rows,).
+    def of_nodes(self, nodes: np.ndarray, places: np.ndarray, bins: np.ndarray) -> np.ndarray:
+        """Whether rows go left at the split of their node, bool, axes (rows with a split,).
 
         Args:
-            places: which split, axes (rows,).
-            rows: which rows of `bins`.
+            nodes: of each row, axes (rows,).
+            places: which split each node has, -1 for none, int64, axes (nodes,).
             bins: of all rows, as in `of`.
         """
-        cells = bins[rows, self._columns[places]]
-        found: np.ndarray = self._sides[places, cells]
+        if COMPILED:
+            out = np.empty(len(nodes), bool)
+            return out[: _sides_of_nodes(nodes, places, bins, self._columns, self._sides, out)]
+        of_rows = places[nodes]
+        rows = np.flatnonzero(of_rows >= 0)
+        split = of_rows[rows]
+        found: np.ndarray = self._sides[split, bins[rows, self._columns[split]]]
         return found
 
 
@@ -230,6 +238,19 @@ def _total_of(rows: Any, gradients: Any) -> Any:
         first += gradients[row, 0]
         second += gradients[row, 1]
     return first, second
+
+
+@compiled
+def _sides_of_nodes(
+    nodes: Any, places: Any, bins: Any, columns: Any, goes_left: Any, out: Any
+) -> Any:
+    count = 0
+    for row, node in enumerate(nodes):
+        place = places[node]
+        if place >= 0:
+            out[count] = goes_left[place, bins[row, columns[place]]]
+            count += 1
+    return count
 
 
 @compiled

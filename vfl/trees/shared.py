@@ -22,6 +22,7 @@ traffic; numbers of rows are positions among training and validation rows.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vfl.config.toml import Settings
+from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import Split as Rows
@@ -47,11 +49,11 @@ from vfl.session.exchange import expect
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import SETUP, TRAIN, OwnRows
 from vfl.session.terms import Terms
-from vfl.trees.boosting import Source
+from vfl.trees.boosting import Source, blocks
 from vfl.trees.cells import CHUNK_BYTES, MOST_BYTES, CellsEnd, chunks
 from vfl.trees.ends import MOST_SPLITS, FeatureEnd, LabelEnd, joined, read_splits, written
 from vfl.trees.grow import Division, Layout, Split, Tree, values_of
-from vfl.trees.histograms import Sides, add_up, bin_kind, goes_left, sides, sums_of
+from vfl.trees.histograms import Partition, Sides, bin_kind, goes_left, sides, sums_of
 
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
@@ -64,6 +66,11 @@ _SEEN_SIDES = "sides of splits"
 _MOST_SUMS = CHUNK_BYTES
 #: Nodes of one request: a helper gets a share of every row for each hidden one.
 _MOST_NODES = 16
+_NO_ROWS, _NO_ELEMENTS = np.empty(0, np.uint32), np.empty(0, np.uint64)
+#: Bins of one message to the helper, which asks for each; of a long column more.
+_GROUP_BYTES = 1 << 22
+#: Where rows go whose side is 0 or 1.
+_SIDES_LEFT = np.array([False, True])
 #: Bits of the sum of second derivatives in a packed element; the other half has that of first ones.
 _BITS = 32
 
@@ -86,8 +93,15 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     >>> rounded(np.array([[0.5, 0.25], [-0.5, 0.25]]))[1] * 2.0**31
     array([2. , 0.5])
     """
-    gradients = gradients.astype(np.float64)
-    totals = np.abs(gradients).sum(axis=0)
+    units = units_of(gradients)
+    return np.rint(gradients / units).astype(np.int64), units
+
+
+def units_of(gradients: np.ndarray) -> np.ndarray:
+    """The units of `rounded`, float64, axes (2,)."""
+    totals = np.zeros(2)
+    for part in blocks(len(gradients)):
+        totals += np.abs(gradients[part]).sum(axis=0, dtype=np.float64)
     if not np.isfinite(totals).all():
         raise DataError(
             "gradients have grown beyond all numbers",
@@ -98,7 +112,7 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     most = np.array([2.0 ** (_BITS - 1), 2.0**_BITS]) - len(gradients) - 1
     exponents = np.ceil(np.log2(np.maximum(totals, np.finfo(np.float64).tiny) / most))
     units: np.ndarray = np.where(totals > 0, 2.0 ** np.maximum(exponents, -1000), 1.0)
-    return np.rint(gradients / units).astype(np.int64), units
+    return units
 
 
 def packed(whole: np.ndarray) -> np.ndarray:
@@ -116,6 +130,33 @@ def opened(elements: np.ndarray) -> np.ndarray:
     low = elements & np.uint64((1 << _BITS) - 1)
     high = (elements - low).view(np.int64) >> _BITS
     return np.stack([high, low.view(np.int64)], axis=-1).astype(np.float64)
+
+
+def chosen(bins: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Bins of some columns side by side, as sums read them; of all columns the bins themselves."""
+    return bins if len(columns) == bins.shape[1] else np.ascontiguousarray(bins[:, columns])
+
+
+def renumber(nodes: np.ndarray, places: np.ndarray, told: np.ndarray) -> None:
+    """Write the node that each row is in now over the one that it was in.
+
+    Args:
+        nodes: of each row, uint32; they change.
+        places: where a row's node stands in `told`; one behind its end leaves the row as it is.
+        told: numbers of nodes, uint32.
+    """
+    if COMPILED:
+        _renumber(nodes, places, told)
+        return
+    inside = places < len(told)
+    nodes[inside] = told[places[inside]]
+
+
+@compiled
+def _renumber(nodes: Any, places: Any, told: Any) -> None:
+    for row, place in enumerate(places):
+        if place < len(told):
+            nodes[row] = told[place]
 
 
 _Count = Annotated[int, Field(ge=0, lt=2**32)]
@@ -183,9 +224,11 @@ class SharedFeatureEnd(FeatureEnd):
         self._place = place
         self._known = np.empty((0, 0), np.uint8)
         self._training = 0
-        self._elements = np.empty(0, np.uint64)
-        #: The node of each row, while one is known.
-        self._nodes = np.empty(0, np.int64)
+        self._elements = _NO_ELEMENTS
+        #: Of training rows and the columns that a tree may split on.
+        self._summed = self._known
+        #: The node of each row, while one is known, and the largest of their numbers.
+        self._nodes, self._last_node = np.empty(0, np.uint32), 0
         self._drawn = self._hidden_sums = 0
         self._answered: list[Split] = []
 
@@ -208,9 +251,11 @@ class SharedFeatureEnd(FeatureEnd):
         self._require_own(met.facts)
         self._known, self._training = self._shown_bins(), met.facts.rows[0]
         order = permutation(self._pads, self._training, "rows", 0)
-        permuted = self._known[: self._training][order]
-        expect(met.links[mode.helper], Kind.PROTOCOL, 0, "the helper")
-        _send(met.links[mode.helper], 0, permuted.tobytes("F"))
+        bins = self._known[: self._training]
+        for columns in _groups(bins.shape, bins.itemsize):
+            expect(met.links[mode.helper], Kind.PROTOCOL, 0, "the helper")
+            permuted = np.stack([column[order] for column in bins[:, columns].T])
+            _send(met.links[mode.helper], 0, permuted)
         self._serve(0)
         self._require_taken(self._splits, 0)  # those of a training that goes on
 
@@ -242,9 +287,12 @@ class SharedFeatureEnd(FeatureEnd):
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
             if letter == _END:
+                self._elements, self._nodes = _NO_ELEMENTS, np.empty(0, np.uint32)
                 return content
             if letter == _TREE:
-                self._nodes = np.zeros(len(self._known), np.int64)
+                columns = _columns(_read(content)["columns"], self._known.shape[1])
+                self._summed = chosen(self._known[: self._training], columns)
+                self._nodes, self._last_node = np.zeros(len(self._known), np.uint32), 0
                 if self._mode.nodes == "known":
                     self._elements = self._share()
             elif letter == _SUMS:
@@ -257,22 +305,23 @@ class SharedFeatureEnd(FeatureEnd):
     def _share(self) -> np.ndarray:
         self._drawn += 1
         share: np.ndarray = self._pads.elements64(self._training, "gradients", self._drawn)
+        share.flags.writeable = False  # as what is received, so that a loop is compiled once
         return share
 
     def _send_sums(self, asked: Any, step: int) -> None:
         assert self._own is not None, "an attempt has begun"
         count, width = asked["count"], self._own.layout.width
-        bins = self._known[: self._training]
+        bins = self._summed
         _require_nodes(count)
+        if not len(self._nodes):
+            raise _unknown(_LABEL_PARTY)  # no tree has begun
         if self._mode.nodes == "known":
-            if not len(self._elements):
-                raise _unknown(_LABEL_PARTY)  # no tree has begun
-            told = _numbers(asked["nodes"])
+            told = _numbers(asked["nodes"], len(self._known))
             kind = _kind(len(told))
             raw = _receive(self.link, step, len(self._known) * kind.itemsize, _LABEL_PARTY)
             places = raw.view(kind)
-            inside = places < len(told)
-            self._nodes[inside] = told[places[inside]]
+            self._last_node = max(self._last_node, *told.tolist(), 0)
+            renumber(self._nodes, places, told)
             self._note("rows of nodes", self._terms.label_party, TRAIN, len(places))
             trained = places[: self._training]
             sums = sums_of(bins, trained, count, self._elements, width)
@@ -285,7 +334,7 @@ class SharedFeatureEnd(FeatureEnd):
         # The label party knows each pad: alone, even a sum of pads would tell whose they are.
         self._hidden_sums += 1
         hidden = sums.ravel() + self._hiding.elements64(sums.size, "sums", self._hidden_sums)
-        _send(self.link, step, hidden.astype("<u8").tobytes())
+        _send(self.link, step, hidden.astype("<u8", copy=False))
 
     def _send_sides(self, asked: Any, step: int) -> None:
         assert self._own is not None, "an attempt has begun"
@@ -299,15 +348,13 @@ class SharedFeatureEnd(FeatureEnd):
             packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
             _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
-            nodes = _numbers(asked["nodes"])
-            if len(nodes) != len(splits):
+            nodes = _numbers(asked["nodes"], len(self._known))
+            if len(nodes) != len(splits) or not len(self._nodes):
                 raise _unknown(_LABEL_PARTY)
-            places = np.full(1 + max(self._nodes.max(), nodes.max(initial=0)), -1)
+            places = np.full(1 + max(self._last_node, nodes.max(initial=0)), -1)
             places[nodes] = np.arange(len(nodes))
-            of_rows = places[self._nodes]
-            rows = np.flatnonzero(of_rows >= 0)
-            side = Sides(splits, layout).of_one(of_rows[rows], rows, self._known)
-            _send(self.link, step, np.packbits(side).tobytes())
+            side = Sides(splits, layout).of_nodes(self._nodes, places, self._known)
+            _send(self.link, step, np.packbits(side))
         self._answered += splits
 
 
@@ -325,6 +372,8 @@ class HelperEnd(CellsEnd):
         self._facts: Facts | None = None
         self._bins_of: dict[str, np.ndarray] = {}
         self._elements: dict[str, np.ndarray] = {}
+        #: Of the columns that a tree may split on, of each party that has any.
+        self._summed: dict[str, np.ndarray] = {}
         self._hidden_sums = 0
 
     @property
@@ -349,12 +398,13 @@ class HelperEnd(CellsEnd):
             size = facts.rows[0] * columns * kind.itemsize
             if size > MOST_BYTES:
                 raise ProtocolError("more bins than a helper takes", where=f"bins of {sender}")
-            met.links[name].send(Frame(Kind.PROTOCOL, 0, b""))
-            raw = _receive(met.links[name], 0, size, sender)
-            bins = raw.view(kind).reshape(columns, facts.rows[0]).T
-            if columns and (bins >= width).any():
+            bins = self._bins_of[name] = np.empty((facts.rows[0], columns), kind)
+            for part in map(bins.T.__getitem__, _groups(bins.shape, kind.itemsize)):
+                met.links[name].send(Frame(Kind.PROTOCOL, 0, b""))
+                raw = _receive(met.links[name], 0, part.size * kind.itemsize, sender)
+                part[:] = raw.view(kind).reshape(part.shape)
+            if bins.size and bins.max() >= width:
                 raise ProtocolError("a cell in no bin of its column", where=f"bins of {sender}")
-            self._bins_of[name] = np.ascontiguousarray(bins)
             self._note("bins of cells, rows permuted", name, SETUP, bins.size)
         self.link.send(Frame(Kind.PROTOCOL, 0, b""))
         self._serve(0)
@@ -387,20 +437,38 @@ class HelperEnd(CellsEnd):
         facts = self._agreed
         return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
 
+    def _asked(self) -> Iterator[tuple[str, np.ndarray, int]]:
+        """Each party that the tree may split on columns of, their bins, and places of each."""
+        for name, _, width in self._parts():
+            if name in self._summed:
+                yield name, self._summed[name], width
+
+    def _chosen(self, columns: Any) -> dict[str, np.ndarray]:
+        """Bins of the columns that a tree may split on, by party; None stands for all columns."""
+        counts = {name: count for name, count, _ in self._parts()}
+        if columns is None:
+            columns = [None] * len(counts)
+        if not isinstance(columns, list) or len(columns) != len(counts):
+            raise _unknown(_LABEL_PARTY)
+        found = zip(counts, map(_columns, columns, counts.values()), strict=True)
+        return {name: chosen(self._bins_of[name], own) for name, own in found if len(own)}
+
     def _serve(self, step: int) -> None:
         """Answer requests until the last one of a round."""
         known = self._trees.nodes == "known"
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             if raw == _END:
+                self._elements.clear()
                 return
-            if raw == _TREE and known:
-                for name in self._bins_of:
-                    self._elements[name] = self._received_share(step)
+            if raw[:1] == _TREE:
+                self._summed = self._chosen(_read(raw[1:])["columns"])
+                if known:
+                    self._elements = {name: self._received_share(step) for name in self._summed}
             elif raw[:1] == _SUMS:
                 count = _read(raw[1:])["count"]
                 _require_nodes(count)
-                if known and not self._elements:
+                if not self._summed:
                     raise _unknown(_LABEL_PARTY)  # no tree has begun
                 self._hidden_sums += 1
                 self._sum_nodes(count, step) if known else self._sum_all(count, step)
@@ -414,22 +482,19 @@ class HelperEnd(CellsEnd):
     def _sum_nodes(self, count: int, step: int) -> None:
         """Sums over the rows of each node, which the label party says."""
         kind, sums = _kind(count), []
-        for name, _, width in self._parts():
+        for name, bins, width in self._asked():
             raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
             nodes = raw.view(kind)
             self._note("rows of nodes, permuted", self._terms.label_party, TRAIN, len(nodes))
-            own = sums_of(self._bins_of[name], nodes, count, self._elements[name], width)
+            own = sums_of(bins, nodes, count, self._elements[name], width)
             sums.append(self._hidden(name, own))
         _send(self.link, step, b"".join(sums))
 
     def _sum_all(self, count: int, step: int) -> None:
         """Sums over all rows, of a share for each node."""
         nodes, sums = np.zeros(self._agreed.rows[0], np.uint8), []
-        for name, _, width in self._parts():
-            own = [
-                sums_of(self._bins_of[name], nodes, 1, self._received_share(step), width)
-                for _ in range(count)
-            ]
+        for name, bins, width in self._asked():
+            own = [sums_of(bins, nodes, 1, self._received_share(step), width) for _ in range(count)]
             sums.append(self._hidden(name, np.concatenate(own)))
         _send(self.link, step, b"".join(sums))
 
@@ -558,53 +623,72 @@ class SharedSums:
         self._pads = {name: met.pads(name) for name in layouts if name in met.links}
         self._own_width = next(iter(layouts.values())).width
         self._orders = {
-            name: permutation(pads, self._training, "rows", 0) for name, pads in self._pads.items()
+            name: permutation(pads, self._training, "rows", 0).astype(np.uint32)
+            for name, pads in self._pads.items()
         }
-        self._drawn = 0
-        #: Rounded gradients of training rows, zero where a row has no part in the tree.
-        self._whole, self._units = np.zeros((self._training, 2), np.int64), np.ones(2)
-        self._elements = np.empty(0, np.uint64)
-        self._rows: dict[int, np.ndarray] = {}
+        self._drawn = dict.fromkeys(self._pads, 0)
+        #: Columns that the tree may split on, of each party, and who else is asked for sums.
+        self._columns, self._asked = dict[str, np.ndarray](), list[str]()
+        #: Packed gradients of training rows, zero where a row has no part in the tree.
+        self._units = np.ones(2)
+        self._forget()
         #: Nodes whose rows the others were not told yet.
         self._new: list[int] = []
 
-    def start(self, gradients: np.ndarray, rows: np.ndarray) -> None:
-        whole, self._units = rounded(gradients[rows])
-        self._whole[:] = 0
-        self._whole[rows] = whole
-        self._elements = packed(self._whole)
-        self._rows, self._new = {0: np.arange(self._count)}, [0]
-        for name in self._pads:
-            self._ask(name, _TREE)
+    def start(
+        self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None = None
+    ) -> None:
+        every = len(rows) == len(gradients)  # which a copy would take as much memory as
+        own = gradients if every else gradients[rows]
+        self._units, self._elements = units_of(own), np.zeros(self._training, np.uint64)
+        for part in blocks(len(rows)):
+            whole = np.rint(own[part] / self._units).astype(np.int64)
+            self._elements[rows[part]] = packed(whole)
+        self._grows, self._rows = True, Partition(np.arange(self._count, dtype=np.uint32))
+        self._new = [0]
+        self._choose(columns)
+        for name in self._asked:
+            self._ask(name, _TREE, self._told(self._columns[name].tolist(), columns))
+        if self._asked:
+            chosen = [self._columns[name].tolist() for name in self._pads]
+            self._ask(self._helper, _TREE, self._told(chosen, columns))
         if not self._hidden:
-            self._ask(self._helper, _TREE)
-            self._drawn += 1
-            for name in self._pads:
+            for name in self._asked:
                 self._send_share(name, self._elements)
 
+    def _choose(self, columns: np.ndarray | None) -> None:
+        """Note which columns of each party the tree may split on; nobody is asked for others."""
+        for name, layout in self._layouts.items():
+            count, first = len(layout.bins), self._first[name]
+            own = np.arange(count)
+            self._columns[name] = own if columns is None else own[columns[first : first + count]]
+        self._asked = [name for name in self._pads if len(self._columns[name])]
+
+    @staticmethod
+    def _told(chosen: list[Any], columns: np.ndarray | None) -> dict[str, Any]:
+        return {} if columns is None else {"columns": chosen}
+
     def total(self) -> np.ndarray:
-        sums: np.ndarray = self._whole.sum(axis=0) * self._units
+        sums: np.ndarray = opened(self._elements.sum(keepdims=True))[0] * self._units
         return sums
 
     def of(self, nodes: Sequence[int]) -> np.ndarray:
         found = np.zeros((len(nodes), len(self.layout.bins), self.layout.width, 2))
         if self._own is not None:
-            gradients = self._whole * self._units
-            for one, node in zip(found, nodes, strict=True):
-                rows, columns = self._rows[node], self._own.shape[1]  # they come first
-                sums = np.zeros((columns, self._own_width, 2))
-                add_up(self._own, rows[rows < self._training], gradients, sums)
-                one[:columns, : self._own_width - 1] = sums[:, :-1]
-                one[:columns, -1] = sums[:, -1]
-        width = sum(len(one.bins) * one.width for one in self._layouts.values())
-        most = max(1, min(_MOST_NODES, _MOST_SUMS // (8 * width)))
-        for at in range(0, len(nodes), most):
+            places = self._places(nodes)[: self._training]
+            own, columns = next(iter(self._columns.items()))  # they come first
+            width, bins = self._layouts[own].width, chosen(self._own[: self._training], columns)
+            sums = sums_of(bins, places, len(nodes), self._elements, width)
+            self._put(own, sums, found)
+        asked = sum(len(self._columns[name]) * self._layouts[name].width for name in self._asked)
+        most = max(1, min(_MOST_NODES, _MOST_SUMS // (8 * max(1, asked))))
+        for at in range(0, len(nodes), most) if self._asked else ():
             self._add_sums(nodes[at : at + most], found[at : at + most])
         if self.watch is not None:
             for node, sums in zip(nodes, found, strict=True):
-                rows = self._rows[node]
-                rows = rows[rows < self._training]
-                self.watch(SeenSums(rows, self._whole[rows] * self._units, sums.copy()))
+                rows = self._trained(node).astype(np.int64)  # their places will change
+                gradients = opened(self._elements[rows]) * self._units
+                self.watch(SeenSums(rows, gradients, sums.copy()))
         return found
 
     def smaller(self, left: int, right: int) -> int:
@@ -619,17 +703,16 @@ class SharedSums:
             if name in self._pads:
                 self._request_sides(name, own)
         for name, own in asked.items():
-            left = self._sides(name, own)
-            for one, side in zip(own, left, strict=True):
-                rows = self._rows.pop(one.node)
-                self._rows[one.left], self._rows[one.right] = rows[side[rows]], rows[~side[rows]]
+            for one, test in zip(own, self._tests(name, own), strict=True):
+                self._rows.divide(one, *test)
         self._new = [child for one in divisions for child in (one.left, one.right)]
 
     def values(self, tree: Tree) -> np.ndarray:
-        if self._rows:
+        if self._grows:
             values = np.empty(self._count)
-            for leaf, rows in self._rows.items():
-                values[rows] = tree.values[leaf]
+            for leaf in self._rows.nodes:
+                values[self._rows[leaf]] = tree.values[leaf]
+            self._forget()
             return values
         splits = [split for split in tree.splits if split is not None]
         left = np.empty((self._count, len(splits)), bool)
@@ -639,8 +722,34 @@ class SharedSums:
             own = [Division(-1, owned[place][1], -1, -1) for place in places]
             if name in self._pads:
                 self._request_sides(name, own, everywhere=True)
-            left[:, places] = np.stack(list(self._sides(name, own, everywhere=True)), axis=1)
+            tests = self._tests(name, own, everywhere=True)
+            for place, (bins, column, to_left) in zip(places, tests, strict=True):
+                left[:, place] = to_left[bins[:, column]]
         return values_of(tree, left)
+
+    def _forget(self) -> None:
+        """Drop what only a tree that grows needs."""
+        self._grows, self._rows, self._elements = False, Partition(_NO_ROWS), _NO_ELEMENTS
+
+    def _trained(self, node: int) -> np.ndarray:
+        """The training rows of a node, which come first."""
+        rows = self._rows[node]
+        return rows[: np.searchsorted(rows, self._training)]
+
+    def _places(self, nodes: Sequence[int]) -> np.ndarray:
+        """Where each row's node stands among some; the largest number says nowhere."""
+        kind = _kind(len(nodes))
+        places = np.full(self._count, np.iinfo(kind).max, kind)
+        for place, node in enumerate(nodes):
+            places[self._rows[node]] = place
+        return places
+
+    def _put(self, name: str, elements: np.ndarray, out: np.ndarray) -> None:
+        """Write sums over a party's bins where its columns stand among all."""
+        found = opened(elements) * self._units
+        columns = self._first[name] + self._columns[name]
+        out[:, columns, : found.shape[2] - 1] = found[:, :, :-1]
+        out[:, columns, -1] = found[:, :, -1]
 
     def _owner_of(self, split: Split) -> tuple[str, Split]:
         """Whose column a split is on, and the split by the owner's own number of it."""
@@ -655,9 +764,17 @@ class SharedSums:
 
     def _send_share(self, name: str, elements: np.ndarray) -> None:
         """Send the helper what the pad in common with a feature party leaves of elements."""
-        pad = self._pads[name].elements64(self._training, "gradients", self._drawn)
-        share = (elements - pad)[self._orders[name]]
-        _send(self._met.links[self._helper], self.step, share.astype("<u8").tobytes())
+        self._drawn[name] += 1
+        share = self._pads[name].elements64(self._training, "gradients", self._drawn[name])
+        np.subtract(elements, share, out=share)
+        self._send_permuted(name, share.astype("<u8", copy=False))
+
+    def _send_permuted(self, name: str, of_rows: np.ndarray) -> None:
+        """Send the helper something of each training row, in the order of a party's rows there."""
+        order, permuted = self._orders[name], np.empty_like(of_rows)
+        for part in blocks(len(order)):
+            permuted[part] = of_rows[order[part]]
+        _send(self._met.links[self._helper], self.step, permuted)
 
     def _add_sums(self, nodes: Sequence[int], out: np.ndarray) -> None:
         """Ask both holders of shares for sums over nodes, and add them."""
@@ -665,58 +782,41 @@ class SharedSums:
             self._ask_hidden(nodes)
         else:
             self._ask_known(nodes)
-        sums, at = self._helped(len(nodes)), 0
-        for name in self._pads:
-            layout, sender = self._layouts[name], f"party '{name}'"
-            shape = len(nodes), len(layout.bins), layout.width
-            size = 8 * int(np.prod(shape))
-            raw = _receive(self._met.links[name], self.step, size, sender)
-            both = raw.view("<u8") + sums[at : at + size // 8]
-            at += size // 8
+        shapes = {
+            name: (len(nodes), len(self._columns[name]), self._layouts[name].width)
+            for name in self._asked
+        }
+        size = 8 * sum(map(math.prod, shapes.values()))
+        helped = _receive(self._met.links[self._helper], self.step, size, "the helper").view("<u8")
+        at = 0
+        for name, shape in shapes.items():
+            count = math.prod(shape)
+            raw = _receive(self._met.links[name], self.step, 8 * count, f"party '{name}'")
+            both = raw.view("<u8") + helped[at : at + count]
+            at += count
             self._note("sums of gradients over bins", name, TRAIN, both.size)
-            found = opened(both.reshape(shape)) * self._units
-            columns = slice(self._first[name], self._first[name] + len(layout.bins))
-            out[:, columns, : layout.width - 1] = found[:, :, :-1]
-            out[:, columns, -1] = found[:, :, -1]
-
-    def _helped(self, nodes: int) -> np.ndarray:
-        """The sums of the helper, party by party."""
-        layouts = [self._layouts[name] for name in self._pads]
-        size = 8 * nodes * sum(len(one.bins) * one.width for one in layouts)
-        sums: np.ndarray = _receive(
-            self._met.links[self._helper], self.step, size, "the helper"
-        ).view("<u8")
-        return sums
+            self._put(name, both.reshape(shape), out)
 
     def _ask_known(self, nodes: Sequence[int]) -> None:
         told = [*nodes, *(node for node in self._new if node not in nodes)]
-        self._new = []
-        kind = _kind(len(told))
-        places = np.full(self._count, np.iinfo(kind).max, kind)
-        for place, node in enumerate(told):
-            places[self._rows[node]] = place
-        for name in self._pads:
+        self._new, places = [], self._places(told)
+        for name in self._asked:
             self._ask(name, _SUMS, {"count": len(nodes), "nodes": told})
-            _send(self._met.links[name], self.step, places.tobytes())
+            _send(self._met.links[name], self.step, places)
         self._ask(self._helper, _SUMS, {"count": len(nodes)})
         trained, kind = places[: self._training], _kind(len(nodes))
         trained = np.where(trained < len(nodes), trained, np.iinfo(kind).max).astype(kind)
-        for name in self._pads:
-            _send(self._met.links[self._helper], self.step, trained[self._orders[name]].tobytes())
+        for name in self._asked:
+            self._send_permuted(name, trained)
 
     def _ask_hidden(self, nodes: Sequence[int]) -> None:
-        for name in self._pads:
+        for name in self._asked:
             self._ask(name, _SUMS, {"count": len(nodes)})
         self._ask(self._helper, _SUMS, {"count": len(nodes)})
-        before = self._drawn
-        for name in self._pads:
-            self._drawn = before
+        for name in self._asked:
             for node in nodes:
-                rows = self._rows[node]
-                rows = rows[rows < self._training]
-                elements = np.zeros(self._training, np.uint64)
+                rows, elements = self._trained(node), np.zeros_like(self._elements)
                 elements[rows] = self._elements[rows]
-                self._drawn += 1
                 self._send_share(name, elements)
 
     def _request_sides(
@@ -728,35 +828,48 @@ class SharedSums:
             name, _SIDES, {"nodes": nodes, "splits": [written(one.split) for one in divisions]}
         )
 
-    def _sides(
+    def _tests(
         self, name: str, divisions: Sequence[Division], everywhere: bool = False
-    ) -> Iterator[np.ndarray]:
-        """For each division whether each row goes left, bool; of a node's rows at least."""
+    ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+        """For each division bins, a column of them, and which of its bins go left.
+
+        Of a split on another party's column the bins are the sides of rows; of a node's rows at
+        least, unless they are asked of everywhere.
+        """
         if name not in self._pads:
             assert self._own is not None, "it has columns"
             for one in divisions:
-                cells = self._own[:, one.split.column]
-                yield sides(one.split, self._layouts[name].width)[cells]
+                goes_left = sides(one.split, self._layouts[name].width)
+                yield self._own, one.split.column, goes_left
             return
         link, sender = self._met.links[name], f"party '{name}'"
         if everywhere or self._hidden:
             width = -(-self._count // 8)
             raw = _receive(link, self.step, len(divisions) * width, sender)
             self._note(_SEEN_SIDES, name, TRAIN, len(divisions) * self._count)
-            bits = raw.reshape(len(divisions), width)
-            yield from np.unpackbits(bits, axis=1, count=self._count).astype(bool)
+            for bits in raw.reshape(len(divisions), width):
+                yield np.unpackbits(bits, count=self._count)[:, None], 0, _SIDES_LEFT
             return
-        inside = np.sort(np.concatenate([self._rows[one.node] for one in divisions]))
-        raw = _receive(link, self.step, -(-len(inside) // 8), sender)
-        self._note(_SEEN_SIDES, name, TRAIN, len(inside))
-        side = np.zeros(self._count, bool)
-        side[inside] = np.unpackbits(raw, count=len(inside)).astype(bool)
+        inside, side = np.zeros(self._count, bool), np.zeros(self._count, np.uint8)
+        for one in divisions:
+            inside[self._rows[one.node]] = True
+        count = int(np.count_nonzero(inside))
+        raw = _receive(link, self.step, -(-count // 8), sender)
+        self._note(_SEEN_SIDES, name, TRAIN, count)
+        side[inside] = np.unpackbits(raw, count=count)
         for _ in divisions:
-            yield side
+            yield side[:, None], 0, _SIDES_LEFT
 
 
-def _send(link: Link, step: int, raw: bytes) -> None:
-    """Send bytes in as many messages as it takes."""
+def _groups(shape: tuple[int, ...], cell_bytes: int) -> Iterator[slice]:
+    """Columns whose bins go in one message; axes of `shape` (rows, columns)."""
+    count = max(1, _GROUP_BYTES // max(1, shape[0] * cell_bytes))
+    return (slice(at, min(shape[1], at + count)) for at in range(0, shape[1], count))
+
+
+def _send(link: Link, step: int, content: bytes | np.ndarray) -> None:
+    """Send bytes in as many messages as it takes; of an array without a copy."""
+    raw = content if isinstance(content, bytes) else content.reshape(-1).view(np.uint8).data
     for start, end in chunks(len(raw)):
         link.send(Frame(Kind.PROTOCOL, step, raw[start:end]))
 
@@ -767,7 +880,7 @@ def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
     Raises:
         ProtocolError: a message of another length.
     """
-    found = np.empty(size, np.uint8)
+    parts = list[np.ndarray]()
     for start, end in chunks(size):
         payload = expect(link, Kind.PROTOCOL, step, sender).payload
         if len(payload) != end - start:
@@ -777,7 +890,9 @@ def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
                 got=f"{len(payload)} bytes",
                 want=f"{end - start} bytes",
             )
-        found[start:end] = np.frombuffer(payload, np.uint8)
+        parts.append(np.frombuffer(payload, np.uint8))
+    found = parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.uint8)])
+    found.flags.writeable = False
     return found
 
 
@@ -790,6 +905,7 @@ def _read(content: bytes) -> Any:
     try:
         found = json.loads(content)
         return {"count": found.get("count", 0), "nodes": found.get("nodes"),
+                "columns": found.get("columns"),
                 "splits": json.dumps(found.get("splits", [])).encode()}  # fmt: skip
     except (ValueError, AttributeError, RecursionError):
         raise _unknown(_LABEL_PARTY) from None
@@ -804,17 +920,32 @@ def _require_nodes(count: Any) -> None:
         )
 
 
-def _numbers(nodes: Any) -> np.ndarray:
-    """Numbers of nodes.
+def _numbers(nodes: Any, rows: int) -> np.ndarray:
+    """Numbers of nodes of a tree, whose leaves have a row each at least.
 
     Raises:
         ProtocolError: they are none.
     """
     if not isinstance(nodes, list) or not all(
-        type(one) is int and 0 <= one < 1 << 31 for one in nodes
+        type(one) is int and 0 <= one < 2 * rows for one in nodes
     ):
         raise _unknown(_LABEL_PARTY)
-    return np.array(nodes, np.int64)
+    return np.array(nodes, np.uint32)
+
+
+def _columns(columns: Any, count: int) -> np.ndarray:
+    """Columns that a tree may split on, int64, rising; all where there is no list of them.
+
+    Raises:
+        ProtocolError: a party of so many columns does not have them.
+    """
+    if columns is None:
+        return np.arange(count)
+    if not isinstance(columns, list) or not all(type(one) is int for one in columns):
+        raise _unknown(_LABEL_PARTY)
+    if columns != sorted({*columns}) or not all(0 <= one < count for one in columns):
+        raise _unknown(_LABEL_PARTY)
+    return np.array(columns, np.int64)
 
 
 def _kind(count: int) -> np.dtype[Any]:
