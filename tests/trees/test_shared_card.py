@@ -17,6 +17,7 @@ from vfl.core.errors import (
 from vfl.core.storage import read_json
 from vfl.session.store.party_folder import own_ledger
 from vfl.trees.scorecard.binning import with_floor
+from vfl.trees.scorecard.fitting import counts_of
 from vfl.trees.scorecard.loaded import LoadedCard, part_of
 from vfl.trees.scorecard.page import write_card
 from vfl.trees.scorecard.shared import HelperEnd
@@ -230,3 +231,20 @@ def test_a_party_counts_exact_statistics_and_shows_no_more_than_it_allows(sessio
     after = shown_by(session, "registry")
     assert after["run"] == counted["registry"]
     assert after["again"] <= 2 * cells, "the rest was not shown"
+
+
+def test_two_sets_of_rows_that_differ_in_one_tell_its_cells():
+    """What docs/scorecard.md says of two trainings: the floor does not help, the limit may."""
+    table = made_table(400)
+    basket = table.basket.fillna(0.0).to_numpy()
+    edges = np.quantile(basket, np.linspace(0, 1, 9)[1:-1])
+    fine, bad = np.searchsorted(edges, basket), (table.paid == "bad").to_numpy()
+    left_out = 17
+    others = np.arange(400) != left_out
+
+    def counted(rows):
+        cells, count = with_floor(np.bincount(fine[rows], minlength=9), 20, categorical=False)
+        return counts_of(cells[fine[rows]], bad[rows], count)
+
+    difference = counted(np.ones(400, bool)) - counted(others)
+    assert np.argwhere(difference).tolist() == [[fine[left_out], int(bad[left_out])]]

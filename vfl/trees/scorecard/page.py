@@ -207,7 +207,7 @@ def columns_table(loaded: LoadedCard) -> Table:
         beside[place] = 0.0
         nearest = int(beside.argmax())
         known = not math.isnan(inflation[place])
-        shown.append(three_digits(float(inflation[place])) if known else "")
+        shown.append(f"{inflation[place]:.2f}" if known else "")
         tells = known and beside[nearest] > 0
         shown.append(f"{lines[nearest].name} of {lines[nearest].party}" if tells else "")
         shown.append(f"{card.correlation[place, nearest]:+.2f}" if tells else "")
@@ -225,9 +225,9 @@ def regression_table(loaded: LoadedCard) -> Table:
     for place, line in enumerate(loaded.lines):
         column = line.column
         if column.on_card:
-            numbers = (column.coefficient, column.error, column.p_value, float(inflation[place]))
+            numbers = (column.coefficient, column.error, column.p_value)
             shown = [three_digits(one) if math.isfinite(one) else "" for one in numbers]
-            found.append([line.party, line.name, *shown])
+            found.append([line.party, line.name, *shown, f"{inflation[place]:.2f}"])
     head = ["party", "column", "coefficient", "standard error", "p-value", "variance inflation"]
     return Table(head, found, words=2)
 
@@ -351,6 +351,8 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
         " Gini: 2 AUC - 1. Stability: population stability index of scores in ten bands, beside "
         "the training rows."
     )
+    if "train" not in loaded.card.scores:
+        below += " There is none here: nobody has scores of training rows."
     apart = Section(
         title="How scores separate",
         drawings=[_apart(scores[part], part), _calibration(loaded, scores[part], part)],
