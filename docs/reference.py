@@ -22,7 +22,7 @@ with warnings.catch_warnings():  # importing typer uses what newer clicks deprec
     from vfl.attacks import Grant
     from vfl.attacks.cases import OWN_COLUMNS
     from vfl.cli import app
-    from vfl.cli.reference import _registries as registries
+    from vfl.cli.reference import registries
 from vfl.config import Experiment, PartyFile
 from vfl.core.errors import codes, page_of, title_of
 from vfl.core.frame import Kind

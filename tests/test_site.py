@@ -26,7 +26,7 @@ from vfl.models.optimizers import TorchRegistry
 
 with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
-    from vfl.cli.reference import _registries
+    from vfl.cli.reference import registries
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -154,21 +154,21 @@ def test_every_command_code_and_plugin_is_in_the_reference(site, reference):
     assert set(names) <= set(heads["reference/commands.md"])
     told = " ".join(heads["reference/errors.md"])
     assert [code for code in codes() if f"{code}: " not in told] == []
-    for family, registry in _registries().items():
+    for family, registry in registries().items():
         assert set(registry.names()) <= set(heads["reference/plugins.md"]), family
 
 
 def test_every_option_of_a_plugin_has_a_meaning(reference):
     missing = [
         f"{name}:{option}"
-        for registry in _registries().values()
+        for registry in registries().values()
         if not isinstance(registry, TorchRegistry)
         for name in registry.names()
         for option in registry.options(name)
         if not reference.meanings_of(registry.member(name)).get(option)
     ]
     assert missing == []
-    kept = reference.meanings_of(_registries()["codecs"].member("topk"))
+    kept = reference.meanings_of(registries()["codecs"].member("topk"))
     assert kept["k"] == "values kept of each row."  # of the class above
 
 

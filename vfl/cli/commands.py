@@ -18,6 +18,7 @@ import typer
 from vfl.cli import (
     align,
     federation,
+    new,
     privacy,
     project,
     records,
@@ -69,6 +70,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "attack": study.attack,
         "compress": study.compress,
         "privacy": privacy.privacy,
+        "new": new.new,
     },
     "Run a party": {
         "up": federation.up,

@@ -46,7 +46,7 @@ def listing(
     """
     rows = [
         row
-        for name, registry in _registries().items()
+        for name, registry in registries().items()
         if family in (None, name)
         for row in _rows(name, registry)
     ]
@@ -85,7 +85,8 @@ def explain(
         print(page, end="")
 
 
-def _registries() -> dict[str, Registry[Any]]:
+def registries() -> dict[str, Registry[Any]]:
+    """Every family of plug-ins."""
     from vfl.attacks import ATTACKS
     from vfl.attacks.active import ADVERSARIES
     from vfl.compression import CODECS

@@ -1,0 +1,57 @@
+"""`vfl new`: a package that passes its own tests and whose member every command can name."""
+
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+KINDS = ["codec", "defense", "attack"]
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_package_keeps_the_contract_and_names_its_member(well, tmp_path, kind):
+    well("new", kind, "own_member")
+    folder = tmp_path / "own_member"
+    python = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, env=python, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    (group,) = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert group == f"vfl.{kind}s"
+    left = {word for file in folder.rglob("*.[ptmy]*") for word in file.read_text().split()}
+    assert not left & {"NAME", "CLASS", "KIND", "FAMILY", "CONTRACT", "COMMAND", "VERSION"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_study_runs(well, kind):
+    name = f"own_{kind}"  # a module that no other test imported
+    study = "compare" if kind == "codec" else "grid"
+    well("new", kind, name)
+    plugin = f"--plugin={name}/{name}.py"
+    made = well(study, plugin, f"{name}/{study}.toml", "-s", f"{study}.seeds=[0]")
+    assert name in made.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("codec", "Mine"), "V003"),
+        (("codec", "topk"), "V106"),
+        (("attack", "json"), "V106"),
+        (("defense", "there"), "V003"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(vfl, tmp_path, words, code):
+    (tmp_path / "there").mkdir()
+    done = vfl("new", *words)
+    assert done.code == 2
+    assert code in done.err
+    assert not (tmp_path / words[1] / "README.md").exists()

@@ -1,0 +1,89 @@
+"""``vfl new``: a package with a codec, a defense or an attack of your own."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+from vfl.cli.output import say
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+class _Kind(NamedTuple):
+    """What differs between packages of several kinds of members."""
+
+    family: str
+    contract: str
+    study: str
+
+
+_KINDS = {
+    "codec": _Kind("codecs", "CodecContract", "compare"),
+    "defense": _Kind("defenses", "DefenseContract", "grid"),
+    "attack": _Kind("attacks", "AttackContract", "grid"),
+}
+
+
+def new(
+    kind: Annotated[
+        Literal["codec", "defense", "attack"],
+        typer.Argument(metavar="KIND", help="codec, defense or attack."),
+    ],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the member, its module and the new folder.")
+    ],
+) -> None:
+    """Write a package with a codec, a defense or an attack: module, contract test, study, CI file.
+
+    The folder NAME is new. Its README.md has the commands: the test, a table with NAME beside
+    others, and the installation that makes the name known everywhere.
+    """
+    from vfl.cli.reference import registries
+    from vfl.core.errors import ConfigError, TakenNameError
+    from vfl.core.storage import write_text
+    from vfl.core.version import VERSION
+
+    folder, own = Path(name), _KINDS[kind]
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            "this is no name of a member",
+            got=name,
+            want="at most 32 small letters, digits and '_', a letter first",
+        )
+    if name in registries()[own.family].names() or importlib.util.find_spec(name) is not None:
+        raise TakenNameError(
+            "a member of vfl or a module of Python has this name",
+            got=name,
+            want=f"a name that neither vfl list {own.family} nor Python knows",
+        )
+    if folder.exists():
+        raise ConfigError("there is such a folder already", where=str(folder), fix="another name")
+    words = {
+        "NAME": name,
+        "CLASS": "".join(part.capitalize() for part in name.split("_")),
+        "ARTICLE": "An" if kind[0] in "aeiou" else "A",
+        "KIND": kind,
+        "FAMILY": own.family,
+        "GROUP": f"vfl.{own.family}",
+        "CONTRACT": own.contract,
+        "COMMAND": f"vfl {own.study} {own.study}.toml",
+        "VERSION": VERSION,
+    }
+    placeholder = re.compile(rf"\b({'|'.join(words)})\b|(?<=Test)CLASS")
+    for template, target in {
+        f"{kind}.py": f"{name}.py",
+        "test.py": f"test_{name}.py",
+        f"{kind}.toml": f"{own.study}.toml",
+        "pyproject.toml": "pyproject.toml",
+        "tests.yml": ".github/workflows/tests.yml",
+        "README.md": "README.md",
+    }.items():
+        text = files("vfl.testing").joinpath("template", f"{template}.txt").read_text()
+        write_text(folder / target, placeholder.sub(lambda found: words[found[0]], text))
+    say(f"wrote {folder}; {folder / 'README.md'} has the commands")
