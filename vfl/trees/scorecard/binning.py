@@ -74,7 +74,7 @@ def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.n
         missing cells that were not joined, and empty where they were.
 
     >>> with_floor(np.array([30, 4, 9, 25, 5]), 10, categorical=False)
-    (array([0, 1, 1, 2, 2]), 4)
+    (array([0, 1, 1, 2, 0]), 4)
     """
     values, missing, cells = rows[:-1], int(rows[-1]), np.empty(len(rows), np.int64)
     alone = missing >= floor and not 0 < values.sum() < floor
