@@ -9,6 +9,7 @@ from vfl.cli import app
 from vfl.config import Experiment, read_party_file
 from vfl.core.frame import Frame, Kind
 from vfl.session import Terms
+from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_ledger
 from vfl.session.store.session_ledger import SessionLedger
 
@@ -68,3 +69,23 @@ def test_the_epsilon_of_all_names(party):
     assert (
         ask(party).splitlines()[-1] == f"all names: epsilon at most {spent}; 1 without an epsilon"
     )
+
+
+def test_a_log_says_what_was_erased_and_verifies_itself(party, tmp_path):
+    """The commands as a user types them; tests/session/store attacks the log."""
+    (tmp_path / "x.csv").write_text("id,a\ncustomer-17,1\ncustomer-18,2\n")
+    (tmp_path / "ids.txt").write_text("customer-17\n")
+    Identity.fresh().keep_at(tmp_path / "identity.key")
+    asked = ["forget", str(party), "--ids", str(tmp_path / "ids.txt"), "--table"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "1 asked, 1 rows in the table" in done.stdout
+    assert "customer-17" not in done.output + (tmp_path / "x.csv").read_text()
+    page = tmp_path / "log.html"
+    shown = CliRunner().invoke(app, ["log", str(party), "--page", str(page)])
+    assert shown.exit_code == 0, shown.output
+    assert "forgotten: 1 rows were erased here" in shown.stdout
+    assert "Data protection" in page.read_text()
+    log = tmp_path / "store" / "sessions" / "log.jsonl"
+    log.write_text(log.read_text().replace('"rows": 1', '"rows": 0'))
+    assert CliRunner().invoke(app, ["log", str(party)]).exit_code == 1

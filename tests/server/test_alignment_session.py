@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 
+import numpy as np
 import pandas as pd
 import pytest
 from cryptography.exceptions import InvalidTag
@@ -15,6 +16,7 @@ from stand_in_flower import Envelope, Flower
 
 from benchmarks.emulation import TcpProxy
 from vfl.config import Experiment, read_party_file
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     ConfigError,
     DisagreementError,
@@ -30,12 +32,15 @@ from vfl.datasets.alignment import ristretto
 from vfl.datasets.alignment.positions import Alignment, last_version
 from vfl.datasets.on_disk import DiskBytes, OnDisk
 from vfl.serving.front import Rows
-from vfl.session import Terms
+from vfl.session import PartyFolder, Terms
 from vfl.session.alignment import Post
 from vfl.session.relay import PairSeals, _Seal
+from vfl.session.store.erasure import KEPT, forget, holds
 from vfl.session.store.identity import Identity
-from vfl.session.store.party_folder import own_data
+from vfl.session.store.party_folder import own_data, own_ledger
+from vfl.session.store.session_log import verified
 from vfl.session.terms import AlignTerms
+from vfl.training.status import run_status
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -479,3 +484,160 @@ def test_a_message_in_a_file_is_sealed_like_one_in_memory(tmp_path, size):
         seal.decrypt(nonce, changed, b"about")
     with pytest.raises(InvalidTag):
         seal.decrypt(nonce, in_file(whole[:8], tmp_path), b"about")
+
+
+# --- erasure --------------------------------------------------------------------------------------
+
+
+def planted(federation, common, count):
+    """Some common people, each party's ids of them written so that a search finds them."""
+    chosen = sorted(common)[:: max(1, len(common) // count)][:count]
+    for name in (*federation.parties, "label"):
+        path = federation.folder / f"{name}.csv"
+        cells = pd.read_csv(path, dtype=str)
+        cells["key"] = "marker" + cells["key"].map(lambda key: f"{int(float(key)):07d}")
+        cells.to_csv(path, index=False)
+    return [f"marker{key:07d}" for key in chosen]
+
+
+def predictions(run):
+    return pd.read_csv(run / "predictions.csv", dtype=str).set_index("id").sort_index()
+
+
+def found_in(folder, ids):
+    """Files below a folder that hold one of the ids, or a digest by which a run knows it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    texts = [each.encode() for each in ids]
+    for part in folder.glob("store/runs/*/parties/*"):
+        if (part / "party.json").exists():
+            digests = PartyFolder(part).digests_of(ids)
+            texts += [np.array([one], dtype="<u8").tobytes() for one in digests]
+    return [str(path.relative_to(folder)) for path in files
+            if any(text in path.read_bytes() for text in texts)]  # fmt: skip
+
+
+@pytest.fixture
+def erasing(make):
+    """Two feature parties and a label party, after a training that is traced and a prediction."""
+    federation, common = make(overlap=0.9)
+    for name in (*PARTIES, "label"):
+        with (federation.folder / f"own-{name}" / "party.toml").open("a") as file:
+            file.write('[trace]\nphases = ["train"]\n')
+        file = federation.folder / f"own-{name}" / "party.toml"
+        federation.flower.files[name] = read_party_file(file)
+    ids = planted(federation, common, 5)
+    federation.run("align")
+    federation.run("train", "trained", alignment="alignment")
+    before = predictions(federation.run("predict", "trained", alignment="alignment"))
+    return federation, ids, before
+
+
+def own(federation, name):
+    return federation.flower.files[name]
+
+
+@pytest.mark.parametrize("owner", ["bank", "label"])
+def test_other_rows_go_on_without_a_new_alignment(erasing, owner):
+    federation, ids, before = erasing
+    versions = {name: federation.kept(name) for name in (*PARTIES, "label")}
+    done = forget(own(federation, owner), ids, rewrite=True)
+    assert (done.asked, done.found, done.in_table) == (5, 5, 0)
+    assert done.alignments == {"alignment, source": 5}
+    assert sum(done.runs["trained"].values()) == 5
+    assert done.traces == ["trained"]
+    after = predictions(federation.run("predict", "trained", alignment="alignment"))
+    assert set(before.index) - set(after.index) == set(ids)
+    pd.testing.assert_frame_equal(after, before.loc[after.index])
+    for name, each in versions.items():
+        now = federation.kept(name)
+        assert (now.version, now.key) == (each.version, each.key)
+        assert len(now.positions) == len(each.positions) - 5 == len(after)
+    for other in {*PARTIES, "label"} - {owner}:
+        events = verified(own_ledger(own(federation, other)).log.path, []).lines
+        (line,) = [line for line in events if line.event == "withdrawn"]
+        assert line.rows == 5
+        part = PartyFolder(own(federation, other).run_path("trained") / "parties" / other)
+        assert part.forgotten() == done.runs["trained"]
+    run = run_status(own(federation, "label").run_path("trained"))
+    assert run.erased == {part: count for part, count in done.runs["trained"].items() if count}
+
+
+def test_an_evaluation_and_a_new_training_do_without_them(erasing):
+    federation, ids, before = erasing
+    done = forget(own(federation, "bank"), ids, rewrite=True)
+    run = federation.run("evaluate", "trained", alignment="alignment")
+    (figures,) = RunFolder(run).evaluations()
+    part = PartyFolder(own(federation, "label").run_path("trained") / "parties" / "label")
+    tested = part.card()["data"]["rows"]["test"] - done.runs["trained"]["test"]
+    assert figures["rows"]["test"] == tested
+    federation.run("train", "anew", alignment="alignment")
+    part = PartyFolder(own(federation, "bank").run_path("anew") / "parties" / "bank")
+    assert sum(part.card()["data"]["rows"].values()) == len(before) - 5
+
+
+def test_nothing_of_an_erased_row_is_left_at_its_owner(erasing):
+    federation, ids, _ = erasing
+    for name in ("bank", "label"):
+        folder = federation.folder / f"own-{name}"
+        held = {str(holds(folder, folder / "store", folder / path).files)
+                for path in found_in(folder, ids)}  # fmt: skip
+        assert "store/runs/*/parties/*/rows.sealed" in held, "or the search finds nothing"
+        assert all(one.forget for one in KEPT if one.files in held)
+        forget(own(federation, name), ids, rewrite=True)
+        assert found_in(folder, ids) == []
+        table = (federation.folder / f"{name}.csv").read_text()
+        assert not any(each in table for each in ids)
+
+
+def test_every_file_of_a_party_is_in_the_list(erasing):
+    federation, ids, _ = erasing
+    federation.run("evaluate", "trained", alignment="alignment")
+    forget(own(federation, "label"), ids[:1], rewrite=True)
+    for name in (*PARTIES, "label"):
+        folder = federation.folder / f"own-{name}"
+        for path in folder.rglob("*"):
+            if path.is_file() and path.name != ".lock":
+                assert holds(folder, folder / "store", path), path
+
+
+def test_without_table_its_owner_deletes_the_rows_and_sessions_wait_for_that(erasing):
+    federation, ids, _ = erasing
+    path = federation.folder / "bank.csv"
+    content = path.read_bytes()
+    done = forget(own(federation, "bank"), ids)
+    assert path.read_bytes() == content
+    assert done.in_table == 5
+    with pytest.raises(VFLError):
+        federation.run("predict", "trained", alignment="alignment")
+    path.write_text("".join(line for line in content.decode().splitlines(keepends=True)
+                            if not any(each in line for each in ids)))  # fmt: skip
+    federation.run("predict", "trained", alignment="alignment")
+
+
+def test_a_party_that_would_be_left_with_few_rows_refuses(erasing):
+    federation, ids, before = erasing
+    federation.write(shop=f"min_common = {len(before) - 2}")
+    forget(own(federation, "bank"), ids, rewrite=True)
+    with pytest.raises(PeerFailedError, match="does not consent to so few common rows"):
+        federation.run("predict", "trained", alignment="alignment")
+    assert len(federation.kept("shop").positions) == len(before)
+
+
+def test_more_rows_than_one_introduction_names_take_several_beginnings(erasing, monkeypatch):
+    federation, ids, before = erasing
+    monkeypatch.setattr("vfl.session.handshake._MOST_AT_ONCE", 2)
+    forget(own(federation, "bank"), ids, rewrite=True)
+    after = predictions(federation.run("predict", "trained", alignment="alignment"))
+    assert len(after) == len(before) - 5
+    assert federation.kept("shop").withdrawn == federation.kept("bank").withdrawn
+
+
+def test_a_run_is_marked_and_says_what_it_had(erasing):
+    federation, ids, _ = erasing
+    done = forget(own(federation, "bank"), ids[:3], rewrite=True)
+    again = forget(own(federation, "bank"), ids, rewrite=True)
+    part = PartyFolder(own(federation, "bank").run_path("trained") / "parties" / "bank")
+    assert sum(part.forgotten().values()) == 5
+    assert sum(done.runs["trained"].values()) == 3
+    assert (again.found, sum(again.runs["trained"].values())) == (2, 2)
+    assert all(each not in " ".join(done.remains()) for each in ids)

@@ -76,6 +76,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "up": federation.up,
         "sessions": federation.sessions,
         "log": records.log,
+        "forget": records.forget,
         "renew": federation.renew,
     },
     "Look up": {"list": reference.listing, "explain": reference.explain},

@@ -1,4 +1,4 @@
-"""``vfl log``: what a party can prove of its sessions."""
+"""``vfl log`` and ``vfl forget``: what a party can prove of its sessions, and rows it erases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.cli.output import Json, emit, say
+from vfl.cli.output import Json, OwnFile, emit, say
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
@@ -78,6 +78,49 @@ def log(
             print(f"{'verified' if found.holds else 'look':<16} {sentence}")
     if not found.holds:
         raise typer.Exit(1)
+
+
+def forget(
+    party_file: OwnFile,
+    ids: Annotated[
+        Path, typer.Option("--ids", metavar="FILE", help="The ids to forget, one a line.")
+    ],
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table", help="Rewrite the party's own CSV or Parquet file without the rows, too."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Erase rows at their owner, and list what remains where.
+
+    The rows leave positions, digests of ids, predictions and traces. Runs that trained on them are
+    marked. The other parties hear of the places when the next session begins; predictions of all
+    other rows go on without a new alignment. No id is shown.
+    """
+    from dataclasses import asdict
+
+    from vfl.config import read_party_file
+    from vfl.session.store.erasure import forget as erase
+    from vfl.session.store.erasure import read_list
+
+    done = erase(read_party_file(party_file), read_list(ids), rewrite=table)
+    if json:
+        emit(asdict(done) | {"remains": done.remains()})
+        return
+    print(f"{'ids':<16} {done.asked} asked, {done.found} rows in the table")
+    for name, count in done.alignments.items():
+        print(f"{'alignment':<16} {count} rows left {name}")
+    for run, parts in done.runs.items():
+        had = ", ".join(f"{count} {part}" for part, count in parts.items() if count)
+        print(f"{'run':<16} {run} had {had}")
+    if done.predictions:
+        print(f"{'predictions':<16} {done.predictions} lines cut out")
+    for run in done.traces:
+        print(f"{'trace':<16} that of {run} is removed")
+    for sentence in done.remains():
+        print(f"{'remains':<16} {sentence}")
 
 
 def _facts(party: PartyFile | None, found: Verified) -> dict[str, Any]:

@@ -74,6 +74,9 @@ def _run_lines(run: RunStatus) -> list[str]:
         facts["epochs"] = str(run.epochs)
     facts |= {name.replace("_", " "): figure(value) for name, value in run.figures.items()}
     facts |= {party: f"{size(count)} up and down" for party, count in run.bytes.items()}
+    if any(run.erased.values()):
+        had = ", ".join(f"{count} {part}" for part, count in run.erased.items() if count)
+        facts["erased since"] = f"{had} rows; train anew to be without them"
     lines = [f"{name:<20} {value}" for name, value in facts.items()]
     if run.failure is not None:
         lines.append(f"{'failed with':<20} {run.failure['code']}: {run.failure['what']}")

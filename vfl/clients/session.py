@@ -45,7 +45,7 @@ from vfl.session.consent import (
     most_of_an_epoch,
 )
 from vfl.session.exchange import Own, expect
-from vfl.session.handshake import attached
+from vfl.session.handshake import Withdrawn, attached
 from vfl.session.label import LabelParty, Objective, Records, summarise
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS
@@ -55,7 +55,9 @@ from vfl.session.ranks.processes import FurtherRanks, Order, device_of
 from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
 from vfl.session.secure_mode import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
+from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
+    own_alignment,
     own_checkpoints,
     own_data,
     own_folder,
@@ -147,6 +149,7 @@ class _PartySession:
         self.ledger, self.folder = own_ledger(party), own_folder(party, self.terms)
         self.data, self.recorders = None, list[Recorder]()
         self.split: Split | None = None
+        self.withdrawn: Withdrawn | None = None
         if self.name == rules.dealer(self.terms):
             _check_role(party, "dealer", "deal")
             check_dealers_consent(self.terms, self.name, party.consent)
@@ -159,6 +162,7 @@ class _PartySession:
             return
         if self.name in self.terms.tasks:
             _check_role(party, "data", "learn a task")
+            self._withdraw()
             self.data = data = own_data(party, self.terms, self.terms.tasks[self.name].task)
             self.split = data.split
             outputs = self._outputs(data)
@@ -168,6 +172,7 @@ class _PartySession:
         _check_asked(party, self.terms)
         if self.terms.mode == "serve":
             require_servable(self.terms)
+        self._withdraw()
         self.data = data = own_data(party, self.terms)
         check_ranks(party, self.terms, data.split, 1 + len(message.ranks))
         inputs = None if self.mode.whole_network else data.inputs
@@ -182,6 +187,15 @@ class _PartySession:
         )
         self.recorders = own_recorders(party, self.terms, data, self.checkpoints)
         self.split = data.split
+
+    def _withdraw(self) -> None:
+        """Let rows that others have erased leave the alignment; note what this party erased."""
+        told, session = self.message.withdrawn, self.message.session
+        alignment = own_alignment(self.party, self.terms)
+        if told is not None and (places := told.beyond(alignment, session)):
+            withdraw(self.party, self.terms, places)
+        known = () if told is None else told.places
+        self.withdrawn = Withdrawn.of(alignment, session, known)
 
     @property
     def _in_the_middle(self) -> bool:
@@ -218,7 +232,8 @@ class _PartySession:
         self._standing, label_party = meter.standing, self.terms.label_party
         self._standing.require(self.message.known, label_party)
         announced = self._standing.announce(label_party)
-        return Introduction.of(self.data, self.terms, self.message.session, announced)
+        session = self.message.session
+        return Introduction.of(self.data, self.terms, session, announced, withdrawn=self.withdrawn)
 
     def _admit_label_party(self, stream: TcpLink) -> None:
         """Go on with a label party whose store has not gone back."""

@@ -491,7 +491,7 @@ def _privately_aligned(
 ) -> tuple[Alignment, dict[str, Part], Ids]:
     """The label party's alignment, each party's rows in its order, and the label party's ids."""
     found = {party: Alignment.newest(folder / party, party) for party in named}
-    if len({one.key for one in found.values()}) > 1:
+    if len({one.digest for one in found.values()}) > 1:
         raise MisalignedError(
             "the parties' positions are of different alignments",
             where=str(folder),

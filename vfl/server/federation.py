@@ -21,6 +21,7 @@ from vfl.config import FederationSettings
 from vfl.core.errors import (
     DisagreementError,
     LostPeerError,
+    MisalignedError,
     MissingPartyError,
     PeerFailedError,
     ProtocolError,
@@ -29,6 +30,7 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Observer
 from vfl.datasets import PartyData
+from vfl.datasets.alignment.positions import Alignment
 from vfl.session import (
     Introduction,
     SessionMessage,
@@ -40,7 +42,7 @@ from vfl.session import (
     unexpected,
 )
 from vfl.session.consent import frame_limits
-from vfl.session.handshake import RankStream
+from vfl.session.handshake import RankStream, Withdrawn
 from vfl.session.secure_mode import Layers
 from vfl.session.store.witness import Standing
 from vfl.transport import (
@@ -69,6 +71,21 @@ _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 OpenRanks = Callable[[ServerCertificate, Mapping[str, int]], Mapping[str, tuple[RankStream, ...]]]
 
 
+class ErasedRowsError(MisalignedError):
+    """A party has erased rows that the session still has; it begins anew without them.
+
+    Attributes:
+        places: of those rows in the alignment; see `Withdrawn`.
+    """
+
+    def __init__(self, party: str, places: Sequence[int]) -> None:
+        super().__init__(
+            f"party '{party}' has erased rows, and the session begins anew without them",
+            got=f"{len(places)} rows",
+        )
+        self.places = places
+
+
 class Federation:
     """One session over Flower; a context manager that closes the hub and tells parties why.
 
@@ -86,6 +103,7 @@ class Federation:
         partial: go on with those that came in time, and let the others come later.
         standing: the count of the label party's store, and those of parties; an alignment, which
             spends nothing, has none.
+        alignment: the label party's own, which gives the order of the rows, if one does.
     """
 
     def __init__(
@@ -101,6 +119,7 @@ class Federation:
         waiting: Callable[[Sequence[str]], None] = lambda parties: None,
         partial: bool = False,
         standing: Standing | None = None,
+        alignment: Alignment | None = None,
     ) -> None:
         self.grid = grid
         self.terms = terms
@@ -115,6 +134,7 @@ class Federation:
         self._invited: dict[str, float] = {}
         self._returned_at = 0.0
         self.session = secrets.token_hex(16)
+        self._alignment = alignment
         self._start = 0
         self._nodes: dict[str, int] = {}
         self._node_of: dict[str, str] = {}
@@ -141,6 +161,7 @@ class Federation:
             MissingPartyError: too few nodes, or a party that did not open its stream.
             PeerFailedError: a party refused or failed; its own words are passed on.
             DisagreementError, MisalignedError: it holds other rows or another experiment.
+            ErasedRowsError: it has erased rows that the session has.
         """
         self._start, self._observers = start, observers
         self._nodes = self._wait_for_nodes()
@@ -308,6 +329,7 @@ class Federation:
             rows=self.own.rows if self._in_the_middle(name) else 0,
             known=0 if self._standing is None else self._standing.known_of(name),
             ranks=self._ranks.get(name, ()),
+            withdrawn=Withdrawn.of(self._alignment, self.session),
             terms=self.terms,
         )
         record = ConfigRecord({"message": message.model_dump_json()})
@@ -337,6 +359,9 @@ class Federation:
                 got="a second node of that name" if self.simulation else f"registered as '{name}'",
                 want="one node a party, under its own name",
             )
+        told = introduction.withdrawn
+        if told is not None and (erased := told.beyond(self._alignment, self.session)):
+            raise ErasedRowsError(party, erased)
         check_introduction(introduction, self.terms, self.own, self.session)
         answer = self._meet(party, introduction)
         self._node_of[party] = name

@@ -30,7 +30,7 @@ from vfl.core.storage import joint_digest, locked, write_json
 from vfl.core.traffic import Ledger
 from vfl.datasets import Split
 from vfl.server.alignment import run_alignment
-from vfl.server.federation import Federation, OpenRanks
+from vfl.server.federation import ErasedRowsError, Federation, OpenRanks
 from vfl.server.rank import start_ranks
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Exchange, PartyFolder, PartyReport, Terms, rules, secure_mode, unexpected
@@ -47,7 +47,9 @@ from vfl.session.relay import Carried, Switchboard
 from vfl.session.rules import refuse_ranks
 from vfl.session.serving import require_servable
 from vfl.session.store.checkpoint import newest_common
+from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
+    own_alignment,
     own_checkpoints,
     own_data,
     own_folder,
@@ -189,7 +191,8 @@ class LabelSession:
         self.terms = terms
         self.folder = folder
         self.simulation = simulation
-        self.data = own_data(party, terms, experiment.label.task)
+        self.front = front
+        self._load()
         self.checkpoints = own_checkpoints(party, terms)
         self.ledger = own_ledger(party)
         self.ranks = party.ranks if terms.mode == "train" else 1
@@ -198,14 +201,19 @@ class LabelSession:
             refuse_ranks(terms, self.data.split, self.ranks)
             if simulation:
                 raise ConfigError("a simulation's parties have one rank each", where="node.ranks")
-        self.front = front
+        if front is not None:
+            self.say(front.welcome)
+
+    def _load(self) -> None:
+        """Read the rows, and show them to who asks for answers."""
+        party, terms, front = self.party, self.terms, self.front
+        self.alignment = own_alignment(party, terms)
+        self.data = own_data(party, terms, self.experiment.label.task)
         if front is not None:
             require_servable(terms, front.partial)
-            classes = own_folder(party, terms).classes()
-            drift = own_folder(party, terms).drift()
+            own = own_folder(party, terms)
             asked = [name for name in rules.peers(terms) if name not in terms.serving]
-            front.show(terms.run, asked, self.data, classes, drift)
-            self.say(front.welcome)
+            front.show(terms.run, asked, self.data, own.classes(), own.drift())
 
     @property
     def _partial(self) -> bool:
@@ -263,6 +271,12 @@ class LabelSession:
             start = self._start(most)
             try:
                 return self._attempt(patience, attempt, start, own, meter)
+            except ErasedRowsError as erased:
+                if start:
+                    raise
+                withdraw(self.party, self.terms, erased.places)
+                self._load()
+                self.say(erased.what)
             except _LOSSES as loss:
                 if self.front is not None and self.front.lost(loss):
                     said = self._goes_on(loss, said)
@@ -328,6 +342,7 @@ class LabelSession:
                 waiting=WaitingFor(terms.mode, self._tell),
                 partial=self._partial,
                 standing=meter.standing,
+                alignment=self.alignment,
             ) as federation,
             further_ranks(party, self.ranks, patience, device) as ranks,
         ):

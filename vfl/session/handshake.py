@@ -7,9 +7,10 @@ session, never by ids. A report ends the session, and a failure is told to the o
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
@@ -31,6 +32,7 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
+from vfl.datasets.alignment.positions import Alignment
 from vfl.session import rules, secure_mode
 from vfl.session.store.witness import MOST, Announcement
 from vfl.session.terms import SHORT, AlignTerms, Terms, differing
@@ -38,6 +40,64 @@ from vfl.transport import Hello, LinkLimits, TcpLink, Timeouts
 
 _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
+
+
+#: Erased rows that one message names; more of them need several sessions, or a new alignment.
+MOST_TOLD, _MOST_AT_ONCE = 4096, 128
+
+
+class Withdrawn(Settings):
+    """Rows that parties have erased from an alignment, as one end of a session tells the other.
+
+    Attributes:
+        order: HMAC-SHA256 of the alignment's key, keyed with the session: places mean the same at
+            two parties exactly where it is equal.
+        places: in the order as it was aligned.
+    """
+
+    order: str = Field(pattern=_HEX)
+    places: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(max_length=MOST_TOLD)
+
+    @classmethod
+    def of(
+        cls, alignment: Alignment | None, session: str, known: Collection[int] = ()
+    ) -> Withdrawn | None:
+        """What is to be told of an alignment; None where there is nothing.
+
+        Args:
+            alignment: the party's own; None where rows are joined by their ids.
+            session: which keys the digest.
+            known: places that the other end has told.
+
+        Raises:
+            MisalignedError: more rows were erased than a message names.
+        """
+        places = () if alignment is None else sorted({*alignment.withdrawn} - {*known})
+        if alignment is None or not places:
+            return None
+        if len(places) > MOST_TOLD:
+            raise MisalignedError(
+                f"more than {MOST_TOLD} rows were erased from an alignment",
+                where=f"alignment '{alignment.agreed.name}', version {alignment.version}",
+                fix="vfl align",
+            )
+        return cls(order=cls._order(alignment, session), places=tuple(places))
+
+    def first(self) -> Withdrawn:
+        """As much of it as an introduction holds; the next session brings the rest."""
+        return self.model_copy(update={"places": self.places[:_MOST_AT_ONCE]})
+
+    def beyond(self, alignment: Alignment | None, session: str) -> list[int]:
+        """The places that are still in this party's alignment; none where it is another one."""
+        if alignment is None or not hmac.compare_digest(
+            self.order, self._order(alignment, session)
+        ):
+            return []
+        return sorted({*self.places} - {*alignment.withdrawn})
+
+    @staticmethod
+    def _order(alignment: Alignment, session: str) -> str:
+        return hmac.new(session.encode(), alignment.key.encode(), hashlib.sha256).hexdigest()
 
 
 class Introduction(Settings):
@@ -48,6 +108,7 @@ class Introduction(Settings):
         settings: those terms as short texts, so that a difference has a name.
         row_order: digest of its rows' order, keyed with the session.
         standing: the count of its store; of an alignment, which spends nothing, there is none.
+        withdrawn: rows that it has erased, and that the message does not name.
     """
 
     party: PartyName
@@ -57,6 +118,7 @@ class Introduction(Settings):
     rows: int = Field(ge=0, lt=2**40)
     row_order: str = Field(pattern=_HEX)
     standing: Announcement | None
+    withdrawn: Withdrawn | None = None
 
     @classmethod
     def of(
@@ -66,6 +128,7 @@ class Introduction(Settings):
         session: str,
         standing: Announcement | None = None,
         party: str | None = None,
+        withdrawn: Withdrawn | None = None,
     ) -> Introduction:
         """The introduction of a party that holds `data`; `party` names one that holds none."""
         if party is None:
@@ -78,6 +141,7 @@ class Introduction(Settings):
             rows=0 if data is None else data.rows,
             row_order="0" * 64 if data is None else data.row_digest(session),
             standing=standing,
+            withdrawn=None if withdrawn is None else withdrawn.first(),
         )
 
     @classmethod
@@ -204,6 +268,7 @@ class SessionMessage(Settings):
         known: the largest count of the party's store that the label party knows of; see
             `vfl.session.store.witness`.
         ranks: the streams of the party's further ranks, from rank 1 on.
+        withdrawn: rows that parties have erased, as far as the label party knows.
         terms: what the session is about.
     """
 
@@ -220,6 +285,7 @@ class SessionMessage(Settings):
     rows: int = Field(default=0, ge=0, lt=2**32)
     known: int = Field(default=0, ge=0, lt=MOST)
     ranks: tuple[RankStream, ...] = Field(default=(), max_length=63)
+    withdrawn: Withdrawn | None = None
     terms: AlignTerms | Terms
 
     def of_rank(self, rank: int) -> SessionMessage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.session.progress import ProgressReport
 from vfl.session.secure_mode import third_party
+from vfl.session.store.party_folder import PartyFolder
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
 
 #: Exit codes of `vfl status` beside those of the error that ended a run.
@@ -48,6 +50,7 @@ class RunStatus:
         epochs: that are done.
         figures: of the last epoch, or of the run that has ended.
         bytes: both ways by party; those of all together under "all" while the run goes on.
+        erased: rows that it trained, validated and tested and that were erased since.
         failure: why the last session ended badly, as `VFLError.record` gives it.
         address: where it is served.
         then: commands that go on from here.
@@ -62,6 +65,7 @@ class RunStatus:
     epochs: int = 0
     figures: Mapping[str, float] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
+    erased: Mapping[str, int] = field(default_factory=dict)
     failure: Mapping[str, str] | None = None
     address: str | None = None
     then: tuple[str, ...] = ()
@@ -132,7 +136,7 @@ def run_status(path: Path) -> RunStatus:
     folder = RunFolder.open(path)
     about, worker = folder.about(), worker_of(path)
     known: dict[str, Any] = {"run": str(path), "created": str(about["created"])}
-    known |= _figures(folder)
+    known |= _figures(folder) | {"erased": _erased(path)}
     failure, serves = _failure(path / "failure.json"), _served_at(path)
     trained = (path / OUTCOMES["train"]).exists()
     if serves is not None:
@@ -263,6 +267,14 @@ def needs_alignment(experiment: Experiment, party: PartyFile) -> bool:
 def _only_aligned(run: RunStatus) -> bool:
     folder = Path(run.run)
     return (folder / OUTCOMES["align"]).exists() and not (folder / OUTCOMES["train"]).exists()
+
+
+def _erased(run: Path) -> dict[str, int]:
+    """Rows that were erased since, as the parties here count them: the most of any one."""
+    found: Counter[str] = Counter()
+    for part in (run / "parties").glob("*/forgotten.json"):
+        found |= Counter(PartyFolder(part.parent).forgotten())
+    return dict(found)
 
 
 def _figures(folder: RunFolder) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What an alignment leaves at a party: the positions of its own rows in the common order.
 
 One sealed file a version, in the party's own folder. The positions hold while the ids of the table
-are those that were aligned; a table with other ids, or in another order, is refused.
+are those that were aligned; a table with other ids, or in another order, is refused. Rows that a
+party erases are withdrawn: their places leave the order at every party, and all others stay.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Alignment:
         ids: how many those are.
         positions: int64, axes (rows,); -1 for a row of the session that the party lacks.
         complete, held: see `Found`.
+        withdrawn: places, in the order as it was aligned, that have left it; ascending.
     """
 
     party: str
@@ -75,6 +77,7 @@ class Alignment:
     positions: np.ndarray = field(repr=False)
     complete: int | None = None
     held: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    withdrawn: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -125,7 +128,52 @@ class Alignment:
     @property
     def digest(self) -> bytes:
         """Stands for the order of the rows; see `PartyData.ids_digest`."""
-        return bytes.fromhex(self.key)
+        order = bytes.fromhex(self.key)
+        if not self.withdrawn:
+            return order
+        return hashlib.sha256(order + np.array(self.withdrawn, _INDEX).tobytes()).digest()
+
+    def without(self, places: Collection[int]) -> Alignment:
+        """The same order without some places, counted as it was aligned; those that left stay away.
+
+        Raises:
+            MisalignedError: a place that no row of it has.
+        """
+        whole = len(self.positions) + len(self.withdrawn)
+        if places and (min(places) < 0 or max(places) >= whole):
+            raise MisalignedError(
+                "rows are withdrawn that this alignment does not have",
+                where=f"alignment '{self.agreed.name}', version {self.version}",
+                want=f"places below {spaced(whole)}",
+                fix="vfl align",
+            )
+        left = np.delete(np.arange(whole), self.withdrawn)
+        stays = ~np.isin(left, list(places))
+        complete = self.complete
+        return replace(
+            self,
+            positions=self.positions[stays],
+            complete=None if complete is None else int(stays[:complete].sum()),
+            held={party: has[stays] for party, has in self.held.items()},
+            withdrawn=tuple(sorted({*self.withdrawn, *left[~stays].tolist()})),
+        )
+
+    def places_of(self, rows: np.ndarray) -> list[int]:
+        """The places of rows of the party's table that are in the order, counted as aligned."""
+        left = np.delete(np.arange(len(self.positions) + len(self.withdrawn)), self.withdrawn)
+        found: list[int] = left[np.isin(self.positions, rows)].tolist()
+        return found
+
+    def of_shorter_table(self, gone: np.ndarray, table: str) -> Alignment:
+        """The same for the party's table once rows have left it, none of which is in the order.
+
+        Args:
+            gone: positions of those rows, ascending.
+            table: digest of the ids that are left, in their order.
+        """
+        shift = np.searchsorted(gone, self.positions)
+        positions = np.where(self.positions < 0, self.positions, self.positions - shift)
+        return replace(self, positions=positions, table=table, ids=self.ids - len(gone))
 
     def applied(self, table: Table, id_column: str, where: str) -> tuple[Part, np.ndarray]:
         """Those of the table that are in the session, in its order, and the party's ids of them.
@@ -188,6 +236,8 @@ class Alignment:
         if self.complete is not None:
             sizes = {"count": len(self.positions), "complete": self.complete}
             about |= sizes | {"held": list(self.held)}
+        if self.withdrawn:
+            about |= {"count": len(self.positions), "withdrawn": self.withdrawn}
         head = json.dumps(about).encode()
         private_folder(folder)
         with locked(folder):
@@ -235,7 +285,7 @@ class Alignment:
             about: dict[str, Any] = json.loads(payload[4:start])
             rest: dict[str, Any] = {name: about.pop(name) for name in ("key", "table", "ids")}
             count, rest["complete"] = about.pop("count", -1), about.pop("complete", None)
-            named = about.pop("held", [])
+            named, withdrawn = about.pop("held", []), tuple(about.pop("withdrawn", ()))
             agreed = Agreed(**about | {"parties": tuple(about["parties"])})
             positions = np.frombuffer(payload, _INDEX, count, start).astype(np.int64)
             positions[positions == _GAP] = -1
@@ -246,7 +296,7 @@ class Alignment:
                 at += packed.size
         except (ValueError, KeyError, TypeError):
             raise damaged(path) from None
-        rest |= {"positions": positions, "held": held}
+        rest |= {"positions": positions, "held": held, "withdrawn": withdrawn}
         return cls(party=party, agreed=agreed, version=version, **rest)
 
 

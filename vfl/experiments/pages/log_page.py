@@ -95,12 +95,15 @@ def model_cards(party: PartyFile, lines: Sequence[Line]) -> dict[str, dict[str, 
     found = {}
     for run in dict.fromkeys(line.run for line in lines if line.mode == "train"):
         ends = [line for line in lines if (line.run, line.mode) == (run, "train")]
+        part = PartyFolder(party.run_path(run) / "parties" / party.party)
         try:
-            card = PartyFolder(party.run_path(run) / "parties" / party.party).card()
+            card, erased = part.card(), part.forgotten()
         except RunFolderError:
             found[run] = {"state": f"{ends[-1].event}, {ends[-1].outcome or 'no end'}; no model"}
             continue
-        found[run] = _card(card) | {"purpose": ends[-1].purpose or "none named"}
+        had = ", ".join(f"{count} {name}" for name, count in erased.items() if count)
+        found[run] = _card(card) | {"rows erased since": had or "none"}
+        found[run] |= {"purpose": ends[-1].purpose or "none named"}
     return found
 
 
@@ -189,7 +192,11 @@ def happened(line: Line) -> str:
         spent = "" if line.epsilon is None else f", epsilon {line.epsilon:.4g}"
         moved = f"{size(line.bytes_up)} up, {size(line.bytes_down)} down"
         return f"{line.outcome}; {line.rows} rows, {moved}{spent}"
-    return line.outcome or {"restored": "the store was put back from a copy"}.get(line.event, "")
+    return line.outcome or {
+        "restored": "the store was put back from a copy",
+        "forgotten": f"{line.rows} rows were erased here",
+        "withdrawn": f"{line.rows} rows left the alignment: another party erased them",
+    }.get(line.event, "")
 
 
 def _table(lines: Sequence[Line]) -> Table:

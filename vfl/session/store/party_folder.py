@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,13 @@ from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.drift import Drift
 from vfl.session.store.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.store.identity import Identity
-from vfl.session.store.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids
+from vfl.session.store.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids, keyed_order
 from vfl.session.store.session_ledger import Entry, SessionLedger
 from vfl.session.store.session_log import Consented, SessionLog
 from vfl.session.terms import Mode, Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
-_ROWS = "rows.sealed"
+_ROWS, _FORGOTTEN = "rows.sealed", "forgotten.json"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 CARD = "card.json"
 _KEY_BYTES = 32
@@ -237,6 +237,57 @@ class PartyFolder:
         path = self.path / _ROWS
         run = self._record()["run"]
         return RunRows.load(path, self._seal("rows", run)) if path.exists() else None
+
+    def digests_of(self, ids: Sequence[str]) -> np.ndarray:
+        """What this run recognises ids by, uint64, axes (ids,)."""
+        found = keyed_ids(np.array(ids, dtype=object), self._key())
+        assert found is not None, "there are ids"
+        return found
+
+    def places_of(
+        self, known: RunRows, alignments: Iterable[Alignment], rows: np.ndarray
+    ) -> np.ndarray | None:
+        """Places that rows of the party's table had in the training, where it kept no ids.
+
+        Args:
+            known: the record of the training's rows.
+            alignments: those that the party has; None is returned where the training had another.
+            rows: positions in the table.
+        """
+        for one in alignments:
+            if hmac.compare_digest(known.order, keyed_order(one.digest, self._key())):
+                return np.flatnonzero(np.isin(one.positions, rows))
+        return None
+
+    def count(self, known: RunRows, places: np.ndarray) -> dict[str, int]:
+        """How many of some places of the training it trained, validated and tested."""
+        parts = ("train", "validation", "test")
+        return {name: int(np.isin(getattr(known.split, name), places).sum()) for name in parts}
+
+    def keep_rows(self, rows: RunRows) -> None:
+        """Replace what the training's rows are recognised by."""
+        rows.save(self.path / _ROWS, self._seal("rows", self._record()["run"]))
+
+    def mark_forgotten(self, counts: Mapping[str, int], at: str) -> None:
+        """Note that rows of the training were erased since; what was noted before is added."""
+        before = self.forgotten()
+        rows = {name: count + before.get(name, 0) for name, count in counts.items()}
+        record = {"rows": rows, "at": at}
+        seal = self._seal("forgotten rows", self._record()["run"])
+        write_sealed_json(self.path / _FORGOTTEN, record, seal)
+
+    def forgotten(self) -> dict[str, int]:
+        """How many rows that it trained, validated and tested were erased since; empty if none.
+
+        Raises:
+            RunFolderError: the record is not as it was written, or of another training.
+        """
+        path = self.path / _FORGOTTEN
+        if not path.exists():
+            return {}
+        seal = self._seal("forgotten rows", self._record()["run"])
+        found: dict[str, int] = read_sealed_json(path, seal)["rows"]
+        return found
 
     def rows_left(self, data: PartyData) -> PartyData:
         """The rows that this run can be tested on, of a table that may have changed since.
@@ -479,7 +530,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
             form = replace(table.form, query=own.predict_query or own.query)
-            given = _own_alignment(party, terms)
+            given = own_alignment(party, terms)
             source = party.predict_path
             data = load_for_prediction(party.party, source, own.id, encoder, form, given, place)
             if terms.mode == "predict":
@@ -494,7 +545,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             table,
             None if own.label is None else Label(party.party, own.label, task),
             Dealing(terms.seed, *shares, block_rows=terms.train.split_rows),
-            alignment=_own_alignment(party, terms),
+            alignment=own_alignment(party, terms),
             unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
             place=place,
             encoder=None if evaluated is None else evaluated.encoder(),
@@ -531,15 +582,20 @@ def require_numbers(data: PartyData) -> None:
         )
 
 
-def _own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
+def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
     """The last version of the alignment that was agreed on; None where rows are joined by ids."""
     if terms.alignment is None:
         return None
-    of_predicted = terms.mode in ("predict", "serve")
-    folder = party.alignment_path(terms.alignment, of_predicted=of_predicted)
-    found = Alignment.newest(folder, party.party)
+    found = Alignment.newest(alignment_folder(party, terms), party.party)
     found.require(terms.missing_rows)
     return found
+
+
+def alignment_folder(party: PartyFile, terms: Terms) -> Path:
+    """Where the versions of the alignment lie that gives a session its rows."""
+    assert terms.alignment is not None, "there is one"
+    of_predicted = terms.mode in ("predict", "serve")
+    return party.alignment_path(terms.alignment, of_predicted=of_predicted)
 
 
 #: Named by what it does: whoever knows the file's origin knows every draw.

@@ -46,7 +46,7 @@ class RunRows:
     @classmethod
     def of(cls, data: PartyData, alignment: str | None, key: bytes) -> RunRows:
         """The record of a training that had these rows."""
-        order = hashlib.blake2b(data.ids_digest, key=key, digest_size=32).hexdigest()
+        order = keyed_order(data.ids_digest, key)
         return cls(data.split, alignment, order, keyed_ids(data.ids, key))
 
     def parts(self, ids: np.ndarray) -> np.ndarray:
@@ -98,6 +98,11 @@ class RunRows:
             return cls(Split(*parts), head["alignment"], head["order"], ids)
         except (ValueError, KeyError, TypeError):
             raise damaged(path) from None
+
+
+def keyed_order(digest: bytes, key: bytes) -> str:
+    """The keyed BLAKE2b digest of an order of rows, 32 bytes as hex."""
+    return hashlib.blake2b(digest, key=key, digest_size=32).hexdigest()
 
 
 def keyed_ids(ids: Ids | None, key: bytes) -> np.ndarray | None:

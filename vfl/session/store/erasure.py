@@ -1,0 +1,496 @@
+"""Erase rows at their owner: where vfl keeps something of a row, what leaves, and what stays.
+
+`KEPT` lists every file below a party's folder by what it holds of a row. `forget` takes the rows
+out of what is of single rows: the table if asked, positions, digests of ids, predictions and
+traces. What was learned from many rows stays, and the runs are marked. The places that leave an
+alignment are told to the other parties when the next session begins
+(`vfl.session.handshake.Withdrawn`), so that all other rows go on without a new alignment.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from vfl.config import PartyFile
+from vfl.core.errors import (
+    ConsentError,
+    DataError,
+    MissingDataError,
+    RunFolderError,
+    UserError,
+)
+from vfl.core.storage import (
+    is_database,
+    locked,
+    read_bytes,
+    worker_of,
+    write_bytes,
+)
+from vfl.core.text import as_written
+from vfl.datasets.alignment.ids import normalise, read_own_ids
+from vfl.datasets.alignment.positions import Alignment, ids_digest, last_version
+from vfl.session.store.party_folder import (
+    PartyFolder,
+    alignment_folder,
+    own_alignment,
+    own_ledger,
+    table_format,
+)
+from vfl.session.terms import Terms
+
+PREDICTIONS = "predictions.csv"
+_MOST_BYTES = 1 << 26  # of a list of ids
+_UNIT = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Files of a party.
+
+    Attributes:
+        files: a glob below the folder of party.toml; `**` goes through folders.
+        holds: what of a row is in them; empty where nothing is.
+        forget: what `vfl forget` does with them; empty where it leaves them as they are.
+    """
+
+    files: str
+    holds: str = ""
+    forget: str = ""
+
+
+_LEARNED = "what was learned from many rows"
+_RUN, _PART = "store/runs/*/", "store/runs/*/parties/*/"
+#: Every file below the folder of a party.toml; the first glob that fits a file says what it holds.
+KEPT = (
+    Kept("store/alignments/*/*/*.positions", "positions", "its places leave; older ones go"),
+    Kept("store/alignments/_asked.json"),
+    Kept(f"{_PART}rows.sealed", "keyed digests of ids", "its digest is overwritten"),
+    Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "its line is cut out"),
+    Kept(f"{_PART}{PREDICTIONS}", "ids and predictions", "its line is cut out"),
+    Kept(f"{_PART}trace/**", "cuts and gradients by row", "the trace of its runs is removed"),
+    Kept(f"{_PART}checkpoints/**", _LEARNED, "those of its ended runs are removed"),
+    Kept(f"{_PART}weights.safetensors", _LEARNED),
+    Kept(f"{_PART}encoder.json", "means, edges and categories of columns"),
+    Kept(f"{_PART}bins.json", "edges and counts of columns"),
+    Kept(f"{_PART}served-rows.json", "counts"),
+    Kept(f"{_PART}predicted.json", "counts"),
+    Kept(f"{_PART}forgotten.json", "counts"),
+    Kept(f"{_PART}card.json", "counts, and an HMAC of all rows together"),
+    Kept(f"{_PART}**", _LEARNED),
+    Kept(f"{_RUN}report.html", "figures of many rows, and pictures where attacks drew some"),
+    Kept(f"{_RUN}**", "figures of many rows"),
+    Kept("store/sessions/*.sent", "SHA-256 of what was sent of many rows"),
+    Kept("store/sessions/**", "counts"),
+    Kept("store/clients/**", "counts"),
+    Kept("store/secret*"),
+    Kept("store/flower/**", "terms, and places that left an alignment"),
+    Kept("flower/**", "terms, and places that left an alignment"),
+    Kept("app/**"),
+    Kept("certificates/**"),
+    Kept("keys/**"),
+    Kept("peers/**"),
+    Kept("party.toml", "names and categories of columns"),
+    Kept("README.md"),
+    Kept("*.key"),
+    Kept("*.pub"),
+    Kept("*.pem"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What `forget` did, in counts.
+
+    Attributes:
+        asked: different ids in the list.
+        found: rows of the party's tables that have one.
+        in_table: rows that its own table still has; their owner deletes them there.
+        alignments: rows that left each alignment, by its name and table.
+        runs: what the rows were to each run: rows it trained, validated and tested.
+        unknown: runs that cannot tell whether they had the rows.
+        predictions: lines that were cut out of predictions.
+        traces: runs whose traces were removed.
+        at_work: runs that a process is at work in; nothing there was changed.
+    """
+
+    asked: int
+    found: int
+    in_table: int
+    alignments: Mapping[str, int]
+    runs: Mapping[str, Mapping[str, int]]
+    unknown: Sequence[str]
+    predictions: int
+    traces: Sequence[str]
+    at_work: Sequence[str]
+
+    def remains(self) -> list[str]:
+        """What stays, where, and what becomes of it."""
+        said = []
+        if self.in_table:
+            said.append(
+                f"your own table has {self.in_table} of these rows; delete them there: until then "
+                "sessions of these alignments are refused (V206)"
+            )
+        trained = [run for run, parts in self.runs.items() if parts["train"]]
+        if trained:
+            said.append(
+                f"weights of {len(trained)} runs learned from these rows and are marked: "
+                f"{', '.join(trained)}; train anew to be without them"
+            )
+        if any(self.alignments.values()):
+            said.append(
+                "positions of these rows at the other parties leave when the next session begins; "
+                "their own tables, predictions and copies stay, and are theirs to erase"
+            )
+        if self.unknown:
+            said.append(f"runs that kept no ids may have had them: {', '.join(self.unknown)}")
+        if self.at_work:
+            said.append(f"end what is at work, and forget again: {', '.join(self.at_work)}")
+        said.append("what a service holds in memory stays until it is started again")
+        said.append("copies and backups of this folder are not reached")
+        return said
+
+
+def read_list(path: Path) -> list[str]:
+    """Ids to forget, one a line; those of several columns have tabs between them.
+
+    Raises:
+        MissingDataError: there is no such file.
+        DataError: it is too large, no text, or empty.
+    """
+    if not path.exists():
+        raise MissingDataError("the list of ids is missing", where=str(path))
+    if path.stat().st_size > _MOST_BYTES:
+        raise DataError("the list of ids is too long", where=str(path), want="at most 64 MiB")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise DataError("the list of ids is no UTF-8 text", where=str(path)) from None
+    found = dict.fromkeys(line.strip().replace("\t", _UNIT) for line in lines if line.strip())
+    if not found:
+        raise DataError("the list of ids is empty", where=str(path), want="one id a line")
+    return list(found)
+
+
+def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Forgotten:
+    """Erase rows from everything that this party keeps of single rows.
+
+    Args:
+        party: its own file.
+        ids: as in its table, or as an alignment reads them alike.
+        rewrite: whether the rows leave the party's own CSV or Parquet file too.
+
+    Raises:
+        UserError: the table is a database or an object store, which vfl does not write.
+        DataError: the table cannot be read, or it could not be written without other changes.
+    """
+    wanted = _Wanted.of(party, ids)
+    tables = {"source": _Table.of(party, predicted=False, wanted=wanted)}
+    if party.predicts_others:
+        tables["predict"] = _Table.of(party, predicted=True, wanted=wanted)
+    if rewrite:
+        for table in tables.values():
+            table.require_file()
+    wanted.spell(table.spelled for table in tables.values())
+    before = {name: Alignment.newest(folder, party.party) for name, folder in _alignments(party)}
+    runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
+    for run in sorted((party.store_path / "runs").glob("*")):
+        part = PartyFolder(run / "parties" / party.party)
+        if worker_of(run) is not None or worker_of(part.path) is not None:
+            at_work.append(run.name)
+            continue
+        with locked(run):
+            cut_out += sum(_cut_lines(path, wanted) for path in (run / PREDICTIONS,
+                           part.path / PREDICTIONS) if path.exists())  # fmt: skip
+            found = _forget_run(part, wanted, before.values(), tables["source"].gone)
+            if found is None:
+                unknown.append(run.name)
+            elif any(found.values()):
+                runs[run.name] = found
+            if found is None or any(found.values()):
+                traces += [run.name] if _remove_traces(part.path) else []
+    alignments = {
+        f"{name}, {which}": _forget_places(folder, party.party, tables[which])
+        for (name, which), folder in _alignments(party)
+        if which in tables
+    }
+    if rewrite:
+        for table in tables.values():
+            table.rewrite()
+    left = sum(len(table.gone) for table in tables.values() if not rewrite)
+    rows = len(tables["source"].gone)
+    own_ledger(party).note("forgotten", rows=rows)
+    return Forgotten(len(ids), rows, left, alignments, runs, unknown, cut_out, traces, at_work)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Ids to forget, in every spelling in which they are compared."""
+
+    plain: set[str]
+    rules: tuple[str, ...]
+    by_rules: dict[str, set[bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, party: PartyFile, ids: Sequence[str]) -> _Wanted:
+        rules = {
+            Alignment.newest(folder, party.party).agreed.rules for _, folder in _alignments(party)
+        }
+        texts = np.array(ids, dtype=object)
+        alike = {spec: set(normalise(texts, spec)) for spec in rules | {"plain"}}
+        return cls({one.replace(_UNIT, " ") for one in ids}, tuple(sorted(rules)), alike)
+
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        """Which ids of a table are wanted, bool."""
+        found = np.zeros(len(ids), dtype=bool)
+        for spec, keys in self.by_rules.items():
+            found |= np.fromiter((key in keys for key in normalise(ids, spec)), bool, len(ids))
+        return found
+
+    def spell(self, tables: Iterator[Sequence[str]]) -> None:
+        """Take in how tables write the wanted ids, and how numbers among them are kept."""
+        for spelled in tables:
+            self.plain |= {one.replace(_UNIT, " ") for one in spelled}
+        self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
+
+    def has(self, text: str) -> bool:
+        """Whether a text of a file of ours is a wanted id."""
+        return as_written(text) in self.plain or text in self.plain
+
+
+@dataclass(slots=True)
+class _Table:
+    """A party's table: its ids, and the rows that go.
+
+    Attributes:
+        gone: positions of those rows, ascending.
+        spelled: their ids as the table writes them.
+        before, after: digests of all ids in their order, with and without them.
+    """
+
+    party: PartyFile
+    source: Path | str
+    gone: np.ndarray
+    spelled: Sequence[str]
+    before: str
+    after: str
+
+    @classmethod
+    def of(cls, party: PartyFile, *, predicted: bool, wanted: _Wanted) -> _Table:
+        source = party.predict_path if predicted else party.source_path
+        ids = _ids_of(party, predicted=predicted)
+        has = wanted.among(ids)
+        digests = ids_digest(ids), ids_digest(ids[~has])
+        return cls(party, source, np.flatnonzero(has), ids[has].tolist(), *digests)
+
+    def require_file(self) -> None:
+        """Refuse a table that vfl does not write."""
+        path = Path(self.source)
+        if is_database(self.source) or path.suffix not in (".csv", ".parquet"):
+            raise UserError(
+                "vfl writes no such table",
+                where=f"party '{self.party.party}'",
+                want="a .csv or .parquet file",
+                fix="delete the rows there yourself, and leave out --table",
+            )
+
+    def rewrite(self) -> None:
+        """Write the file without the rows; it is compared before it takes the other's place."""
+        if not len(self.gone):
+            return
+        path, gone = Path(self.source), set(self.gone.tolist())
+        mode = path.stat().st_mode & 0o777
+        aside = path.with_name(f".without.{path.name}")
+        try:
+            if path.suffix == ".csv":
+                encoding = self.party.table.encoding
+                text = read_bytes(path).decode(encoding)
+                kept = _without_lines(text, self.party.table.separator, gone)
+                write_bytes(aside, kept.encode(encoding), mode)
+            else:
+                _parquet_without(path, aside, self.gone)
+                aside.chmod(mode)
+            form, own = table_format(self.party.table), self.party.table
+            ids = read_own_ids(aside, own.id, form, f"party '{self.party.party}'")
+            if ids_digest(ids) != self.after:
+                raise DataError(
+                    "the table cannot be written without these rows alone",
+                    where=f"party '{self.party.party}'",
+                    fix="delete the rows there yourself, and leave out --table",
+                )
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
+    """The ids of a party's table, or of the one with the rows to predict, as they stand there."""
+    own, form = party.table, table_format(party.table)
+    if predicted:
+        form = replace(form, query=own.predict_query or own.query)
+    source = party.predict_path if predicted else party.source_path
+    return read_own_ids(source, own.id, form, f"party '{party.party}'")
+
+
+def _alignments(party: PartyFile) -> list[tuple[tuple[str, str], Path]]:
+    """Folders with versions of alignments, by name and by which table they are of."""
+    folders = sorted((party.store_path / "alignments").glob("*/*"))
+    return [((one.parent.name, one.name), one) for one in folders if last_version(one)]
+
+
+def _forget_places(folder: Path, party: str, table: _Table) -> int:
+    """Let rows leave the newest version of an alignment; those before it are of no use, and go."""
+    newest = Alignment.newest(folder, party)
+    for version in range(1, newest.version):
+        (folder / f"{version:04d}.positions").unlink(missing_ok=True)
+    if not len(table.gone) or newest.table != table.before:
+        return 0
+    shorter = newest.without(newest.places_of(table.gone))
+    shorter.of_shorter_table(table.gone, table.after).keep(folder)
+    return len(shorter.withdrawn) - len(newest.withdrawn)
+
+
+def _forget_run(
+    part: PartyFolder, wanted: _Wanted, alignments: Collection[Alignment], gone: np.ndarray
+) -> Mapping[str, int] | None:
+    """Overwrite what a run recognises the rows by; what they were to it, None if unknown."""
+    try:
+        known = part.rows()
+    except RunFolderError:  # it has trained nothing here, or is damaged
+        return {} if not part.path.exists() or not (part.path / "party.json").exists() else None
+    if known is None:
+        return None
+    if known.ids is None:
+        places = part.places_of(known, alignments, gone)
+        if places is None:
+            return None
+    else:
+        digests = part.digests_of(sorted(wanted.plain))
+        places = np.flatnonzero(np.isin(known.ids, digests))
+    counts = part.count(known, places)
+    if known.ids is not None and len(places):
+        ids = known.ids.copy()
+        ids[places] = np.frombuffer(secrets.token_bytes(8 * len(places)), ids.dtype)
+        part.keep_rows(replace(known, ids=ids))
+    if any(counts.values()):
+        part.mark_forgotten(counts, _now())
+    return counts
+
+
+def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
+    """Let rows that another party has erased leave this party's alignment, and mark its runs.
+
+    Args:
+        party: its own file.
+        terms: of the session in which it heard of them.
+        places: of the rows, counted as they were aligned.
+
+    Raises:
+        ConsentError: fewer rows would be left than the party consents to.
+        MisalignedError: the alignment has no such rows.
+    """
+    alignment = own_alignment(party, terms)
+    assert alignment is not None, "what was erased is told by places in an alignment"
+    shorter, least = alignment.without(places), party.consent.min_common
+    if shorter.common < least:
+        raise ConsentError(
+            f"party '{party.party}' does not consent to so few common rows",
+            got="fewer, once rows that were erased have left them",
+            want=f"at least {least}",
+            fix="vfl align, or a smaller min_common in its own file",
+        )
+    predicted = party.predicts_others and terms.mode in ("predict", "serve")
+    ids = _ids_of(party, predicted=predicted)
+    if alignment.table == ids_digest(ids):
+        gone = np.setdiff1d(alignment.positions, shorter.positions)
+        texts = [one.replace(_UNIT, " ") for one in ids[gone[gone >= 0]]]
+        for run in sorted((party.store_path / "runs").glob("*")):
+            _mark(PartyFolder(run / "parties" / party.party), texts)
+    shorter.keep(alignment_folder(party, terms))
+    more = len(shorter.withdrawn) - len(alignment.withdrawn)
+    own_ledger(party).note("withdrawn", run=terms.run, asked_by=terms.label_party, rows=more)
+
+
+def _mark(part: PartyFolder, ids: Sequence[str]) -> None:
+    """Mark a run that had rows with these ids."""
+    with suppress(RunFolderError):  # it has trained nothing here, or is damaged
+        known = part.rows()
+        if known is not None and known.ids is not None and ids:
+            places = np.flatnonzero(np.isin(known.ids, part.digests_of(ids)))
+            counts = part.count(known, places)
+            if any(counts.values()):
+                part.mark_forgotten(counts, _now())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _remove_traces(part: Path) -> bool:
+    """Remove the recordings of a run, and what it could be resumed from once it has ended."""
+    found = (part / "trace").exists()
+    shutil.rmtree(part / "trace", ignore_errors=True)
+    if (part / "party.json").exists():
+        shutil.rmtree(part / "checkpoints", ignore_errors=True)
+    return found
+
+
+def _cut_lines(path: Path, wanted: _Wanted) -> int:
+    """Cut lines out of a table of predictions; how many."""
+    text = read_bytes(path).decode()
+    rows = csv.reader(io.StringIO(text, newline=""))
+    head = next(rows, [])
+    if "id" not in head:
+        return 0
+    at = head.index("id")
+    gone = {row for row, cells in enumerate(filter(None, rows)) if wanted.has(cells[at])}
+    if gone:
+        write_bytes(path, _without_lines(text, ",", gone).encode())
+    return len(gone)
+
+
+def _without_lines(text: str, separator: str, gone: Collection[int]) -> str:
+    """A CSV without some rows, counted behind its head; all other bytes stay."""
+    lines = io.StringIO(text, newline="").readlines()
+    reader = csv.reader(iter(lines), delimiter=separator)
+    kept, start, row = list[str](), 0, -2
+    for cells in reader:
+        row += 1 if cells else 0
+        if not cells or row < 0 or row not in gone:
+            kept += lines[start : reader.line_num]
+        start = reader.line_num
+    return "".join(kept)
+
+
+def _parquet_without(path: Path, target: Path, gone: np.ndarray) -> None:
+    """A Parquet file without some rows, group by group."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    source, start = pq.ParquetFile(path), 0
+    with pq.ParquetWriter(target, source.schema_arrow) as writer:
+        for group in range(source.num_row_groups):
+            table = source.read_row_group(group)
+            stays = ~np.isin(np.arange(start, start + len(table)), gone)
+            start += len(table)
+            writer.write_table(table.filter(pa.array(stays)))
+
+
+def holds(party_folder: Path, store: Path, file: Path) -> Kept | None:
+    """What a file below a party's folder holds of a row; None of a file that vfl did not write."""
+    from fnmatch import fnmatchcase
+
+    name = str(file.relative_to(party_folder))
+    if file.is_relative_to(store):
+        name = f"store/{file.relative_to(store)}"
+    return next((one for one in KEPT if fnmatchcase(name, one.files)), None)
