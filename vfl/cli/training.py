@@ -288,8 +288,11 @@ def export(
     run: Run,
     party: Annotated[str, typer.Option(help="Whose half; its files must be on this host.")],
     to: Annotated[
-        Literal["onnx", "torch", "xgboost"],
-        typer.Option(help="ONNX, a torch.export program, or of boosted trees XGBoost's JSON."),
+        str,
+        typer.Option(
+            metavar="FORM",
+            help="onnx, torch (a torch.export program), or a form of the model's own.",
+        ),
     ] = "onnx",
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Otherwise export beside the weights.")
@@ -303,9 +306,8 @@ def export(
 
     The file of a feature party turns rows of inputs into a cut, that of the label party cuts into
     answers. The encoder turns a table into those inputs; it holds categories and means of the
-    party's table, so all of this stays with the party. Boosted trees become XGBoost's JSON where
-    the thresholds of all splits lie in RUN: in a run of one process, or where all splits are on
-    the label party's own columns.
+    party's table, so all of this stays with the party. A model that is no network has forms of its
+    own; where --to is none of them, the message names them.
     """
     from vfl.training.export import export_half
 

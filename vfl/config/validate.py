@@ -34,6 +34,7 @@ from vfl.config.grid import WANTED, CompareSettings, GridSettings
 from vfl.config.party_file import OwnData, PartyFile
 from vfl.config.toml import Rule, Settings, mistakes_of, raise_mistakes
 from vfl.core.errors import ConfigError
+from vfl.core.products import takes_missing_rows
 from vfl.core.storage import is_database, is_named_set, is_object, may_be_csv
 
 #: A setting that changes nothing, and why.
@@ -232,7 +233,8 @@ def _of_branches(agreed: Agreed) -> Iterator[str]:
 
 def _wants_every_row(agreed: Agreed) -> Iterator[str]:
     """Why rows that some party lacks cannot stay."""
-    if agreed.secure.partition(":")[0] not in ("none", "trees"):
+    mode = agreed.secure.partition(":")[0]
+    if mode != "none" and not takes_missing_rows(mode):
         yield f"under secure = '{agreed.secure}' the label party never has a cut to replace"
     if agreed.dp is not None:
         yield "[dp] does not count what a vector for missing cuts learns of a row"

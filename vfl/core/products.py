@@ -47,6 +47,8 @@ class Product:
             --restored` ends what was under way.
         cases: name of a secure mode -> path of the `vfl.experiments.scenarios.Cases` that says what
             attackers of its runs hold.
+        takes_missing_rows: names of secure modes whose sessions take rows that some party lacks.
+        sections: entry of a run's summary -> path of what shows it as a section of the run's page.
         listeners: file in the folder of a party that listens -> the commands that do. `vfl renew`
             renews the certificate of such a folder.
     """
@@ -58,6 +60,8 @@ class Product:
     terms: Mapping[str, str] = field(default_factory=dict)
     ledgers: Sequence[str] = ()
     cases: Mapping[str, str] = field(default_factory=dict)
+    takes_missing_rows: Sequence[str] = ()
+    sections: Mapping[str, str] = field(default_factory=dict)
     listeners: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -77,6 +81,16 @@ def members_of(group: str) -> dict[str, str]:
 def cases() -> dict[str, str]:
     """What products say of attackers of their runs, by the name of the secure mode."""
     return {name: path for one in products().values() for name, path in one.cases.items()}
+
+
+def takes_missing_rows(mode: str) -> bool:
+    """Whether sessions of a product's secure mode take rows that some party lacks."""
+    return any(mode in one.takes_missing_rows for one in products().values())
+
+
+def sections() -> dict[str, str]:
+    """What products show of a run, by the entry of its summary."""
+    return {name: path for one in products().values() for name, path in one.sections.items()}
 
 
 def modes() -> dict[str, Mode]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ _FORMS = ("onnx", "torch")  # of networks
 def export_half(
     run: Path,
     party: str,
-    to: Literal["onnx", "torch", "xgboost"],
+    to: str,
     out: Path | None,
     bottom: str | None = None,
 ) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def export_half(
     Args:
         run: the run's folder, or that of the party in it.
         party: whose half.
-        to: the form.
+        to: "onnx" or "torch" of a network; a model of a product has forms of its own.
         out: where; a folder beside the weights unless it is given.
         bottom: the party's own bottom, where its file named one.
 

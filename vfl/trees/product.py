@@ -26,5 +26,7 @@ PRODUCT = Product(
             "trees": "vfl.trees.mode:Trees",
         },
     },
+    takes_missing_rows=("trees",),
+    sections={"regression": "vfl.trees.pages:regression"},
     cases={"trees": "vfl.trees.attacks.cases:TreesCases"},
 )

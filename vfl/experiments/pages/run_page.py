@@ -6,10 +6,12 @@ were not measured is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from vfl.core import products
+from vfl.core.registry import named
 from vfl.core.traffic import Traffic
 from vfl.experiments.attack_tables import (
     best_without_model,
@@ -108,14 +110,9 @@ def _sections(run: LoadedRun, attacked: Sequence[Record]) -> Iterator[Section]:
         yield Section(
             title="Evaluations", tables=[evaluations], below=_evaluated_rows(run), roomy=True
         )
-    if (fitted := run.summary.get("regression")) is not None:
-        yield Section(
-            title="Regression",
-            tables=[_coefficients(fitted)],
-            pairs=_fit_of(fitted),
-            below=_OF_REGRESSION,
-            roomy=True,
-        )
+    for name, path in products.sections().items():
+        if (figures := run.summary.get(name)) is not None:
+            yield named(path)(figures)
     yield Section(title="Compression and defense", pairs=_methods(run, attacked))
     if (revealed := _revealed(run.summary.get("revealed"))) is not None:
         yield Section(title="What was revealed", tables=[revealed], below=_OF_REVEALED, roomy=True)
@@ -137,10 +134,6 @@ def _sections(run: LoadedRun, attacked: Sequence[Record]) -> Iterator[Section]:
 
 
 _OF_QUALITY = "Over all rows of the part at once, at the end of the training, every row alike."
-_OF_REGRESSION = (
-    "Of columns with mean 0 and standard deviation 1 in the training rows; a feature party's "
-    "columns have numbers here, and their names on that party's card."
-)
 _OF_REVEALED = (
     "In clear, beside what all parties agreed on before. Values: how many numbers, all times "
     "together. What was masked is left out; it tells nothing to a party that does not collude."
@@ -395,41 +388,6 @@ def _who_held_what(run: LoadedRun) -> str:
     if run.tasks:
         labels = f"{list_text((owner, *run.tasks))} each held labels and a top model of their own"
     return f"{holders}; {labels}. {_MODES.get(run.head['mode'], '')}".strip()
-
-
-def _coefficients(fitted: Mapping[str, Any]) -> Table:
-    """The coefficients of a regression."""
-    rows = []
-    for one in fitted["columns"]:
-        known = finite(one)
-        p_value = known.get("p_value")
-        row = [
-            str(one["party"]),
-            str(one["column"]),
-            number_text(known.get("coefficient")),
-            number_text(known.get("standard_error")),
-            "< 0.001" if p_value is not None and p_value < 0.001 else number_text(p_value),
-            number_text(known.get("lower")),
-            number_text(known.get("upper")),
-        ]
-        rows.append(row)
-    head = ["Party", "Column", "Coefficient", "Standard error", "p", "95 % from", "to"]
-    return Table(head, rows, words=2)
-
-
-def _fit_of(fitted: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Figures of a whole regression."""
-    names = {
-        "rows": "Training rows",
-        "log_likelihood": "Log-likelihood",
-        "deviance": "Deviance",
-        "null_deviance": "Null deviance",
-        "explained": "Explained share of the null deviance",
-        "aic": "AIC",
-        "bic": "BIC",
-    }
-    known = finite(fitted)
-    return [(shown, number_text(known.get(name))) for name, shown in names.items()]
 
 
 def _methods(run: LoadedRun, attacked: Sequence[Record]) -> list[tuple[str, str]]:
