@@ -7,7 +7,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -234,10 +234,18 @@ def show(summary: Mapping[str, Any]) -> None:
         print(f"{'look at':<16} {warning}")
 
 
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Names and what is said of each."""
+    for name, told in lines:
+        print(f"{name:<16} {told}")
+
+
 def show_training(folder: Path, json: bool) -> None:
     """Build the page of a training, and print its summary with it."""
     from vfl.config.run_folder import RunFolder
+    from vfl.experiments.loaded_run import LoadedRun
     from vfl.experiments.pages import build_report
+    from vfl.experiments.pages.thresholds import threshold_lines
 
     page = build_report(folder)
     summary = RunFolder(folder).summary()
@@ -245,6 +253,7 @@ def show_training(folder: Path, json: bool) -> None:
         emit(machine(summary) | {"report": str(page)})
     else:
         show(summary)
+        print_lines(threshold_lines(LoadedRun(folder)))
         print(f"{'report':<16} {page}")
 
 

@@ -23,6 +23,7 @@ from vfl.cli.output import (
     figure,
     machine,
     newest_run,
+    print_lines,
     progress_line,
     say,
     say_epoch,
@@ -327,6 +328,10 @@ def report(
     alone: Annotated[
         bool, typer.Option("--alone", help="First train each party alone, for the gain over it.")
     ] = False,
+    cost: Annotated[
+        float | None,
+        typer.Option(help="Of one missed positive, in false alarms: chooses a threshold."),
+    ] = None,
     write: Write = None,
 ) -> None:
     """Build report.html of a run: one static file.
@@ -346,7 +351,12 @@ def report(
 
         use_one_thread()
         exit_with_failures(train_alone(run, on_end=say_cell))
-    page = build_report(run)
+    page = build_report(run, cost)
+    if cost is not None:
+        from vfl.experiments.loaded_run import LoadedRun
+        from vfl.experiments.pages.thresholds import threshold_lines
+
+        print_lines(threshold_lines(LoadedRun(run), cost))
     print(page)
     if show:
         typer.launch(str(page))

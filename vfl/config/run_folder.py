@@ -13,6 +13,8 @@
     traffic.csv       CSV with a head         the ledger: `party`, `direction`, `phase`, `frames`,
                                               `payload_bytes`, `wire_bytes`, `seconds`
     summary.json      sealed JSON             the figures of a run that ended well
+    scored.json       sealed JSON             of two classes: validation and test rows by
+                                              probability, in at most 1000 groups
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
                                               run that did not
     evaluations/      sealed JSON a file      figures of each `vfl evaluate`, from 0001.json on
@@ -64,7 +66,7 @@ from vfl.core.version import VERSION
 
 PROGRESS = "progress.json"
 _HEAD, _CONFIG, _SUMMARY = "run.json", "config.toml", "summary.json"
-_AUDIT, _EVALUATIONS = "audit.json", "evaluations"
+_AUDIT, _EVALUATIONS, _SCORED = "audit.json", "evaluations", "scored.json"
 #: Where an earlier vfl kept the figures of the last evaluation alone.
 _LAST_EVALUATION = "evaluation.json"
 #: What a seal adds to the figures of a run. They name their run themselves.
@@ -253,8 +255,22 @@ class RunFolder:
         """Add one line about what happened; whoever follows the run shows it."""
         append_text(self.path / "notes.txt", f"{printable(line)}\n")
 
-    def finish(self, summary: Mapping[str, Any], ledger: Ledger) -> None:
-        """The run ended well."""
+    def scored(self) -> dict[str, Any]:
+        """Rows by probability, part by part; empty where there is no record. See `summary`."""
+        return self._figures(_SCORED) if (self.path / _SCORED).exists() else {}
+
+    def finish(
+        self, summary: Mapping[str, Any], ledger: Ledger, scored: Mapping[str, Any] | None = None
+    ) -> None:
+        """The run ended well.
+
+        Args:
+            summary: its figures.
+            ledger: its traffic.
+            scored: rows of two classes by probability, part by part.
+        """
+        if scored:
+            self._write_figures(_SCORED, scored)
         write_text(self.path / "traffic.csv", ledger.to_csv())
         self._write_figures(_SUMMARY, summary)
 

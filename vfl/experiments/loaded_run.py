@@ -23,6 +23,7 @@ from vfl.core.text import as_written
 from vfl.core.traffic import Traffic
 from vfl.experiments.cells import CODEC
 from vfl.experiments.scores import OF_RUN, ScoreRecord, read_codes, read_scores
+from vfl.session.label.scored import Scored
 
 #: The finite numbers of one epoch by name, and `sent`, the bytes of both directions so far. A loss
 #: that became NaN is left out, and so leaves a gap in its curve.
@@ -137,6 +138,13 @@ class LoadedRun:
         """Figures of the whole run, as far as it ended; codec, defense and secure mode at least."""
         asked = {name: self.config.get(name) for name in ("codec", "defense", "secure")}
         return asked | (self.folder.summary() if self.has_ended else {})
+
+    @cached_property
+    def scored(self) -> Mapping[str, Scored]:
+        """Validation and test rows of two classes by probability, as far as there are any."""
+        found = self.folder.scored() if self.has_ended else {}
+        read = {part: Scored.read(found[part]) for part in ("validation", "test") if part in found}
+        return {part: one for part, one in read.items() if 0 < one.positives < one.rows}
 
     @cached_property
     def codec(self) -> Mapping[str, Any]:

@@ -518,7 +518,7 @@ def _conclude(
         label.privacy(),
         label.figures(),
     )
-    folder.finish(summary, label.ledger)
+    folder.finish(summary, label.ledger, label.progress.kept_scores())
 
 
 def _into_log_of(folder: RunFolder) -> Callable[[str], None]:

@@ -418,7 +418,7 @@ def train(
         if doubted := [*found, *summary.get("warnings", ())]:
             summary["warnings"] = doubted
         summary["sources"] = sources_read(experiment)
-        folder.finish(summary, session.whole_ledger())
+        folder.finish(summary, session.whole_ledger(), session.label.progress.kept_scores())
         return summary
 
 

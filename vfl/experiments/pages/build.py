@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vfl.core.errors import RunFolderError, VFLError
+from vfl.core.errors import ConfigError, RunFolderError, VFLError
 from vfl.core.storage import stamp, write_json, write_text
 from vfl.core.text import printable_lines
 from vfl.experiments.cells import CONFIG, GRID, GridFolder, is_grid
@@ -53,7 +53,7 @@ ENVIRONMENT = Environment(
 ENVIRONMENT.globals |= {"script": Markup(_SCRIPT), "script_hash": f"sha256-{_DIGEST}"}
 
 
-def build_report(run_folder: Path) -> Path:
+def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
     """Write `report.html` into the folder of a run or a grid, from what it holds.
 
     The page is one static file: one script that sorts its tables, nothing fetched, and the same
@@ -61,6 +61,7 @@ def build_report(run_folder: Path) -> Path:
 
     Args:
         run_folder: a folder that training, comparing or attacking wrote.
+        missed_cost: of one missed positive of a run, in false alarms; a threshold is chosen by it.
 
     Returns:
         The path of the page.
@@ -69,7 +70,7 @@ def build_report(run_folder: Path) -> Path:
         RunFolderError: there is no run in it, or one this version cannot read.
     """
     target = Path(run_folder) / PAGE
-    write_text(target, render(Path(run_folder)))
+    write_text(target, render(Path(run_folder), missed_cost))
     return target
 
 
@@ -93,13 +94,13 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     return table, whole
 
 
-def render(run_folder: Path) -> str:
+def render(run_folder: Path, missed_cost: float | None = None) -> str:
     """The page of a run folder as text.
 
     Raises:
         RunFolderError: as `build_report`.
     """
-    return ENVIRONMENT.get_template("page.html").render(page=_content(run_folder))
+    return ENVIRONMENT.get_template("page.html").render(page=_content(run_folder, missed_cost))
 
 
 def build_index(folder: Path) -> tuple[list[Listed], Path]:
@@ -140,8 +141,10 @@ def _study_page(grid: LoadedGrid) -> Content:
     return beside_stale(_STUDIES[grid.folder.kind][1](grid), grid)
 
 
-def _content(run_folder: Path) -> dict[str, Any]:
+def _content(run_folder: Path, missed_cost: float | None = None) -> dict[str, Any]:
     """What a page prints."""
+    if missed_cost is not None and is_grid(run_folder):
+        raise ConfigError("a cost chooses the threshold of one run", where="--cost")
     if is_grid(run_folder):
         grid = LoadedGrid(GridFolder(run_folder))
         kind, page = _STUDIES[grid.folder.kind][0], _study_page(grid)
@@ -150,7 +153,8 @@ def _content(run_folder: Path) -> dict[str, Any]:
         config = (grid.path / CONFIG).read_text(encoding="utf-8")
     else:
         run = LoadedRun(run_folder)
-        kind, page, head, config = "run", run_page(run), dict(run.head), run.config_text
+        page, head, config = run_page(run, missed_cost), dict(run.head), run.config_text
+        kind = "run"
     version = f"vfl {head['vfl']}" if head["vfl"] else ""
     return {
         "kind": kind,

@@ -27,6 +27,7 @@ from vfl.experiments.loaded_run import Epoch, LoadedRun, finite
 from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
 from vfl.experiments.pages.sections import Content, Section
 from vfl.experiments.pages.stale import stale_section
+from vfl.experiments.pages.thresholds import threshold_sections
 from vfl.experiments.results import Record, attacks_on_run, fitting_quality, trained_records
 from vfl.experiments.tables import (
     MEASURES,
@@ -68,8 +69,12 @@ _MEASURES = {
 _BARS = 5
 
 
-def run_page(run: LoadedRun) -> Content:
+def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
     """What the page of a run says, from what its folder holds.
+
+    Args:
+        run: the run.
+        missed_cost: of one missed positive, in false alarms; a threshold is chosen by it.
 
     Raises:
         RunFolderError: it is of another format, or a file of it is damaged.
@@ -94,18 +99,24 @@ def run_page(run: LoadedRun) -> Content:
         count=run.head["mode"],
         sentence=_who_held_what(run),
         notes=[f"{len(stale)} figures of attacks are stale and stand apart"] if stale else [],
-        sections=[*_sections(run, attacked), *([stale_section(stale)] if stale else [])],
+        sections=[
+            *_sections(run, attacked, missed_cost),
+            *([stale_section(stale)] if stale else []),
+        ],
         weights=run.word("weights_sha256"),
     )
 
 
-def _sections(run: LoadedRun, attacked: Sequence[Record]) -> Iterator[Section]:
+def _sections(
+    run: LoadedRun, attacked: Sequence[Record], missed_cost: float | None
+) -> Iterator[Section]:
     """The page below its head; a section without content says that it was not measured."""
     drawings = drawings_of(run)
     none = "Not measured: the run holds no finished epoch."
     yield Section(title="Training", drawings=drawings, below="" if drawings else none)
     if (quality := _quality(run)) is not None:
         yield Section(title="Quality", tables=[quality], below=_OF_QUALITY, roomy=True)
+    yield from threshold_sections(run, missed_cost)
     if (evaluations := _evaluations(run)) is not None:
         yield Section(
             title="Evaluations", tables=[evaluations], below=_evaluated_rows(run), roomy=True

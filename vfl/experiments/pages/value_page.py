@@ -22,6 +22,9 @@ from vfl.experiments.tables import (
 )
 from vfl.experiments.value import BOOSTING, CENTRAL, SPLIT, measure_of
 
+#: Seeds from which an interval of means is no longer dominated by Student's factor (2.8 at 5).
+_ENOUGH_SEEDS = 5
+
 
 def value_page(grid: LoadedGrid) -> Content:
     """What the page of a value says, from what the cells hold."""
@@ -113,7 +116,15 @@ def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
             inside = less.half_width is not None and abs(less.mean) <= less.half_width
             verdict = "within the interval of 0" if inside else "outside the interval of 0"
             found.append(f"split less {what}: {score_text(less, measure, '+')}{unit}; {verdict}")
+    if (seeds := len(split.values(measure))) < _ENOUGH_SEEDS:
+        found.append(_few(seeds))
     return found
+
+
+def _few(seeds: int) -> str:
+    """What so few seeds cannot say; an interval over two has one degree of freedom."""
+    count = {1: "one seed says", 2: "two seeds say"}.get(seeds, f"{seeds} seeds say")
+    return f"{count} little: intervals are wide or missing, take at least {_ENOUGH_SEEDS}"
 
 
 def value_table(lines: Sequence[Line], measure: str) -> Table:

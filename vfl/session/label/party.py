@@ -63,6 +63,7 @@ from vfl.session.label.quality import (
     reduced_quality,
     regression_quality,
 )
+from vfl.session.label.scored import Scored
 from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 
@@ -330,6 +331,13 @@ class Meter:
             found = {"loss": loss, "rmse": loss**0.5}
         return {f"{self.phase}_{name}": value for name, value in found.items()}
 
+    def scored(self) -> Scored | None:
+        """Rows of two classes by probability; None of other tasks, and while training."""
+        if not self.evidence or self.task.name != "classification":
+            return None
+        evidence = torch.cat(self.evidence)
+        return Scored.of(evidence, torch.cat(self.labels)) if evidence.shape[1] == 2 else None
+
 
 EpochRecord = dict[str, Any]
 
@@ -346,6 +354,7 @@ class Progress:
         train_steps, train_rows, train_seconds: exchanges, rows and time of training.
         asked_steps, asked_rows: exchanges and rows of evaluations, those of a training included.
         history: one record an epoch.
+        scored: rows of two classes by probability: of the test, and of each epoch's validation.
     """
 
     def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
@@ -355,6 +364,7 @@ class Progress:
         self.asked_steps = 0
         self.asked_rows = 0
         self.history: list[EpochRecord] = []
+        self.scored: dict[tuple[str, int], Scored] = {}
         self._task = task
         self._ledger = ledger
         self._on_epoch = on_epoch
@@ -377,8 +387,10 @@ class Progress:
     def end_epoch(self, epoch: int, seconds: float, more: Mapping[str, Any]) -> None:
         """Make the record of an epoch from its measurements and `more`, and start anew."""
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
-        for meter in self._meters.values():
+        for phase, meter in self._meters.items():
             record |= meter.figures()
+            if (scored := meter.scored()) is not None:
+                self.scored[phase, epoch] = scored
         record |= more
         record["seconds"] = round(seconds, 4)
         record["bytes_up"] = self._ledger.total_bytes("up")
@@ -386,6 +398,17 @@ class Progress:
         self._meters = {}
         self.history.append(record)
         self._on_epoch(record)
+
+    def kept_scores(self) -> dict[str, Any]:
+        """Records of validation and test rows by probability, of the weights that were kept.
+
+        Validation rows are missing where a resume has forgotten them.
+        """
+        last: EpochRecord = self.history[-1] if self.history else {}
+        final = int(last.get("epoch", 0))
+        epochs = {"validation": int(last.get("best_epoch", final)), "test": final}
+        found = {phase: self.scored.get((phase, epoch)) for phase, epoch in epochs.items()}
+        return {phase: scored.record() for phase, scored in found.items() if scored is not None}
 
     def state(self) -> dict[str, Any]:
         """Everything counted so far, for a checkpoint."""

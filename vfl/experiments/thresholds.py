@@ -1,0 +1,220 @@
+"""What a model of two classes is worth at a threshold, and whether its probabilities hold.
+
+Everything is computed from the groups of `vfl.session.label.scored`: whole rows up to a thousand,
+and groups of neighbouring probabilities beyond that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from vfl.core.errors import ConfigError
+from vfl.session.label.scored import Scored
+
+Calibration = Literal["isotonic", "platt"]
+#: Shares of the rows that a threshold flags, as the table of thresholds lists them.
+FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_BANDS = 10
+#: As the log loss of every summary; see `vfl.session.label.quality`.
+_LEAST = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Rows by class and by what a threshold says of them.
+
+    Attributes:
+        threshold: rows with at least this probability are flagged.
+        true_positives, false_positives, false_negatives, true_negatives: rows.
+    """
+
+    threshold: float
+    true_positives: int
+    false_positives: int
+    false_negatives: int
+    true_negatives: int
+
+    @property
+    def precision(self) -> float | None:
+        """Share of positives among flagged rows; None where none is flagged."""
+        flagged = self.true_positives + self.false_positives
+        return self.true_positives / flagged if flagged else None
+
+    @property
+    def recall(self) -> float:
+        """Share of flagged rows among positives."""
+        return self.true_positives / (self.true_positives + self.false_negatives)
+
+    @property
+    def flagged(self) -> float:
+        """Share of flagged rows."""
+        flagged = self.true_positives + self.false_positives
+        return flagged / (flagged + self.false_negatives + self.true_negatives)
+
+
+def confusions(scored: Scored) -> list[Confusion]:
+    """The confusion at each threshold that tells rows apart, the highest threshold first."""
+    totals = scored.counts.sum(axis=0)
+    above = np.cumsum(scored.counts[::-1], axis=0)
+    return [
+        Confusion(float(p), int(own[1]), int(own[0]), int(totals[1] - own[1]),
+                  int(totals[0] - own[0]))
+        for p, own in zip(scored.probability[::-1], above, strict=True)
+    ]  # fmt: skip
+
+
+def confusion_at(scored: Scored, threshold: float) -> Confusion:
+    """The confusion at any threshold.
+
+    >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
+    >>> found = confusion_at(scored, 0.4)
+    >>> found.precision, found.recall, found.flagged
+    (0.6, 1.0, 0.5)
+    """
+    flagged = scored.counts[scored.probability >= threshold].sum(axis=0)
+    negatives, positives = scored.counts.sum(axis=0) - flagged
+    return Confusion(threshold, int(flagged[1]), int(flagged[0]), int(positives), int(negatives))
+
+
+def average_precision(scored: Scored) -> float:
+    """The area under precision by recall, as a step function (as scikit-learn defines it).
+
+    >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
+    >>> round(average_precision(scored), 4)
+    0.8667
+    """
+    area, recall = 0.0, 0.0
+    for one in confusions(scored):
+        area += (one.recall - recall) * (one.precision or 0.0)
+        recall = one.recall
+    return area
+
+
+def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
+    """The threshold that costs least, where a missed positive costs so many false alarms.
+
+    Args:
+        scored: rows that the model did not learn from: validation rows.
+        missed_cost: of one false negative, in false positives.
+
+    Raises:
+        ConfigError: the cost is not above 0.
+
+    >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
+    >>> cheapest_threshold(scored, 10.0), cheapest_threshold(scored, 1.0)
+    (0.4, 0.8)
+    """
+    if not 0 < missed_cost < float("inf"):
+        raise ConfigError("a cost is a number above 0", where="--cost", got=f"{missed_cost:g}")
+    found = min(
+        confusions(scored), key=lambda one: one.false_negatives * missed_cost + one.false_positives
+    )
+    return found.threshold
+
+
+def best_f1_threshold(scored: Scored) -> float:
+    """The threshold with the largest F1."""
+
+    def f1(one: Confusion) -> float:
+        wrong = one.false_positives + one.false_negatives
+        return 2 * one.true_positives / (2 * one.true_positives + wrong)
+
+    return max(confusions(scored), key=f1).threshold
+
+
+def flagging(scored: Scored, share: float) -> float:
+    """The highest threshold that flags at least a share of the rows."""
+    return next(one.threshold for one in confusions(scored) if one.flagged >= share - 1e-12)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Rows with neighbouring probabilities.
+
+    Attributes:
+        rows, positives: how many.
+        expected: the mean probability.
+        captured: share of all positives in this band and those above it.
+    """
+
+    rows: int
+    positives: int
+    expected: float
+    captured: float
+
+
+def bands(scored: Scored, most: int = _BANDS) -> list[Band]:
+    """Rows in at most ten bands of about equal size, the most probable first.
+
+    >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
+    >>> [(one.rows, one.positives, round(one.captured, 2)) for one in bands(scored, 2)]
+    [(5, 3, 1.0), (5, 0, 1.0)]
+    """
+    counts, chances = scored.counts[::-1], scored.probability[::-1]
+    rows = counts.sum(axis=1)
+    before = np.cumsum(rows) - rows
+    place = np.minimum(before * most // scored.rows, most - 1)
+    found, captured = [], 0
+    for one in np.unique(place):
+        own = place == one
+        positives, count = int(counts[own, 1].sum()), int(rows[own].sum())
+        captured += positives
+        expected = float(chances[own] @ rows[own] / count)
+        found.append(Band(count, positives, expected, captured / scored.positives))
+    return found
+
+
+def calibration_error(scored: Scored) -> float:
+    """The mean distance of expected and observed shares of positives, over ten bands of rows."""
+    return sum(
+        one.rows / scored.rows * abs(one.expected - one.positives / one.rows)
+        for one in bands(scored)
+    )
+
+
+def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
+    """The mean log loss; of other probabilities of the same groups where they are given."""
+    chances = scored.probability if probability is None else probability
+    chances = np.clip(chances, _LEAST, 1 - _LEAST)
+    negatives, positives = scored.counts.T
+    total = positives @ np.log(chances) + negatives @ np.log(1 - chances)
+    return float(-total / scored.rows)
+
+
+def calibrated(
+    validation: Scored, probability: np.ndarray, how: Calibration = "isotonic"
+) -> np.ndarray:
+    """Probabilities as validation rows say they should have been.
+
+    Isotonic regression (Zadrozny and Elkan 2002) or a logistic curve over the logit (Platt 1999);
+    scikit-learn fits both.
+
+    Args:
+        validation: rows of both classes that the model did not learn from.
+        probability: to be calibrated, axes (rows,).
+        how: "isotonic" or "platt".
+    """
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LogisticRegression
+
+    chances = np.repeat(validation.probability, 2)
+    truth = np.tile([0, 1], len(validation.probability))
+    rows = validation.counts.ravel()
+    seen = rows > 0
+    chances, truth, rows = chances[seen], truth[seen], rows[seen]
+    if how == "isotonic":
+        steps = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+        found: np.ndarray = steps.fit(chances, truth, sample_weight=rows).predict(probability)
+        return found
+    curve = LogisticRegression(C=1e6).fit(_logit(chances), truth, sample_weight=rows)
+    found = curve.predict_proba(_logit(probability))[:, 1]
+    return found
+
+
+def _logit(chances: np.ndarray) -> np.ndarray:
+    clipped = np.clip(chances, _LEAST, 1 - _LEAST)
+    made: np.ndarray = np.log(clipped / (1 - clipped))[:, None]
+    return made
