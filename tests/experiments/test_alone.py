@@ -1,7 +1,10 @@
 """What a run gains over each of its parties alone, on its page."""
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.metrics import roc_auc_score
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
@@ -9,7 +12,7 @@ from vfl.core.errors import RunFolderError
 from vfl.experiments.pages import build_report, glance
 from vfl.experiments.study import plan_study, run_study, train_alone
 from vfl.experiments.value import alone_scores
-from vfl.training.run import train
+from vfl.training.run import load_data, train
 
 ABOUT = {
     "data": {"source": "breast_cancer", "rows": 300},
@@ -77,3 +80,62 @@ def test_a_study_says_what_joining_gains_over_each_party(kind, table, tmp_path):
     gain = np.mean([joined[repeat] - own["test_auc"] for repeat, own in scores.items()])
     assert f"({100 * gain:+.1f} ± " in found.sentence
     assert "points beside clinic alone, " in found.sentence
+
+
+@pytest.fixture
+def two_tables(tmp_path):
+    """A bank whose own column tells a little, and a shop whose columns tell the rest."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(600, 3)), columns=["own", "a", "b"])
+    truth = frame["own"] * 0.5 + frame["a"] - frame["b"] + draw.normal(0, 0.3, 600)
+    frame.insert(0, "id", range(600))
+    frame["paid"] = (truth > 0).astype(int)
+    frame["amount"] = truth
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    return tmp_path / "rows.csv"
+
+
+@pytest.mark.parametrize(("column", "task"), [("paid", "classification"), ("amount", "regression")])
+def test_a_training_says_what_joining_gained_over_the_label_party(vfl, two_tables, column, task):
+    (two_tables.parent / "x.toml").write_text(
+        f'name = "x"\ndata = {{ source = "{two_tables}", id = "id" }}\n'
+        f'label = {{ party = "bank", column = "{column}", task = "{task}" }}\n'
+        'parties.bank = { columns = ["own"] }\nparties.shop = { columns = ["a", "b"] }\n'
+        "train = { epochs = 15, learning_rate = 0.01 }\n"
+    )
+    done = vfl("train", "x.toml")
+    assert done.code == 0, done.err
+    (folder,) = (two_tables.parent / "runs").iterdir()
+    run = RunFolder(folder)
+    measure = "auc" if task == "classification" else "rmse"
+    joined, alone = (one[f"test_{measure}"] for one in (run.summary(), run.label_alone()))
+
+    # The same learner on the same rows, without a party or a run.
+    data = load_data(run.experiment())["bank"]
+    inputs, truth, split = data.inputs.numpy(), data.labels.numpy(), data.split
+    kind = HistGradientBoostingClassifier if measure == "auc" else HistGradientBoostingRegressor
+    trees = kind(max_iter=int(run.label_alone()["epochs"]), learning_rate=0.05,
+                 early_stopping=False, random_state=0)  # fmt: skip
+    trees.fit(inputs[split.train], truth[split.train])
+    if measure == "auc":
+        chances = trees.predict_proba(inputs[split.test])[:, 1]
+        assert alone == pytest.approx(roc_auc_score(truth[split.test], chances))
+        assert joined > alone + 0.1
+        gain = f"{100 * (joined - alone):+.1f} points of AUC beside bank alone"
+    else:
+        error = trees.predict(inputs[split.test]) - truth[split.test]
+        assert alone == pytest.approx(np.sqrt(np.mean(error**2)))
+        assert joined < alone - 0.1
+        gain = f"{joined - alone:+.4g} RMSE beside bank alone"
+    assert f"joining          {gain}" in done.out
+    assert gain in glance(folder).sentence
+
+
+def test_a_label_party_without_columns_has_no_model_alone(vfl, tmp_path):
+    (tmp_path / "x.toml").write_text(
+        'name = "x"\ndata = { source = "breast_cancer" }\nparties.clinic = { width = 4 }\n'
+        "train = { epochs = 1 }\n"
+    )
+    done = vfl("train", "x.toml")
+    assert done.code == 0, done.err
+    assert "joining" not in done.out

@@ -245,14 +245,18 @@ def show_training(folder: Path, json: bool) -> None:
     from vfl.config.run_folder import RunFolder
     from vfl.experiments.loaded_run import LoadedRun
     from vfl.experiments.pages import build_report
+    from vfl.experiments.pages.run_page import gain_of
     from vfl.experiments.pages.thresholds import threshold_lines
 
     page = build_report(folder)
     summary = RunFolder(folder).summary()
     if json:
-        emit(machine(summary) | {"report": str(page)})
+        alone = RunFolder(folder).label_alone()
+        emit(machine(summary) | {"report": str(page)} | ({"label_alone": alone} if alone else {}))
     else:
         show(summary)
+        if gain := gain_of(LoadedRun(folder)):
+            print_lines([("joining", gain)])
         print_lines(threshold_lines(LoadedRun(folder)))
         print(f"{'report':<16} {page}")
 

@@ -70,12 +70,14 @@ def train(
             WRITERS.make(spec).check()  # now, and not after hours of training
     if path.is_dir():
         folder = on_the_federation(path, settings or [], resume)
+        _compare_with_label_party(folder)
         write_elsewhere(folder, write)
         show_training(folder, json)
         return
     from vfl.config import Experiment, Locations
     from vfl.config.run_folder import RunFolder, new_run_name
     from vfl.core.seeds import use_one_thread
+    from vfl.experiments.value import label_alone
     from vfl.training import run
     from vfl.training.specs import check_specs, read_checked
 
@@ -87,20 +89,41 @@ def train(
         experiment, locations = read_checked(path, settings or [])
     folder = resume or runs / new_run_name(experiment.name)
     with locations.located(Experiment):
+        data = run.load_data(experiment, download=download)
         run.train(
             experiment,
             folder.parent,
             folder.name,
+            data=data,
             command=command_of("train", str(path), settings=settings or [], device=device),
             resume=resume is not None,
-            download=download,
             on_epoch=say_epoch,
             on_progress=progress_line.show,
             device=device,
             say=say,
         )
+    label_alone(RunFolder(folder), data[experiment.label.party])
     write_elsewhere(folder, write)
     show_training(folder, json)
+
+
+def _compare_with_label_party(run: Path) -> None:
+    """Learn what the label party of a project reaches alone, from its own table."""
+    from vfl.config import read_party_file
+    from vfl.config.run_folder import RunFolder
+    from vfl.experiments.value import label_alone
+    from vfl.session import Terms
+    from vfl.session.store.party_folder import own_data
+    from vfl.training.federated import label_folder_of
+
+    folder = RunFolder(run)
+    experiment = folder.experiment()
+    try:
+        party = read_party_file(label_folder_of(run).party_file)
+        terms = Terms.of(experiment, "train", run.name)
+        label_alone(folder, own_data(party, terms, experiment.label.task))
+    except VFLError as problem:  # the training has ended well all the same
+        say(f"what {experiment.label.party} reaches alone was not measured: {problem.what}")
 
 
 def evaluate(

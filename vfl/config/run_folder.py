@@ -15,6 +15,7 @@
     summary.json      sealed JSON             the figures of a run that ended well
     scored.json       sealed JSON             of two classes: validation and test rows by
                                               probability, in at most 1000 groups
+    label_alone.json  sealed JSON             what the label party's own columns reach
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
                                               run that did not
     evaluations/      sealed JSON a file      figures of each `vfl evaluate`, from 0001.json on
@@ -67,6 +68,7 @@ from vfl.core.version import VERSION
 PROGRESS = "progress.json"
 _HEAD, _CONFIG, _SUMMARY = "run.json", "config.toml", "summary.json"
 _AUDIT, _EVALUATIONS, _SCORED = "audit.json", "evaluations", "scored.json"
+_LABEL_ALONE = "label_alone.json"
 #: Where an earlier vfl kept the figures of the last evaluation alone.
 _LAST_EVALUATION = "evaluation.json"
 #: What a seal adds to the figures of a run. They name their run themselves.
@@ -254,6 +256,14 @@ class RunFolder:
     def note(self, line: str) -> None:
         """Add one line about what happened; whoever follows the run shows it."""
         append_text(self.path / "notes.txt", f"{printable(line)}\n")
+
+    def label_alone(self) -> dict[str, Any]:
+        """What the label party reaches alone; empty where that was not measured. See `summary`."""
+        return self._figures(_LABEL_ALONE) if (self.path / _LABEL_ALONE).exists() else {}
+
+    def keep_label_alone(self, figures: Mapping[str, float]) -> None:
+        """Keep what the label party reaches alone."""
+        self._write_figures(_LABEL_ALONE, figures)
 
     def scored(self) -> dict[str, Any]:
         """Rows by probability, part by part; empty where there is no record. See `summary`."""

@@ -19,10 +19,11 @@ from vfl.core.errors import RunFolderError
 from vfl.core.storage import stamp, write_json
 from vfl.core.traffic import Ledger
 from vfl.experiments.cells import CODEC, Cell, GridFolder, is_done, is_grid
-from vfl.experiments.statistics import paired_difference
-from vfl.experiments.tables import SHARES, score_text
+from vfl.experiments.statistics import Estimate, paired_difference
+from vfl.experiments.tables import MEASURES, SHARES, score_text
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
     from vfl.datasets import PartyData
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 SPLIT, CENTRAL, BOOSTING = "split", "the same network, in one place", "gradient boosting"
 #: Trees at most; the validation rows say how many are used.
 _TREES, _TREE_RATE = 300, 0.05
+#: Of the label party alone after every training, which has to be cheap.
+_FEW_TREES, _SAMPLE_ROWS, _MOST_CLASSES = 100, 20_000, 20
 #: In the folder of a run or a study: its parties alone.
 _ALONE = "alone"
 
@@ -270,27 +273,44 @@ def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -
 
 
 def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
-    """Histogram gradient boosting of scikit-learn, as many trees as are best on validation rows."""
+    """A cell of gradient boosting, with the columns that lie at the stand-in."""
+    path = folder.cells_path / cell.name
+    if (path / "summary.json").exists():
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    run = RunFolder.create(path, cell.experiment, "in-process", str(folder.head("command")))
+    (inputs,) = _inputs(data)
+    label = data[cell.experiment.label.party]
+    figures = boosted(inputs, label, label.split.train, cell.experiment.seed)
+    nothing_sent: dict[str, Any] = {"bytes_up": {}, "bytes_down": {}, "wire_ratio": None}
+    run.finish(figures | nothing_sent | {"seconds": 0.0}, Ledger())
+
+
+def boosted(
+    inputs: Tensor, label: PartyData, train: np.ndarray, seed: int, most_trees: int = _TREES
+) -> dict[str, float]:
+    """Figures of the test rows that histogram gradient boosting reaches (scikit-learn's).
+
+    Args:
+        inputs: of all rows, axes (rows, ...).
+        label: whose labels and split count.
+        train: the rows to learn from.
+        seed: of the trees.
+        most_trees: of these, as many as are best on the validation rows; `epochs` says how many.
+    """
     import numpy as np
     import torch
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     from vfl.session.label.quality import classification_quality, regression_quality
 
-    path = folder.cells_path / cell.name
-    if (path / "summary.json").exists():
-        return
-    shutil.rmtree(path, ignore_errors=True)
-    run = RunFolder.create(path, cell.experiment, "in-process", str(folder.head("command")))
-    label = data[cell.experiment.label.party]
-    (inputs,) = _inputs(data)
     assert label.labels is not None
     columns, truth, split = inputs.flatten(1).numpy(), label.labels.numpy(), label.split
     regression = label.classes is None
     kind = HistGradientBoostingRegressor if regression else HistGradientBoostingClassifier
-    options = {"max_iter": _TREES, "learning_rate": _TREE_RATE, "early_stopping": False}
-    trees = kind(**options, random_state=cell.experiment.seed)
-    trees.fit(columns[split.train], truth[split.train])
+    options = {"max_iter": most_trees, "learning_rate": _TREE_RATE, "early_stopping": False}
+    trees = kind(**options, random_state=seed)
+    trees.fit(columns[train], truth[train])
 
     stages = trees.staged_predict if regression else trees.staged_predict_proba
 
@@ -300,7 +320,7 @@ def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> Non
             return float(np.square(answers - true).mean())
         return float(-np.log(answers[np.arange(len(true)), true].clip(1e-12)).mean())
 
-    best = _TREES - 1
+    best = most_trees - 1
     if len(split.validation):
         best = int(np.argmin([loss(stage) for stage in stages(columns[split.validation])]))
     answers = next(one for place, one in enumerate(stages(columns[split.test])) if place == best)
@@ -309,9 +329,50 @@ def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> Non
         found = regression_quality(torch.from_numpy(answers)[:, None], tested)
     else:
         found = classification_quality(torch.from_numpy(np.log(answers.clip(1e-12))), tested)
-    figures = {f"test_{name}": value for name, value in found.items()}
-    nothing_sent: dict[str, Any] = {"bytes_up": {}, "bytes_down": {}, "wire_ratio": None}
-    run.finish(figures | nothing_sent | {"epochs": best + 1, "seconds": 0.0}, Ledger())
+    return {f"test_{name}": value for name, value in found.items()} | {"epochs": best + 1}
+
+
+def label_alone(run: RunFolder, label: PartyData) -> bool:
+    """Find out what the label party's own columns reach without the others, and keep it in the run.
+
+    Gradient boosting learns from the run's own training rows and is tested on its test rows; of
+    many training rows it takes a sample. Nothing is sent.
+
+    Args:
+        run: that has ended.
+        label: the label party's rows, dealt as in the training.
+
+    Returns:
+        Whether that can be said: the party has columns in memory, and few classes.
+    """
+    import numpy as np
+    import torch
+
+    few = label.classes is None or len(label.classes) <= _MOST_CLASSES
+    train, split, seed = label.split.train, label.split, run.experiment().seed
+    if type(label.inputs) is not torch.Tensor or label.labels is None or not few:
+        return False
+    learned = label.labels[torch.from_numpy(train)]
+    if len(np.unique(learned)) < 2 or not len(split.test):
+        return False
+    if len(train) > _SAMPLE_ROWS:
+        train = np.random.default_rng(seed).choice(train, _SAMPLE_ROWS, replace=False)
+    inputs = for_trees(label)
+    assert inputs is not None
+    run.keep_label_alone(boosted(inputs, label, train, seed, _FEW_TREES))
+    return True
+
+
+def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
+    """What a run gains over its label party alone, in words; empty where that is not known."""
+    score = run.label_alone().get(f"test_{measure}")
+    if score is None or reached is None:
+        return ""
+    less = score_text(paired_difference({"": reached}, {"": float(score)}), measure, "+")
+    alone = score_text(Estimate(float(score), None, 1), measure)
+    name = run.experiment().label.party
+    of = f" {'points of ' * (measure in SHARES)}{MEASURES.get(measure, measure.upper())}"
+    return f"{less}{of} beside {name} alone, which reaches {alone} by {BOOSTING} on its own columns"
 
 
 def measure_of(experiment: Experiment) -> str:

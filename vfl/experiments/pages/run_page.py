@@ -42,7 +42,7 @@ from vfl.experiments.tables import (
     seconds_text,
     three_digits,
 )
-from vfl.experiments.value import gains_over_alone
+from vfl.experiments.value import gain_over_label, gains_over_alone
 
 NOT_RECORDED = "not recorded"
 #: What a feature party holds beside its columns, by the secure mode's name.
@@ -91,7 +91,8 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
         _sent(run),
         _promised(run),
         [*trained_records(run), *attacked] if attacked else [],
-        gains_over_alone(run.path, measure, beside),
+        gains_over_alone(run.path, measure, beside)
+        or gain_over_label(run.folder, measure, reached),
         "" if (seconds := run.figure("seconds")) is None else seconds_text(seconds),
     )
     return Content(
@@ -105,6 +106,12 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
         ],
         weights=run.word("weights_sha256"),
     )
+
+
+def gain_of(run: LoadedRun) -> str:
+    """What a run gains over its label party alone, in words; empty where that is not known."""
+    measure = _SHOWN[_utility(run).title]
+    return gain_over_label(run.folder, measure, run.figure(f"test_{measure}"))
 
 
 def _sections(
