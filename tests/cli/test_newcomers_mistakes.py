@@ -58,7 +58,7 @@ DOUBTED = {
         ["'income' of bank alone is nearly the label", "leave it out of 'columns'"],
     ),
     "columns of nobody": (
-        lambda table: table.assign(spare=1.0, other=2.0),
+        lambda table: table.assign(spare=range(len(table)), other=range(len(table))),
         ["no party is given 'spare', 'other'", "add them to some 'columns'"],
     ),
 }

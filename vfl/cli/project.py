@@ -182,7 +182,7 @@ def init(
         project.keep_gaps()
     trial = project.write(folder)
     for name, one in found.items():
-        _say_notes(name, one.source, one.features, one.notes)
+        _say_notes(name, one.source, one.features, one.left_out, one.notes)
     if trial:
         say(f"vfl train {trial} trains in one process")
     say(f"wrote {folder}; {folder / 'README.md'} has each party's command")
@@ -224,7 +224,7 @@ def join(
         report = joining.merge_table(folder, table, ids, label, query)
         party = read_party_file(file)
         notes = [line for line in report.lines() if line.startswith(("look at ", "note: "))]
-        _say_notes(party.party, party.table.source, report.features, notes)
+        _say_notes(party.party, party.table.source, report.features, report.left_out, notes)
         facts |= {"ids": party.table.id, "features": report.features, "look_at": notes}
     if leads:
         facts |= {"rows": plan.of_project(LabelFolder(folder))["train_rows"]}
@@ -306,7 +306,7 @@ def _described(
         own_label = labels.get(name) or (label if label and not project else None)
         id_column = by_hand.get(name, by_hand.get(""))
         query = asked.get(name, asked.get(""))
-        reports[name] = describe(source, None, id_column, own_label, query=query)
+        reports[name] = describe(source, None, id_column, own_label, query=query, told=say)
     alike = {report.form.id_type for report in reports.values()}
     beyond = [
         line
@@ -329,7 +329,7 @@ def _described(
         data, features = {"source": place} | settings, report.features
         if name in labels and name != label_party:  # it has a task and no column that is learned
             data, features = {key: own for key, own in data.items() if key != "columns"}, []
-        about = report.task, report.whole_ids
+        about = report.task, report.whole_ids, report.left_out
         found[name] = Table(source, data, features, lines, notes, *about)
     return found
 
@@ -352,9 +352,15 @@ def _party_of(source: str) -> str:
     return stem[:32] if stem[:1].isalpha() else "party"
 
 
-def _say_notes(name: str, source: str, features: Sequence[str], notes: Sequence[str]) -> None:
+def _say_notes(
+    name: str,
+    source: str,
+    features: Sequence[str],
+    left_out: Sequence[str],
+    notes: Sequence[str],
+) -> None:
     say(f"{name}: {len(features)} columns of {source} become inputs")
-    for line in notes[:_MOST_NOTES]:
+    for line in (*left_out, *notes[:_MOST_NOTES]):
         say(f"  {line}")
     if more := len(notes[_MOST_NOTES:]):
         say(f"  and {more} more, at the head of its party.toml")
@@ -382,7 +388,7 @@ def _write_party_file(found: dict[str, Table], label: str, others: object) -> No
         {"party": name, "data": own.data | {"source": source}}, PartyFile, where="the table"
     )
     write_text(path, party_text(party, has_node=not label, notes=own.lines))
-    _say_notes(name, own.source, own.features, own.notes)
+    _say_notes(name, own.source, own.features, own.left_out, own.notes)
     say(f"wrote {path}; vfl check {path} shows what becomes of the table")
 
 

@@ -74,17 +74,44 @@ def _is_memory(text: str) -> str:
 Memory = Annotated[str, StringConstraints(max_length=32), AfterValidator(_is_memory)]
 
 
-class DataSettings(Settings):
+class TableSettings(Settings):
+    """How a table is written, and what its numbers become.
+
+    Attributes:
+        separator, encoding, decimal, skip_lines: how a CSV is written; the last are lines above
+            that of the names.
+        missing: further texts that mean a missing cell; or a table of them by column, with "*" for
+            those that are not named. Words such as NA mean it among numbers and dates anyway,
+            unless a column is named with none.
+        dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y";
+            several ways are joined with "|".
+        numbers: columns of text that hold numbers with currency, grouping or percent, and the sign
+            before their decimals: "." or ",".
+        id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
+        bins: most bins a number is told by (`vfl.datasets.encode.BinnedColumn`); 0 standardises
+            numbers.
+    """
+
+    separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    encoding: Literal[
+        "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"
+    ] = "utf-8"
+    decimal: Literal[".", ","] = "."
+    skip_lines: int = Field(default=0, ge=0, le=10_000)
+    missing: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    dates: dict[str, str] | None = None
+    numbers: dict[str, Literal[".", ","]] | None = None
+    id_type: Literal["text", "number"] = "text"
+    bins: int = Field(default=0, ge=0, le=MAX_BINS)
+
+
+class DataSettings(TableSettings):
     """Where rows come from when one process plays every party.
 
     Attributes:
         source: the spec of a data set (`vfl list sources`; picture sets may be joined with a plus),
             or a CSV or Parquet file, relative to the experiment's file.
         id: column that names a row, needed when parties have files of their own.
-        separator, encoding, decimal, missing: how a CSV is written; the last are further texts
-            that mean a missing cell.
-        dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y".
-        id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
         id_rules: how ids of several parties are written alike before a private alignment.
         alignment: a private alignment of the parties' own tables, which gives their rows and the
             order: its folder, relative to the experiment's file; in a project its name.
@@ -96,8 +123,6 @@ class DataSettings(Settings):
             class, which needs all labels in one process; "shuffled" looks at no label. None is
             shuffled in a training of one's own, and stratified in a comparison or a grid of
             classes.
-        bins: most bins a number of a table is told by (`vfl.datasets.encode.BinnedColumn`); 0
-            standardises numbers. A party's own file says it for its own table.
         memory: the rows of a table lie on disk, in files without a name in TMPDIR, and handling
             them takes about so much memory, such as "1GiB"; None keeps them in memory. A party's
             own file says it for its own table.
@@ -112,18 +137,11 @@ class DataSettings(Settings):
 
     source: str = "digits"
     id: str | None = None
-    separator: str = ","
-    encoding: Literal["utf-8", "utf-8-sig", "utf-16", "latin-1"] = "utf-8"
-    decimal: Literal[".", ","] = "."
-    dates: dict[str, str] | None = None
-    missing: tuple[str, ...] = ()
-    id_type: Literal["text", "number"] = "text"
     id_rules: Spec = "plain"
     alignment: Annotated[str, Field(min_length=1)] | None = None
     missing_rows: MissingRows = "intersection"
     validation: Share = 0.1
     test: Share = 0.2
-    bins: int = Field(default=0, ge=0, le=MAX_BINS)
     split: Literal["shuffled", "stratified"] | None = None
     memory: Memory | None = None
     rows: int | None = Field(default=None, ge=1)

@@ -18,11 +18,11 @@ from pydantic import (
 )
 
 from vfl.config.experiment import (
-    MAX_BINS,
     NETWORK,
     Memory,
     MissingRows,
     PartyName,
+    TableSettings,
     TraceSettings,
 )
 from vfl.config.toml import (
@@ -52,7 +52,7 @@ def _an_address(text: str) -> str:
     return str(ip_address(text))
 
 
-class OwnData(Settings):
+class OwnData(TableSettings):
     """The party's own table.
 
     Attributes:
@@ -65,11 +65,6 @@ class OwnData(Settings):
             that sends a cut.
         label: label column, at the label party.
         shape: one row as a picture (channels, height, width).
-        separator, encoding, decimal, missing: how a CSV is written; the last are further texts
-            that mean a missing cell.
-        dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y".
-        id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
-        bins: most bins a number is told by; 0 standardises numbers.
         memory: its rows lie on disk, in files without a name in the store, and handling them takes
             about so much memory, such as "1GiB"; None keeps them in memory.
     """
@@ -82,13 +77,6 @@ class OwnData(Settings):
     columns: tuple[str, ...] | None = None
     label: str | None = None
     shape: tuple[int, ...] | None = None
-    separator: str = ","
-    encoding: Literal["utf-8", "utf-8-sig", "utf-16", "latin-1"] = "utf-8"
-    decimal: Literal[".", ","] = "."
-    dates: dict[str, str] | None = None
-    missing: tuple[str, ...] = ()
-    id_type: Literal["text", "number"] = "text"
-    bins: int = Field(default=0, ge=0, le=MAX_BINS)
     memory: Memory | None = None
 
 

@@ -45,8 +45,8 @@ UNNAMED_ALIGNMENT = "alignment"
 #: The settings of [data] that a project's experiment has; tables are in each party's own file.
 OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
 #: Of [data]: what only a CSV has, what any table has, and what data sets by name have.
-_OF_CSV = ("separator", "encoding", "decimal", "missing")
-_OF_TABLES = ("id", *_OF_CSV, "dates", "id_type")
+_OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
+_OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type")
 _OF_SETS = ("side", "classes", "length", "vocabulary")
 #: Studies, which train networks of one label party.
 _STUDIES = ("compare", "grid", "value")

@@ -10,21 +10,34 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from vfl.core.errors import DataError, MisalignedError
+from vfl.core.storage import is_database
 from vfl.datasets.alignment.join import align
+from vfl.datasets.cells import (
+    AMBIGUOUS,
+    DATE_FORMS,
+    DIGITS,
+    WORDS,
+    date_form,
+    days_of_texts,
+    decimal_counts,
+    forms_of,
+    is_open_end,
+)
+from vfl.datasets.csv_file import is_csv, sniff
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
-from vfl.datasets.files import column_names, read_table
-from vfl.datasets.sniff import COMMA, NUMBER, is_csv, sniff
+from vfl.datasets.files import column_names, first_rows, read_table
 from vfl.datasets.table import (
     Source,
     Table,
     TableFormat,
-    as_dates,
+    as_days,
     as_texts,
     check_column,
     column_blocks,
@@ -40,10 +53,9 @@ ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on rows 
 _BINS = 20
 FEW_CLASSES = 20  # whole numbers of a label that are classes, not a measure
 RARE = 0.2  # share of the rarest class below which classes are worth a weight
-#: Signs of a missing cell beside those that pandas knows, in a column that is numbers otherwise.
-_SIGNS = ("?", "-", "--", ".", "n.a.", "unknown", "missing")
-_DAY_FIRST, _MONTH_FIRST, _DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
-_DATES = ("%Y-%m-%d", "%d.%m.%Y", _DAY_FIRST, _MONTH_FIRST, "%Y/%m/%d", _DIGITS, "ISO8601")
+#: Signs of a missing cell beside `WORDS`, in a column that is numbers or dates otherwise.
+_SIGNS = frozenset(("?", "-", "--", ".", "n.a.", "unknown", "missing", "\u2013", "\u2014"))
+_TOLD = 2000  # columns between two lines of progress
 _MOST = 1000  # different cells that are counted
 _WHOLE, _SHORT = re.compile(r"\d+(\.0*)?"), re.compile(r"\d{1,18}(\.0*)?")
 _KEY_NAME = re.compile(
@@ -116,6 +128,16 @@ class TableReport:
         """The columns that become inputs."""
         return [column.name for column in self.columns if column.inputs]
 
+    @property
+    def left_out(self) -> list[str]:
+        """Lines that name every column that becomes no input, and why."""
+        idle = {
+            one.name: one.becomes
+            for one in self.columns
+            if not one.inputs and one.kind not in ("id", "label")
+        }
+        return left_out_lines(idle, "left out:")
+
     def settings(self) -> dict[str, Any]:
         """[data] of a party file, without its source; what is as it always is, is left out."""
         plain, form = TableFormat(), asdict(self.form)
@@ -147,6 +169,7 @@ def describe(
     label: str | None = None,
     task: str | None = None,
     query: str | None = None,
+    told: Callable[[str], None] | None = None,
 ) -> TableReport:
     """What a table holds.
 
@@ -157,6 +180,7 @@ def describe(
         label: its label column; None for a table without labels.
         task: "classification" or "regression"; None finds it.
         query: what is asked of a database whose form is to be found out.
+        told: is given a line after every few thousand columns.
 
     Raises:
         DataError: no readable table, or no column whose cells name the rows.
@@ -168,9 +192,6 @@ def describe(
         if name is not None:
             check_column(names, name, what, "data.id" if name == id_column else "data.label")
     table = read_table(source, form)
-    if found_out and is_csv(source) and (signs := _missing_signs(table, form)):
-        form = replace(form, missing=signs)
-        table = read_table(source, form)
     if not len(table):
         raise DataError(
             "this table has no rows",
@@ -178,18 +199,27 @@ def describe(
             got=f"{len(names)} names of columns and nothing below them",
             fix="write the table again, or look at the query",
         )
-    facts = {name: _facts(table, name, form) for name in table.columns}
+    facts = dict[str, _Facts]()
+    for name in names:
+        facts[name] = _facts(table, name, form)
+        if told is not None and not len(facts) % _TOLD:
+            told(f"looked at {spaced(len(facts))} of {spaced(len(names))} columns")
+    if found_out:
+        classes = label if is_csv(source) and task != "regression" else None
+        form = _found_form(source, form, facts, classes)
+        if changed := [name for name, fact in facts.items() if fact.changed(form)]:
+            table = read_table(source, form)
+            facts |= {name: _facts(table, name, form) for name in changed}
     letters = dict[str, _Facts]()  # of what would lose digits as numbers
     if found_out and (long := [name for name, fact in facts.items() if fact.long]):
         texts = read_table(source, form, long, columns=long)
         letters = {name: replace(_facts(texts, name, form), long=True) for name in long}
-    ids = id_column or _id_of(facts | letters, len(table), label)
+    ids = id_column or _id_of(source, facts | letters, len(table), label)
     facts[ids] = letters.get(ids, facts[ids])
     whole = facts[ids].whole_numbers
     if found_out:
         short = whole and not facts[ids].long
-        dates = {name: fact.written for name, fact in facts.items() if fact.written}
-        form = replace(form, id_type="number" if short else "text", dates=dates)
+        form = replace(form, id_type="number" if short else "text")
     truth = _truth(table, label, facts, task, len(table)) if label is not None else None
     columns = tuple(_report(table, fact, ids, label, truth, form.bins) for fact in facts.values())
     notes = () if truth is None else truth.notes
@@ -200,81 +230,183 @@ def describe(
 
 @dataclass
 class _Facts:
-    """What was found of a column before its part in the table is known."""
+    """What was found of a column before its part in the table is known.
+
+    Attributes:
+        different: how many cells are different; None for more than were counted.
+        whole_numbers: whether all cells are; `long`, beyond what id_type = "number" reads exactly.
+        dates: the form of dates that are texts or numbers such as 20240131.
+        either: whether days and months cannot be told apart.
+        decimal: the sign before decimals of numbers that are texts.
+        signs: cells that mean a missing one, beside what the format says.
+        words: how many cells of a text are among `WORDS`.
+        open: whether days are there that stand for none, such as 9999-12-31.
+    """
 
     name: str
     rows: int
     missing: int
-    different: int | None  # None: more than _MOST
+    different: int | None
     unique: bool
     kind: Literal["number", "boolean", "text", "date", "other"]
     whole_numbers: bool
-    written: str | None = None
-    either: bool = False  # whether days and months cannot be told apart
-    long: bool = False  # whether whole numbers are beyond what id_type = "number" reads exactly
+    repeated: int = 0
+    dates: str | None = None
+    either: bool = False
+    long: bool = False
+    decimal: str | None = None
+    signs: tuple[str, ...] = ()
+    words: int = 0
+    open: bool = False
 
     @property
     def share_missing(self) -> float:
         return self.missing / self.rows
 
+    def changed(self, form: TableFormat) -> bool:
+        """Whether the column reads otherwise in the format that was found."""
+        named = isinstance(form.missing, Mapping) and self.name in form.missing
+        return bool(self.decimal or self.signs or named or self.dates)
+
 
 def _facts(table: Table, name: str, form: TableFormat) -> _Facts:
-    rows = missing = 0
-    known, hashes, unique, whole = np.empty(0, np.uint64), list[np.ndarray](), True, True
-    kinds, written = set[str](), list(_DATES)
-    many = long = False
+    found = _Finder(name, form)
     for block in column_blocks(table, name):
-        rows += len(block)
-        present = block.dropna()
-        missing += len(block) - len(present)
+        found.add(block)
+    return found.facts()
+
+
+class _Finder:
+    """What a column holds, block by block."""
+
+    def __init__(self, name: str, form: TableFormat) -> None:
+        self._name, self._form = name, form
+        self._rows = self._missing = self._words = 0
+        self._known, self._hashes = np.empty(0, np.uint64), list[np.ndarray]()
+        self._whole, self._long, self._many = True, False, False
+        self._kinds, self._signs = set[str](), dict[str, None]()
+        # What texts may all be; None is nothing any more.
+        self._forms: list[str] | None = list(DATE_FORMS)
+        self._mixed, self._open = "", False
+        self._decimals: Counter[str] | None = Counter()
+
+    def add(self, block: pd.Series) -> None:
+        """The next rows."""
+        self._rows += len(block)
+        known = block.notna().to_numpy()
+        present = block if known.all() else block[known]
+        self._missing += len(block) - len(present)
         if not len(present):
-            continue
+            return
         kind = _kind(present)
-        kinds.add(kind)
-        texts: np.ndarray | None = None
-        if kind == "number":
-            numbers = np.asarray(present.to_numpy(dtype=float))
-            fractions = bool((numbers != np.round(numbers)).any())
-            whole, unique = whole and not fractions, unique and not fractions
-            exact = pd.api.types.is_integer_dtype(present.dtype)  # beyond what float64 tells apart
-            long = long or (whole and float(np.abs(numbers).max()) >= 2.0 ** (63 if exact else 53))
-            own = pd.util.hash_array(present.to_numpy(dtype=np.int64) if exact else numbers)
-            in_range = whole and numbers.min() >= 19000101 and numbers.max() <= 21001231
-            written = [one for one in written if one == _DIGITS and in_range]
-            texts = as_texts(pd.Series(np.unique(numbers))) if written else None
-        else:
-            texts = as_texts(pd.Series(present.unique()))
-            repeated = len(texts) < len(present)
-            unique = unique and not repeated
-            whole = whole and all(_WHOLE.fullmatch(text) for text in texts)
-            long = long or (whole and not all(_SHORT.fullmatch(text) for text in texts))
-            own = pd.util.hash_array(texts, categorize=False)
-        if texts is not None:
-            written = [one for one in written if _reads(texts, one)]
-        if not many:
-            known = np.unique(np.concatenate([known, own]))
-            many = len(known) > _MOST
-        if unique:
-            hashes.append(own)
-    if unique and hashes:
-        every = np.concatenate(hashes)
-        every.sort()
-        unique = not (every[1:] == every[:-1]).any()
-    kind_found = kinds.pop() if len(kinds) == 1 else "number" if not kinds else "text"
-    able = {"text": not whole, "number": written == [_DIGITS]}.get(kind_found, False)
-    dates = form.dates.get(name) or (written[0] if able and written else None)
-    return _Facts(
-        name,
-        rows,
-        missing,
-        None if many else len(known),
-        unique and missing == 0 and bool(rows),
-        "date" if dates else kind_found,  # type: ignore[arg-type]
-        whole,
-        None if kind_found == "date" else dates,
-        dates == _DAY_FIRST and _MONTH_FIRST in written,
-        long,
-    )
+        self._kinds.add(kind)
+        if kind == "other":
+            return
+        if kind == "date":
+            self._open |= bool(is_open_end(as_days(present)).any())
+        number = kind == "number"
+        own = self._add_numbers(present) if number else self._add_texts(present, kind)
+        if not self._many:
+            self._known = np.unique(np.concatenate([self._known, own]))
+            self._many = len(self._known) > _MOST
+        self._hashes.append(own)
+
+    def _add_numbers(self, present: pd.Series) -> np.ndarray:
+        numbers = np.asarray(present.to_numpy(dtype=float))
+        low, high = float(numbers.min()), float(numbers.max())
+        self._whole = self._whole and not bool((numbers != np.round(numbers)).any())
+        exact = pd.api.types.is_integer_dtype(present.dtype)  # beyond what float64 tells apart
+        self._long |= self._whole and max(high, -low) >= 2.0 ** (63 if exact else 53)
+        self._decimals = None
+        if self._forms is not None:
+            able = self._whole and low >= 19000101 and high <= 21001231 and DIGITS in self._forms
+            texts = as_texts(pd.Series(np.unique(numbers))).tolist() if able else []
+            self._forms = forms_of(texts, [DIGITS]) or None
+        own: np.ndarray = present.to_numpy(dtype=np.int64) if exact else numbers + 0.0
+        return own.view(np.uint64)  # a number's bits stand for it; -0.0 is 0.0
+
+    def _add_texts(self, present: pd.Series, kind: str) -> np.ndarray:
+        codes, different = pd.factorize(present.astype(object) if kind == "text" else present)
+        texts = as_texts(pd.Series(different))
+        self._whole = self._whole and all(map(_WHOLE.fullmatch, texts))
+        self._long |= self._whole and not all(map(_SHORT.fullmatch, texts))
+        if kind == "text":
+            meant = [text in WORDS or text.lower() in _SIGNS for text in texts]
+            self._words += int(np.isin(codes, np.flatnonzero([t in WORDS for t in texts])).sum())
+            self._signs |= {text: None for text, one in zip(texts, meant, strict=True) if one}
+            self._try_texts([text for text, one in zip(texts, meant, strict=True) if not one])
+        return pd.util.hash_array(texts, categorize=False)[codes]
+
+    def _try_texts(self, texts: list[str]) -> None:
+        """Leave out what these texts cannot be."""
+        if not texts:
+            return
+        if self._forms is not None:
+            able = forms_of(texts, self._forms)
+            self._mixed = self._mixed or ("" if able else date_form(texts) or "")
+            if self._mixed and np.isnan(days_of_texts(texts, self._mixed)).any():
+                self._mixed = ""
+            self._forms = able or ([] if self._mixed else None)
+            if form := able[0] if able else self._mixed:
+                self._open |= bool(is_open_end(days_of_texts(texts, form)).any())
+        if self._decimals is not None:
+            counts = decimal_counts(texts)
+            self._decimals = None if counts is None else self._decimals + Counter(counts)
+
+    def facts(self) -> _Facts:
+        """What all rows say together."""
+        kinds = self._kinds
+        kind: Any = next(iter(kinds)) if len(kinds) == 1 else "text" if kinds else "number"
+        every = np.sort(np.concatenate(self._hashes)) if self._hashes else np.empty(0)
+        repeated = int((every[1:] == every[:-1]).sum())
+        forms, texts, decimal = self._forms or [], kind == "text", None
+        dates = forms[0] if len(forms) < len(DATE_FORMS) and forms else self._mixed or None
+        said = self._name in self._form.dates or not self._whole
+        dates = dates if kind == "number" or (texts and said) else None
+        if texts and dates is None and self._decimals and not self._whole:
+            usual = self._form.decimal
+            decimal = max(self._decimals, key=lambda sign: (self._decimals[sign], sign == usual))  # type: ignore[index]
+        read = dates or decimal
+        others = self._form.words_of(self._name)[1 if read else 0]
+        signs = tuple(sign for sign in self._signs if sign not in others and (read or sign == "?"))
+        return _Facts(
+            self._name,
+            self._rows,
+            self._missing,
+            None if self._many else len(self._known),
+            not repeated and not self._missing and bool(self._rows) and kind != "other",
+            "date" if dates else kind,
+            self._whole,
+            repeated,
+            None if kind == "date" else dates,
+            any(first == dates and second in forms for first, second in AMBIGUOUS),
+            self._long,
+            decimal,
+            signs,
+            self._words,
+            self._open,
+        )
+
+
+def _found_form(
+    source: Source, form: TableFormat, facts: Mapping[str, _Facts], classes: str | None
+) -> TableFormat:
+    """The format with what columns say: missing words, dates, numbers; `classes` is the label."""
+    missing: dict[str, tuple[str, ...]] = {
+        name: fact.signs for name, fact in facts.items() if fact.signs
+    }
+    anywhere = tuple({sign for signs in missing.values() for sign in signs if sign == "?"})
+    missing = {name: signs for name, signs in missing.items() if signs != anywhere}
+    if classes is not None and facts[classes].missing:
+        # A class that is called None is a class.
+        texts = _facts(read_table(source, form, [classes], columns=[classes]), classes, form)
+        if texts.words and texts.different is not None and texts.different <= FEW_CLASSES:
+            missing[classes] = ()
+    if missing and anywhere:
+        missing["*"] = anywhere
+    dates = {name: fact.dates for name, fact in facts.items() if fact.dates}
+    numbers = {name: fact.decimal for name, fact in facts.items() if fact.decimal}
+    return replace(form, missing=missing or anywhere, dates=dates, numbers=numbers)
 
 
 def _kind(present: pd.Series) -> str:
@@ -286,56 +418,52 @@ def _kind(present: pd.Series) -> str:
         return "other"
 
 
-def _reads(texts: np.ndarray, form: str) -> bool:
-    """Whether texts are all dates of this form; a few are looked at first."""
-    few = pd.Series(texts[:20])
-    for part in (few, pd.Series(texts)):
-        if pd.to_datetime(part, format=form, errors="coerce", utc=True).isna().any():
-            return False
-    return True
-
-
-def _missing_signs(table: Table, form: TableFormat) -> tuple[str, ...]:
-    """Signs of a missing cell: '?' anywhere, others among numbers only."""
-    signs: dict[str, None] = {}
-    number = COMMA if form.decimal == "," else NUMBER
-    for name in table.columns:
-        found, others = Counter[str](), 0
-        for block in column_blocks(table, name):
-            present = block.dropna()
-            if not len(present) or _kind(present) != "text":
-                break
-            for text in as_texts(pd.Series(present.unique())):
-                if text.lower() in _SIGNS:
-                    found[text] += 1
-                elif not (number.fullmatch(text) or NUMBER.fullmatch(text)):
-                    others += 1
-        signs |= dict.fromkeys(sign for sign in found if sign == "?" or not others)
-    return tuple(signs)
-
-
-def _id_of(facts: Mapping[str, _Facts], rows: int, label: str | None) -> str:
+def _id_of(source: Source, facts: Mapping[str, _Facts], rows: int, label: str | None) -> str:
     """The column whose cells name the rows: by its name, else the first that can."""
-    able = [
-        name
+    may_be = {
+        name: fact
         for name, fact in facts.items()
-        if fact.unique and name != label and fact.kind in ("number", "text")
-    ]
+        if name != label and (fact.kind == "text" or (fact.kind == "number" and fact.whole_numbers))
+    }
+    able = [name for name, fact in may_be.items() if fact.unique]
     named = [name for name in able if _KEY_NAME.search(name)]
     if named or able:
         return (named or able)[0]
-    close = [name for name in facts if _KEY_NAME.search(name)]
-    got = f"{len(facts)} columns, all with cells that are missing or there twice"
+    close = [name for name in may_be if _KEY_NAME.search(name)] or list(may_be)
+    got, fix = f"{len(facts)} columns, none of them with texts or whole numbers", None
     if close:
-        fact = facts[close[0]]
-        seen = "too many" if fact.different is None else spaced(fact.different)
-        got = f"'{close[0]}': {spaced(fact.missing)} missing, {seen} different ids"
+        fact = min((facts[name] for name in close), key=lambda fact: fact.repeated + fact.missing)
+        different = fact.rows - fact.missing - fact.repeated
+        got = (
+            f"'{fact.name}' is nearest: {spaced(different)} different ids in {spaced(rows)} rows, "
+            f"{spaced(fact.repeated)} repeat another row's, {spaced(fact.missing)} are missing"
+        )
+        fix = _one_row_each(source, fact, facts)
     raise DataError(
         "no column of this table names its rows",
         where="data.id",
-        got=f"{got}, {spaced(rows)} rows",
-        want="a column with one id a row, none of them missing or there twice",
-        fix="leave one row for each id, or add a column of row numbers",
+        got=got,
+        want="a column that names what a row is about, the same at every party, each id once",
+        fix=fix or "bring the column by which the parties know the same rows",
+    )
+
+
+def _one_row_each(source: Source, ids: _Facts, facts: Mapping[str, _Facts]) -> str:
+    """How one row of each id is made: the latest, or what all of them say together."""
+    if not isinstance(source, str | Path) or is_database(source):
+        table = "the query" if is_database(source) else "the frame"
+        return f"make one row of each '{ids.name}' in {table}: the latest, or an aggregate"
+    dated = next((name for name, fact in facts.items() if fact.kind == "date"), None)
+    table, key = f"FROM '{source}'", f'"{ids.name}"'
+    measured = next((name for name, fact in facts.items() if fact.kind == "number"), None)
+    whole = f', avg("{measured}") AS "{measured}"' if measured and measured != ids.name else ""
+    aggregate = f"SELECT {key}, count(*) AS times{whole} {table} GROUP BY {key}"
+    order = f' ORDER BY "{dated}" DESC' if dated else ""
+    latest = f"SELECT * {table} QUALIFY row_number() OVER (PARTITION BY {key}{order}) = 1"
+    which = "the latest row of each id" if dated else "one row of each id"
+    return (
+        f"if '{ids.name}' is the id, ask for {which} with --from NAME=duckdb: --query '{latest}', "
+        f"or aggregate its rows, such as --query '{aggregate}'"
     )
 
 
@@ -434,15 +562,17 @@ def _report(
 def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
     """A column's kind, what it becomes, and how many inputs that is."""
     more, also = (1, ", and whether it is missing") if fact.missing else (0, "")
-    if fact.different is not None and fact.different <= 1 and not (fact.missing and fact.different):
-        return "constant", "left out: all its cells are alike", 0
     if fact.kind == "other":
         return "other", "left out: neither number, text nor date", 0
+    if fact.different is not None and fact.different <= 1 and not (fact.missing and fact.different):
+        return "constant", "left out: all its cells are alike", 0
     if fact.kind == "date":
         days = min(bins, (fact.different or bins + 1) - 1) if bins else 1
         words = "days in bins" if bins else "days since the median"
-        inputs = days + DateColumn.CIRCLES + more
+        inputs = days + DateColumn.CIRCLES + fact.open + more
         circles = "month and weekday as points of a circle"
+        if fact.open:
+            circles += ", whether it is an open end (before 1600 or after 2499)"
         return "date", f"{inputs} inputs: {words}, {circles}{also}", inputs
     if fact.kind == "number" and bins:
         inputs = min(bins, (fact.different or bins + 1) - 1) + more
@@ -468,6 +598,41 @@ def _predicts(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, list[st
     if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows prove nothing
         return score, [f"predicts the label ({shown}); is it known before the label is?"]
     return score, []
+
+
+def left_out(
+    source: Source, form: TableFormat, names: Sequence[str], begin: str = "no party is given"
+) -> list[str]:
+    """Columns of a table that nobody reads, and what their first rows say why.
+
+    Args:
+        source: the table.
+        form: how it is written.
+        names: those columns.
+        begin: how each line begins.
+    """
+    table = first_rows(source, form, names) if names else ()
+    facts = [_facts(table, name, form) for name in names if len(table)]  # type: ignore[arg-type]
+    return left_out_lines({fact.name: _becomes(fact, form.bins)[1] for fact in facts}, begin)
+
+
+def left_out_lines(becomes: Mapping[str, str], begin: str) -> list[str]:
+    """One line for each reason, with all columns it is of.
+
+    >>> for line in left_out_lines({"a": "left out: too long", "b": "1 input"}, "bank leaves out"):
+    ...     print(line)
+    bank leaves out 'a' (too long)
+    bank leaves out 'b': add them to some 'columns', or leave them unread
+    """
+    reasons = dict[str, list[str]]()
+    for name, what in becomes.items():
+        _, out, why = what.partition("left out: ")
+        reasons.setdefault(why if out else "", []).append(f"'{name}'")
+    return [
+        f"{begin} {', '.join(names)}"
+        + (f" ({why})" if why else ": add them to some 'columns', or leave them unread")
+        for why, names in reasons.items()
+    ]
 
 
 def tells_label(
@@ -520,8 +685,7 @@ def _alone(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, float]:
 
     def of(block: pd.Series) -> pd.Series:
         if kind == "date":
-            since = as_dates(block, fact.written) - pd.Timestamp(0, tz="UTC")
-            return pd.Series(since / pd.Timedelta(days=1), dtype=float)
+            return pd.Series(as_days(block, fact.dates))
         if kind in ("number", "boolean"):
             return pd.Series(block.to_numpy(dtype=float, na_value=np.nan))
         return pd.Series(as_texts(block))

@@ -7,7 +7,7 @@ of its own columns; what a column tells of the label is for the label party, who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -41,19 +41,6 @@ def doubts(data: Mapping[str, PartyData]) -> list[str]:
             f"so few rows are chance; bring more rows, or raise data.test"
         )
     return lines + [line for own in data.values() for line in _alone(own, label)]
-
-
-def idle_columns(
-    names: Iterable[str], data: Mapping[str, PartyData], known: Sequence[str | None]
-) -> list[str]:
-    """The columns of a table that no party reads; `known` are the id, the label and their like."""
-    read = {name for own in data.values() if own.encoder for name in own.encoder.names}
-    idle = [name for name in names if name not in read and name not in known]
-    if not idle:
-        return []
-    more = f", and {len(idle) - 5} more" if len(idle) > 5 else ""
-    shown = ", ".join(f"'{name}'" for name in idle[:5])
-    return [f"no party is given {shown}{more}: add them to some 'columns', or leave them unread"]
 
 
 def _misread(own: PartyData) -> Iterator[str]:

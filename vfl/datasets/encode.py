@@ -27,12 +27,13 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from vfl.core.errors import BadOptionError, DataError, nearest
+from vfl.datasets.cells import circles_of, is_open_end
 from vfl.datasets.table import (
     ROUNDING,
     Classes,
     Table,
     TableFormat,
-    as_dates,
+    as_days,
     as_numbers,
     as_texts,
     check_column,
@@ -251,12 +252,15 @@ class TextColumn:
 class DateColumn:
     """``(days - median) / scale``, then sine and cosine of month and of weekday; missing is zeros.
 
-    Where numbers are told by bins, the days are too, and a missing date is the median there.
+    Where numbers are told by bins, the days are too, and a missing date is the median there. A day
+    that stands for none, such as 9999-12-31 for an open end, is as a missing one; where training
+    rows had such days, one more input is 1 there.
 
     Attributes:
         written: how texts are written; None where the table holds dates as such.
         median, scale: of the days since 1970 in the training rows; scale 0 where all are alike.
         edges: of the bins of the days, as of `BinnedColumn`; none standardises them.
+        open: whether training rows had days before `FIRST_DAY` or after `LAST_DAY`.
     """
 
     CIRCLES: ClassVar[int] = 4
@@ -267,6 +271,7 @@ class DateColumn:
     median: float = field(repr=False)
     scale: float = field(repr=False)
     edges: tuple[float, ...] = field(default=(), repr=False)
+    open: bool = False
 
     @property
     def days(self) -> int:
@@ -275,7 +280,7 @@ class DateColumn:
 
     @property
     def width(self) -> int:
-        return self.days + self.CIRCLES + self.indicator
+        return self.days + self.CIRCLES + self.open + self.indicator
 
     @property
     def labels(self) -> list[str]:
@@ -288,23 +293,24 @@ class DateColumn:
 
     def cells(self, block: pd.Series) -> np.ndarray:
         """Days since 1970, float64, axes (rows,)."""
-        return _days(as_dates(block, self.written))
+        return as_days(block, self.written)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
         for start, block in _placed(blocks):
             part = out[start : start + len(block)]
-            dates = as_dates(block, self.written)
-            missing = np.asarray(dates.isna())
+            days = as_days(block, self.written)
+            missing, ends = np.isnan(days), is_open_end(days)
             if self.scale and not self.edges:
-                part[:, 0] = (_days(dates) - self.median) / self.scale
-            turns = (dates.month - 1) / 12, dates.day_of_week / 7
-            for first, turn in zip((self.days, self.days + 2), turns, strict=True):
-                angle = 2 * math.pi * np.asarray(turn, dtype=float)
-                part[:, first], part[:, first + 1] = np.sin(angle), np.cos(angle)
-            part[missing] = 0.0
+                part[:, 0] = (days - self.median) / self.scale
+            for first, turn in zip((self.days, self.days + 2), circles_of(days), strict=True):
+                part[:, first] = np.sin(2 * math.pi * turn)
+                part[:, first + 1] = np.cos(2 * math.pi * turn)
+            part[missing | ends] = 0.0
             if self.edges:
-                _fill_bins(part, np.where(missing, self.median, _days(dates)), self.edges)
+                _fill_bins(part, np.where(missing | ends, self.median, days), self.edges)
+            if self.open:
+                part[:, self.days + self.CIRCLES] = ends
             if self.indicator:
                 part[:, -1] = missing
             else:
@@ -333,12 +339,6 @@ def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     for block in blocks:
         yield start, block
         start += len(block)
-
-
-def _days(dates: pd.DatetimeIndex) -> np.ndarray:
-    """Days since 1970, float64; missing ones are NaN."""
-    since = dates - pd.Timestamp(0, tz="UTC")
-    return np.asarray(since / pd.Timedelta(days=1), dtype=float)
 
 
 @dataclass(frozen=True)
@@ -546,6 +546,7 @@ class _ColumnFit:
         self._kind_of_none = ""  # of a column without any cell, which a table's type says
         self._moments, self._texts = _Moments(), set[str]()
         self._sample = list[np.ndarray]()
+        self._open = False
 
     def add(self, block: pd.Series) -> None:
         """More training rows."""
@@ -564,7 +565,11 @@ class _ColumnFit:
             self._texts.update(as_texts(pd.Series(present.unique())))
             _check_categories(self.name, self._texts, self._rows)
         elif kind != "boolean":
-            numbers = _days(as_dates(present, self._written)) if dated else as_numbers(present)
+            numbers = as_days(present, self._written) if dated else as_numbers(present)
+            if dated:
+                ends = is_open_end(numbers)
+                self._open |= bool(ends.any())
+                numbers = numbers[~ends]
             self._moments.add(numbers)
             if dated or self._bins:
                 kept = self._share >= 1 or self._draw.random(len(numbers)) < self._share
@@ -578,7 +583,7 @@ class _ColumnFit:
         edges = bin_edges(sample, self._bins) if self._bins and scale and sample.size else ()
         own, kind = (self.name, self._indicator), self._kind or self._kind_of_none
         if kind == "date" or self._written is not None:
-            return DateColumn(*own, self._written, median, scale, edges)
+            return DateColumn(*own, self._written, median, scale, edges, self._open)
         if kind == "text":
             return TextColumn(*own, tuple(sorted(self._texts)))
         if kind == "boolean":

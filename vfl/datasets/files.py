@@ -7,6 +7,8 @@ has no name: it is gone with the process, however that ends.
 
 from __future__ import annotations
 
+import csv
+import json
 import tempfile
 import weakref
 import zlib
@@ -16,14 +18,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vfl.core.errors import DataError, MissingDataError, nearest
 from vfl.core.storage import is_database, is_object
-from vfl.core.text import printable
-from vfl.datasets.sniff import sniff
+from vfl.datasets.cells import plain
+from vfl.datasets.csv_file import CsvRows, written_otherwise
 from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
     BLOCK_ROWS,
@@ -32,7 +35,10 @@ from vfl.datasets.table import (
     Source,
     Table,
     TableFormat,
+    cells_of,
     check_names,
+    name_of,
+    series_of,
 )
 
 
@@ -63,23 +69,37 @@ def read_table(
         MissingDataError: no such file.
         DataError: not a readable table, or a column without a name of its own.
     """
+    form = form or TableFormat()
     if isinstance(source, pd.DataFrame):
-        return _kept(_uniquely_named(source, "the frame"), columns)
+        return _frame(source, form, columns)
     if is_object(source):
         with _readable(str(source)):
-            return ParquetTable(str(source))
+            return ParquetTable(str(source), form, text_columns)
     if is_database(source):
-        return _spilled(_asked(str(source), form or TableFormat(), columns))
+        return _spilled(_asked(str(source), form, columns, text_columns))
     path = _existing(source, setting)
     with _readable(path):
-        if path.is_dir():
-            return ParquetTable(path)
-        if path.suffix == ".parquet":
-            table = ParquetTable(path)
-            if len(table) > BLOCK_ROWS:
-                return table
-            return _kept(_uniquely_named(pd.read_parquet(path), str(path)), columns)
-        return _read_csv(path, form or TableFormat(), text_columns, columns)
+        if not path.is_dir() and path.suffix != ".parquet":
+            return _read_csv(CsvRows(path, form), text_columns, columns)
+        table = ParquetTable(path, form, text_columns)
+        if len(table) > BLOCK_ROWS or path.is_dir():
+            return table
+        kept = table.columns if columns is None else list(columns)
+        return pd.DataFrame({name: table[name] for name in kept}, index=range(len(table)))
+
+
+def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Table:
+    """The first rows of a table, at least `BLOCK_ROWS` where it has them; see `read_table`."""
+    if isinstance(source, pd.DataFrame) or is_object(source):
+        return read_table(source, form, columns=columns)
+    if is_database(source):
+        return _as_frame(next(_asked(str(source), form, columns)))
+    path = _existing(source, None)
+    with _readable(path):
+        if path.is_dir() or path.suffix == ".parquet":
+            parquet = ParquetTable(path, form)
+            return next(parquet.row_blocks(columns, BLOCK_ROWS), parquet)
+        return _as_frame(next(CsvRows(path, form).blocks(BLOCK_ROWS, columns)))
 
 
 def column_names(
@@ -90,18 +110,19 @@ def column_names(
     Raises:
         MissingDataError, DataError: see `read_table`.
     """
+    form = form or TableFormat()
     if isinstance(source, pd.DataFrame):
-        return list(_uniquely_named(source, "the frame").columns)
+        return list(_uniquely_named(source).columns)
     if is_object(source):
         with _readable(str(source)):
             return list(ParquetTable(str(source)).columns)
     if is_database(source):
-        return list(next(_asked(str(source), form or TableFormat(), None)).columns)
+        return list(next(_asked(str(source), form)).column_names)
     path = _existing(source, setting)
     with _readable(path):
         if path.is_dir() or path.suffix == ".parquet":
             return list(ParquetTable(path).columns)
-        return _csv_names(path, form or TableFormat())
+        return CsvRows(path, form).names
 
 
 def _existing(source: Path | str, setting: str | None) -> Path:
@@ -127,10 +148,6 @@ def _existing(source: Path | str, setting: str | None) -> Path:
     return path
 
 
-def _kept(frame: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
-    return frame if columns is None else frame[list(columns)]
-
-
 @contextmanager
 def _readable(path: Path | str) -> Iterator[None]:
     try:
@@ -143,7 +160,10 @@ def _readable(path: Path | str) -> Iterator[None]:
         raise _unreadable(path, type(error).__name__) from None  # its text may quote cells
 
 
-_UNREADABLE = (ValueError, OSError, EOFError, NotImplementedError, zlib.error)
+_UNREADABLE = (
+    *(ValueError, OSError, EOFError, NotImplementedError, zlib.error),
+    *(csv.Error, pa.ArrowException),
+)
 
 
 def _unreadable(path: Path | str, got: str) -> DataError:
@@ -160,89 +180,86 @@ def _unreadable(path: Path | str, got: str) -> DataError:
         where=str(path),
         got=got,
         want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
-        fix=_written_otherwise(path),
+        fix=_cure(path),
     )
 
 
-def _written_otherwise(path: Path) -> str:
+def _cure(path: Path) -> str:
     if path.is_dir():
         return "write the Parquet files of this folder again"
-    text = b"\0" not in path.read_bytes()[:4096]
-    form, usual = sniff(path) if text else TableFormat(), TableFormat()
-    told = [
-        f'{name} = "{printable(value)}"'
-        for name in ("separator", "encoding", "decimal")
-        if (value := getattr(form, name)) != getattr(usual, name)
-    ]
-    if told:
-        return f"this file looks as if written with {', '.join(told)}: set that in [data]"
-    return (
+    if path.suffix == ".parquet":
+        return "write the file again; was it being written just now?"
+    return written_otherwise(path, TableFormat()) or (
         "check the ending of the name, the separator and the encoding; vfl init --from TABLE "
         "finds them"
     )
 
 
-def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame with names of text; those of several levels are joined with underscores.
+
+    >>> names = pd.MultiIndex.from_tuples([("id", ""), ("sum", 2024)])
+    >>> list(_uniquely_named(pd.DataFrame([[1, 2]], columns=names)).columns)
+    ['id', 'sum_2024']
+    """
     if not all(isinstance(name, str) for name in frame.columns):
-        frame = frame.rename(columns=str)
-    check_names(frame.columns.to_series(), where)
+        frame = frame.set_axis([name_of(each) for each in frame.columns], axis=1)
+    check_names(frame.columns.to_series(), "the frame")
     return frame
 
 
-def _csv_names(path: Path, form: TableFormat) -> list[str]:
-    # Two lines, because pandas reads a longer second one here as an error, later as an index.
-    top = pd.read_csv(
-        path,
-        sep=form.separator,
-        encoding=form.encoding,
-        header=None,
-        nrows=2,
-        dtype=str,
-        skipinitialspace=True,
-    )
-    check_names(top.iloc[0], str(path))
-    return [str(name) for name in top.iloc[0]]
+def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None) -> pd.DataFrame:
+    """A frame whose columns of text that hold numbers are numbers."""
+    frame = _uniquely_named(frame)
+    frame = frame if columns is None else frame[list(columns)]
+    written = [name for name in form.numbers if name in frame.columns]
+    own = {name: cells_of(pa.array(frame[name], from_pandas=True), name, form) for name in written}
+    arrow = [str(name) for name in frame if isinstance(frame[name].dtype, pd.ArrowDtype)]
+    own |= {name: plain(pa.array(frame[name]).combine_chunks()) for name in arrow}
+    series = {name: series_of(cells).set_axis(frame.index) for name, cells in own.items()}
+    return frame.assign(**series) if series else frame
 
 
-def _read_csv(
-    path: Path, form: TableFormat, text_columns: Sequence[str], columns: Sequence[str] | None
-) -> Table:
-    _csv_names(path, form)
-    # All columns are parsed even if some are kept: a line of another length must be found.
-    with pd.read_csv(
-        path,
-        sep=form.separator,
-        encoding=form.encoding,
-        decimal=form.decimal,
-        na_values=list(form.missing),
-        dtype=dict.fromkeys(text_columns, str),
-        skipinitialspace=True,
-        low_memory=False,  # one type a column in all of a reading
-        chunksize=BLOCK_ROWS,
-    ) as readings:
-        table = _spilled(_kept(frame, columns) for frame in readings)
+def _read_csv(file: CsvRows, text_columns: Sequence[str], columns: Sequence[str] | None) -> Table:
+    table = _spilled(file.blocks(BLOCK_ROWS, columns, text_columns))
     mixed = table.mixed() if isinstance(table, Spill) else []
     # In one reading a single text makes its column text; so read those columns as text throughout.
-    return _read_csv(path, form, [*text_columns, *mixed], columns) if mixed else table
+    return _read_csv(file, [*text_columns, *mixed], columns) if mixed else table
 
 
-def _asked(source: str, form: TableFormat, columns: Sequence[str] | None) -> Iterator[pd.DataFrame]:
+def _asked(
+    source: str,
+    form: TableFormat,
+    columns: Sequence[str] | None = None,
+    text_columns: Sequence[str] = (),
+) -> Iterator[pa.RecordBatch]:
     """What a database answers, some rows at a time."""
-    for frame in query_blocks(source, form.query, BLOCK_ROWS):
-        yield _kept(_uniquely_named(frame, "data.query"), columns)
+    for batch in query_blocks(source, form.query, BLOCK_ROWS):
+        check_names(pd.Series(batch.schema.names), "data.query")
+        kept = batch.schema.names if columns is None else list(columns)
+        yield pa.record_batch(
+            [cells_of(batch.column(name), name, form, name in text_columns) for name in kept],
+            names=kept,
+        )
 
 
-def _spilled(frames: Iterator[pd.DataFrame]) -> Table:
+def _spilled(batches: Iterator[pa.RecordBatch]) -> Table:
     """One table of many blocks of rows; a frame if there are few."""
-    first = next(frames)
+    first = next(batches)
     if len(first) < BLOCK_ROWS:
-        return first
-    table = Spill(list(first.columns))
+        return _as_frame(first)
+    table = Spill(list(first.schema.names))
     table.add(first)
     del first
-    for frame in frames:
-        table.add(frame)
+    for batch in batches:
+        table.add(batch)
     return table
+
+
+def _as_frame(batch: pa.RecordBatch) -> pd.DataFrame:
+    cells = [one.cast(pa.float64()) if one.type == pa.null() else one for one in batch.columns]
+    frame: pd.DataFrame = pa.record_batch(cells, names=batch.schema.names).to_pandas()
+    return frame
 
 
 class ParquetTable(LargeTable):
@@ -256,11 +273,15 @@ class ParquetTable(LargeTable):
         DataError: files of other columns than the first, or columns without a name of their own.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path | str, form: TableFormat | None = None, text_columns: Sequence[str] = ()
+    ) -> None:
+        self._path, self._form, self._texts = path, form or TableFormat(), text_columns
         found = _parts(path) if isinstance(path, Path) else _opened(path)
         self._files = {
-            name: pq.ParquetFile(file, buffer_size=1 << 16, pre_buffer=False)
+            name: pq.ParquetFile(
+                file, buffer_size=1 << 16, pre_buffer=False, coerce_int96_timestamp_unit="us"
+            )
             for name, file in found.items()
         }
         self._schema: pa.Schema = next(iter(self._files.values())).schema_arrow
@@ -272,30 +293,65 @@ class ParquetTable(LargeTable):
                     got=f"'{name}' differs from '{next(iter(self._files))}'",
                     want="the same names and types in all of them",
                 )
-        empty = self._schema.empty_table().to_pandas()  # without what pandas calls index
-        self.columns = [str(name) for name in empty.columns]
-        check_names(pd.Series(self.columns), str(path))
+        self._stored = {_of_index(name, self._schema.names): name for name in self._schema.names}
+        self._counted = _counted_index(self._schema)
+        self.columns = [*self._counted, *self._stored]
+        check_names(pd.Series([*self._counted, *self._schema.names]), str(path))
 
     def __len__(self) -> int:
         return sum(file.metadata.num_rows for file in self._files.values())
 
     def blocks(self, name: str) -> Iterator[pa.Array]:
         for batch in self._batches([name], BLOCK_ROWS):
-            yield batch.column(0)
+            yield self._cells(batch, name)
 
     def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         for batch in self._batches(names, rows):
-            cells = {name: batch.column(name).to_pandas() for name in names}
+            cells = {name: series_of(self._cells(batch, name)) for name in names}
             yield pd.DataFrame(cells, copy=False)
 
+    def _cells(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        cells = batch.column(self._stored.get(name, name))
+        return cells_of(cells, name, self._form, name in self._texts)
+
     def _batches(self, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        stored = [self._stored[name] for name in names if name not in self._counted]
+        stored = stored or self._schema.names[:1]  # which tells how many rows a batch has
         with _readable(self._path):
             for file in self._files.values():
-                yield from file.iter_batches(rows, columns=list(names), use_threads=False)
+                counted, row = _counted_index(file.schema_arrow), 0
+                for batch in file.iter_batches(rows, columns=stored, use_threads=False):
+                    for name, (start, step) in counted.items():
+                        cells = start + step * np.arange(row, row + len(batch))
+                        batch = batch.append_column(name, pa.array(cells))
+                    row += len(batch)
+                    yield batch
         pa.default_memory_pool().release_unused()  # else Arrow keeps tens of megabytes for later
 
     def type_of(self, name: str) -> pa.DataType:
-        return self._schema.field(name).type
+        if name in self._counted:
+            return pa.int64()
+        empty = pa.array([], self._schema.field(self._stored[name]).type)
+        return cells_of(empty, name, self._form, name in self._texts).type
+
+
+def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
+    """A frame's index that counts, which is kept beside the columns: name, start and step."""
+    try:
+        kept = json.loads((schema.metadata or {}).get(b"pandas", b"{}")).get("index_columns", ())
+        found = [one for one in kept if isinstance(one, dict) and isinstance(one["name"], str)]
+        return {
+            one["name"]: (int(one["start"]), int(one["step"]))
+            for one in found
+            if one["name"] not in schema.names
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):  # metadata of somebody else
+        return {}
+
+
+def _of_index(name: str, names: Sequence[str]) -> str:
+    """A column's name; of a nameless index that a frame was written with, "index"."""
+    return "index" if name == "__index_level_0__" and "index" not in names else name
 
 
 def _parts(path: Path) -> dict[str, Path]:
@@ -368,20 +424,18 @@ class Spill(LargeTable):
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives with the table
         weakref.finalize(self, self._file.close)
 
-    def add(self, frame: pd.DataFrame) -> None:
+    def add(self, batch: pa.RecordBatch) -> None:
         """Write the next rows.
 
         Raises:
             DataError: the disk is full.
         """
         for name in self.columns:
-            cells = pa.array(frame[name], from_pandas=True)
-            if isinstance(cells, pa.ChunkedArray):  # of texts that were joined from several parts
-                cells = pa.concat_arrays(cells.chunks)
-            batch = pa.record_batch([cells], names=[""])
-            start, size = self._write(batch.serialize())
-            self._pieces[name].append(Piece(start, size, batch.schema, _kind(cells)))
-        self._rows += len(frame)
+            cells = batch.column(name)
+            one = pa.record_batch([cells], names=[""])
+            start, size = self._write(one.serialize())
+            self._pieces[name].append(Piece(start, size, one.schema, _kind(cells)))
+        self._rows += len(batch)
 
     def _write(self, content: pa.Buffer) -> tuple[int, int]:
         start = self._file.tell()
@@ -414,13 +468,19 @@ class Spill(LargeTable):
             yield pa.ipc.read_record_batch(found, piece.schema).column(0).cast(wanted, safe=False)
 
     def type_of(self, name: str) -> pa.DataType:
-        """Of one kind of cells: whole numbers join with real ones as float64, as in one reading."""
-        found = {piece.schema.field(0).type for piece in self._pieces[name] if piece.kind}
-        return found.pop() if len(found) == 1 else pa.float64()
+        """Of one kind of cells: whole numbers join with real ones as float64, as in one reading.
+
+        Texts among others, of a database without types, make texts of all.
+        """
+        pieces = self._pieces[name]
+        found = {piece.schema.field(0).type for piece in pieces if piece.kind}
+        if len(found) == 1:
+            return found.pop()
+        return pa.large_string() if "text" in {piece.kind for piece in pieces} else pa.float64()
 
 
 def _kind(cells: pa.Array) -> Kind | None:
-    if cells.null_count == len(cells):
+    if pa.types.is_null(cells.type):
         return None
     if pa.types.is_boolean(cells.type):
         return "boolean"

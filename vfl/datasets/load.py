@@ -408,9 +408,9 @@ def load_parties(
         own = replace(tables[name], columns=columns[name])
         given = HeldRows(frames[name], f"party '{name}'", held.get(name), more)
         inputs[name] = given.inputs(own, split, encoders.get(name))
-    spelling = "plain" if alignments is None else found.agreed.rules
+    rules = _rules(tables[label_party], None) if alignments is None else found.agreed.rules
     rows = AlignedRows.of(len(codes), split, common, digest)
-    rows = replace(rows, held=held, id_rules=spelling)
+    rows = replace(rows, held=held, id_rules=rules)
     return _of_parties(rows, inputs, labels, learned)
 
 
@@ -577,7 +577,7 @@ def load_own(
     labels = (None, None) if label is None else given.labels(label.column, label.task)
     inputs = given.inputs(replace(table, columns=own), split, encoder)
     rows = AlignedRows.of(order.rows, split, None if name in held else order.ids, order.digest)
-    return replace(rows.party(name, inputs, *labels), held=held)
+    return replace(rows.party(name, inputs, *labels), held=held, id_rules=_rules(table, alignment))
 
 
 def _given(
@@ -647,8 +647,14 @@ def load_for_prediction(
     inputs = _given(whole, whose, order, place, held.get(name)).inputs(table, split, encoder)
     known = None if order.absent is not None else order.ids
     rows = AlignedRows.of(order.rows, split, known, order.digest)
-    spelling = alignment.agreed.rules if alignment else "plain"
-    return replace(rows.party(name, inputs), held=held, id_rules=spelling)
+    return replace(rows.party(name, inputs), held=held, id_rules=_rules(table, alignment))
+
+
+def _rules(table: OwnTable, alignment: Alignment | None) -> str:
+    """How ids are compared, as rules of an alignment say it."""
+    if alignment is not None:
+        return alignment.agreed.rules
+    return "decimal+zeros" if table.form.id_type == "number" else "plain"
 
 
 def read_rows(

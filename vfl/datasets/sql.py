@@ -14,17 +14,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import pyarrow as pa
 
 from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import ADBC, DUCKDB, SQLITE
+from vfl.datasets.cells import of_values
 
 #: Databases whose driver of ADBC takes an address.
 _DRIVERS = ("sqlite", "postgresql", "flightsql", "snowflake")
 
 
-def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pd.DataFrame]:
-    """What a database answers, so many rows at a time; a frame without rows if it has none.
+def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.RecordBatch]:
+    """What a database answers, so many rows at a time; a batch without rows if it has none.
 
     Raises:
         DataError: no query, or the database does not answer; its own words may quote cells.
@@ -60,7 +61,7 @@ def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pd.DataF
         yield block
 
 
-def _duckdb(file: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
+def _duckdb(file: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     duckdb = _installed("duckdb")
     closed = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     if file and not Path(file).is_file():
@@ -69,7 +70,7 @@ def _duckdb(file: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
         yield from _in_blocks(connection.sql(query).to_arrow_reader(rows), rows)
 
 
-def _adbc(address: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
+def _adbc(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     scheme = address.partition(":")[0]
     if scheme not in _DRIVERS:
         want = ", ".join(f"{ADBC}{name}://" for name in _DRIVERS)
@@ -86,22 +87,28 @@ def _adbc(address: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
             yield from _in_blocks(reader, rows)
 
 
-def _in_blocks(reader: Any, rows: int) -> Iterator[pd.DataFrame]:
-    """Arrow's batches, which are of any size, as frames of so many rows."""
-    waiting, found = [], 0
+def _in_blocks(reader: Any, rows: int) -> Iterator[pa.RecordBatch]:
+    """Arrow's batches, which are of any size, as ones of so many rows."""
+    waiting, found = [reader.schema.empty_table()], 0
     for batch in reader:
-        waiting.append(batch.to_pandas())
+        waiting.append(pa.Table.from_batches([batch]))
         found += len(batch)
         while found >= rows:
-            whole = pd.concat(waiting, ignore_index=True)
-            yield whole[:rows]
-            waiting, found = [whole[rows:].reset_index(drop=True)], found - rows
-    if not waiting:
-        waiting = [reader.schema.empty_table().to_pandas()]
-    yield pd.concat(waiting, ignore_index=True)
+            whole = pa.concat_tables(waiting)
+            yield _batch(whole[:rows])
+            waiting, found = [whole[rows:]], found - rows
+    if found or len(waiting) == 1:
+        yield _batch(pa.concat_tables(waiting))
 
 
-def _sqlalchemy(address: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
+def _batch(table: pa.Table) -> pa.RecordBatch:
+    columns = [pa.concat_arrays(column.chunks) for column in table.columns if column.num_chunks]
+    if len(columns) < table.num_columns:
+        columns = [pa.array([], kind) for kind in table.schema.types]
+    return pa.record_batch(columns, names=table.column_names)
+
+
+def _sqlalchemy(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     alchemy = _installed("sqlalchemy")
     engine = alchemy.create_engine(address, hide_parameters=True)
     file = engine.url.database
@@ -114,17 +121,10 @@ def _sqlalchemy(address: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
             names, found = list(answer.keys()), None
             while found is None or len(found) == rows:
                 found = answer.fetchmany(rows)
-                frame = pd.DataFrame(found, columns=names)
-                yield frame.apply(_plain) if len(frame) else frame
+                cells = [of_values([row[at] for row in found]) for at in range(len(names))]
+                yield pa.record_batch(cells, names=names)
     finally:
         engine.dispose()
-
-
-def _plain(column: pd.Series) -> pd.Series:
-    """Exact decimals as numbers, and nothing where nothing is."""
-    if column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "decimal":
-        return column.astype(float)
-    return column
 
 
 def _installed(name: str, package: str = "'vfl[sql]'") -> Any:

@@ -36,17 +36,17 @@ from vfl.datasets.table import (
     IdType,
     OwnTable,
     Table,
-    as_texts,
     check_column,
     column_blocks,
+    id_texts,
     row_blocks,
     spaced,
 )
 
 _MOST_ROWS = 1 << 17  # of a table at a time
 _CELL_BYTES = 64  # that a cell takes while it is encoded, at the most
-#: A text that has nothing to strip begins and ends with these.
-_PLAIN = r"^[!-~](.*[!-~])?$|^$"
+#: A text without blanks around it and without letters that have several spellings.
+_PLAIN = r"^[!-~]([ -~]*[!-~])?$|^$"
 _TRAIN, _VALIDATION, _TEST = range(3)
 
 
@@ -157,7 +157,7 @@ class _IdBlocks:
             cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
             if pc.all(pc.match_substring_regex(cells, _PLAIN)).as_py():
                 return cells
-        texts = as_texts(block)
+        texts = id_texts(block)
         if self._numbers:
             return pa.array(whole_numbers(texts, self._where, self._column), pa.int64())
         return pa.array(texts, pa.large_string())

@@ -7,6 +7,7 @@ Whatever is raised here or by a caller names columns and counts; a cell's value 
 from __future__ import annotations
 
 import re
+import unicodedata
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Literal, Protocol
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl.core.errors import (
     DataError,
@@ -26,6 +28,18 @@ from vfl.core.errors import (
     SharedColumnError,
     nearest,
 )
+from vfl.datasets.cells import (
+    EITHER,
+    WORDS,
+    date_form,
+    days_of_texts,
+    days_of_times,
+    decimal_of,
+    numbers_of,
+    plain,
+    plain_numbers,
+    without,
+)
 
 BLOCK_ROWS = 8192  # of a table at a time, with all its columns, or where a cell becomes an object
 ROUNDING = 1e-12  # of the largest number; float64 itself rounds at 1e-16
@@ -33,6 +47,7 @@ ROUNDING = 1e-12  # of the largest number; float64 itself rounds at 1e-16
 Classes = tuple[str | int, ...]  # what the codes of a label column stand for
 IdType = Literal["text", "number"]
 Kind = Literal["number", "boolean", "text"]
+Missing = tuple[str, ...] | Mapping[str, tuple[str, ...]]
 Source = Path | str | pd.DataFrame
 
 
@@ -42,17 +57,23 @@ class TableFormat:
 
     Attributes:
         separator: between the cells of a CSV line.
-        missing: further texts that mean a missing cell in a CSV, such as "?".
+        missing: further texts that mean a missing cell, such as "?"; or by column, with "*" for
+            those that are not named. Among numbers and dates `WORDS` mean it too, unless a column
+            is named with none.
+        skip_lines: of a CSV, above its line of names.
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same id.
         encoding, decimal: of a CSV's text, and the sign before the decimals of its numbers.
-        dates: columns of text that hold dates, and how they are written, as `strptime` says it.
+        dates: columns of text that hold dates, and how they are written, as `strptime` says it;
+            several ways are joined with `|`.
+        numbers: columns of text that hold numbers with currency, grouping or percent, and the sign
+            before their decimals.
         query: what is asked of a database.
         bins: most bins a number is told by; 0 standardises numbers.
         cells: whether cells become inputs as they stand; `bins` is then 0.
     """
 
     separator: str = ","
-    missing: tuple[str, ...] = ()
+    missing: Missing = ()
     id_type: IdType = "text"
     encoding: str = "utf-8"
     decimal: str = "."
@@ -60,6 +81,21 @@ class TableFormat:
     query: str | None = None
     bins: int = 0
     cells: bool = False
+    skip_lines: int = 0
+    numbers: Mapping[str, str] = field(default_factory=dict)
+
+    def words_of(self, column: str) -> tuple[Collection[str], Collection[str]]:
+        """The words that mean a missing cell of a column among texts, and among numbers and dates.
+
+        >>> form = TableFormat(missing={"*": ("?",), "grade": ()})
+        >>> form.words_of("town")[0], form.words_of("grade"), "NA" in form.words_of("income")[1]
+        (('?',), ((), ()), True)
+        """
+        if not isinstance(self.missing, Mapping):
+            return self.missing, WORDS.union(self.missing)
+        own = self.missing.get(column)
+        words = self.missing.get("*", ()) if own is None else own
+        return words, () if own == () else WORDS.union(words)
 
     def of_cells(self) -> TableFormat:
         """The same, where cells become inputs as they stand."""
@@ -89,6 +125,63 @@ class OwnTable:
     columns: Sequence[str] | None = None
     form: TableFormat = field(default_factory=TableFormat)
     shape: Sequence[int] | None = None
+
+
+def cells_of(
+    cells: pa.Array, name: str, form: TableFormat, as_text: bool = False, of_csv: bool = False
+) -> pa.Array:
+    """A block of a column as its table's format says, whatever source it is from.
+
+    Args:
+        cells: as the source gives them.
+        name: the column.
+        form: which texts mean a missing cell, and which columns of text are numbers or dates.
+        as_text: whether texts stay texts, such as ids.
+        of_csv: whether the source has no types: plain numbers and booleans are then read as such,
+            and an empty cell is a missing one.
+
+    Raises:
+        DataError: a cell of a column of `form.numbers` that is no number.
+
+    >>> form = TableFormat(numbers={"price": ","})
+    >>> cells_of(pa.array(["5.000,50 €", "n/a"]), "price", form).to_pylist()
+    [5000.5, None]
+    """
+    cells = plain(cells)
+    if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+        return cells
+    words, others = form.words_of(name)
+    if as_text:
+        pass
+    elif name in form.numbers:
+        numbers, unread = numbers_of(without(cells, ["", *others]), form.numbers[name])
+        if unread:
+            raise DataError(
+                f"column '{name}' is not a column of numbers",
+                where="data.numbers",
+                got=f"{spaced(unread)} cells that are no number",
+                want="numbers, with a currency, groups of thousands or a percent sign or without",
+                fix="name the table's own sign of a missing cell in the option 'missing', or leave "
+                "the column out",
+            )
+        return numbers
+    elif name in form.dates:
+        return without(cells, ["", *others])
+    elif of_csv:
+        if pc.all(pc.equal(cells, "")).as_py():
+            return pa.nulls(len(cells))
+        numbers = plain_numbers(without(cells, ["", *others]), form.decimal)
+        if numbers is not None:
+            return numbers
+    return without(cells, ["", *words] if of_csv else words) if of_csv or words else cells
+
+
+def series_of(cells: pa.Array | pa.ChunkedArray) -> pd.Series:
+    """Cells of Arrow for pandas; those of a column without any cell are missing numbers."""
+    if pa.types.is_null(cells.type):
+        return pd.Series(np.full(len(cells), np.nan))
+    found: pd.Series = cells.to_pandas()
+    return found
 
 
 class Table(Protocol):
@@ -121,7 +214,7 @@ class LargeTable(ABC):
 
     def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Some columns, some rows at a time."""
-        columns = [(block.to_pandas() for block in self.blocks(name)) for name in names]
+        columns = [map(series_of, self.blocks(name)) for name in names]
         for cells in zip(*columns, strict=True):
             yield pd.DataFrame(dict(zip(names, cells, strict=True)), copy=False)
 
@@ -141,10 +234,8 @@ class LargeTable(ABC):
         return pd.Series(cells, name=name, copy=False)
 
     def _joined(self, name: str) -> pd.Series:
-        column: pd.Series = pa.chunked_array(
-            list(self.blocks(name)), self.type_of(name)
-        ).to_pandas()
-        return column.rename(name)
+        blocks = pa.chunked_array(list(self.blocks(name)), self.type_of(name))
+        return series_of(blocks).rename(name)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,7 +286,7 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
 def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:
     """A column, some rows at a time, in the order of the rows."""
     if isinstance(table, LargeTable):
-        yield from (block.to_pandas().rename(name) for block in table.blocks(name))
+        yield from (series_of(block).rename(name) for block in table.blocks(name))
     elif isinstance(table, Part):
         cells = table.table[name].array
         for start in range(0, len(table), BLOCK_ROWS):
@@ -247,33 +338,40 @@ def is_date(column: pd.Series) -> bool:
     """Whether a column holds dates or times as such, not as text."""
     if column.dtype == object:
         return pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64")
-    return bool(pd.api.types.is_datetime64_any_dtype(column.dtype))
+    dated = pd.api.types.is_datetime64_any_dtype(column.dtype)
+    return bool(dated or isinstance(column.dtype, pd.PeriodDtype))
 
 
-def as_dates(column: pd.Series, written: str | None = None) -> pd.DatetimeIndex:
-    """A column as times in UTC, axes (rows,), missing cells as NaT.
+def as_days(column: pd.Series, written: str | None = None) -> np.ndarray:
+    """A column as days since 1970 in UTC, float64, axes (rows,), missing cells as NaN.
 
     Args:
         column: dates, or texts.
-        written: how texts are written, as `strptime` says it.
+        written: how texts are written; see `days_of_texts`.
+
+    >>> as_days(pd.Series(["1970-01-02", None, "0001-01-01"]), "%Y-%m-%d").tolist()
+    [1.0, nan, -719162.0]
 
     Raises:
         DataError: cells that are no such date.
     """
-    if written is not None and not is_date(column):
-        column = pd.Series(as_texts(column), name=column.name)
-    read = pd.DatetimeIndex(pd.to_datetime(column, format=written, errors="coerce", utc=True))
-    unread = int(np.asarray(read.isna()).sum()) - int(column.isna().sum())
-    if unread > 0:
+    present = column.notna().to_numpy()
+    if is_date(column):
+        return days_of_times(column)
+    codes, found = pd.factorize(as_texts(column[present]))
+    days = np.full(len(column), np.nan)
+    if len(found):
+        days[present] = days_of_texts(found, written or "ISO8601")[codes]
+    if unread := int(np.isnan(days[present]).sum()):
         raise DataError(
             f"column '{column.name}' is not a column of dates",
             where="data.dates",
             got=f"{spaced(unread)} cells that are no date as the setting says it",
-            want="dates that are all written alike",
+            want="dates as the setting says it; several ways are joined with |",
             fix="name the table's own sign of a missing cell in the option 'missing', or leave "
             "the column out",
         )
-    return read
+    return days
 
 
 def as_numbers(column: pd.Series) -> np.ndarray:
@@ -324,35 +422,54 @@ def as_texts(column: pd.Series) -> np.ndarray:
     return found
 
 
+def id_texts(column: pd.Series) -> np.ndarray:
+    """Ids as `as_texts` gives them, in Unicode's normal form C: one spelling of a letter.
+
+    >>> id_texts(pd.Series(["Mu\u0308ller", 7.0])).tolist() == ["Müller", "7"]
+    True
+    """
+    texts = as_texts(column)
+    for place, text in enumerate(texts):
+        if text is not None and not text.isascii():
+            texts[place] = unicodedata.normalize("NFC", text)
+    return texts
+
+
 def _text(cell: object) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
 
 
-_PLAIN = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
-_COMMA = re.compile(r"[-+]?\d{1,3}(\.?\d{3})*,\d+")
-_DATE = re.compile(r"\d{4}[-/]\d\d?[-/]\d\d?([T ].*)?|\d\d?[./-]\d\d?[./-]\d{4}")
 _FEW_NUMBERS = 5  # fewer may be names of categories, such as sizes
+_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
+_LOOKED_AT = 1000  # texts of a column
 
 
 def misread(name: str, texts: Collection[str]) -> str | None:
     """What texts that are read as categories really are, and how to say so; no text is quoted.
 
-    >>> misread("income", ["1,5", "2,25"])
-    'they are numbers with a decimal comma; set decimal = "," in [data]'
+    >>> misread("income", ["1,5", "2,25"]), misread("price", ["5 €"])[:46]
+    ('they are numbers with a decimal comma; set decimal = "," in [data]', \
+'they are numbers; set numbers = { price = "." }')
     """
-    commas = sum(bool(_COMMA.fullmatch(text)) for text in texts)
-    plain = sum(bool(_PLAIN.fullmatch(text)) for text in texts)
-    if commas and 2 * (commas + plain) >= len(texts):
+    some = [*texts][:_LOOKED_AT]
+    if some and all(map(_COMMA.fullmatch, some)):
         return 'they are numbers with a decimal comma; set decimal = "," in [data]'
-    if texts and all(_DATE.fullmatch(text) for text in texts):
-        how = f'dates = {{ {name} = "%Y-%m-%d" }}'
-        return f"they are dates; set {how}, as they are written, in [data]"
-    if _FEW_NUMBERS <= plain < len(texts) and 2 * plain >= len(texts):
-        others = len(texts) - plain
+    if (decimal := decimal_of(some, ".")) and not all(map(str.isdigit, some)):
+        how = f'numbers = {{ {name} = "{decimal}" }}'
+        return f"they are numbers; set {how} in [data], or make them numbers in the frame"
+    if form := date_form(some):
+        how = f'dates = {{ {name} = "{form}" }}'
+        frame = f'pd.to_datetime(frame["{name}"], format="{form}")'
+        return f"they are dates; set {how} in [data]" + (
+            f", or in a frame {frame}" if EITHER not in form else ""
+        )
+    unread = numbers_of(pa.array(some, pa.string()), ".")[1] if some else 0
+    plain = len(some) - unread
+    if _FEW_NUMBERS <= plain < len(some) and 2 * plain >= len(some):
         return (
-            f"{spaced(plain)} of {spaced(len(texts))} are numbers; if the other {spaced(others)} "
+            f"{spaced(plain)} of {spaced(len(some))} are numbers; if the other {spaced(unread)} "
             'mean a missing cell, name them: missing = ["?"] in [data]'
         )
     return None
@@ -384,6 +501,17 @@ def spaced(count: int) -> str:
     '10 000'
     """
     return f"{count:,}".replace(",", " ")
+
+
+def name_of(label: object) -> str:
+    """A frame's own name of a column as text; of several levels, those that say something.
+
+    >>> name_of(2024), name_of(("sum", 2024)), name_of(("id", ""))
+    ('2024', 'sum_2024', 'id')
+    """
+    if isinstance(label, tuple):
+        return "_".join(str(level) for level in label if str(level))
+    return str(label)
 
 
 def check_names(names: pd.Series, where: str) -> None:

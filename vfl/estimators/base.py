@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
@@ -17,9 +18,17 @@ from vfl.config import DataSettings, Experiment, LabelSettings, PartySettings, T
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError, DataError
 from vfl.datasets import PartyData, Split, split_rows
+from vfl.datasets.encode import TextColumn
 from vfl.datasets.load import fit_inputs, partition_columns
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs
-from vfl.datasets.table import TableFormat, check_owners, pick_columns
+from vfl.datasets.table import (
+    TableFormat,
+    check_names,
+    check_owners,
+    misread,
+    name_of,
+    pick_columns,
+)
 from vfl.session.label import EpochRecord
 from vfl.session.schedule import one_epoch
 from vfl.training.local import LocalSession
@@ -73,6 +82,12 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
             name: fit_inputs(frame, own, split, form=self._form)
             for name, own in self.parties_.items()
         }
+        for name, own in inputs.items():
+            for column in getattr(own.encoder, "columns", ()):
+                texts = column.categories if isinstance(column, TextColumn) else ()
+                if why := misread(column.name, texts):
+                    told = f"column '{column.name}' of '{name}' is read as categories, but {why}"
+                    warnings.warn(told, UserWarning, stacklevel=4)
         self._encoders = {name: own.encoder for name, own in inputs.items()}
         return inputs
 
@@ -219,10 +234,29 @@ def frame_of(
     """
     training = reset if training is None else training
     if isinstance(X, pd.DataFrame):
+        X = X.set_axis([name_of(name) for name in X.columns], axis=1)
+        check_names(X.columns.to_series(), "X")
+        if not len(X) or not len(X.columns):
+            raise DataError(
+                "this frame has nothing to learn from or to predict",
+                where="X",
+                got=f"{len(X)} sample(s), {len(X.columns)} feature(s)",
+                want="at least one row and one column",
+            )
         validate_data(estimator, X, skip_check_array=True, reset=reset)
         if training:
             check_consistent_length(X, y)
-        return X.reset_index(drop=True).set_axis([str(name) for name in X.columns], axis=1)
+        frame: pd.DataFrame = X.reset_index(drop=True)
+        return frame
+    names = None if reset else getattr(estimator, "feature_names_in_", None)
+    if names is not None and np.shape(X)[1:] == (len(names),):  # rows of the frame it was fitted on
+        warnings.warn(
+            f"X does not have valid feature names, but {type(estimator).__name__} was fitted with "
+            "feature names: its columns are taken in that order",
+            UserWarning,
+            stacklevel=3,
+        )
+        return pd.DataFrame(np.asarray(X), columns=list(names)).infer_objects()
     if training:
         checked, _ = validate_data(estimator, X, y, dtype=np.float64, reset=reset)
     else:
@@ -262,6 +296,10 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
         names = [columns[c] if isinstance(c, int | np.integer) else c for c in own]
         owners[name] = pick_columns(pd.Index(columns), names, f"party '{name}'")
     check_owners(owners)
+    owned = {name for own in owners.values() for name in own}
+    if idle := [name for name in columns if name not in owned]:
+        shown = ", ".join(f"'{name}'" for name in idle)
+        warnings.warn(f"no party is given {shown}: unread", UserWarning, stacklevel=4)
     return owners
 
 

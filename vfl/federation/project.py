@@ -78,6 +78,7 @@ class Table:
         notes: those of its lines that ask for a look.
         task: what the label is for.
         whole_ids: whether every id is a whole number.
+        left_out: lines that name every column that becomes no input, and why.
     """
 
     source: str
@@ -87,6 +88,7 @@ class Table:
     notes: list[str]
     task: str | None
     whole_ids: bool
+    left_out: list[str]
 
 
 class LabelFolder:

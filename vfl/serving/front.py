@@ -33,7 +33,7 @@ from vfl.core.storage import read_json, write_json, write_text
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.datasets.alignment.ids import normalise
-from vfl.datasets.table import Classes
+from vfl.datasets.table import Classes, id_texts
 from vfl.serving import inference
 from vfl.serving.clients import COUNTED, FOLDER, Budgets, Caller, Clients, tokens_in
 from vfl.serving.service import Result, Service, Unavailable
@@ -244,7 +244,7 @@ class Rows:
         except KeyError:  # as letter by letter none is written, or as no rule writes it
             pass
         try:
-            alike = _alike([each.strip() for each in texts], self._id_rules)
+            alike = _alike(id_texts(pd.Series(ids, dtype=object)), self._id_rules)
             known = zip(texts, alike, strict=True)
             return [self._at[each] if each in self._at else self._alike[key] for each, key in known]
         except KeyError:
@@ -267,7 +267,7 @@ class Rows:
         return [] if self._encoder is None else [str(name) for name in self._encoder.names]
 
 
-def _alike(ids: list[str], rules: str) -> list[str]:
+def _alike(ids: list[str] | np.ndarray, rules: str) -> list[str]:
     """Ids as an alignment by these rules compares them."""
     return [key.decode() for key in normalise(np.array(ids, dtype=object), rules)]
 

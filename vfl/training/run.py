@@ -13,7 +13,6 @@ import torch
 
 from vfl import defenses
 from vfl.config import (
-    DataSettings,
     Experiment,
     check_one_process,
     memory_bytes,
@@ -33,13 +32,14 @@ from vfl.datasets import (
     PartyData,
     SetFormat,
     Split,
-    TableFormat,
     load_bundled,
     load_own,
     load_parties,
     load_table,
 )
-from vfl.datasets.doubts import doubts, idle_columns
+from vfl.datasets.alignment.ids import id_columns
+from vfl.datasets.describe import left_out
+from vfl.datasets.doubts import doubts
 from vfl.datasets.files import column_names
 from vfl.datasets.load import NO_ENCODERS
 from vfl.datasets.on_disk import OnDisk
@@ -47,7 +47,7 @@ from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.session.label import EpochRecord, summarise
 from vfl.session.label.summary import revealed, test_figures, write_predictions
 from vfl.session.progress import ProgressReport, Tell
-from vfl.session.store.party_folder import own_table, require_numbers
+from vfl.session.store.party_folder import own_table, require_numbers, table_format
 from vfl.training.local import LocalSession, Options
 from vfl.training.specs import mistakes_here
 from vfl.training.whole_network import WholeNetworkSession
@@ -120,7 +120,7 @@ def _load(
     columns = {name: party.columns or ("*",) for name, party in experiment.parties.items()}
     memory = data.memory
     place = None if memory is None else OnDisk(Path(gettempdir()), memory_bytes(memory))
-    table = OwnTable(data.source, data.id or "", form=_format(data))
+    table = OwnTable(data.source, data.id or "", form=table_format(data))
     table = _of_cells(table) if cells else table
     return load_table(table, columns, labels, dealing, encoders, place)
 
@@ -217,25 +217,24 @@ def _own_rows(
     return found
 
 
-def _format(data: DataSettings) -> TableFormat:
-    return TableFormat(
-        data.separator,
-        data.missing,
-        data.id_type,
-        data.encoding,
-        data.decimal,
-        data.dates or {},
-        bins=data.bins,
-    )
-
-
 def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[str]:
     """What to look at in the rows of an experiment of one process; see `vfl.datasets.doubts`."""
     found = doubts(data)
-    if experiment.is_table and not own_tables(experiment):
-        own, further = experiment.data, [task.column for task in experiment.tasks or ()]
-        names = column_names(own.source, _format(own))
-        found += idle_columns(names, data, [own.id, experiment.label.column, *further])
+    if not experiment.is_table:
+        return found
+    own, label = experiment.data, experiment.label
+    tables = own_tables(experiment) or {
+        "no party": OwnTable(own.source, own.id or "", None, table_format(own))
+    }
+    read = {name for each in data.values() for name in each.columns}
+    labels = [label.column, *(task.column for task in experiment.tasks or ())]
+    for name, table in tables.items():
+        names = column_names(table.source, table.form)
+        known = {*id_columns(table.id_column, names), *labels}
+        known |= {*data[name].columns} if name in data else read
+        idle = [each for each in names if each not in known]
+        begin = "no party is given" if name == "no party" else f"{name} leaves out"
+        found += left_out(table.source, table.form, idle, begin)
     return found
 
 
@@ -244,7 +243,7 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
     data, sources = experiment.data, experiment.own_sources
     if any(map(is_file_of_party, sources.values())):
         return {name: _own_table(name, source) for name, source in sources.items()}
-    form = _format(data)
+    form = table_format(data)
     shapes = {name: party.shape for name, party in experiment.parties.items()}
     return {
         name: OwnTable(source, str(data.id), None, form, shapes.get(name))

@@ -1,8 +1,8 @@
 """Ids of several parties written alike, by rules that all of them agree on.
 
 A spec of rules is ``case+decimal+zeros``; they act from left to right, on each column of a
-composite id. Before any rule a cell is text without blanks around it, and a whole number that is
-stored as a float has no point.
+composite id. Before any rule a cell is text in Unicode's normal form C, without blanks around it;
+a whole number that is stored as a float has no point.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from vfl.datasets.table import (
     Source,
     Table,
     TableFormat,
-    as_texts,
     check_column,
     column_blocks,
+    id_texts,
     spaced,
 )
 
@@ -212,7 +212,7 @@ def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
         check_column(known, each, f"the id column of {where}", "data.id")
     missing = 0
     for columns in zip(*(column_blocks(table, each) for each in names), strict=True):
-        texts = [as_texts(block) for block in columns]
+        texts = [id_texts(block) for block in columns]
         gaps = np.logical_or.reduce([[cell is None for cell in each] for each in texts])
         missing += int(gaps.sum())
         if missing:

@@ -28,6 +28,7 @@ from vfl.datasets.table import (
     as_texts,
     check_column,
     column_blocks,
+    id_texts,
     kind_of,
     spaced,
 )
@@ -133,7 +134,7 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
     missing = sum(int(block.isna().sum()) for block in column_blocks(frame, id_column))
     if missing:
         raise bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
-    blocks = (as_texts(block) for block in column_blocks(frame, id_column))
+    blocks = (id_texts(block) for block in column_blocks(frame, id_column))
     if id_type == "number":
         blocks = (whole_numbers(block, where, id_column) for block in blocks)
     order, ids = _sorted(blocks, pa.int64() if id_type == "number" else pa.large_string())
@@ -178,6 +179,7 @@ def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
         where=f"column '{id_column}'",
         got=got,
         want="one id a row, none of them twice",
+        fix="vfl init --from TABLE names how to take the latest row of each id, or an aggregate",
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vfl import defenses
-from vfl.config import Experiment, OwnData, PartyFile, memory_bytes
+from vfl.config import Experiment, OwnData, PartyFile, TableSettings, memory_bytes
 from vfl.core.errors import DataError, RunFolderError, TrainedRowsError
 from vfl.core.products import products
 from vfl.core.registry import named
@@ -415,10 +415,20 @@ class PartyFolder:
         return Seal(kind, self.path.name, run)
 
 
-def table_format(own: OwnData) -> TableFormat:
-    """How a party's table is written, as its own file says it."""
-    how = (own.separator, own.missing, own.id_type, own.encoding, own.decimal)
-    return TableFormat(*how, own.dates or {}, own.query, own.bins)
+def table_format(own: TableSettings) -> TableFormat:
+    """How a table is written, as an experiment or a party's own file says it."""
+    return TableFormat(
+        separator=own.separator,
+        missing=own.missing,
+        id_type=own.id_type,
+        encoding=own.encoding,
+        decimal=own.decimal,
+        dates=own.dates or {},
+        query=own.query if isinstance(own, OwnData) else None,
+        bins=own.bins,
+        skip_lines=own.skip_lines,
+        numbers=own.numbers or {},
+    )
 
 
 def own_table(party: PartyFile) -> OwnTable:

@@ -1,0 +1,336 @@
+"""Tables as people write them: what each becomes, or which sentence refuses it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import io
+import zipfile
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vfl.core.errors import DataError, VFLError
+from vfl.datasets import (
+    Dealing,
+    Label,
+    OwnTable,
+    TableEncoder,
+    TableFormat,
+    align,
+    load_for_prediction,
+    load_own,
+    read_table,
+)
+from vfl.datasets.describe import describe, left_out
+from vfl.datasets.table import as_days
+from vfl.estimators import VFLClassifier
+from vfl.serving.front import Rows
+
+ROWS = 30
+
+
+def table(*columns, names="id,x", sep=","):
+    """A CSV of `ROWS` rows; a column repeats the cells that are given."""
+    lines = [names.replace(",", sep)]
+    for row in range(ROWS):
+        lines.append(sep.join([str(1000 + row), *(cells[row % len(cells)] for cells in columns)]))
+    return "\n".join(lines) + "\n"
+
+
+def written(folder, content, name="table.csv"):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def read_as_described(path, label=None, **options):
+    report = describe(path, label=label, **options)
+    return report, read_table(path, report.form)
+
+
+MONEY = {
+    "euro": (["€ 75997,97", "€ 5,00"], [75997.97, 5.0]),
+    "dollar": (["$5,156.91", "$12.00"], [5156.91, 12.0]),
+    "german": (["73.208,40", "1.000,00"], [73208.40, 1000.0]),
+    "accountant": (["(1,234.50)", "17.25"], [-1234.5, 17.25]),
+    "whole thousands": (["1,234", "(5,678)"], [1234.0, -5678.0]),
+    "narrow blanks": (["1\u202f234,56", "12\u202f000,00"], [1234.56, 12000.0]),
+    "blanks that do not break": (["1\u00a0234,56 €", "7,00 €"], [1234.56, 7.0]),
+    "swiss": (["CHF 1'234.50", "CHF 1\u2019000.00"], [1234.5, 1000.0]),
+    "price with a dash": (["5,-", "1.250,-"], [5.0, 1250.0]),
+    "code behind": (["1.234,50 EUR", "2,25 EUR"], [1234.5, 2.25]),
+    "rupees": (["₹1,23,456.00", "₹99.50"], [123456.0, 99.5]),
+    "real": (["R$ 1.234,56", "R$ 0,50"], [1234.56, 0.5]),
+    "minus of typesetters": (["\u22125.5 %", "12 %"], [-0.055, 0.12]),
+    "minus behind": (["5.00-", "1,000.00"], [-5.0, 1000.0]),
+    "percent": (["12,5%", "100%"], [0.125, 1.0]),
+    "full width": (["\uff15\uff10\uff05", "\uff17\uff05"], [0.5, 0.07]),
+    "per mille": (["3‰", "4.5‰"], [0.003, 0.0045]),
+    "with missing words": (["$5.00", "n/a"], [5.0, np.nan]),
+    "with a dash for none": (["$5.00", "-"], [5.0, np.nan]),
+    "two locales": (["1.234,50 €", "$1,999.50"], [1234.5, 1999.5]),
+}
+
+
+@pytest.mark.parametrize("name", MONEY)
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
+def test_numbers_of_people(tmp_path, name, kind):
+    texts, want = MONEY[name]
+    source = written(tmp_path, table(texts, names="id;x", sep=";"))
+    if kind != "csv":
+        source = pd.read_csv(source, sep=";", dtype={"x": str}, keep_default_na=False)
+    if kind == "parquet":
+        source.to_parquet(tmp_path / "table.parquet")
+        source = tmp_path / "table.parquet"
+    report, frame = read_as_described(source)
+    assert {one.name: one.kind for one in report.columns}["x"] == "number"
+    assert frame["x"].head(2).tolist() == pytest.approx(want, nan_ok=True)
+
+
+DATES = {
+    "open end": (["2024-01-31", "9999-12-31"], ["2024-01-31", "9999-12-31"]),
+    "year one": (["0001-01-01", "2024-01-31"], ["0001-01-01", "2024-01-31"]),
+    "two ways": (["31.01.2024", "2024-02-29"], ["2024-01-31", "2024-02-29"]),
+    "american": (["01/31/2024", "02/28/2024"], ["2024-01-31", "2024-02-28"]),
+    "with a zone": (["2024-01-31T23:00:00-05:00", "2024-01-31"], ["2024-02-01T04", "2024-01-31"]),
+    "zulu": (["2024-01-31T12:00:00Z", "2024-02-01T00:00:00Z"], ["2024-01-31T12", "2024-02-01"]),
+    "month by name": (["31 Jan 2024", "01 Feb 2024"], ["2024-01-31", "2024-02-01"]),
+    "short years": (["31.12.99", "01.02.24"], ["1999-12-31", "2024-02-01"]),
+    "none yet": (["2024-01-31", "NULL"], ["2024-01-31", "NaT"]),
+    "digits": (["20240131", "20240229"], ["2024-01-31", "2024-02-29"]),
+}
+
+
+@pytest.mark.parametrize("name", DATES)
+def test_dates_of_people(tmp_path, name):
+    texts, want = DATES[name]
+    path = written(tmp_path, table(texts, texts[::-1], names="id,x,y"))
+    report, frame = read_as_described(path)
+    assert [one.kind for one in report.columns] == ["id", "date", "date"]
+    days = [
+        (np.datetime64(one) - np.datetime64("1970-01-01")) / np.timedelta64(1, "D") for one in want
+    ]
+    found = as_days(frame["x"], report.form.dates["x"])
+    assert found[:2].tolist() == pytest.approx(days, nan_ok=True)
+    own = OwnTable(path, "id", report.features, form=report.form)
+    inputs = load_own("bank", own, None, Dealing(0)).inputs
+    assert inputs.shape[1] == sum(one.inputs for one in report.columns)
+    assert np.abs(inputs.numpy()).max() < 10  # an open end does not squeeze the other days
+
+
+TYPES = {
+    "day": (pa.array([dt.date(1, 1, 1), dt.date(9999, 12, 31)]), "date"),
+    "seconds": (
+        pa.array([dt.datetime(1, 1, 1), dt.datetime(9999, 1, 1)], pa.timestamp("s")),
+        "date",
+    ),
+    "zone": (pa.array([0, 10**6], pa.timestamp("us", "Asia/Tokyo")), "date"),
+    "duration": (pa.array([86400, 1], pa.duration("s")), "number"),
+    "decimal": (pa.array([Decimal("1.50"), Decimal("2.25")]), "number"),
+    "dictionary": (pa.array(["a", "b"]).dictionary_encode(), "category"),
+    "null": (pa.nulls(2), "constant"),
+    "list": (pa.array([[1], [2, 3]]), "other"),
+    "struct": (pa.array([{"a": 1}, {"a": 2}]), "other"),
+    "map": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())), "other"),
+    "bytes": (pa.array([b"a", b"b"]), "other"),
+    "clock": (pa.array([1, 2], pa.time32("s")), "other"),
+    "half": (pa.array(np.array([1, 2], np.float16)), "number"),
+}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_types_of_parquet(tmp_path, monkeypatch, large):
+    monkeypatch.setattr("vfl.datasets.files.BLOCK_ROWS", 8 if large else 8192)
+    rows = pa.array(np.arange(ROWS) % 2)
+    columns = {name: cells.take(rows) for name, (cells, _) in TYPES.items()}
+    path = tmp_path / "types.parquet"
+    pq.write_table(pa.table({"id": pa.array(range(ROWS)), **columns}), path)
+    report = describe(path)
+    kinds = {one.name: one.kind for one in report.columns}
+    assert kinds == {"id": "id"} | {name: kind for name, (_, kind) in TYPES.items()}
+    left = {one.name: one.becomes for one in report.columns if one.kind == "other"}
+    assert set(left.values()) == {"left out: neither number, text nor date"}
+    assert load_own("bank", OwnTable(path, "id", report.features), None, Dealing(0)).rows == ROWS
+    with pytest.raises(DataError, match="neither number nor text"):
+        load_own("bank", OwnTable(path, "id", ["struct"]), None, Dealing(0))
+
+
+@pytest.mark.parametrize(
+    ("index", "want"),
+    [
+        (pd.RangeIndex(1000, 1000 + ROWS, name="customer"), ["customer", "x"]),
+        (pd.Index([*range(7, 6 + ROWS), 99], name="customer"), ["x", "customer"]),
+        (pd.Index([f"c{row}" for row in range(ROWS)]), ["x", "index"]),
+        (pd.RangeIndex(ROWS), ["x"]),
+    ],
+)
+def test_an_index_that_parquet_keeps_is_a_column(tmp_path, index, want):
+    frame = pd.DataFrame({"x": np.arange(ROWS) / 7}, index=index)
+    frame.to_parquet(tmp_path / "a.parquet")
+    read = read_table(tmp_path / "a.parquet")
+    assert list(read.columns) == want
+    if len(want) > 1:
+        name = next(one for one in want if one != "x")
+        assert read[name].tolist() == index.tolist()
+        assert describe(tmp_path / "a.parquet").id == name
+
+
+WORDS = ["None", "NA", "null", "n/a", "NaN"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_class_and_a_column_may_be_called_as_a_missing_cell(tmp_path, word):
+    path = written(tmp_path, table(["0.5", word], ["low", word], names=f"id,{word},y"))
+    report = describe(path, label="y")
+    assert report.columns[1].missing == 0.5
+    own = OwnTable(path, "id", [word], form=report.form)
+    data = load_own("bank", own, Label("bank", "y"), Dealing(0))
+    assert data.classes == tuple(sorted(["low", word]))
+
+
+def test_a_word_among_classes_that_are_numbers_is_a_class(tmp_path):
+    path = written(tmp_path, table(["0", "1", "NA"], names="id,y"))
+    report = describe(path, label="y")
+    assert report.form.missing == {"y": ()}
+    assert "3 classes" in report.notes[0]
+
+
+def test_missing_words_are_switched_by_column(tmp_path):
+    path = written(tmp_path, table(["1", "?"], ["1", "NA"], ["a", "x"], names="id,p,q,r"))
+    form = describe(path).form
+    assert form.missing == ("?",)
+    frame = read_table(path, form)
+    assert [float(frame[name].isna().mean()) for name in "pqr"] == [0.5, 0.5, 0.0]
+
+
+LAYOUTS = {
+    "sep line": ("sep=;\n" + table(["1,5"], sep=";"), [";", 1]),
+    "preamble": ("Report of May\n\nmade by us\n" + table(["1"]), [",", 3]),
+    "separators at the end": (table(["1,"]).replace("id,x", "id,x,"), [",", 0]),
+    "blank lines": (table(["1"]).replace("\n", "\n\n"), [",", 0]),
+    "rows of separators": (table(["1"]) + ",\n,\n", [",", 0]),
+    "carriage returns": (table(["1"]).replace("\n", "\r"), [",", 0]),
+    "byte order mark": ("\ufeff" + table(["1"]), [",", 0]),
+    "windows": (table(["€ 5,00"], sep=";").encode("cp1252"), [";", 0]),
+    "two bytes": (table(["1"]).encode("utf-16-le"), [",", 0]),
+    "index of a frame": (table(["1"], names=",x"), [",", 0]),
+    "packed": (gzip.compress(table(["1"]).encode()), [",", 0]),
+    "lines in quotes": (table(['"1"', '"2"'], ['"a\nb, c"'], names="id,x,t"), [",", 0]),
+    "blanks": (table([" 1 ", " 2"]), [",", 0]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(tmp_path, name):
+    content, want = LAYOUTS[name]
+    path = written(tmp_path, content)
+    report, frame = read_as_described(path)
+    assert [report.form.separator, report.form.skip_lines] == want
+    assert len(frame) == ROWS
+    assert report.id == ("index" if name.startswith("index") else "id")
+    assert pd.api.types.is_numeric_dtype(frame["x"])
+
+
+def _workbook():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    return packed.getvalue()
+
+
+REFUSED = {
+    "long row": (table(["1"]) + "5,6,7\n", "line 32: 3 cells, where 2 columns have a name"),
+    "short row": (table(["1"], ["2"], names="id,x,y") + "5,6\n", "line 32: 2 cells, where 3"),
+    "below a cell of two lines": ('id,x\n1,"a\nb"\n3,4,5\n', "line 4: 3 cells, where 2"),
+    "quote that closes later": ('id,x\n1,"a\n2,3\n4,b"c\n5,"6,7\n', "line 5: a quotation mark"),
+    "decimal comma": ("id,x\n1,2\n2,1,5\n", "line 3: 3 cells"),
+    "workbook": (_workbook(), "an Excel workbook"),
+    "old workbook": (b"\xd0\xcf\x11\xe0" + bytes(100), "an old Excel workbook"),
+    "json": ('{"id": 1}', "JSON"),
+    "page": ("<html></html>", "HTML"),
+    "nothing but blanks": ("\n\n\n", "blank lines"),
+    "twice": ("a,a\n1,2\n", "1 different names"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_that_is_refused_says_where_and_why(tmp_path, name):
+    content, want = REFUSED[name]
+    with pytest.raises(VFLError) as caught:
+        describe(written(tmp_path, content))
+    assert want in str(caught.value.got)
+
+
+def test_repeated_ids_come_with_a_query_that_makes_one_row_each(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    lines = [f"{row // 2},{row % 7}.5,2024-01-{row % 28 + 1:02d}" for row in range(60)]
+    path = written(tmp_path, "\n".join(["customer_id,amount,day", *lines]))
+    with pytest.raises(DataError) as caught:
+        describe(path)
+    assert "30 different ids in 60 rows, 30 repeat another row's" in str(caught.value.got)
+    fix = str(caught.value.fix)
+    assert "row number" not in fix.replace("row_number()", "")
+    for query in fix.split("--query '")[1:]:
+        report = describe("duckdb:", query=query.rpartition("'")[0].partition("', or")[0])
+        assert (report.id, report.rows) == ("customer_id", 30)
+    assert duckdb
+
+
+def test_one_letter_in_two_normal_forms_is_one_id():
+    composed, apart = "M\u00fcller", "Mu\u0308ller"
+    left = pd.DataFrame({"id": [composed, "Ulm"], "x": [1, 2]})
+    right = pd.DataFrame({"id": [apart, "Ulm"], "y": [3, 4]})
+    aligned = align({"a": left, "b": right}, "id")
+    assert len(aligned.ids) == 2
+    with pytest.raises(VFLError, match="cannot be told apart"):
+        align({"a": pd.DataFrame({"id": [composed, apart]})}, "id")
+
+
+@pytest.mark.parametrize(
+    ("ids", "id_type", "asked"),
+    [
+        ([15775678, 7], "number", ["0015775678", 15775678, "15775678.0"]),
+        (["M\u00fcller", "b"], "text", ["Mu\u0308ller", " M\u00fcller"]),
+    ],
+)
+def test_a_service_takes_every_spelling_that_joining_takes(ids, id_type, asked):
+    frame = pd.DataFrame({"id": ids, "x": [0.5, 1.5]})
+    form = TableFormat(id_type=id_type)
+    encoder = TableEncoder.fit(frame[["x"]])
+    rows = Rows(load_for_prediction("bank", frame, "id", encoder, form))
+    (one,) = {*rows.positions(asked)}
+    assert rows.positions([ids[0]]) == [one]
+    assert rows.positions(["unknown"]) is None
+
+
+def test_columns_that_are_left_out_are_all_named_with_why(tmp_path):
+    texts = [f"remark {row}" for row in range(ROWS)]
+    path = written(tmp_path, table(["1"], texts, ["2.5", "3"], names="id,same,remark,x"))
+    lines = left_out(path, describe(path).form, ["same", "remark", "x"], "bank leaves out")
+    assert lines == [
+        "bank leaves out 'same' (all its cells are alike)",
+        "bank leaves out 'remark' (30 different texts are no categories)",
+        "bank leaves out 'x': add them to some 'columns', or leave them unread",
+    ]
+
+
+def test_an_estimator_takes_rows_and_names_as_they_are():
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(40, 3)))
+    frame.columns = pd.MultiIndex.from_tuples([("sum", 1), ("sum", 2), ("age", "")])
+    labels = draw.integers(0, 2, 40)
+    with pytest.warns(UserWarning, match="no party is given 'age'"):
+        model = VFLClassifier({"a": ["sum_1"], "b": ["sum_2"]}, epochs=1).fit(frame, labels)
+    with pytest.warns(UserWarning, match="valid feature names"):
+        found = model.predict(frame.to_numpy())
+    assert (found == model.predict(frame)).all()
+    with pytest.raises(DataError, match="nothing to learn from"):
+        VFLClassifier(2).fit(frame[:0], labels[:0])
+    dated = pd.DataFrame({"x": range(30), "day": [f"{n % 28 + 1:02d}.01.2024" for n in range(30)]})
+    with pytest.warns(UserWarning, match=r'they are dates.*format="%d.%m.%Y"'):
+        VFLClassifier(2, epochs=1).fit(dated, labels[:30])

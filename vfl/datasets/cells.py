@@ -1,0 +1,373 @@
+"""What cells mean: missing words, numbers and dates as people write them, and Arrow's own types.
+
+Every source comes through here: a CSV as texts, Parquet and databases as Arrow. Where a source has
+types they count first; a column of text becomes numbers or dates only where the table's format says
+so (`TableFormat.numbers`, `TableFormat.dates`), and in a CSV where every cell is a plain number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: Words that mean a missing cell among numbers and dates; in a column of text they are texts.
+WORDS = frozenset(
+    (
+        *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
+        *("n/a", "NA", "na", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "Null", "null"),
+        *("None", "none"),
+    )
+)
+_PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
+_BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
+_SIGN = "[-+\u2212\u2013]"
+_CODES = (
+    "USD|EUR|GBP|CHF|JPY|CNY|SEK|NOK|DKK|PLN|CZK|HUF|RON|BGN|TRY|RUB|UAH|INR|BRL|MXN|CAD|AUD|NZD"
+    "|ZAR|KRW|SGD|HKD|THB|ILS|AED|SAR|Euro|euro|kr\\.?|Fr\\.?|Rs\\.?|zł|Kč|Ft|lei"
+)
+_MONEY = rf"(?:[A-Z]{{0,3}}\p{{Sc}}[A-Z]{{0,3}}|{_CODES})"
+_UNIT = rf"(?:%|\x{{2030}}|{_MONEY})"
+
+
+def _written_number(decimal: str) -> str:
+    """RE2's pattern of a number for people, whose decimals stand behind `decimal`."""
+    other = r"\." if decimal == "," else ","
+    whole = "|".join(
+        [
+            rf"\d{{1,3}}(?:{other}\d{{3}})+",
+            rf"\d{{1,2}}(?:{other}\d{{2}})*{other}\d{{3}}",  # lakh and crore
+            r"\d{1,3}(?: \d{3})+",
+            r"\d{1,3}(?:['\x{2019}]\d{3})+",
+            r"\d+",
+        ]
+    )
+    sign = re.escape(decimal)
+    core = rf"(?:{whole})(?:{sign}\d+)?(?:[eE][-+]?\d+)?|{sign}\d+"
+    price = rf"(?:{sign}[-\x{{2013}}\x{{2014}}]{{0,2}})?"  # as in 5,-
+    before = rf"(?:{_SIGN}|\(|{_MONEY}| )*"
+    after = rf"(?:{_UNIT}|\)|-|\x{{2212}}| )*"
+    return rf"^(?P<before>{before})(?P<core>{core}){price} ?(?P<after>{after})$"
+
+
+_FORMS = {decimal: _written_number(decimal) for decimal in ".,"}
+
+
+def plain(cells: pa.Array) -> pa.Array:
+    """Cells of the types that the rest reads: numbers, booleans, texts and dates.
+
+    Types that mean one of those are cast; lists, structs, maps and bytes stay as they are.
+
+    >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).type
+    DataType(string)
+    """
+    of = pa.types
+    if isinstance(cells, pa.ExtensionArray):
+        cells = cells.storage
+    if of.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    if of.is_run_end_encoded(cells.type):
+        cells = pc.run_end_decode(cells)
+    if of.is_decimal(cells.type):
+        return cells.cast(pa.float64())
+    if of.is_float16(cells.type):
+        return cells.cast(pa.float32())
+    if of.is_string_view(cells.type):
+        return cells.cast(pa.large_string())
+    if of.is_duration(cells.type):
+        ticks = cells.cast(pa.int64()).cast(pa.float64(), safe=False)
+        return pc.divide(ticks, _PER_DAY[cells.type.unit])
+    return cells
+
+
+def of_values(values: Sequence[Any]) -> pa.Array:
+    """Cells of a database that gives no types; those of several kinds become texts.
+
+    >>> of_values([1, None, "a"]).to_pylist()
+    ['1', None, 'a']
+    """
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([None if one is None else str(one) for one in values], pa.large_string())
+
+
+def without(cells: pa.Array, words: Collection[str]) -> pa.Array:
+    """Texts without those that mean a missing cell."""
+    meant = pa.array([*words], cells.type)
+    return pc.if_else(pc.is_in(cells, meant), pa.scalar(None, cells.type), cells)
+
+
+def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
+    """Texts that are all plain numbers, none missing, in one step; None of others."""
+    first = cells[0].as_py() if len(cells) and decimal == "." else ""
+    if not first[:1].isdigit() and first[:1] != "-":
+        return None
+    try:
+        read = cells.cast(pa.float64() if "." in first else pa.int64())
+    except pa.ArrowInvalid:  # whose text quotes a cell
+        return None
+    if "." in first:
+        return read if np.isfinite(read.to_numpy()).all() else None
+    return None if pc.any(pc.match_substring(cells, "x", ignore_case=True)).as_py() else read
+
+
+def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
+    """Texts as numbers or booleans; None where a cell is neither.
+
+    >>> plain_numbers(pa.array(["1", None]), ".").to_pylist(), plain_numbers(pa.array(["a"]), ".")
+    ([1, None], None)
+    """
+    if cells.null_count == len(cells):
+        return cells.cast(pa.float64())
+    first = cells[pc.index(cells.is_valid(), True).as_py()].as_py()
+    if first in _BOOLEANS:
+        known = pc.is_in(cells, pa.array([*_BOOLEANS, None], cells.type))
+        return cells.cast(pa.bool_()) if pc.all(known).as_py() else None
+    if not re.match(r"[-+.,\d]|[iI]nf", first):
+        return None
+    if decimal == ",":
+        if pc.any(pc.match_substring(cells, ".")).as_py():
+            return None
+        cells = pc.replace_substring(cells, ",", ".")
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            read = cells.cast(kind)
+        except pa.ArrowInvalid:  # whose text quotes a cell
+            continue
+        # Arrow alone reads 0x1F as a number.
+        return None if pc.any(pc.match_substring(cells, "x", ignore_case=True)).as_py() else read
+    return None
+
+
+def numbers_of(cells: pa.Array, decimal: str) -> tuple[pa.Array, int]:
+    """Texts as numbers, whatever currency, grouping, percent or sign they are written with.
+
+    Args:
+        cells: texts, missing ones null.
+        decimal: the sign before decimals, point or comma; the other one, blanks and apostrophes
+            group thousands. A text that can only be read the other way round is.
+
+    Returns:
+        float64, null where a cell is missing or no number; and how many are no number. A percent
+        is a hundredth.
+
+    >>> cells = pa.array(["€ 75 997,97", "73.208,40", "(1.234)", "12,5 %", "5,-", "$5,156.91", "-"])
+    >>> numbers_of(cells, ",")[0].to_pylist()
+    [75997.97, 73208.4, -1234.0, 0.125, 5.0, 5156.91, None]
+    """
+    texts = _alike(cells.cast(pa.string()))
+    values = _numbers_written(texts, decimal)
+    if values.null_count > cells.null_count:
+        values = pc.coalesce(values, _numbers_written(texts, "." if decimal == "," else ","))
+    return values, values.null_count - cells.null_count
+
+
+def _alike(texts: pa.Array) -> pa.Array:
+    """One kind of blanks, digits and percent signs (NFKC)."""
+    return pc.utf8_trim_whitespace(pc.utf8_normalize(texts, form="NFKC"))
+
+
+def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
+    """Texts as float64, null where they are no number with that sign before decimals."""
+    found = pc.extract_regex(texts, _FORMS[decimal])
+    core, before, after = (found.field(name) for name in ("core", "before", "after"))
+    digits = pc.replace_substring_regex(core, rf"[^\deE{decimal}+-]", "")
+    if decimal == ",":
+        digits = pc.replace_substring(digits, ",", ".")
+    values = pc.if_else(found.is_valid(), digits, None).cast(pa.float64())
+    negative = pc.or_(
+        pc.match_substring_regex(before, r"[-\x{2212}\x{2013}(]"),
+        pc.match_substring_regex(after, r"[-\x{2212}]"),
+    )
+    values = pc.if_else(negative, pc.negate(values), values)
+    for sign, parts in (("%", 100.0), ("\u2030", 1000.0)):
+        values = pc.if_else(pc.match_substring(after, sign), pc.divide(values, parts), values)
+    return values
+
+
+def decimal_of(texts: Collection[str], usual: str) -> str | None:
+    """The sign before the decimals of texts that are all numbers for people; None of others.
+
+    What most texts show decides: `1.234,50` has a comma, `12,5` too. Where each could be read
+    either way, such as `1,234`, it is the usual one.
+
+    >>> decimal_of(["73.208,40", "1.000"], "."), decimal_of(["$5,156.91"], ",")
+    (',', '.')
+    """
+    counts = decimal_counts(texts)
+    return None if counts is None else max(counts, key=lambda sign: (counts[sign], sign == usual))
+
+
+def read_with(texts: Collection[str]) -> dict[str, np.ndarray]:
+    """Which texts are numbers with each sign before decimals, booleans, axes (texts,)."""
+    cells = _alike(pa.array(list(texts), pa.string()))
+    return {sign: np.asarray(_numbers_written(cells, sign).is_valid()) for sign in ".,"}
+
+
+def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
+    """How many texts are numbers with each sign before decimals; None unless all are numbers.
+
+    >>> decimal_counts(["73.208,40", "1.000"])
+    {'.': 1, ',': 2}
+    """
+    every = list(texts)
+    for part in (every[:20], every) if len(every) > 20 else (every,):
+        read = read_with(part)
+        if not every or not (read["."] | read[","]).all():
+            return None
+    return {sign: int(one.sum()) for sign, one in read.items()}
+
+
+# Dates.
+
+DAY_FIRST, MONTH_FIRST, DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
+#: How dates are written, the usual ones first.
+DATE_FORMS = (
+    *("%Y-%m-%d", "%d.%m.%Y", DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", DIGITS, "ISO8601"),
+    *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y"),
+    *("%B %d, %Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
+    *("%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p"),
+)
+#: Between the forms of a column whose dates are written in several ways.
+EITHER = "|"
+#: Forms that read the same text as different days.
+AMBIGUOUS = ((DAY_FIRST, MONTH_FIRST), ("%d-%m-%Y", "%m-%d-%Y"), ("%d/%m/%y", "%m/%d/%y"))
+_MAY_BE_DATE = re.compile(
+    r"(?=(?:\D*\d){4})(?:[\d ,./:+-]|T|Z|[AaPp][Mm]"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}){6,40}",
+    re.IGNORECASE,
+)
+#: Days outside of 1600 to 2500 stand for none: 9999-12-31 until further notice, year 1 since ever.
+FIRST_DAY, LAST_DAY = (date(year, 1, 1).toordinal() - 719163 for year in (1600, 2500))
+
+
+def days_of_texts(texts: Sequence[str] | np.ndarray, written: str) -> np.ndarray:
+    """Days since 1970 in UTC of texts, float64, axes (texts,); NaN where a text is no such date.
+
+    Args:
+        texts: none missing.
+        written: as `strptime` says it, or "ISO8601"; several are joined with `|` and tried in turn.
+
+    >>> days_of_texts(["1970-01-02", "31.12.9999", "never"], "%Y-%m-%d|%d.%m.%Y").tolist()
+    [1.0, 2932896.0, nan]
+    """
+    days, cells = np.full(len(texts), np.nan), np.asarray(texts, dtype=object)
+    for form in written.split(EITHER):
+        (left,) = np.nonzero(np.isnan(days))
+        if len(left):
+            days[left] = _days_of_form(cells[left], form)
+    return days
+
+
+def _days_of_form(texts: np.ndarray, form: str) -> np.ndarray:
+    try:
+        read = pd.to_datetime(pd.Series(texts), format=form, errors="coerce", utc=True)
+    except (ValueError, TypeError, OverflowError):  # a form that strptime lacks
+        return np.full(len(texts), np.nan)
+    days = days_of_times(read)
+    for place in np.flatnonzero(np.isnan(days)):  # before pandas 3 it reads 1677 to 2262 alone
+        days[place] = _far_day(texts[place], form)
+    return days
+
+
+def _far_day(text: str, form: str) -> float:
+    if not _MAY_BE_DATE.fullmatch(text):
+        return np.nan
+    try:
+        found = datetime.fromisoformat(text) if form == "ISO8601" else datetime.strptime(text, form)
+    except ValueError:
+        return np.nan
+    return day_of(found)
+
+
+def day_of(moment: date) -> float:
+    """Days since 1970 in UTC of a date or a time; one without a zone is in UTC.
+
+    >>> day_of(date(9999, 12, 31)), day_of(date(1, 1, 1))
+    (2932896.0, -719162.0)
+    """
+    days = float(moment.toordinal() - 719163)
+    if isinstance(moment, datetime):
+        clock = moment.hour * 3600 + moment.minute * 60 + moment.second + moment.microsecond / 1e6
+        offset = moment.utcoffset()
+        days += (clock - (offset.total_seconds() if offset else 0.0)) / _PER_DAY["s"]
+    return days
+
+
+def days_of_times(column: pd.Series) -> np.ndarray:
+    """Days since 1970 in UTC of a column of dates or times, float64; missing ones are NaN."""
+    if isinstance(column.dtype, pd.PeriodDtype):
+        column = column.dt.to_timestamp()
+    if column.dtype == object:
+        codes, found = pd.factorize(column)
+        return np.array([*map(day_of, found), np.nan])[codes]
+    if isinstance(column.dtype, pd.DatetimeTZDtype):
+        column = column.dt.tz_convert(UTC).dt.tz_localize(None)
+    times = column.to_numpy()
+    per_day = _PER_DAY[np.datetime_data(times.dtype)[0]]
+    return np.where(np.isnat(times), np.nan, times.view(np.int64) / per_day)
+
+
+def is_open_end(days: np.ndarray) -> np.ndarray:
+    """Which days stand for no day, such as 9999-12-31; axes (rows,)."""
+    return (days < FIRST_DAY) | (days >= LAST_DAY)
+
+
+def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How far a day is through the year, by its month, and through the week; each 0 to below 1.
+
+    >>> [turn.tolist() for turn in circles_of(np.array([0.0, 31.0]))]  # a Thursday, a Sunday
+    [[0.0, 0.08333333333333333], [0.42857142857142855, 0.8571428571428571]]
+    """
+    whole = np.floor(np.nan_to_num(days)).astype(np.int64)
+    months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+    return months % 12 / 12, (whole + 3) % 7 / 7
+
+
+def may_be_dates(texts: Iterable[str]) -> bool:
+    """Whether texts have nothing that no date has."""
+    return all(map(_MAY_BE_DATE.fullmatch, texts))
+
+
+def forms_of(texts: Sequence[str], forms: Iterable[str] = DATE_FORMS) -> list[str]:
+    """The forms in which all texts are dates, the usual ones first.
+
+    >>> forms_of(["31/12/2024"]), forms_of(["2024-01-31 10:00+02:00"]), forms_of(["12345"])
+    (['%d/%m/%Y'], ['ISO8601'], [])
+    """
+    if not len(texts) or not may_be_dates(texts[:20]):
+        return []
+    able = [form for form in forms if not np.isnan(days_of_texts(texts[:20], form)).any()]
+    return [form for form in able if not np.isnan(days_of_texts(texts[20:], form)).any()]
+
+
+def date_form(texts: Sequence[str]) -> str | None:
+    """How texts are written if all of them are dates; several forms joined with `|`, at most three.
+
+    >>> date_form(["2024-01-31", "2023-05-01"]), date_form(["2024-01-31", "31.12.9999"])
+    ('%Y-%m-%d', '%Y-%m-%d|%d.%m.%Y')
+    """
+    if able := forms_of(texts):
+        return able[0]
+    left, found = np.asarray(texts, dtype=object), list[str]()
+    while len(left) and len(found) < 3:
+        if not may_be_dates(left[:20]):
+            return None
+        against = {one for pair in AMBIGUOUS if {*pair} & {*found} for one in pair}
+        able = [form for form in DATE_FORMS if form not in against | {*found}]
+        read = {form: int((~np.isnan(days_of_texts(left[:20], form))).sum()) for form in able}
+        best = max(read, key=lambda form: read[form])
+        unread = np.isnan(days_of_texts(left, best))
+        if unread.all():
+            return None
+        found.append(best)
+        left = left[unread]
+    return EITHER.join(found) if found and not len(left) else None

@@ -1,0 +1,340 @@
+"""CSV files: how one is written, found from its first lines, and its rows, some at a time."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl.core.errors import DataError
+from vfl.core.storage import may_be_csv
+from vfl.core.text import printable
+from vfl.datasets.cells import read_with, whole_numbers_of
+from vfl.datasets.table import Source, TableFormat, cells_of, check_names
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
+_TOP_BYTES = 1 << 18
+_TOP_LINES = 200
+_CHUNK_BYTES = 1 << 20
+_MOST_CELLS = 10_000
+_SEPARATORS = (",", ";", "\t", "|")
+_LONGEST_CELL = 1 << 24
+#: The last line that a reader is given: it comes back alone unless a quotation mark is open.
+_END = "\x1fend of file"
+#: How files begin that are no CSV, what they are, and what to do.
+_OTHERS = (
+    (b"PK\x03\x04", "an Excel workbook (.xlsx) or another zip archive", "save its sheet as CSV"),
+    (b"\xd0\xcf\x11\xe0", "an old Excel workbook (.xls)", "save its sheet as CSV"),
+    (b"PAR1", "a Parquet file", "give its name the ending .parquet"),
+    (b"SQLite format 3\0", "a database of SQLite", "name it sqlite:///FILE, with a query"),
+    (b"ARROW1", "a Feather file", "write it as Parquet"),
+    (b"%PDF", "a PDF", "export the table as CSV"),
+    (b"<", "HTML or XML", "export the table as CSV"),
+    (b"{", "JSON", "write it as CSV or Parquet"),
+    (b"[{", "JSON", "write it as CSV or Parquet"),
+)
+
+
+def is_csv(source: Source) -> bool:
+    """Whether a table is read from a CSV."""
+    return not isinstance(source, pd.DataFrame) and may_be_csv(source)
+
+
+# How it is written.
+
+
+def sniff(source: Source) -> TableFormat:
+    """How a CSV is written: encoding, separator, decimals, and lines above that of the names.
+
+    Anything else has a usual format.
+
+    Raises:
+        DataError: its first line is no line of names.
+    """
+    if not is_csv(source):
+        return TableFormat()
+    assert not isinstance(source, pd.DataFrame), "a frame is no CSV"
+    path = Path(source)
+    if not path.is_file():
+        return TableFormat()
+    encoding = _encoding(path)
+    try:
+        with _opened(path) as file:
+            top = codecs.getincrementaldecoder(encoding)().decode(file.read(_TOP_BYTES))
+    except (OSError, EOFError, ValueError):
+        return TableFormat()  # reading it says what is wrong
+    lines = list(io.StringIO(top, newline=""))[:_TOP_LINES]
+    declared = re.fullmatch(r"\ufeff?sep=(.)\s*", lines[0], re.IGNORECASE) if lines else None
+    skip = 1 if declared else 0
+    known = (declared[1],) if declared else _SEPARATORS
+    separator = max(known, key=lambda sign: _fit(lines[skip:], sign)[0])
+    skip += _fit(lines[skip:], separator)[1]
+    rows = [row for row in _reader(lines[skip:], separator) if row]
+    _check_names(rows[0] if rows else [], path)
+    cells = [cell for row in rows[1:] for cell in row if re.search(r"\d[.,]", cell)]
+    signs = read_with(cells[:_MOST_CELLS])
+    decimal = "," if separator != "," and signs[","].sum() > signs["."].sum() else "."
+    return TableFormat(separator, encoding=encoding, decimal=decimal, skip_lines=skip)
+
+
+def _reader(lines: Iterable[str], separator: str) -> Any:
+    csv.field_size_limit(_LONGEST_CELL)  # of the process
+    return csv.reader(lines, delimiter=separator, skipinitialspace=True)
+
+
+def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
+    """How well a separator fits, and how many lines stand above the line of names.
+
+    Returns:
+        2 where all rows have as many cells, 1 where those below some lines do, else 0, and how many
+        cells those are; lines above a row of names, which have few cells each.
+    """
+    reader = _reader(lines, separator)
+    rows, begins, begin = list[list[str]](), list[int](), 0
+    for row in reader:
+        if row:
+            rows.append(row)
+            begins.append(begin)
+        begin = reader.line_num
+    counts = [len(row) for row in rows]
+    whole = counts[:-1] if len(counts) > 2 else counts  # the last line may be cut
+    if not whole:
+        return (0, 1), 0
+    first = next(at for at in range(len(whole)) if set(whole[at:]) == {whole[-1]})
+    if 0 < first < len(whole) - 1 and max(whole[:first]) <= max(1, whole[-1] // 2):
+        names = [name.strip() for name in rows[first]]
+        if all(names) and len({*names}) == len(names) and not any(map(_NUMBER.fullmatch, names)):
+            return (1, whole[-1]), begins[first]
+    return (2 * (whole[0] > 1 and first == 0), whole[0]), 0
+
+
+def _encoding(path: Path) -> str:
+    """By its mark, else UTF-8 if all of it is that; else Western Windows or latin-1."""
+    letters = set[int]()
+    try:
+        with _opened(path) as file:
+            mark = file.read(4)
+            if mark.startswith(codecs.BOM_UTF8):
+                return "utf-8-sig"
+            if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                return "utf-16"
+            if b"\0\0" in (mark[1::2], mark[::2]):
+                return "utf-16-le" if mark[1::2] == b"\0\0" else "utf-16-be"
+            chunk, decoder = mark, codecs.getincrementaldecoder("utf-8")()
+            broken = False
+            while chunk:
+                if broken:
+                    letters.update(chunk)
+                else:
+                    try:
+                        decoder.decode(chunk)
+                    except UnicodeDecodeError:
+                        broken = True
+                        continue
+                chunk = file.read(_CHUNK_BYTES)
+            if not broken:
+                decoder.decode(b"", final=True)
+                return "utf-8"
+    except UnicodeDecodeError:
+        return "latin-1"
+    except (OSError, EOFError):
+        return "utf-8"
+    of_windows = letters & set(range(0x80, 0xA0))
+    return "cp1252" if of_windows and not of_windows & {0x81, 0x8D, 0x8F, 0x90, 0x9D} else "latin-1"
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    """Refuse a first line of data; names that count columns or years are names."""
+    numbers = [float(name) for name in names if _NUMBER.fullmatch(name.strip())]
+    counted = numbers in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
+    if numbers and not counted and not all(1800 <= number <= 2200 for number in numbers):
+        raise DataError(
+            "the first line of this table is no line of column names",
+            where=str(path),
+            got=f"{len(numbers)} of its {len(names)} cells are numbers",
+            want="one name a column, in the first line of a CSV",
+            fix="write a line of names above it",
+        )
+
+
+# Its rows.
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked if gzip packed them, whatever its name says."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+
+
+class CsvRows:
+    """The rows of a CSV, some at a time.
+
+    Args:
+        path: the file.
+        form: how it is written.
+
+    Raises:
+        DataError: a file of another kind, columns without a name of their own, a line with another
+            number of cells. It says which line, and quotes no cell.
+    """
+
+    def __init__(self, path: Path, form: TableFormat) -> None:
+        self._path, self._form = path, form
+        _check_kind(path)
+        with self._text() as text:
+            rows = self._reader(text)
+            names = next((row for row in rows if row), [_END])
+        if names == [_END]:
+            raise DataError(
+                "this file has no line of column names",
+                where=str(path),
+                got=f"nothing below line {form.skip_lines}" if form.skip_lines else "blank lines",
+                want="a line of column names and one line a row",
+            )
+        self.names = _names(names, path)
+
+    def _text(self) -> IO[str]:
+        return io.TextIOWrapper(_opened(self._path), self._form.encoding, newline="")
+
+    def _reader(self, text: IO[str]) -> _Rows:
+        def lines() -> Iterator[str]:
+            yield from islice(text, self._form.skip_lines, None)
+            yield _END
+
+        return _Rows(lines(), self._form)
+
+    def blocks(
+        self, rows: int, columns: Sequence[str] | None = None, as_text: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The cells, so many rows at a time; one batch without rows if there is none.
+
+        Args:
+            rows: how many.
+            columns: those that are kept; None keeps all. Every line is looked at whole.
+            as_text: columns that stay text.
+        """
+        kept = self.names if columns is None else list(columns)
+        places = {name: place for place, name in enumerate(self.names)}
+        at = [places[name] for name in kept]
+        with self._text() as text:
+            given = self._whole(self._reader(text))
+            next(given, None)  # the names
+            block = list(islice(given, rows))
+            while True:
+                turned = list(zip(*block, strict=True)) or [()] * len(self.names)
+                cells = [self._column(self.names[place], turned[place], as_text) for place in at]
+                yield pa.record_batch(cells, names=kept)
+                if len(block) < rows or not (block := list(islice(given, rows))):
+                    return
+
+    def _column(self, name: str, texts: Sequence[str], as_text: Sequence[str]) -> pa.Array:
+        raw, stays = pa.array(texts, pa.large_string()), {*as_text}
+        form = self._form
+        usual = name not in stays and name not in form.numbers and name not in form.dates
+        if usual and (read := whole_numbers_of(raw, form.decimal)) is not None:
+            return read
+        cells = pc.utf8_trim_whitespace(raw)
+        return cells_of(cells, name, self._form, as_text=name in as_text, of_csv=True)
+
+    def _whole(self, rows: _Rows) -> Iterator[list[str]]:
+        """Rows that have as many cells as there are names."""
+        wanted, ended = len(self.names), False
+        for row in rows:
+            if not row:
+                continue
+            if ended or (row[-1].endswith(_END) and row != [_END]):
+                raise self._odd(rows, "a quotation mark opens in it and never closes")
+            if row == [_END]:
+                ended = True
+                continue
+            if len(row) > wanted and not any(row[wanted:]):
+                row = row[:wanted]  # separators at the end of the line
+            if len(row) != wanted:
+                raise self._odd(rows, f"{len(row)} cells, where {wanted} columns have a name")
+            if wanted == 1 or any(row):
+                yield row
+
+    def _odd(self, rows: _Rows, what: str) -> DataError:
+        begin, end = rows.begin + self._form.skip_lines, rows.line + self._form.skip_lines
+        told = f"line {begin}: {what}"
+        if end > begin and "never" not in what:
+            told += f"; a quotation mark opens in it and closes in line {end}"
+        return DataError(
+            "this file cannot be read as a table",
+            where=str(self._path),
+            got=told,
+            want="as many cells in every line as columns have a name",
+            fix=written_otherwise(self._path, self._form)
+            or f"look at line {begin}: a text that holds the separator "
+            f"({printable(self._form.separator)!r}) or a quotation mark needs quotation marks",
+        )
+
+
+class _Rows:
+    """Cells of lines, and in which line a row begins and ends, counted from 1."""
+
+    def __init__(self, lines: Iterator[str], form: TableFormat) -> None:
+        self._rows = _reader(lines, form.separator)
+        self.begin = self.line = 0
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self
+
+    def __next__(self) -> list[str]:
+        self.begin = self._rows.line_num + 1
+        row: list[str] = next(self._rows)
+        self.line = self._rows.line_num
+        return row
+
+
+def _names(row: Sequence[str], path: Path) -> list[str]:
+    """The names of columns; a first one without, where a frame's index was written, is "index"."""
+    names = [name.strip() for name in row]
+    names[0] = names[0].removeprefix("\ufeff")
+    while len(names) > 1 and not names[-1]:
+        names.pop()  # separators at the end of the line
+    if len(names) > 1 and not names[0] and "index" not in names:
+        names[0] = "index"
+    check_names(pd.Series(names).replace("", None), str(path))
+    return names
+
+
+def _check_kind(path: Path) -> None:
+    with _opened(path) as file:
+        top = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+    for mark, what, fix in _OTHERS:
+        if top.startswith(mark):
+            raise DataError(
+                "this file is no CSV", where=str(path), got=what, want="CSV or Parquet", fix=fix
+            )
+
+
+def written_otherwise(path: Path, form: TableFormat) -> str | None:
+    """The settings that say how a CSV is really written, where that is not what `form` says."""
+    try:
+        found, usual = sniff(path), form
+        with _opened(path) as file:
+            if b"\0" in file.read(4096) and not found.encoding.startswith("utf-16"):
+                return None
+    except (DataError, OSError, EOFError):
+        return None
+    told = []
+    for name in ("separator", "encoding", "decimal", "skip_lines"):
+        value = getattr(found, name)
+        if value != getattr(usual, name):
+            told.append(f"{name} = {value}" if name == "skip_lines" else f'{name} = "{value!s}"')
+    if not told:
+        return None
+    settings = printable(", ".join(told).replace("\t", "\\t"))
+    return f"this file looks as if written with {settings}: set that in [data]"
