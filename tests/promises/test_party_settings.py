@@ -47,6 +47,7 @@ ELSEWHERE = {
     "consent.max_alignments": "alignments of a day: tests/promises/test_dictionary.py",
     "consent.max_id_ratio": "alignments of a day: tests/promises/test_dictionary.py",
     "node.rank_host": "ranks at the label party: tests/server/test_stream_training.py",
+    "monitor": "an endpoint of its own: tests/federation/test_monitor.py",
     "serve": "a service of its own: tests/promises/test_listeners.py and tests/serving",
 }
 

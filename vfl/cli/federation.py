@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -94,6 +95,7 @@ def _renamed(former: str, today: str) -> None:
 
 
 def _run_superlink(label: LabelFolder) -> None:
+    from vfl.config import read_party_file
     from vfl.federation import deployment
 
     for warning in label.certificate_warnings():
@@ -105,7 +107,10 @@ def _run_superlink(label: LabelFolder) -> None:
         address = label.experiment().federation.superlink
         say(f"the SuperLink listens on {address}; new keys: {', '.join(new) or 'none'}")
         _say_fingerprints(label, new)
-        _follow(service, tend)
+        files = {name: label.certificates / name for name in ("ca.pem", "server.pem")}
+        party = read_party_file(label.party_file)
+        with _monitored(party, files, lambda: service.alive):
+            _follow(service, tend)
         raise LostPeerError(
             f"{service.name} ended",
             got=f"exit {service.wait()}",
@@ -160,13 +165,28 @@ def _run_supernode(party_file: Path) -> None:
     if ca.exists() and (warning := expiry_warning(ca, "ask the label party for its new ca.pem")):
         say(warning)
 
+    services: list[Service] = []
+
     def start() -> Service:
         say(f"connecting party {party.party} to {party.node.superlink}")
         service = deployment.start_supernode(party, party_file)
         say(f"party {party.party} is connected to {party.node.superlink}")
+        services[:] = [service]
         return service
 
-    supervise(start, _follow, say)
+    with _monitored(party, {"ca.pem": ca}, lambda: any(each.alive for each in services)):
+        supervise(start, _follow, say)
+
+
+def _monitored(
+    party: PartyFile, certificates: Mapping[str, Path], is_up: Callable[[], bool]
+) -> AbstractContextManager[None]:
+    """Show a party's metrics while this lasts, if its file asks for that."""
+    if party.monitor is None:
+        return nullcontext()
+    from vfl.federation.monitor import monitored  # which needs torch
+
+    return monitored(party, certificates, is_up, say)
 
 
 def _play_rank(order: Order) -> None:

@@ -19,6 +19,7 @@ from vfl.config.experiment import (
 from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings, ValueSettings
 from vfl.config.party_file import (
     Consent,
+    MonitorSettings,
     OwnData,
     PartyFile,
     ServeSettings,
@@ -40,6 +41,7 @@ __all__ = [
     "LabelSettings",
     "Locations",
     "MiddleSettings",
+    "MonitorSettings",
     "OwnData",
     "PartyFile",
     "PartySettings",

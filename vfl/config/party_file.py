@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -50,6 +50,10 @@ STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
 
 def _an_address(text: str) -> str:
     return str(ip_address(text))
+
+
+def _a_network(text: str) -> str:
+    return str(ip_network(text))
 
 
 class OwnData(TableSettings):
@@ -239,6 +243,24 @@ class ServeSettings(Settings):
     partial: bool = False
 
 
+class MonitorSettings(Settings):
+    """Where `vfl up` shows this party's own metrics, for Prometheus.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one. Beyond this machine with TLS only.
+        allow: addresses and networks that may read, such as "10.0.4.0/24".
+        certificate, key: PEM files for TLS.
+    """
+
+    host: Host = "127.0.0.1"
+    port: int = Field(default=9464, ge=0, le=65535)
+    allow: Annotated[
+        tuple[Annotated[str, AfterValidator(_a_network)], ...], BeforeValidator(several)
+    ] = ("127.0.0.1/32", "::1/128")
+    certificate: str | None = None
+    key: str | None = None
+
+
 class Node(Settings):
     """How this party's SuperNode reaches the SuperLink.
 
@@ -331,6 +353,7 @@ class PartyFile(OwnFile):
         device: where its models run, such as "cuda".
         trace: what this party records of its own side of a training; nobody else is told.
         serve: how a label party's own service listens, where no option of `vfl serve` says it.
+        monitor: where `vfl up` shows metrics of this party; None shows none.
     """
 
     party: PartyName
@@ -342,6 +365,7 @@ class PartyFile(OwnFile):
     consent: Consent = Consent()
     trace: TraceSettings = TraceSettings()
     serve: ServeSettings | None = None
+    monitor: MonitorSettings | None = None
     node: Node = Node()
     identity: IdentityKeys = IdentityKeys()
 

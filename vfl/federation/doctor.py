@@ -29,7 +29,7 @@ from packaging.specifiers import SpecifierSet
 
 from vfl.config import PartyFile, read_party_file
 from vfl.core.address import Address, parse_address
-from vfl.core.errors import PeerError
+from vfl.core.errors import PeerError, RunFolderError
 from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
@@ -39,6 +39,8 @@ _SOON = timedelta(days=14)
 _LITTLE_ROOM_BYTES = 1_000_000_000
 _NO_ROOM_BYTES = 50_000_000
 _CLOCK_WARNING_S = 30
+#: A share of `consent.max_epsilon`.
+_NEARLY_SPENT = 0.8
 
 State = Literal["OK", "WARN", "FAIL"]
 
@@ -90,6 +92,8 @@ def _own_files(party: PartyFile) -> Iterator[Check]:
         yield data_file(party.source_path)
     yield store(party.store_path)
     yield private("secret", party.store_path / "secret", missing="")
+    if party.consent.max_epsilon is not None:
+        yield epsilon(party)
 
 
 def _feature_party(party: PartyFile) -> Iterator[Check]:
@@ -311,6 +315,22 @@ def _names(found: x509.Certificate) -> list[str]:
         return []
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+def epsilon(party: PartyFile) -> Check:
+    """How much of `consent.max_epsilon` is spent."""
+    from vfl.federation.monitor import Epsilon  # whose ledger needs torch
+
+    try:
+        known = Epsilon.of(party)
+    except RunFolderError as problem:
+        return Check("epsilon", "FAIL", f"{problem.what}: {problem.where}", problem.fix or "")
+    assert known.most is not None, "asked above"
+    found = f"{known.spent:.4g} of {known.most:g} spent"
+    if known.spent >= _NEARLY_SPENT * known.most:
+        cure = "sessions that would spend more are refused: vfl sessions party.toml lists them"
+        return Check("epsilon", "WARN", found, cure)
+    return Check("epsilon", "OK", found)
 
 
 # --- the network ---------------------------------------------------------------------------------

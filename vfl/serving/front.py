@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import ssl
 import sys
 import time
 from collections import Counter
@@ -56,6 +55,7 @@ try:
         Scope,
         Send,
         announces_at_most,
+        http_config,
         read_body,
         replayed,
     )
@@ -719,26 +719,9 @@ class HttpFront(ServingFront):
         self._budgets = Budgets(kept, owner, _limit(settings.max_rows_per_day))
         questions = Questions(self.service, settings, self._budgets)
         front = Front(_STRANGERS, settings.trusted_proxy)
-        config = uvicorn.Config(
-            Guard(
-                application(self.service, settings), questions, named, settings, self.service, front
-            ),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ssl_certfile=settings.certificate,
-            ssl_keyfile=settings.key,
-            ssl_ca_certs=settings.client_ca,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if settings.client_ca else ssl.CERT_NONE,
-        )
-        if settings.certificate is not None:
-            config.load()
-            assert config.ssl is not None, "a certificate was given"
-            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+        app = application(self.service, settings)
+        guard = Guard(app, questions, named, settings, self.service, front)
+        config = http_config(guard, settings.certificate, settings.key, settings.client_ca)
         listening = _listening(settings)
         self.port = int(listening.getsockname()[1])
         self._server = _Server(config, self.service, front)

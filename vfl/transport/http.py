@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -31,6 +32,38 @@ _AT_ONCE, _REST_S = 64, 0.05
 #: How long the end of TLS may take.
 _CLOSE_S = 2.0
 _START_S, _TICK_S = 10.0, 0.01
+
+
+def http_config(
+    app: Any, certificate: str | None, key: str | None, client_ca: str | None = None
+) -> uvicorn.Config:
+    """How a listener of ours speaks HTTP: quietly, without web sockets, over TLS 1.3 if at all.
+
+    Args:
+        app: an ASGI application.
+        certificate: PEM file for TLS; None speaks HTTP without it.
+        key: PEM file of its private key.
+        client_ca: PEM file of the authority whose certificates clients must have.
+    """
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        ssl_ca_certs=client_ca,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if client_ca else ssl.CERT_NONE,
+    )
+    if certificate is not None:
+        config.load()
+        assert config.ssl is not None, "a certificate was given"
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    return config
 
 
 class LargeBodyError(Exception):

@@ -1,0 +1,285 @@
+"""A party's own metrics, for Prometheus: what its store, certificates and disk say when asked.
+
+`vfl up` shows them where `[monitor]` of the party's own file says so, at no address else. They are
+counts, sums and names of parties and runs; never a row, an id, a cell or a secret. A scrape reads
+what is on the disk and contacts nobody.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from vfl.config import MonitorSettings, PartyFile
+from vfl.config.run_folder import PROGRESS
+from vfl.core.address import Address
+from vfl.core.errors import UserError, VFLError
+from vfl.core.storage import read_json, worker_of
+from vfl.core.version import VERSION
+from vfl.session.store.party_folder import own_ledger
+from vfl.session.store.session_ledger import Entry, Spent
+from vfl.session.terms import Mode
+from vfl.transport.certificates import days_left
+from vfl.transport.front import Front, FrontLimits, welcome
+from vfl.transport.http import HttpServer, Receive, Scope, Send, http_config
+from vfl.transport.stream import listen, require_loopback
+
+#: Metrics are read anew at most so often, whoever asks.
+_FRESH_S = 2.0
+_METRICS = "/metrics"
+_LIMITS = FrontLimits(per_second=20.0, burst=20.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Epsilon:
+    """What a party's store has spent of one row's privacy.
+
+    Attributes:
+        spent: by all names, basic composition.
+        most: `consent.max_epsilon`; None is no limit.
+    """
+
+    spent: float
+    most: float | None
+
+    @classmethod
+    def of(cls, party: PartyFile) -> Epsilon:
+        """As the ledger of the party's store has it.
+
+        Raises:
+            RunFolderError: the ledger is damaged.
+        """
+        return cls(own_ledger(party).spent_epsilon(), party.consent.max_epsilon)
+
+    @property
+    def left(self) -> float | None:
+        """What sessions may still spend; None without a limit."""
+        return None if self.most is None else max(0.0, self.most - self.spent)
+
+
+class PartyMetrics:
+    """Reads one party's metrics; see `prometheus_client.registry.Collector`.
+
+    Args:
+        party: its file.
+        certificates: those whose end matters, by name.
+        is_up: whether the party's service of Flower runs.
+    """
+
+    def __init__(
+        self, party: PartyFile, certificates: Mapping[str, Path], is_up: Callable[[], bool]
+    ) -> None:
+        self._party, self._certificates, self._is_up = party, certificates, is_up
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything that is known now."""
+        party = self._party
+        about = GaugeMetricFamily(
+            "vfl_party_info", "who this is", labels=["party", "role", "version"]
+        )
+        about.add_metric([party.party, party.role, VERSION], 1)
+        yield about
+        yield GaugeMetricFamily("vfl_node_up", "whether the service of Flower runs", self._is_up())
+        yield from self._of_files()
+        readable = True
+        try:
+            ledger = own_ledger(party)
+            yield from _of_sessions(ledger.entries())
+            yield from _of_epsilon(Epsilon(ledger.spent_epsilon(), party.consent.max_epsilon))
+            yield from self._of_newest(ledger.entries())
+        except VFLError:  # damaged; `vfl sessions` says where
+            readable = False
+        yield GaugeMetricFamily("vfl_ledger_readable", "whether the store can be read", readable)
+
+    def _of_files(self) -> Iterator[Metric]:
+        days = GaugeMetricFamily(
+            "vfl_certificate_days_left",
+            "whole days until a certificate ends; negative once it has",
+            labels=["certificate"],
+        )
+        for name, path in self._certificates.items():
+            try:
+                days.add_metric([name], days_left(path))
+            except VFLError:  # not there yet; `vfl doctor` says so
+                continue
+        yield days
+        store = self._party.store_path
+        folder = next(path for path in (store, *store.resolve().parents) if path.exists())
+        room = shutil.disk_usage(folder)
+        yield GaugeMetricFamily("vfl_disk_free_bytes", "on the disk of the store", room.free)
+        yield GaugeMetricFamily("vfl_disk_bytes", "of that disk", room.total)
+
+    def _of_newest(self, entries: list[Entry]) -> Iterator[Metric]:
+        """Of the run that was used last: whether it is at work, and how far."""
+        if not entries:
+            return
+        entry = entries[-1]
+        run = self._party.run_path(entry.run)
+        own = run / "parties" / self._party.party
+        active = any(worker_of(folder) is not None for folder in (run, own))
+        yield GaugeMetricFamily("vfl_session_active", "whether a session is at work", active)
+        trips = GaugeMetricFamily(
+            "vfl_session_round_trips",
+            "exchanges with each peer in the last training, as far as they were noted",
+            labels=["run", "peer"],
+        )
+        for peer, count in entry.received.items():
+            trips.add_metric([entry.run, peer], count)
+        yield trips
+        try:
+            told = read_json(run / PROGRESS)
+            progress = {name: float(told[name]) for name in ("done", "total", "per_second")}
+        except (VFLError, OSError, KeyError, TypeError, ValueError):  # the label party has it
+            return
+        for name, about in _PROGRESS.items():
+            metric = GaugeMetricFamily(f"vfl_session_{name}", about, labels=["run"])
+            metric.add_metric([entry.run], progress[name.removeprefix("exchanges_")])
+            yield metric
+
+
+_PROGRESS = {
+    "exchanges_done": "exchanges of the session, at the label party",
+    "exchanges_total": "of all its exchanges; an early stop ends before",
+    "exchanges_per_second": "lately",
+}
+
+
+def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
+    """Sums over all names, by mode."""
+    runs = GaugeMetricFamily("vfl_runs", "names of runs, by state", labels=["state"])
+    for state, count in sorted(Counter(entry.state for entry in entries).items()):
+        runs.add_metric([state], count)
+    yield runs
+    sums = dict[Mode, Spent]()
+    for entry in entries:
+        for mode, spent in entry.spent.items():
+            sums[mode] = sums.get(mode, Spent()).plus(spent)
+    sessions = CounterMetricFamily("vfl_sessions", "that were begun", labels=["mode"])
+    rows = CounterMetricFamily(
+        "vfl_session_rows", "rows whose cuts were sent, each as often as it was", labels=["mode"]
+    )
+    sent = CounterMetricFamily(
+        "vfl_session_bytes", "of frames, headers included", labels=["mode", "direction"]
+    )
+    for mode, whole in sums.items():
+        sessions.add_metric([mode], whole.sessions)
+        rows.add_metric([mode], whole.rows)
+        sent.add_metric([mode, "up"], whole.bytes_up)
+        sent.add_metric([mode, "down"], whole.bytes_down)
+    yield from (sessions, rows, sent)
+
+
+def _of_epsilon(epsilon: Epsilon) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "vfl_epsilon_spent", "of one row's privacy, under all names", epsilon.spent
+    )
+    if epsilon.left is not None:
+        yield GaugeMetricFamily("vfl_epsilon_left", "of consent.max_epsilon", epsilon.left)
+
+
+class Monitor:
+    """Listens for Prometheus and answers those who may read.
+
+    Args:
+        settings: where it listens, and who may read.
+        metrics: what is read.
+        certificate, key: PEM files for TLS, if any.
+
+    Attributes:
+        address: where it listens, for people.
+
+    Raises:
+        UserError: the address cannot be listened on, or is open to others without TLS.
+    """
+
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        metrics: PartyMetrics,
+        certificate: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
+        if (certificate is None) is not (key is None):
+            raise UserError("certificate and key belong together", where="[monitor]")
+        if certificate is None:
+            require_loopback(settings.host)
+        self._allowed = [ip_network(each) for each in settings.allow]
+        self._metrics, self._text, self._read = metrics, b"", -_FRESH_S
+        self._front = Front(_LIMITS)
+        files = [None if path is None else str(path) for path in (certificate, key)]
+        listening = listen(settings.host, settings.port)
+        self._server = HttpServer(http_config(self, *files), self._front, signals=False)
+        self._server.start(listening, "vfl-monitor")
+        here = Address(settings.host, int(listening.getsockname()[1]))
+        self.address = f"{'http' if certificate is None else 'https'}://{here}{_METRICS}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI hands it over."""
+        if scope["type"] != "http":
+            return
+        source = scope["client"][0] if scope.get("client") else ""
+        if not self._may_read(source):
+            self._front.failed(source)
+            status, body = 403, b""
+        elif not self._front.allow(source):
+            status, body = 429, b""
+        elif (scope["method"], scope["path"]) != ("GET", _METRICS):
+            status, body = 404, b""
+        else:
+            welcome(scope)
+            status, body = 200, self._now()
+        kind = CONTENT_TYPE_PLAIN_0_0_4.encode()
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.stop()
+
+    def _may_read(self, source: str) -> bool:
+        try:
+            address = ip_address(source.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in each for each in self._allowed)
+
+    def _now(self) -> bytes:
+        if time.monotonic() - self._read > _FRESH_S:
+            self._text = generate_latest(self._metrics)
+            self._read = time.monotonic()
+        return self._text
+
+
+@contextmanager
+def monitored(
+    party: PartyFile,
+    certificates: Mapping[str, Path],
+    is_up: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """Show the metrics of a party whose file has a `[monitor]`, while this lasts.
+
+    Raises:
+        UserError: see `Monitor`.
+    """
+    settings = party.monitor
+    assert settings is not None, "its file has one"
+    own = (settings.certificate, settings.key)
+    files = [None if each is None else party.beside(each) for each in own]
+    monitor = Monitor(settings, PartyMetrics(party, certificates, is_up), *files)
+    say(f"metrics at {monitor.address}")
+    try:
+        yield
+    finally:
+        monitor.close()
