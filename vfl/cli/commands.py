@@ -32,6 +32,7 @@ from vfl.cli.output import progress_line
 from vfl.core.errors import ConfigError, VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.products import products
 from vfl.core.registry import PLUGINS, load_plugin, named
+from vfl.core.text import logged
 from vfl.core.version import VERSION
 
 app = typer.Typer(
@@ -154,13 +155,13 @@ def main() -> None:
             finally:
                 progress_line.end()
     except VFLError as error:
-        print(error, file=sys.stderr)
+        print(logged(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as bug:
         if mistake := file_mistake(bug):
-            print(mistake, file=sys.stderr)
+            print(logged(str(mistake)), file=sys.stderr)
             sys.exit(mistake.exit_code)
-        print(redacted_traceback(bug), file=sys.stderr)
+        print(logged(redacted_traceback(bug), "error"), file=sys.stderr)
         sys.exit(1)
 
 

@@ -18,6 +18,7 @@ import typer
 from vfl.cli.output import Json, OwnFile, emit, say
 from vfl.core.errors import LostPeerError, PeerError, RenamedWarning
 from vfl.core.products import listening_in
+from vfl.core.text import log_entries, logged
 from vfl.core.traffic import size
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
         try:
             new = deployment.register_nodes(label)
         except (UserError, PeerError) as problem:
-            print(problem, file=sys.stderr, flush=True)
+            print(logged(str(problem)), file=sys.stderr, flush=True)
         else:
             _say_fingerprints(label, new)
 
@@ -213,7 +214,7 @@ def _run_rank(party_file: Path, rank: int) -> NoReturn:
             say(f"rank {rank} is done")
             rest_s = _REST_S
         except PeerError as error:
-            print(error, file=sys.stderr, flush=True)
+            print(logged(str(error)), file=sys.stderr, flush=True)
             time.sleep(rest_s)
             rest_s = min(2 * rest_s, _LONGEST_REST_S)
 
@@ -432,8 +433,8 @@ def _follow(service: Service, tend: Callable[[], None] | None = None) -> None:
                 tend()
                 tended = time.monotonic()
             *lines, torn = (torn + log.read()).split("\n")
-            for line in filter(_OURS.match, lines):
-                say(line)
+            for entry in log_entries(filter(_OURS.match, lines)):
+                say(entry)
             time.sleep(_LOOK_EVERY_S)
 
 

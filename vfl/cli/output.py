@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.core.text import printable_lines
+from vfl.core.text import logged, logs_json, printable
 from vfl.core.traffic import size
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ Write = Annotated[
 Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
 
 _PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
+#: Characters of what is said at once.
+_SAID = 20_000
 #: Test rows that all parties have, and those that some lack: figures that stand beside the others.
 _APART = ("complete", "missing")
 _PER_PARTY = ("bytes_up", "bytes_down")
@@ -80,7 +82,8 @@ _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 def say(text: str) -> None:
     """Progress: one line, or a few lines of our own that quote others."""
     progress_line.end()
-    print(printable_lines(text), file=sys.stderr, flush=True)
+    shown = "\n".join(printable(line) for line in text[:_SAID].split("\n"))
+    print(logged(shown), file=sys.stderr, flush=True)
 
 
 class ProgressLine:
@@ -99,7 +102,7 @@ class ProgressLine:
 
     def tell(self, words: Callable[[], str]) -> None:
         """Show a line if it is time for one."""
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not logs_json():
             text = words()[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True

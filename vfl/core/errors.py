@@ -70,7 +70,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-from vfl.core.text import printable, printable_lines
+from vfl.core.text import logged, printable, printable_lines
 
 _PAGES = Path(__file__).parent / "explanations"
 _ERROR_LIMIT = 20_000  # characters of a field: a file may hold many mistakes
@@ -435,9 +435,10 @@ def _show_warning(
     shown = f"{filename}:{lineno}: {category.__name__}"
     if issubclass(category, (RenamedWarning, InsecureWarning)):
         shown = f"warning: {message}"
-    print(shown, file=file or sys.stderr, flush=True)
+    print(logged(shown, "warning"), file=file or sys.stderr, flush=True)
 
 
 def _show_thread_error(ended: threading.ExceptHookArgs) -> None:
     if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
-        print(redacted_traceback(ended.exc_value), file=sys.stderr, flush=True)
+        shown = logged(redacted_traceback(ended.exc_value), "error")
+        print(shown, file=sys.stderr, flush=True)

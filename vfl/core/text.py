@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 #: Of one text from another party; an error's fields may be no longer either.
 TEXT_LIMIT = 2000
@@ -105,3 +108,58 @@ def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
         values = [row.get(name, "") for name in head]
         writer.writerow([formula_free(one) if isinstance(one, str) else one for one in values])
     return text.getvalue()
+
+
+#: Environment variable: "json" has lines of the log written as JSON objects.
+LOG_VARIABLE = "VFL_LOG"
+_ERROR = re.compile(r"(?:vfl: )?error\[(V[0-9]{3})\]: (.*)")
+#: What follows the first line of an error; see `vfl.core.errors.record_lines`.
+_FACT = re.compile(r"(?:vfl: )? {2}(where|got|want|try|more) +(.*)")
+
+
+def logs_json() -> bool:
+    """Whether lines of the log are JSON objects."""
+    return os.environ.get(LOG_VARIABLE) == "json"
+
+
+def log_entries(lines: Iterable[str]) -> list[str]:
+    r"""Lines of a log as entries: an error with the facts about it is one.
+
+    >>> log_entries(["begins", "error[V405]: bank is gone", "  got   a closed stream", "ends"])
+    ['begins', 'error[V405]: bank is gone\n  got   a closed stream', 'ends']
+    """
+    entries = list[str]()
+    for line in lines:
+        if entries and _FACT.fullmatch(line) and _ERROR.match(entries[-1]):
+            entries[-1] += f"\n{line}"
+        else:
+            entries.append(line)
+    return entries
+
+
+def logged(text: str, level: str | None = None) -> str:
+    """An entry of the log as it is written: as it stands, or as a JSON object in a line.
+
+    Args:
+        text: printable, as everything that vfl says: no cell, id or secret.
+        level: "info", "warning" or "error"; None finds it in the text.
+
+    Returns:
+        With `VFL_LOG=json` an object of `time` (UTC), `level`, `message`, and of an error `code`
+        and its facts `where`, `got`, `want`, `try`.
+    """
+    if not logs_json():
+        return text
+    first, *rest = text.split("\n")
+    error = _ERROR.fullmatch(first)
+    facts = [found for line in rest if (found := _FACT.fullmatch(line))]
+    if level is None:
+        level = "error" if error else "warning" if first.startswith("warning: ") else "info"
+    record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level}
+    record["message"] = error[2] if error else text.removeprefix("vfl: ")
+    if error:
+        record["code"] = error[1]
+        record |= {found[1]: found[2] for found in facts if found[1] != "more"}
+        unknown = [line for line in rest if not _FACT.fullmatch(line)]
+        record |= {"details": "\n".join(unknown)} if unknown else {}
+    return json.dumps(record, ensure_ascii=False)
