@@ -84,6 +84,6 @@ def new(
         "tests.yml": ".github/workflows/tests.yml",
         "README.md": "README.md",
     }.items():
-        text = files("vfl.testing").joinpath("template", f"{template}.txt").read_text()
+        text = files("vfl.cli").joinpath("template", f"{template}.txt").read_text()
         write_text(folder / target, placeholder.sub(lambda found: words[found[0]], text))
     say(f"wrote {folder}; {folder / 'README.md'} has the commands")
