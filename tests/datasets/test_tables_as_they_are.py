@@ -167,6 +167,7 @@ def test_types_of_parquet(tmp_path, monkeypatch, large):
         (pd.Index([*range(7, 6 + ROWS), 99], name="customer"), ["x", "customer"]),
         (pd.Index([f"c{row}" for row in range(ROWS)]), ["x", "index"]),
         (pd.RangeIndex(ROWS), ["x"]),
+        (pd.Index([*range(1, ROWS), 0]), ["x"]),  # of rows that were shuffled
     ],
 )
 def test_an_index_that_parquet_keeps_is_a_column(tmp_path, index, want):

@@ -71,6 +71,7 @@ def test_a_fit_that_stops_early_keeps_its_best_weights(cancer):
     np.testing.assert_array_equal(stopped.predict_proba(X_train), as_long.predict_proba(X_train))
 
 
+@pytest.mark.filterwarnings("ignore:no party is given")
 def test_sum_merge_and_a_label_party_with_columns(cancer):
     X_train, X_test, y_train, y_test = cancer
     parties = {"bank": ["mean *"], "shop": ["worst *"]}

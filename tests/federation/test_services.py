@@ -27,7 +27,7 @@ from vfl.federation import deployment
 from vfl.federation.bundle import check_bundle
 from vfl.federation.deployment import supernode_command
 from vfl.federation.programs import LocalApi, flower_environment
-from vfl.federation.project import write_project
+from vfl.federation.project import ONE_MACHINE, write_project
 from vfl.transport import public_key_bytes, renew_node_key, session_certificate
 from vfl.transport.stream import listen
 
@@ -48,7 +48,7 @@ def project(tmp_path):
         for name in ("bank", "label")
     }
     return tmp_path / "project", write_project(
-        tmp_path / "project", experiment, parties, "x.example"
+        tmp_path / "project", experiment, parties, ONE_MACHINE
     )
 
 

@@ -53,7 +53,7 @@ def test_what_a_run_leaves_behind(trained):
     own = {f"parties/{name}/{file}" for name in ("bank", "shop") for file in OWN_FILES}
     assert found == own | {
         *(".lock", "run.json", "config.toml", "environment.json"),
-        *("metrics.jsonl", "progress.json", "traffic.csv", "summary.json"),
+        *("metrics.jsonl", "progress.json", "traffic.csv", "summary.json", "scored.json"),
         *("parties/lender/weights.safetensors", "parties/lender/party.json"),
         *("parties/lender/card.json", "parties/lender/bins.json", "parties/lender/rows.sealed"),
     }

@@ -125,8 +125,9 @@ def test_clocks_that_differ_are_both_told(dated, ahead_s):
     assert abs((there - here).total_seconds() - ahead_s) < 60
 
 
-@pytest.mark.parametrize("date", [date_in(-100), date_in(100), "yesterday", "", "0" * 5000])
+@pytest.mark.parametrize("date", [-100, 100, "yesterday", "", "0" * 5000])
 def test_clocks_that_agree_or_are_not_told(dated, date):
+    date = date_in(date) if isinstance(date, int) else date
     certificate = session_certificate(["127.0.0.1"])
     check_server("it", dated(certificate, date), certificate.ca_pem.decode(), clock=True)
 

@@ -43,6 +43,7 @@ def fitted(table, labels, kind=VFLBoostingClassifier, **options):
     return kind(PARTIES, **(usual | options)).fit(table[0][:2000], labels[:2000])
 
 
+@pytest.mark.filterwarnings("ignore:no party is given")
 def test_first_rounds_split_on_the_own_columns_alone(table):
     labels = (table[1] > 0).astype(int)
     model = fitted(table, labels, n_estimators=3, own_rounds=3, colsample_bytree=0.5)
@@ -59,6 +60,7 @@ def test_first_rounds_split_on_the_own_columns_alone(table):
         VFLBoostingClassifier(PARTIES, own_rounds=1).fit(table[0][:200], labels[:200])
 
 
+@pytest.mark.filterwarnings("ignore:no party is given")
 def test_an_auc_is_that_of_xgboost_in_one_place(table):
     xgboost = pytest.importorskip("xgboost")
     frame, score, draw = table
@@ -76,6 +78,7 @@ def test_an_auc_is_that_of_xgboost_in_one_place(table):
     assert ours > 0.1 + roc_auc_score(labels[2000:], alone.predict_proba(frame[2000:])[:, 1])
 
 
+@pytest.mark.filterwarnings("ignore:no party is given")
 def test_importances_are_those_of_xgboost_in_one_place(table):
     xgboost = pytest.importorskip("xgboost")
     frame, score, draw = table

@@ -293,7 +293,8 @@ class ParquetTable(LargeTable):
                     got=f"'{name}' differs from '{next(iter(self._files))}'",
                     want="the same names and types in all of them",
                 )
-        self._stored = {_of_index(name, self._schema.names): name for name in self._schema.names}
+        kept = [field.name for field in self._schema if not _is_row_order(field)]
+        self._stored = {_of_index(name, kept): name for name in kept}
         self._counted = _counted_index(self._schema)
         self.columns = [*self._counted, *self._stored]
         check_names(pd.Series([*self._counted, *self._schema.names]), str(path))
@@ -347,6 +348,11 @@ def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError):  # metadata of somebody else
         return {}
+
+
+def _is_row_order(field: pa.Field) -> bool:
+    """Whether a column is a nameless index of numbers: the order that a frame's rows once had."""
+    return bool(field.name.startswith("__index_level_") and pa.types.is_integer(field.type))
 
 
 def _of_index(name: str, names: Sequence[str]) -> str:

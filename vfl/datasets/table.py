@@ -449,7 +449,7 @@ _LOOKED_AT = 1000  # texts of a column
 def misread(name: str, texts: Collection[str]) -> str | None:
     """What texts that are read as categories really are, and how to say so; no text is quoted.
 
-    >>> misread("income", ["1,5", "2,25"]), misread("price", ["5 €"])[:46]
+    >>> misread("income", ["1,5", "2,25"]), misread("price", ["5 €"])[:47]
     ('they are numbers with a decimal comma; set decimal = "," in [data]', \
 'they are numbers; set numbers = { price = "." }')
     """

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
@@ -23,7 +23,9 @@ from vfl.core.text import as_written
 from vfl.core.traffic import Traffic
 from vfl.experiments.cells import CODEC
 from vfl.experiments.scores import OF_RUN, ScoreRecord, read_codes, read_scores
-from vfl.session.label.scored import Scored
+
+if TYPE_CHECKING:
+    from vfl.session.label.scored import Scored
 
 #: The finite numbers of one epoch by name, and `sent`, the bytes of both directions so far. A loss
 #: that became NaN is left out, and so leaves a gap in its curve.
@@ -142,6 +144,8 @@ class LoadedRun:
     @cached_property
     def scored(self) -> Mapping[str, Scored]:
         """Validation and test rows of two classes by probability, as far as there are any."""
+        from vfl.session.label.scored import Scored
+
         found = self.folder.scored() if self.has_ended else {}
         read = {part: Scored.read(found[part]) for part in ("validation", "test") if part in found}
         return {part: one for part, one in read.items() if 0 < one.positives < one.rows}

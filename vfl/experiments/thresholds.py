@@ -7,12 +7,14 @@ and groups of neighbouring probabilities beyond that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from vfl.core.errors import ConfigError
-from vfl.session.label.scored import Scored
+
+if TYPE_CHECKING:
+    from vfl.session.label.scored import Scored
 
 Calibration = Literal["isotonic", "platt"]
 #: Shares of the rows that a threshold flags, as the table of thresholds lists them.
@@ -69,6 +71,7 @@ def confusions(scored: Scored) -> list[Confusion]:
 def confusion_at(scored: Scored, threshold: float) -> Confusion:
     """The confusion at any threshold.
 
+    >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
     >>> found = confusion_at(scored, 0.4)
     >>> found.precision, found.recall, found.flagged
@@ -82,6 +85,7 @@ def confusion_at(scored: Scored, threshold: float) -> Confusion:
 def average_precision(scored: Scored) -> float:
     """The area under precision by recall, as a step function (as scikit-learn defines it).
 
+    >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
     >>> round(average_precision(scored), 4)
     0.8667
@@ -103,6 +107,7 @@ def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
     Raises:
         ConfigError: the cost is not above 0.
 
+    >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
     >>> cheapest_threshold(scored, 10.0), cheapest_threshold(scored, 1.0)
     (0.4, 0.8)
@@ -149,6 +154,7 @@ class Band:
 def bands(scored: Scored, most: int = _BANDS) -> list[Band]:
     """Rows in at most ten bands of about equal size, the most probable first.
 
+    >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
     >>> [(one.rows, one.positives, round(one.captured, 2)) for one in bands(scored, 2)]
     [(5, 3, 1.0), (5, 0, 1.0)]

@@ -281,13 +281,13 @@ def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> Non
     run = RunFolder.create(path, cell.experiment, "in-process", str(folder.head("command")))
     (inputs,) = _inputs(data)
     label = data[cell.experiment.label.party]
-    figures = boosted(inputs, label, label.split.train, cell.experiment.seed)
+    figures = boosted(inputs, label, label.split.train, cell.experiment.seed, _TREES)
     nothing_sent: dict[str, Any] = {"bytes_up": {}, "bytes_down": {}, "wire_ratio": None}
     run.finish(figures | nothing_sent | {"seconds": 0.0}, Ledger())
 
 
 def boosted(
-    inputs: Tensor, label: PartyData, train: np.ndarray, seed: int, most_trees: int = _TREES
+    inputs: Tensor, label: PartyData, train: np.ndarray, seed: int, most_trees: int
 ) -> dict[str, float]:
     """Figures of the test rows that histogram gradient boosting reaches (scikit-learn's).
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.pages.charts import Drawing, Series, line_drawing
@@ -22,7 +24,9 @@ from vfl.experiments.thresholds import (
     flagging,
     log_loss,
 )
-from vfl.session.label.scored import Scored
+
+if TYPE_CHECKING:
+    from vfl.session.label.scored import Scored
 
 _WEIGHTED = (
     "The classes were weighted in the loss (label.class_weight), so probabilities are too high for "
@@ -166,7 +170,7 @@ def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
     for how, name in (("isotonic", "Isotonic regression"), ("platt", "Platt scaling")):
         mended = calibrated(validation, tested.probability, how)  # type: ignore[arg-type]
         order = mended.argsort(kind="stable")
-        better = Scored(mended[order], tested.counts[order])
+        better = replace(tested, probability=mended[order], counts=tested.counts[order])
         off = f"{100 * calibration_error(better):.1f} points"
         fitted = f"fitted on {validation.rows:,} validation rows"
         yield f"{name} would give", f"{off}, log loss {number_text(log_loss(better))}; {fitted}"
