@@ -147,7 +147,7 @@ def test_flowers_other_programs_are_not_for_a_party(tmp_path):
     assert set(TASK_TYPE_TO_COMMAND.values()) <= set(programs._PROGRAMS)
     folder = tmp_path / "a folder"
     feature = programs.supernode_environment(folder / "node", tmp_path / "x.toml")
-    label = programs.superlink_environment(folder / "link", tmp_path / "x.toml", "")
+    label = programs.superlink_environment(folder / "link", tmp_path / "x.toml", "", "")
     refused = [(feature, "flwr-agentapp"), (feature, "flwr-serverapp"), (label, "flwr-clientapp")]
     for environment, program in refused:
         path = Path(environment["PATH"].split(":")[0]) / program

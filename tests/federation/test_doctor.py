@@ -19,6 +19,7 @@ from vfl.core.errors import ConfigError
 from vfl.federation import doctor
 from vfl.federation.doctor import Check, examine
 from vfl.federation.project import write_project
+from vfl.transport import StreamRouter
 from vfl.transport.certificates import session_certificate
 
 
@@ -140,7 +141,16 @@ def test_ports_that_others_use(project, port):
     with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", stream)):
         label = found(examine(project.path))
     assert label["superlink port"].state == "FAIL"
-    assert label["stream port"].state == "WARN"
+    assert label["stream port"].state == "FAIL"
+
+
+def test_the_stream_port_of_our_own_superlink_is_well(project):
+    stream = project.experiment().federation.stream_port
+    router = StreamRouter("127.0.0.1", stream, project.streams)
+    try:
+        assert found(examine(project.path))["stream port"].state == "OK"
+    finally:
+        router.close()
 
 
 def certificate_at(folder, hosts=("127.0.0.1",), days=90):

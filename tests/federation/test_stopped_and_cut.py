@@ -33,14 +33,18 @@ def test_a_party_that_is_stopped_for_12_seconds(commands, undisturbed, measured)
 
 @pytest.fixture(scope="module")
 def gate(commands):
-    """A proxy where the parties look for the stream, which itself listens elsewhere."""
-    port = commands.label.experiment().federation.stream_port
+    """A proxy where the parties look for the stream, which itself listens elsewhere.
+
+    Not at the SuperLink's address for streams, so that the sessions have a port of their own.
+    """
+    port = commands.label.experiment().federation.stream_port + 1
     with TcpProxy(("127.0.0.2", port), listen=("127.0.0.1", port)) as made:
         yield made
 
 
 def train_through_the_gate(commands):
-    return commands.train("federation.bind_host=127.0.0.2")
+    port = commands.label.experiment().federation.stream_port + 1
+    return commands.train("federation.bind_host=127.0.0.2", f"federation.stream_port={port}")
 
 
 def test_a_network_that_is_back_within_the_rejoin_window(gate, commands, undisturbed, measured):

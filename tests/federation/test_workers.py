@@ -12,6 +12,7 @@ import pytest
 
 from vfl.core.errors import LostPeerError
 from vfl.federation import workers
+from vfl.transport.local_socket import connected_to
 
 PROGRAMS = """
 import os, sys, time
@@ -198,7 +199,7 @@ def test_only_the_owner_reaches_the_socket(standing, folder):
     [b"", b"\x01", b"\x05\0\0\0{", b"\xff\xff\xff\xff{}", b"\x02\0\0\0{}", b"\x02\0\0\0\xff\xff"],
 )
 def test_a_damaged_request_ends_one_child_and_no_more(standing, folder, sent):
-    with workers._connected(folder / "flower" / "local") as connection:
+    with connected_to(folder / "flower" / "local", "worker", 30.0) as connection:
         connection.sendall(sent)
         connection.shutdown(1)
         with contextlib.suppress(ConnectionResetError):  # what was sent is not read to its end

@@ -60,6 +60,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     settings = folder.experiment().federation
     host, port = parse_address(settings.superlink)
     network = "" if simulation else str(Address(settings.bind_host or host, port))
+    at = Address(settings.bind_host or settings.stream_host, settings.stream_port)
+    streams = "" if simulation else str(at)
     command = [
         "flower-superlink",
         *("--database", str(folder.state / _DATABASE)),
@@ -75,7 +77,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
         (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
-    environment = programs.superlink_environment(folder.state, folder.party_file, network)
+    environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
     try:
         service.wait_for(programs.READY)

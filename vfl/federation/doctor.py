@@ -34,6 +34,7 @@ from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport.probe import CLOCK_TOLERANCE_S, Probe, port_is_free, probe_https
+from vfl.transport.router import router_port
 
 _SOON = timedelta(days=14)
 _LITTLE_ROOM_BYTES = 1_000_000_000
@@ -124,7 +125,8 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
     for name in node_parties(experiment):
         yield public_key(name, label.keys / f"{name}.pub")
     yield from superlink_here(federation.superlink, federation.bind_host, ca)
-    yield stream_port(federation.stream_host, federation.bind_host, federation.stream_port)
+    at = federation.bind_host or federation.stream_host
+    yield stream_port(at, federation.stream_port, label.streams)
 
 
 # --- the machine ---------------------------------------------------------------------------------
@@ -366,16 +368,18 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
     yield _clock(answer)
 
 
-def stream_port(host: str, bind_host: str, port: int) -> Check:
-    """Where the label party's process will listen during a session."""
+def stream_port(host: str, port: int, router: Path) -> Check:
+    """Where the SuperLink listens for the streams of sessions."""
     if port == 0:
-        found = "0: a free one each session"
+        found = "0: a free one at each start"
         cure = "set federation.stream_port where a firewall must let it through"
         return Check("stream port", "OK", found, cure)
-    if port_is_free(bind_host or host, port):
-        return Check("stream port", "OK", f"{port} is free")
-    found = f"{port} is in use, by a running session or by another program"
-    return Check("stream port", "WARN", found, "a session that runs now is well; else change it")
+    if port_is_free(host, port):
+        return Check("stream port", "OK", f"{port} is free; vfl up will listen there")
+    if router_port(router, host, port) == port:
+        return Check("stream port", "OK", f"our SuperLink listens on {port} for all sessions")
+    found = f"{port} is used by another program"
+    return Check("stream port", "FAIL", found, "end it, or change federation.stream_port")
 
 
 def _clock(answer: Probe) -> Check:

@@ -47,8 +47,9 @@ from vfl.federation.guard import (
 )
 from vfl.federation.upstream import Internal
 from vfl.federation.workers import SHARED_VARIABLE, StandingWorker, WorkerClient, run_among_parties
-from vfl.transport import session_certificate
+from vfl.transport import StreamRouter, session_certificate
 from vfl.transport.proxies import local_is_direct
+from vfl.transport.router import ROUTER_VARIABLE
 from vfl.transport.stream import listen
 
 #: Environment of a service and of everything it starts.
@@ -56,6 +57,8 @@ PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 #: host:port of the SuperLink's network port; empty for a simulation, which has none.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
+#: host:port that the streams of all its sessions come to, likewise.
+STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
 #: Which program of Flower a service's standing worker runs; a service without it has no worker, and
 #: a worker without it is a shared one, which runs those of every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
@@ -64,6 +67,8 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
 #: A service prints it once all its ports are open.
 READY = "vfl: all ports are open"
 
+#: Sessions that a SuperNode plays at once; the message of one more waits at the SuperLink.
+SESSIONS_AT_ONCE = 16
 #: Between a program's questions for work, and between a SuperNode's looks for a reply.
 POLL_S = 0.1
 QUIET = {
@@ -122,15 +127,19 @@ def flower_environment(home: Path) -> dict[str, str]:
     return {**inherited, **local_is_direct(), **QUIET, upstream.HOME: str(home), "PATH": path}
 
 
-def superlink_environment(state: Path, party_file: Path, network_address: str) -> dict[str, str]:
+def superlink_environment(
+    state: Path, party_file: Path, network_address: str, stream_address: str
+) -> dict[str, str]:
     """What a SuperLink runs in.
 
     Args:
         state: the label party's folder for Flower.
         party_file: the label party's own file; says which bundles it runs.
         network_address: host:port that SuperNodes connect to; empty for a simulation.
+        stream_address: host:port that the streams of sessions come to, likewise.
     """
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
+    own |= {STREAM_VARIABLE: stream_address, ROUTER_VARIABLE: str((state / "streams").resolve())}
     own[WORKER_VARIABLE] = _worker_program("flwr-serverapp") if network_address else ""
     _write_programs(state, _OF_SUPERLINK)
     return _service_environment(state) | own
@@ -248,6 +257,9 @@ def superlink() -> None:
         network = os.environ[NETWORK_VARIABLE]
         # First of all: a port in use must leave the secret of the SuperLink that has it alone.
         listeners = [listen(*parse_address(network))] if network else []
+        router, streams = None, os.environ[STREAM_VARIABLE]
+        if streams:
+            router = StreamRouter(*parse_address(streams), Path(os.environ[ROUTER_VARIABLE]))
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
         listeners.append(listen(HOST, 0))
     sys.argv += ["--isolation", "process"]
@@ -255,6 +267,8 @@ def superlink() -> None:
 
     def run(app: Any, **options: Any) -> None:
         asyncio.run(_serve_superlink(app, options, api, listeners))
+        if router is not None:
+            router.close()
 
     command.uvicorn = SimpleNamespace(run=run)
     command.flower_superlink()
@@ -376,16 +390,7 @@ def supernode() -> None:
     from vfl.transport.http import HttpServer
 
     uvicorn, start, bell = command.uvicorn, command.start_client_internal, Bell()
-
-    waited = 0.0
-
-    def sleep(seconds: float) -> None:
-        """Flower's loop waits long for a message, and then shortly for its reply."""
-        nonlocal waited
-        if seconds < waited:
-            bell.ring()  # the message is where the guard's callers find it
-        waited = seconds
-        time.sleep(min(seconds, POLL_S))
+    sessions = SessionsAtOnce(internal._push_messages, bell)
 
     def configure(app: Any, **options: Any) -> Any:
         guard = local_guard(app, RUNTIME_ROUTES, api.secret, bell=bell)
@@ -398,8 +403,44 @@ def supernode() -> None:
 
     command.uvicorn = SimpleNamespace(Config=configure, Server=HttpServer)
     command.start_client_internal = start_with_superexec
-    internal.time = SimpleNamespace(sleep=sleep)
+    internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, POLL_S)))
+    internal._push_messages = sessions.message_came
     command.flower_supernode()
+
+
+class SessionsAtOnce:
+    """Lets a SuperNode play several sessions; Flower's loop waits for the end of each.
+
+    Args:
+        push: Flower's function that waits until a reply is there, and sends it.
+        bell: rung when a message is there, where those look who ask for work.
+    """
+
+    def __init__(self, push: Callable[..., None], bell: Bell) -> None:
+        self._push, self._bell = push, bell
+        self._places = threading.Semaphore(SESSIONS_AT_ONCE - 1)
+        self._replying: threading.Thread | None = None
+
+    def message_came(self, *, send: Callable[..., Any], **callbacks: Any) -> None:
+        """In the place of `push`: a session begins, and its reply leaves when it comes."""
+
+        def send_and_free(*arguments: Any) -> Any:
+            self._places.release()
+            return send(*arguments)
+
+        self._bell.ring()
+        if self._replying is None:
+            replies = partial(self._reply, send=send_and_free, **callbacks)
+            self._replying = threading.Thread(target=replies, name="vfl-replies", daemon=True)
+            self._replying.start()
+        self._places.acquire()  # the next message waits at the SuperLink until there is a place
+
+    def _reply(self, **callbacks: Any) -> None:
+        while True:
+            try:
+                self._push(**callbacks)
+            except Exception as problem:  # of one reply; those of other sessions leave
+                print(f"vfl: a reply was lost ({type(problem).__name__})", flush=True)
 
 
 def _start_superexec(api: LocalApi) -> None:

@@ -100,6 +100,7 @@ class LabelFolder:
         self.certificates = self.path / "certificates"
         self.keys = self.path / "keys"
         self.state = self.path / "flower"
+        self.streams = self.state / "streams"
         self.party_file = self.path / "party.toml"
 
     @classmethod

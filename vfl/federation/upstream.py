@@ -87,8 +87,9 @@ SUPERNODE = Internal(
 )
 SUPERNODE_LOOP = Internal(
     "flwr.supernode.start_client_internal",
-    ("time",),
-    "its sleep of 3 s between two messages, replaced by a short one that wakes the guard",
+    ("_push_messages", "time"),
+    "its sleep of 3 s between two messages, shortened; it waits for the reply to each, replaced by "
+    "a thread that replies",
 )
 
 # Programs that a service starts.

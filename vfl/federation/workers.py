@@ -31,8 +31,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,16 +41,15 @@ from typing import Any
 
 from vfl.core.errors import LostPeerError
 from vfl.core.processes import PIPE, Process, return_memory
-from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.version import VERSION
 from vfl.federation import upstream
+from vfl.transport.local_socket import connected_to, is_ours, listen_in
 
 Program = Callable[[], object]
 
 #: What a worker is called where processes are listed; its children are called as their programs.
 NAME = "vfl-worker"
 _SOCKET = "worker"
-_BACKLOG = 16
 _ACCEPTED, _REFUSED = b"+", b"-"
 _LENGTH_BYTES = 4
 _MAX_REQUEST_BYTES = 1 << 20
@@ -114,7 +113,10 @@ class WorkerClient:
     def popen(self, command: Sequence[str], **options: Any) -> None:
         """Start a program and do not wait for it; in the place of `subprocess.Popen`."""
         if command[0] == self._program and self.reachable:
-            with open(os.devnull, "r+b") as nothing, _connected(self._folder) as connection:
+            with (
+                open(os.devnull, "r+b") as nothing,
+                connected_to(self._folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection,
+            ):
                 files = (0, nothing.fileno(), nothing.fileno()) if options else (0, 1, 2)
                 if connection and _request(connection, command, files, follows=False):
                     return
@@ -127,7 +129,7 @@ class WorkerClient:
         Returns:
             The exit code, 1 if it died; None if the worker does not accept it.
         """
-        with _connected(self._folder) as connection:
+        with connected_to(self._folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
             if not connection or not _request(connection, command, (0, 1, 2), follows=True):
                 return None
             connection.settimeout(None)
@@ -146,7 +148,7 @@ class StandingWorker(WorkerClient):
     def __init__(self, folder: Path, program: str, command: Sequence[str]) -> None:
         super().__init__(folder, program)
         self._command = command
-        self._listener = _listen(folder)
+        self._listener = listen_in(folder, _SOCKET)
         self._process: Process | None = None
         self._lifeline: int | None = None
         self._start()
@@ -224,7 +226,7 @@ def run_among_parties(
     if _forked or sys.platform != "linux":
         return None
     with TemporaryDirectory() as name:
-        with _listen(Path(name)) as listener:
+        with listen_in(Path(name), _SOCKET) as listener:
             worker, lifeline = _start_worker(command, listener, environment, stdout=PIPE)
         os.environ[SHARED_VARIABLE] = name
         try:
@@ -241,7 +243,7 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
     """The exit code of a `vfl` command that the worker ran; None if it did not accept it."""
     if _forked:
         return None
-    with _connected(folder) as connection:
+    with connected_to(folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         if not connection or not _request(connection, ["vfl", *arguments], (0, 1, 2), follows=True):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -264,18 +266,6 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
             fix="run it again: a standing worker that died is started again",
         )
     return code[0]
-
-
-def _listen(folder: Path) -> socket.socket:
-    """The socket that a worker answers in a folder."""
-    private_folder(folder)
-    listener = socket.socket(socket.AF_UNIX)
-    with _address(folder) as address:
-        Path(address).unlink(missing_ok=True)
-        listener.bind(address)
-        Path(address).chmod(PRIVATE_FILE)
-    listener.listen(_BACKLOG)
-    return listener
 
 
 def _start_worker(
@@ -324,36 +314,6 @@ def _request(
         return connection.recv(1) == _ACCEPTED
     except OSError:
         return False
-
-
-@contextmanager
-def _connected(folder: Path) -> Iterator[socket.socket | None]:
-    """A connection to the worker that answers in a folder; None without one of this user."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_ANSWER_TIMEOUT_S)
-        try:
-            with _address(folder) as address:
-                connection.connect(address)
-            ours = _is_ours(connection)
-        except OSError:
-            ours = False
-        yield connection if ours else None
-
-
-@contextmanager
-def _address(folder: Path) -> Iterator[str]:
-    """The socket's path, by the open folder: it may have 107 bytes."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{opened}/{_SOCKET}"
-    finally:
-        os.close(opened)
-
-
-def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other end is of our user."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
 
 
 def _identity() -> list[str]:
@@ -406,7 +366,7 @@ def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
     with suppress(OSError):  # no more files or processes: the caller gets no answer
         connection, _ = listener.accept()
         try:
-            if _is_ours(connection) and os.fork() == 0:
+            if is_ours(connection) and os.fork() == 0:
                 return connection.dup()
         finally:
             connection.close()

@@ -52,6 +52,7 @@ from vfl.transport import (
     ObservedPoll,
     TcpHub,
     Timeouts,
+    routed_listener,
     session_certificate,
 )
 from vfl.transport.certificates import ServerCertificate
@@ -167,8 +168,9 @@ class Federation:
         self._nodes = self._wait_for_nodes()
         certificate = session_certificate([self.settings.stream_host])
         self._ca_pem = certificate.ca_pem.decode()
+        host = self.settings.bind_host or self.settings.stream_host
         self._hub = TcpHub(
-            self.settings.bind_host or self.settings.stream_host,
+            host,
             self.settings.stream_port,
             Admission(self.session, {}, self._admit, self._token_s, self._limits),
             certificate,
@@ -177,6 +179,7 @@ class Federation:
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
             rules.window_frames(self.terms),
+            listener=routed_listener(self.session, host, self.settings.stream_port),
         )
         if open_ranks is not None:
             self._ranks = open_ranks(certificate, self._nodes)

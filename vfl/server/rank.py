@@ -25,8 +25,17 @@ from vfl.session.label.party import LabelParty, Objective, Records
 from vfl.session.ranks.processes import FurtherRanks, Order, device_of
 from vfl.session.store.party_folder import own_data
 from vfl.session.store.session_ledger import Meter
-from vfl.transport import Admission, Credential, Observed, TcpHub, Timeouts, session_certificate
+from vfl.transport import (
+    Admission,
+    Credential,
+    Observed,
+    TcpHub,
+    Timeouts,
+    routed_listener,
+    session_certificate,
+)
 from vfl.transport.certificates import ServerCertificate
+from vfl.transport.router import Listener
 
 _PEMS = ("ca_pem", "cert_pem", "key_pem")
 
@@ -104,7 +113,10 @@ def play_rank(order: Order) -> None:
         host = party.node.rank_host or settings.stream_host
         certificate = session_certificate([host])
         at = {"host": host, "ca_pem": certificate.ca_pem.decode()}
-    hub = _hub(order, terms, settings, data, host, certificate)
+    listener = None
+    if pems:  # behind the router of this machine, if there is one
+        listener = routed_listener(order["session"], host, settings.stream_port, order.rank)
+    hub = _hub(order, terms, settings, data, host, certificate, listener)
     with errors_reported(hub, data.name):
         order.reply({"port": hub.port, **at})
         _train(order, party, terms, settings, label, data, hub)
@@ -117,6 +129,7 @@ def _hub(
     data: PartyData,
     host: str,
     certificate: ServerCertificate,
+    listener: Listener | None,
 ) -> TcpHub:
     def admit(name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
         introduction = Introduction.parse(dict(about))
@@ -143,6 +156,7 @@ def _hub(
         certificate,
         Timeouts(step_s=settings.step_timeout_s, rejoin_window_s=settings.rejoin_window_s),
         rules.window_frames(terms),
+        listener=listener,
     )
 
 

@@ -36,7 +36,7 @@ from vfl.datasets.alignment.positions import Alignment
 from vfl.session import rules, secure_mode
 from vfl.session.store.witness import MOST, Announcement
 from vfl.session.terms import SHORT, AlignTerms, Terms, differing
-from vfl.transport import Hello, LinkLimits, TcpLink, Timeouts
+from vfl.transport import Hello, LinkLimits, TcpLink, Timeouts, route_of
 
 _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
@@ -269,6 +269,7 @@ class SessionMessage(Settings):
             `vfl.session.store.witness`.
         ranks: the streams of the party's further ranks, from rank 1 on.
         withdrawn: rows that parties have erased, as far as the label party knows.
+        rank: of the party, whose stream leads to the same rank of the label party.
         terms: what the session is about.
     """
 
@@ -286,12 +287,13 @@ class SessionMessage(Settings):
     known: int = Field(default=0, ge=0, lt=MOST)
     ranks: tuple[RankStream, ...] = Field(default=(), max_length=63)
     withdrawn: Withdrawn | None = None
+    rank: int = Field(default=0, ge=0, le=63)
     terms: AlignTerms | Terms
 
     def of_rank(self, rank: int) -> SessionMessage:
         """The message as a further rank needs it: its own stream, and no other's token."""
         own = self.ranks[rank - 1]
-        changed = {"port": own.port, "token": own.token, "ranks": ()}
+        changed = {"port": own.port, "token": own.token, "ranks": (), "rank": rank}
         if own.host:
             changed |= {"host": own.host, "ca_pem": own.ca_pem}
         return self.model_copy(update=changed)
@@ -455,6 +457,7 @@ def attached(
         Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
         rules.window_frames(message.terms),
         limits=limits,
+        route=route_of(message.session, message.rank),
     )
     with errors_reported(link, introduction.party):
         yield link

@@ -34,6 +34,7 @@ from vfl.transport.link import (
 )
 from vfl.transport.probe import check_server, round_trip_s
 from vfl.transport.reliable import HubLink, TcpLink, receive_any, wait_briefly
+from vfl.transport.router import StreamRouter, route_of, routed_listener
 
 __all__ = [
     "WINDOW_FRAMES",
@@ -51,6 +52,7 @@ __all__ = [
     "PolledLink",
     "RateLimiter",
     "ServerCertificate",
+    "StreamRouter",
     "TcpHub",
     "TcpLink",
     "Timeouts",
@@ -70,6 +72,8 @@ __all__ = [
     "renew_server",
     "replace_authority",
     "round_trip_s",
+    "route_of",
+    "routed_listener",
     "session_certificate",
     "wait_briefly",
     "write_trial_certificates",

@@ -33,7 +33,8 @@ from vfl.transport.front import Front, FrontLimits, Visitor
 from vfl.transport.handshake import Hello, Welcome, error_frame
 from vfl.transport.link import LINGER_S, WHY_IT_ENDED, WINDOW_FRAMES, LinkLimits, Timeouts
 from vfl.transport.reliable import HubLink
-from vfl.transport.stream import Stream, listen, open_stream, require_loopback
+from vfl.transport.router import Listener, PortListener
+from vfl.transport.stream import Stream, open_stream, require_loopback
 
 _TICK_S = 0.05
 #: Most bytes of a connection before its greeting is accepted, those of TLS included.
@@ -217,6 +218,7 @@ class TcpHub:
         window: sent frames kept for a resend, per party.
         front: what strangers may do; `timeouts.handshake_s` is the deadline of their greeting.
         plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
+        listener: where connections come from in place of host and port: a router, for example.
 
     Attributes:
         port: the port really listened on.
@@ -236,6 +238,7 @@ class TcpHub:
         front: Front | None = None,
         *,
         plaintext: bool = False,
+        listener: Listener | None = None,
     ) -> None:
         if certificate is None and not plaintext:
             require_loopback(host)
@@ -248,9 +251,8 @@ class TcpHub:
         self._greeting_lock = threading.Lock()
         self._front = front or Front(FrontLimits(strangers=_HANDSHAKES))
         self._closed = threading.Event()
-        self._listener = listen(host, port)
-        self._listener.settimeout(_TICK_S)
-        self.port: int = self._listener.getsockname()[1]
+        self._listener = listener or PortListener(host, port)
+        self.port: int = self._listener.port
         self._acceptor = threading.Thread(target=self._accept, name="vfl-hub", daemon=True)
         self._acceptor.start()
 
@@ -313,8 +315,6 @@ class TcpHub:
     def close(self) -> None:
         """End every link and stop listening; nobody can attach afterwards."""
         self._closed.set()
-        with contextlib.suppress(OSError):  # closing alone would not wake a thread in accept
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join()
         self._listener.close()
         for link in self._links.values():
@@ -339,7 +339,7 @@ class TcpHub:
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                connection, (address, *_) = self._listener.accept()
+                connection, address = self._listener.accept()
             except TimeoutError:
                 continue
             except OSError:  # shut down, or out of descriptors

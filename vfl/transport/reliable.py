@@ -313,6 +313,7 @@ class TcpLink(_StreamLink):
         limits: LinkLimits | None = None,
         *,
         plaintext: bool = False,
+        route: str = "",
     ) -> TcpLink:
         """Attach to a hub; returns once it has said WELCOME.
 
@@ -327,6 +328,7 @@ class TcpLink(_StreamLink):
             peer: who listens, for messages.
             limits: what frames may carry; without it a frame may be as large as any.
             plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
+            route: which session of those behind one port, see `vfl.transport.router`.
 
         Raises:
             AuthenticationError: wrong session, node, token or certificate.
@@ -337,7 +339,7 @@ class TcpLink(_StreamLink):
         if ca_pem is None and not plaintext:
             require_loopback(host)
         waits = timeouts or Timeouts()
-        context = None if ca_pem is None else client_context(ca_pem)
+        context = None if ca_pem is None else client_context(ca_pem, route)
         reach = partial(dial, host, port, context, waits)
         return cls(reach, hello, waits, window, peer, limits, str(Address(host, port)))
 

@@ -407,8 +407,12 @@ def open_stream(
     return Stream(connection)
 
 
-def client_context(ca_pem: bytes) -> ssl.SSLContext:
+def client_context(ca_pem: bytes, route: str = "") -> ssl.SSLContext:
     """TLS 1.3 towards a hub whose certificate must come from this CA.
+
+    Args:
+        ca_pem: the CA's certificate.
+        route: the session that a router is to lead to, see `vfl.transport.router`.
 
     Raises:
         AuthenticationError: these bytes are no certificate.
@@ -419,4 +423,6 @@ def client_context(ca_pem: bytes) -> ssl.SSLContext:
         context.load_verify_locations(cadata=ca_pem.decode())
     except (ssl.SSLError, ValueError) as error:
         raise AuthenticationError("the session's CA certificate cannot be read") from error
+    if route:
+        context.set_alpn_protocols([route])
     return context

@@ -1,0 +1,68 @@
+"""Unix sockets in a folder of one user: processes of a party find each other there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vfl.core.storage import PRIVATE_FILE, private_folder
+
+_BACKLOG = 16
+
+
+def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket:
+    """A socket that listens in a folder; one that an earlier process left is replaced."""
+    private_folder(folder)
+    listener = socket.socket(socket.AF_UNIX)
+    with _address(folder, name) as address:
+        Path(address).unlink(missing_ok=True)
+        listener.bind(address)
+        Path(address).chmod(PRIVATE_FILE)
+    listener.listen(backlog)
+    return listener
+
+
+@contextmanager
+def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.socket | None]:
+    """A connection to who listens in a folder; None where nobody of this user does.
+
+    Args:
+        folder: of one user.
+        name: of the socket in it.
+        timeout_s: of every later operation, too; 0 waits for nothing.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            with _address(folder, name) as address:
+                connection.connect(address)
+            ours = is_ours(connection)
+        except OSError:
+            ours = False
+        yield connection if ours else None
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the other end is of our user; elsewhere than on Linux the folder's mode says it."""
+    if sys.platform != "linux":
+        return True
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
+
+
+@contextmanager
+def _address(folder: Path, name: str) -> Iterator[str]:
+    """The socket's path; on Linux by the open folder, because it may have 107 bytes."""
+    if sys.platform != "linux":
+        yield str(folder / name)
+        return
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/{name}"
+    finally:
+        with suppress(OSError):
+            os.close(opened)

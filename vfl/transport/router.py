@@ -1,0 +1,337 @@
+"""One port for the streams of all sessions of a label party.
+
+Each session runs in a process of its own, with a hub of its own. The port belongs to the SuperLink,
+for as long as it runs: its `StreamRouter` accepts a connection, looks at the first message of TLS
+without taking it (the ClientHello, RFC 8446, section 4.1.2), and hands the connection over to the
+process of the session that ALPN names there (RFC 7301), through a Unix socket of this user. The
+router decrypts nothing and holds no key. A route only leads to a hub, whose certificate, token and
+greeting decide who attaches, as they do without a router.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from vfl.core.storage import private_folder, write_text
+from vfl.transport.front import Front, FrontLimits, Visitor
+from vfl.transport.local_socket import connected_to, is_ours, listen_in
+from vfl.transport.stream import listen
+
+#: The folder in which a router and its sessions meet; set for all that a SuperLink starts.
+ROUTER_VARIABLE = "VFL_STREAM_ROUTER"
+_PREFIX = "vfl/"
+_ROUTE_DIGITS = 32
+_ADDRESS_FILE = "address"
+_TICK_S = 0.05
+_BACKLOG = 1024
+#: Most bytes of a ClientHello that is read for its route: one record of TLS with its header.
+_HELLO_BYTES = 5 + 16 * 1024
+_HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
+
+
+def route_of(session: str, rank: int = 0) -> str:
+    """The name that ALPN has of a session's stream; anybody on the way can read it.
+
+    It is a digest, so that it discloses no name of a session, with which rows are keyed.
+
+    >>> route_of("0" * 32)
+    'vfl/17b129271c2cf12351b279a1faa83dbc'
+    """
+    digest = hashlib.sha256(f"stream {rank} of {session}".encode()).hexdigest()
+    return f"{_PREFIX}{digest[:_ROUTE_DIGITS]}"
+
+
+class Listener(Protocol):
+    """Where a hub gets its connections from."""
+
+    port: int
+
+    def accept(self) -> tuple[socket.socket, str]:
+        """The next connection, and the address that it comes from.
+
+        Raises:
+            TimeoutError: none came for a moment.
+            OSError: it is closed, or the process has no descriptor left.
+        """
+
+    def close(self) -> None:
+        """Accept nothing any more."""
+
+
+class PortListener:
+    """A port of the hub's own.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._listening = listen(host, port)
+        self._listening.settimeout(_TICK_S)
+        self.port: int = self._listening.getsockname()[1]
+
+    def accept(self) -> tuple[socket.socket, str]:
+        """See `Listener`."""
+        connection, (address, *_) = self._listening.accept()
+        return connection, address
+
+    def close(self) -> None:
+        """See `Listener`."""
+        self._listening.close()
+
+
+class RoutedListener:
+    """What a router hands over to one session.
+
+    Args:
+        folder: where the router looks.
+        route: of the session, see `route_of`.
+        port: of the router.
+    """
+
+    def __init__(self, folder: Path, route: str, port: int) -> None:
+        self.port = port
+        self._path = folder / route.removeprefix(_PREFIX)
+        self._listening = listen_in(folder, self._path.name, _BACKLOG)
+        self._listening.settimeout(_TICK_S)
+
+    def accept(self) -> tuple[socket.socket, str]:
+        """See `Listener`."""
+        courier, _ = self._listening.accept()
+        with courier:
+            courier.settimeout(_TICK_S)
+            if not is_ours(courier):
+                raise TimeoutError("whoever came is not the router")
+            _, files, _, _ = socket.recv_fds(courier, 1, 1)
+        if not files:
+            raise TimeoutError("the router handed nothing over")
+        connection = socket.socket(fileno=files[0])
+        try:
+            return connection, str(connection.getpeername()[0])
+        except OSError:
+            connection.close()
+            raise TimeoutError("the connection ended before it was handed over") from None
+
+    def close(self) -> None:
+        """See `Listener`."""
+        self._path.unlink(missing_ok=True)
+        self._listening.close()
+
+
+def router_port(folder: Path, host: str, port: int) -> int | None:
+    """The port of the router that meets its sessions in a folder.
+
+    Args:
+        folder: where it was started.
+        host: address that it was to listen on.
+        port: likewise, 0 for a free one.
+
+    Returns:
+        None where there is none, or it listens elsewhere.
+    """
+    path = folder / _ADDRESS_FILE
+    at, _, found = path.read_text().rpartition(" ") if path.exists() else ("", "", "0")
+    return int(found) if at == f"{host}:{port}" else None
+
+
+def routed_listener(session: str, host: str, port: int, rank: int = 0) -> RoutedListener | None:
+    """What this process's router hands over to a session; None where no router has that address.
+
+    Args:
+        session: its name.
+        host: address that sessions are reached at.
+        port: of that address, 0 for a free one.
+        rank: of the label party.
+    """
+    if named := os.environ.get(ROUTER_VARIABLE):
+        folder = Path(named)
+        if routed := router_port(folder, host, port):
+            return RoutedListener(folder, route_of(session, rank), routed)
+    return None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A connection whose ClientHello has not come whole."""
+
+    connection: socket.socket
+    until: float
+    visitor: Visitor | None = None
+    seen: int = field(default=0)
+
+
+class StreamRouter:
+    """Listens for the streams of all sessions, in a thread of its own.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        folder: where sessions meet it; what an earlier router left there is removed.
+        front: what connections may do until they are handed over.
+
+    Attributes:
+        port: the port really listened on.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int, folder: Path, front: Front | None = None) -> None:
+        self._listening = listen(host, port)
+        self._listening.setblocking(False)
+        self.port: int = self._listening.getsockname()[1]
+        self._folder, self._front = folder, front or Front(FrontLimits())
+        private_folder(folder)
+        for stale in folder.iterdir():
+            stale.unlink()
+        write_text(folder / _ADDRESS_FILE, f"{host}:{port} {self.port}")
+        self._closed = threading.Event()
+        self._evicted: list[_Waiting] = []
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._listening, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._route, name="vfl-router", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more; streams that were handed over go on."""
+        self._closed.set()
+        self._thread.join()
+
+    def _route(self) -> None:
+        while not self._closed.is_set():
+            for key, _ in self._ready.select(_TICK_S):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._look(key.data)
+            now = time.monotonic()
+            waiting = [key.data for key in self._ready.get_map().values() if key.data]
+            for one in waiting:
+                if now > one.until or one in self._evicted:
+                    self._end(one)
+            self._evicted.clear()
+        (self._folder / _ADDRESS_FILE).unlink(missing_ok=True)
+        for one in [key.data for key in self._ready.get_map().values() if key.data]:
+            self._end(one)
+        self._listening.close()
+        self._ready.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, (address, *_) = self._listening.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # out of descriptors
+            self._front.make_room()
+            self._closed.wait(_TICK_S)
+            return
+        connection.setblocking(False)
+        one = _Waiting(connection, time.monotonic() + self._front.limits.head_s)
+        one.visitor = self._front.enter(address, lambda: self._evicted.append(one))
+        if one.visitor is None:
+            connection.close()
+        else:
+            self._ready.register(connection, selectors.EVENT_READ, one)
+
+    def _look(self, one: _Waiting) -> None:
+        """Hand a connection over once its ClientHello is whole, or end one that sends no such."""
+        try:
+            hello = one.connection.recv(_HELLO_BYTES, socket.MSG_PEEK)
+            whole = 5 + int.from_bytes(hello[3:5]) if len(hello) >= 5 else 5
+            if len(hello) < whole <= _HELLO_BYTES and len(hello) > one.seen:
+                # Linux wakes us when as much is there, or no more can come.
+                one.seen = len(hello)
+                one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, whole)
+                return
+            one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            route = next(name for name in alpn_of(hello) if name.startswith(_PREFIX))
+            handed = self._hand_over(one.connection, route.removeprefix(_PREFIX))
+        except (OSError, ValueError, StopIteration):
+            handed = False
+        self._end(one, failed=not handed)
+
+    def _hand_over(self, connection: socket.socket, name: str) -> bool:
+        """Whether a session's process has taken the connection."""
+        if len(name) != _ROUTE_DIGITS or not set(name) <= set("0123456789abcdef"):
+            return False
+        with connected_to(self._folder, name, 0) as session:
+            if session is None:
+                return False
+            return bool(socket.send_fds(session, [b"\0"], [connection.fileno()]))
+
+    def _end(self, one: _Waiting, *, failed: bool = True) -> None:
+        assert one.visitor is not None, "it was let in"
+        if failed:
+            self._front.failed(one.visitor.source)
+        else:
+            one.visitor.welcome()  # from here on the limits of the session's hub bound it
+        one.visitor.leave()
+        self._ready.unregister(one.connection)
+        one.connection.close()
+
+
+def alpn_of(hello: bytes) -> list[str]:
+    """The protocols that ALPN names in the first record of a TLS connection.
+
+    Args:
+        hello: the whole record.
+
+    Raises:
+        ValueError: it is no ClientHello, or its fields do not fit into each other.
+
+    >>> alpn_of(b"GET / HTTP/1.1")
+    Traceback (most recent call last):
+    ...
+    ValueError: this is no ClientHello
+    """
+    if len(hello) < 9 or hello[0] != _HANDSHAKE or hello[5] != _CLIENT_HELLO:
+        raise ValueError("this is no ClientHello")
+    record = _Fields(_Fields(hello[3:]).vector(2))
+    record.take(1)
+    body = _Fields(record.vector(3))
+    body.take(2 + 32)  # version and random
+    for length in (1, 2, 1):  # session id, cipher suites, compression methods
+        body.vector(length)
+    extensions = _Fields(body.vector(2))
+    while extensions.left:
+        kind, content = int.from_bytes(extensions.take(2)), extensions.vector(2)
+        if kind == _ALPN:
+            names, found = _Fields(_Fields(content).vector(2)), list[str]()
+            while names.left:
+                found.append(names.vector(1).decode("ascii"))
+            return found
+    return []
+
+
+class _Fields:
+    """Fields of a TLS structure, one after the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content, self._at = content, 0
+
+    @property
+    def left(self) -> int:
+        return len(self._content) - self._at
+
+    def take(self, count: int) -> bytes:
+        """So many bytes."""
+        if count > self.left:
+            raise ValueError("a field of the ClientHello is longer than what holds it")
+        self._at += count
+        return self._content[self._at - count : self._at]
+
+    def vector(self, length_bytes: int) -> bytes:
+        """The bytes behind their count."""
+        return self.take(int.from_bytes(self.take(length_bytes)))
