@@ -330,3 +330,25 @@ def test_another_thread_may_ring(held):
 def test_without_a_bell_nothing_is_held(network):
     _, guard = network
     assert [ask(guard, PULL, headers=signed()) for _ in range(2)] == [(200, 1)] * 2
+
+
+@pytest.mark.parametrize(("silent_s", "forgotten"), [(2.0, []), (3.5, [PUBLIC])])
+def test_a_supernode_that_was_killed_may_come_again_and_a_second_one_may_not(silent_s, forgotten):
+    application, now, gone = Application(), [100.0], []
+
+    async def arrives(key):
+        gone.append(key)
+
+    async def is_registered(key):
+        return key == PUBLIC
+
+    guard = network_guard(application, is_registered, lambda path, body: True, arrives=arrives)
+    guard._clock = lambda: now[0]
+    activate = "/v1/fleet/activate-node"
+    assert ask(guard, activate, headers=signed())[0] == 200
+    assert gone.pop() == PUBLIC  # nobody has called since the start
+    assert ask(guard, PULL, headers=signed())[0] == 200
+    assert ask(guard, activate, headers=signed(OTHER, by=b"none"))[0] == 403
+    now[0] += silent_s
+    assert ask(guard, activate, headers=signed())[0] == 200
+    assert gone == forgotten

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,13 +16,14 @@ from taken_session import FEATURES, IDS, ROWS, with_insurer, with_middle
 
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ProtocolError, StorageError, VFLError
+from vfl.core.errors import ProtocolError, StorageError, UserError, VFLError
 from vfl.core.frame import Frame, Kind
-from vfl.serving.front import settings_file, switch
+from vfl.serving.front import settings_file
 from vfl.serving.local import serve
 from vfl.session.relay import Askers, Switchboard
 from vfl.session.store.party_folder import own_ledger, own_terms
 from vfl.training import run
+from vfl.training.promotion import promote
 
 
 @pytest.fixture(scope="session")
@@ -267,7 +269,8 @@ def test_both_switch_to_another_run_together(insurer):
     try:
         second.wait_ready()
         for run_name, served in (("alone", "run"), ("other", "other")):
-            switch(insurer.run, insurer.run.parent / run_name)
+            with nullcontext() if run_name == served else pytest.raises(UserError):
+                promote(insurer.run.parent / run_name)
             deadline, told = time.monotonic() + 120, {}
             while told.get("version") != served or (insurer.run / "serving.next").exists():
                 assert time.monotonic() < deadline, told

@@ -4,7 +4,6 @@ import json
 import shutil
 import ssl
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -31,13 +30,15 @@ from served import (
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, UserError, VFLError
+from vfl.core.errors import ConfigError, RunFolderError, UserError, VFLError
 from vfl.datasets import PartyData, Split
 from vfl.datasets.encode import TableEncoder
-from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of, switch
+from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of
 from vfl.serving.local import serve
 from vfl.session.store.party_folder import own_ledger
 from vfl.training import run
+from vfl.training.promotion import promote, promoted_runs, roll_back
+from vfl.training.status import run_status
 from vfl.transport import session_certificate
 
 # In one process
@@ -112,17 +113,9 @@ def test_a_cache_asks_nobody_twice(local, trained_run):
     assert "vfl_asked_rows_total 1.0\n" in client.ask("/metrics")[1]
 
 
-def wait_for_version(client, version):
-    deadline = time.monotonic() + 120
-    while True:
-        status, text = client.ask("/model")
-        if status == 200 and json.loads(text)["version"] == version:
-            return client.wait_ready()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_switch_goes_to_another_run_and_back(local, trained_run):
+@pytest.fixture
+def other(trained_run):
+    """Another run of one process, of the same rows."""
     content = CONTENT | {"name": "other", "data": {"source": "breast_cancer"}, "seed": 3}
     content = {k: v for k, v in content.items() if k != "federation"}
     content["label"] = {"top": "mlp:hidden=8"}
@@ -130,37 +123,87 @@ def test_a_switch_goes_to_another_run_and_back(local, trained_run):
     if not other.exists():
         run.train(Experiment.model_validate(content), trained_run.parent, "other")
         run.predict(RunFolder.open(other))
-    client, stopped, seen = local(), threading.Event(), []
+    yield other
+    (trained_run.parent / "promoted.json").unlink(missing_ok=True)
+
+
+class Asking:
+    """Clients that ask without a pause while the block lasts, and all that they were answered."""
+
+    def __init__(self, client, each, clients=4):
+        self.seen, self._stopped = [], threading.Event()
+        self._client, self._id = client, each
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self.seen
+
+    def __exit__(self, *error):
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self):
+        while not self._stopped.is_set():
+            self.seen.append(self._client.predict(self._id))
+
+
+def check_answers(seen, expected, each):
+    """Every one came, and is that of the run that it names."""
+    assert {status for status, _ in seen} == {200}
+    for _, told in seen:
+        assert same(told["predictions"][0], expected[told["version"]][each])
+    assert {told["version"] for _, told in seen} == {*expected}
+
+
+def test_a_promotion_and_its_rollback_lose_no_request(local, trained_run, other):
+    client = local()
     expected = {folder.name: predicted(folder) for folder in (trained_run, other)}
-    ids = {name: list(rows) for name, rows in expected.items()}
-    both = next(each for each in ids["run"] if each in expected["other"])
+    both = next(each for each in expected["run"] if each in expected["other"])
+    with Asking(client, both) as seen:
+        for folder in (other, trained_run, other):
+            (service,) = promote(folder)
+            assert (service.run, service.address) == (folder.name, client.address)
+            assert client.predict(both)[1]["version"] == folder.name
+        folder, (service,) = roll_back(trained_run.parent)
+        assert (folder, service.run) == (trained_run, "run")
+    check_answers(seen, expected, both)
+    assert promoted_runs(trained_run.parent) == ["other", "run"]
+    assert (run_status(trained_run).state, run_status(trained_run).promoted) == ("serving", True)
+    assert (run_status(other).state, run_status(other).promoted) == ("ended", False)
 
-    def ask_on():
-        while not stopped.is_set():
-            seen.append(client.predict(both))
 
-    thread = threading.Thread(target=ask_on)
-    thread.start()
+def test_a_run_that_cannot_be_served_is_not_promoted(local, trained_run, other):
+    client = local()
+    weights = next((other / "parties").glob("*/weights.safetensors"))
+    kept = weights.read_bytes()
     try:
-        for folder in (other, trained_run, trained_run / "missing", other):
-            switch(trained_run, folder)
-            if folder.exists():
-                wait_for_version(client, folder.name)
+        weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        for _ in range(2):  # the second refusal is not taken for the first
+            with pytest.raises(UserError, match="cannot go on with this run") as refusal:
+                promote(other)
+            assert "V007" in str(refusal.value.got)
     finally:
-        stopped.set()
-        thread.join()
-    for status, told in seen:
-        if status == 200:
-            assert same(told["predictions"][0], expected[told["version"]][both])
-        else:
-            assert status == 503
-            assert told["party"] in ("label", ", ".join(PARTIES))  # who ends, who is waited for
-    assert {told["version"] for status, told in seen if status == 200} == {"run", "other"}
+        weights.write_bytes(kept)
+    assert client.ask("/model")[0] == 200
+    assert promoted_runs(trained_run.parent) == []
+    with pytest.raises(VFLError, match="there is no run here"):
+        promote(trained_run.parent / "missing")
 
 
-def test_nothing_is_switched_where_nothing_serves(trained_run):
-    with pytest.raises(VFLError, match="no service began with this run"):
-        switch(trained_run, trained_run)
+def test_without_a_service_a_promotion_is_kept_for_the_next_one(trained_run, other):
+    assert promote(other) == []
+    with pytest.raises(UserError, match="no run was promoted before"):
+        roll_back(trained_run.parent)
+    assert promote(trained_run) == promote(trained_run) == []
+    assert promoted_runs(trained_run.parent) == ["other", "run"]
+    assert roll_back(trained_run.parent) == (other, [])
+    promoted = trained_run.parent / "promoted.json"
+    promoted.write_text(promoted.read_text().replace("other", "otter"))
+    with pytest.raises(RunFolderError):
+        promoted_runs(trained_run.parent)
 
 
 MARK, KNOWN = "Zq8marked", "an id of the table"
@@ -378,28 +421,30 @@ def test_epsilon_ends_what_may_be_asked(session):
     assert entry.spent["serve"].passes == 2
 
 
-def test_streams_switch_to_another_run_and_stay_where_that_fails(trained):
+def test_over_streams_a_promotion_loses_no_request_and_one_that_fails_changes_nothing(trained):
     trained.flower.tells = True
     for name in ("other", "broken"):
         for mode in ("train", "predict"):
             trained.play(mode, run=name, seed=3)
     shutil.rmtree(trained.folder / "shop" / "store" / "runs" / "broken")
-    runs = trained.run.parent
-    with start(trained) as client:
+    runs, each = trained.run.parent, "Zq8id011"
+    expected = {name: predicted(runs / name) for name in (trained.run.name, "other")}
+    with start(trained) as client, Asking(client, each) as seen:
         for asked, served in (("other", "other"), ("broken", "other"), ("run", "run")):
-            switch(trained.run, runs / asked)
-            notes = trained.run / "notes.txt"
-            if asked != served:
-                deadline = time.monotonic() + 120
-                while f"going back to {served}" not in notes.read_text():
-                    assert time.monotonic() < deadline, notes.read_text()
-                    time.sleep(0.05)
-            wait_for_version(client, served)
-            expected = predicted(runs / served)
-            status, told = client.predict("Zq8id011")
-            assert (status, told["version"]) == (200, served)
-            assert same(told["predictions"][0], expected["Zq8id011"])
-    assert json.loads((trained.run / "served.json").read_text())["served"][-1] == "run"
+            if asked == served:
+                promote(runs / asked)
+            else:
+                with pytest.raises(UserError, match=f"goes on with {served}"):
+                    promote(runs / asked)
+            assert client.predict(each)[1]["version"] == served
+    check_answers(seen, expected, each)
+    assert "; going on with other" in (trained.run / "notes.txt").read_text()
+    assert not (runs / "broken" / "failure.json").exists()
+    assert json.loads((trained.run / "served.json").read_text())["served"] == [
+        "run",
+        "other",
+        "run",
+    ]
 
 
 def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(trained, tmp_path):

@@ -59,6 +59,8 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "predict": training.predict,
         "serve": serving.serve,
         "clients": serving.clients,
+        "promote": serving.promote,
+        "rollback": serving.rollback,
         "export": training.export,
         "status": status.status,
         "report": training.report,

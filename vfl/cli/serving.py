@@ -9,11 +9,36 @@ from typing import Annotated, Any
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, Run, emit, say
+from vfl.cli.output import Json, Run, emit, newest_run, say
 from vfl.core.errors import UserError
 from vfl.core.storage import write_text
 
 _END_S = 30.0
+
+
+def _served_run(path: Path | None) -> Path | None:
+    """The run at a path; of a project or a folder of runs the promoted one, or else the last."""
+    if path is None or (path / "run.json").exists():
+        return path
+    from vfl.core.errors import RunFolderError
+    from vfl.training.promotion import promoted_runs, runs_of
+
+    try:
+        runs = runs_of(path)
+    except RunFolderError:
+        return path  # the command says what is missing there
+    promoted = promoted_runs(runs)
+    return runs / promoted[-1] if promoted else newest_run(path)
+
+
+Served = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN|PROJECT",
+        help="The folder that vfl train printed, or a project for its promoted or last run.",
+        callback=_served_run,
+    ),
+]
 
 
 def _option(what: str, default: str | None = None) -> Any:
@@ -22,7 +47,7 @@ def _option(what: str, default: str | None = None) -> Any:
 
 
 def serve(
-    run: Run,
+    run: Served,
     host: Annotated[str | None, _option("Address to listen on.", "127.0.0.1")] = None,
     port: Annotated[int | None, _option("Port to listen on; 0 takes a free one.", "8080")] = None,
     token: Annotated[
@@ -63,12 +88,6 @@ def serve(
         bool | None,
         _option("Let boosted trees answer without a feature party that is away.", "False"),
     ] = None,
-    switch: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OTHER", help="Have the service that began with RUN go on with this run."
-        ),
-    ] = None,
     cache_rows: Annotated[int | None, _option("Answers kept in memory; 0 keeps none.", "0")] = None,
     tasks: Annotated[
         list[str] | None,
@@ -83,17 +102,14 @@ def serve(
 
     RUN is the folder that `vfl train` printed. On a federation the feature parties answer from
     their own SuperNodes, for the rows of the file that each names in its own `data.predict`; in
-    process, for the test rows of the experiment. `--switch OTHER` has a service that runs already
-    go on with another run; with RUN itself it goes back. What no option says, `[serve]` of the
-    label party's own file says. A party of `--task` listens at the address
-    in the `[serve]` of its own file; in process its task is served in place of the first one's.
+    process, for the test rows of the experiment. `vfl promote OTHER` has a service that runs
+    already go on with another run. What no option says, `[serve]` of the label party's own file
+    says. A party of `--task` listens at the address in the `[serve]` of its own file; in process
+    its task is served in place of the first one's.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.serving import front
 
-    if switch is not None:
-        front.switch(RunFolder.open(run).path, RunFolder.open(switch).path)
-        return
     files = {"token": token, "certificate": certificate, "key": key, "client_ca": client_ca}
     options: dict[str, Any] = {
         each: None if path is None else str(path.resolve()) for each, path in files.items()
@@ -224,11 +240,48 @@ def _clients_of(path: Path) -> tuple[Path, str]:
     return party.store_path / FOLDER, party.party
 
 
+def promote(run: Run, json: Json = False) -> None:
+    """Have services answer with a run: those that run now, without a gap, and later ones.
+
+    A service of the run's project, or of its folder, begins the run's session beside the one that
+    answers, and goes over to it once its rows can be asked for. Where it cannot, everything stays
+    as it is. `vfl rollback` goes back to the run that was promoted before.
+    """
+    from vfl.training.promotion import promote as promoted
+
+    run = run.resolve()
+    _say_promoted(run, [service.address for service in promoted(run)], json)
+
+
+def rollback(
+    path: Annotated[
+        Path, typer.Argument(metavar="PROJECT|FOLDER", help="A project, or the folder of its runs.")
+    ] = Path(),
+    json: Json = False,
+) -> None:
+    """Have services answer with the run again that was promoted before the last one."""
+    from vfl.training.promotion import roll_back, runs_of
+
+    run, services = roll_back(runs_of(path))
+    _say_promoted(run, [service.address for service in services], json)
+
+
+def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
+    if json:
+        emit({"promoted": str(run), "services": addresses})
+        return
+    print(f"{'promoted':<16} {run}")
+    for address in addresses:
+        print(f"{'answers at':<16} {address}")
+    if not addresses:
+        print(f"no service runs; start one with: vfl serve {run}")
+
+
 def _on_the_federation(run: Path) -> None:
     """Submit the session and follow it; an interrupt ends it in good order."""
     hand_over(run)
-    from vfl.serving.front import STOP_FILE
     from vfl.training import federated
+    from vfl.training.promotion import STOP_FILE
 
     label, name = federated.label_folder_of(run), run.resolve().name
     say(f"submitting run {name} to serve; end it with Ctrl-C")

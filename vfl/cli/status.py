@@ -64,6 +64,8 @@ def status(
 
 def _run_lines(run: RunStatus) -> list[str]:
     facts = {"run": run.run, "state": run.state, "since": run.created}
+    if run.promoted:
+        facts["promoted"] = "yes"
     if run.address:
         facts["address"] = run.address
     if run.progress is not None and run.state not in ("ended", "failed"):
@@ -127,7 +129,9 @@ def _project_lines(project: ProjectStatus) -> list[str]:
     for run in project.runs:
         share = f", {progress_text(run.progress)}" if run.exit_code == 4 and run.progress else ""
         code = f" with {run.failure['code']}" if run.failure is not None else ""
-        lines.append(f"{'run':<20} {Path(run.run).name}: {run.state}{code}{share}")
+        told = f", at {run.address}" if run.address else ""
+        told += ", promoted" if run.promoted else ""
+        lines.append(f"{'run':<20} {Path(run.run).name}: {run.state}{code}{share}{told}")
     return lines + [f"{'then':<20} {command}" for command in project.then]
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import time
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -109,6 +110,11 @@ _BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/
 #: How long a question is held, and how long what comes in pieces may still be coming.
 HOLD_S = 2.0
 _PIECES_S = 0.03
+#: A SuperNode asks again at once, so one that was silent for longer is gone.
+SILENT_S = HOLD_S + 1.0
+_ARRIVING = "/v1/fleet/activate-node"
+#: Told of the key of a SuperNode that comes after it was gone, before the application is.
+Arrives = Callable[[bytes], Awaitable[None]]
 #: Who calls, as far as the headers prove it; None for whoever may not pass.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
 
@@ -166,6 +172,8 @@ class Guard:
         acceptable: whether the body says what its sender may say.
         bodies_at_once: of one caller.
         bell: what questions for work are held for; without one they go through at once.
+        arrives: see `Arrives`.
+        clock: seconds that only grow.
     """
 
     def __init__(
@@ -177,7 +185,11 @@ class Guard:
         acceptable: Acceptable,
         bodies_at_once: float = math.inf,
         bell: Bell | None = None,
+        arrives: Arrives | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._arrives, self._clock = arrives, clock
+        self._called: dict[bytes, float] = {}
         self._application = application
         self._routes = routes
         self._limit_bytes = limit_bytes
@@ -216,8 +228,13 @@ class Guard:
         if not self._acceptable(scope["path"], body):
             return await _refuse(send, 403)
         path, bell = scope["path"], self._bell
+        silent_s = self._clock() - self._called.get(caller, -math.inf)
+        if self._arrives and path == _ARRIVING and silent_s > SILENT_S:
+            await self._arrives(caller)
+        self._called[caller] = self._clock()
         if bell and path in _ASKING and not await bell.wait((caller, path), receive):
             return None  # whoever hung up must be handed no work
+        self._called[caller] = self._clock()
         await self._application(scope, replayed(body, receive), send)
         if bell and path in _BRINGING:
             bell.ring()
@@ -234,6 +251,7 @@ def network_guard(
     is_registered: IsRegistered,
     acceptable: Acceptable,
     bell: Bell | None = None,
+    arrives: Arrives | None = None,
 ) -> Guard:
     """The guard that other machines meet: Fleet, for registered SuperNodes.
 
@@ -245,6 +263,7 @@ def network_guard(
         is_registered: whether a SuperNode with a public key is registered.
         acceptable: whether the body of a request may reach the application.
         bell: see `Guard`.
+        arrives: see `Guard`.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -259,7 +278,7 @@ def network_guard(
         return key if await asyncio.to_thread(_is_signed, key, signed, signature) else None
 
     limits = FLEET_ROUTES, FLEET_BODY_BYTES
-    return Guard(application, *limits, caller, acceptable, FLEET_BODIES_AT_ONCE, bell)
+    return Guard(application, *limits, caller, acceptable, FLEET_BODIES_AT_ONCE, bell, arrives)
 
 
 def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:

@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -282,7 +282,7 @@ async def _serve_superlink(
     local = local_guard(app, routes, api.secret, _registers_by_name, bell)
     servers = [_server(local, options, api.certificate, api.key)]
     if len(listeners) > 1:
-        network = network_guard(app, _registered(app), _names_its_sender, bell)
+        network = network_guard(app, _registered(app), _names_its_sender, bell, _arrives(app))
         files = Path(options["ssl_certfile"]), Path(options["ssl_keyfile"])
         servers.append(_server(network, options, *files, lifespan="off"))
     loop = asyncio.get_running_loop()
@@ -343,6 +343,20 @@ def _registered(app: Any) -> Callable[[bytes], Any]:
         return await asyncio.to_thread(state.get_node_id_by_public_key, key) is not None
 
     return is_registered
+
+
+def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
+    """Marks a SuperNode that was killed as offline, which Flower notices after a minute alone."""
+
+    def forget(key: bytes) -> None:
+        state = app.state.linkstate_factory.state()
+        if (node := state.get_node_id_by_public_key(key)) is not None:
+            state.deactivate_node(node)
+
+    async def arrives(key: bytes) -> None:
+        await asyncio.to_thread(forget, key)
+
+    return arrives
 
 
 def _names_its_sender(path: str, body: bytes) -> bool:

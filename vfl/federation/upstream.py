@@ -146,8 +146,8 @@ FLEET_MESSAGES = Internal(
 ERRORS = Internal("flwr.supercore.error", ("FlowerError.from_json",), "why a SuperLink refuses")
 REGISTERED = Internal(
     "flwr.server.superlink.linkstate",
-    ("LinkState.get_node_id_by_public_key",),
-    "a guard asks it whether a key is registered",
+    ("LinkState.deactivate_node", "LinkState.get_node_id_by_public_key"),
+    "a guard asks it whether a key is registered, and tells it that a killed SuperNode is gone",
 )
 
 # The bundle of a run and its settings.

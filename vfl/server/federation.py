@@ -62,6 +62,7 @@ IDLE_TIMEOUT_S = 3600.0
 _LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops the reply of a message that lives longer
 _POLL_S = 0.2
 _RETURN_S = 2.0  # between two looks for parties that went away
+_SERVING_REJOIN_S = 2.0
 _AGAIN_S = 30.0  # until one that could not come is told again
 _REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
 #: Flower's error codes of a node that may come back; any other ends the session.
@@ -176,7 +177,7 @@ class Federation:
             certificate,
             Timeouts(
                 step_s=self.settings.step_timeout_s,
-                rejoin_window_s=self.settings.rejoin_window_s,
+                rejoin_window_s=self._rejoin_window_s,
             ),
             rules.window_frames(self.terms),
             listener=routed_listener(self.session, host, self.settings.stream_port),
@@ -231,6 +232,12 @@ class Federation:
         """How long a token waits for its first use; Flower frees a node in a minute."""
         rest = self.settings.restart_timeout_s if self._partial else 0.0
         return max(self.join_timeout_s, rest)
+
+    @property
+    def _rejoin_window_s(self) -> float:
+        """How long a cut stream may take; a service has nothing to lose, and begins again soon."""
+        most = _SERVING_REJOIN_S if self.terms.mode == "serve" else math.inf
+        return min(self.settings.rejoin_window_s, most)
 
     def _link(self, party: str) -> ObservedPoll:
         assert self._hub is not None, "somebody has joined"
@@ -326,7 +333,7 @@ class Federation:
             port=self._hub.port,
             ca_pem=self._ca_pem,
             idle_timeout_s=IDLE_TIMEOUT_S,
-            rejoin_window_s=self.settings.rejoin_window_s,
+            rejoin_window_s=self._rejoin_window_s,
             start=self._start,
             attempt=self.attempt,
             rows=self.own.rows if self._in_the_middle(name) else 0,

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from vfl.session import Exchange, PartyFolder, PartyReport, Terms, rules, secure
 from vfl.session.consent import frame_limits, limits_of_links, most_of_an_epoch, refuse_trace
 from vfl.session.exchange import Own
 from vfl.session.label.asking import ServingParty
-from vfl.session.label.front import FRONTS, ServingFront
+from vfl.session.label.front import FRONTS, Play, ServingFront, serve_in_turn
 from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Records
 from vfl.session.label.summary import summarise, test_figures, write_predictions
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
@@ -124,8 +125,9 @@ def run_session(
             if problem is not error:
                 _say(redacted_traceback(error))
             _say(str(problem))
-            with suppress(StorageError):  # a full disk takes no word about itself; the log has it
-                folder.fail(problem)
+            if front is None:
+                with suppress(StorageError):  # a full disk takes no word about itself
+                    folder.fail(problem)
             raise problem from None  # Flower logs what comes out; what led to it may quote a cell
 
 
@@ -134,34 +136,24 @@ def _serve(
 ) -> None:
     """Serve a run, and then whichever other one is asked for; one that fails leaves what was."""
     first = RunFolder.open(party.run_path(terms.run))
-    served: list[str] = []
-    before: tuple[Experiment, Terms] | None = None
+
+    def session_of(experiment: Experiment, terms: Terms) -> Play:
+        settings: dict[str, Any] = {"simulation": simulation}
+        return lambda front: run_session(grid, experiment, party, terms, front=front, **settings)
+
     front: ServingFront | None = None
+
+    def opened(folder: Path) -> Play:
+        assert front is not None, "it was asked for this run"
+        trained = RunFolder.open(folder).experiment()
+        trained = trained.model_copy(update={"federation": experiment.federation})
+        asked = own_terms(trained, "serve", folder.name, party)
+        return session_of(trained, asked.served_with(front.tasks))
+
     try:
         front = FRONTS.member("http").open_lead(party, terms.run)
-        terms = terms.served_with(front.tasks)
-        while True:
-            try:
-                run_session(grid, experiment, party, terms, simulation=simulation, front=front)
-            except VFLError as error:
-                if before is None or front.was_ready:
-                    raise
-                first.note(f"{error.what}; going back to {before[1].run}")
-                (experiment, terms), before = before, None
-                continue
-            served.append(terms.run)
-            following = front.following()
-            if following is None:
-                break
-            before = experiment, terms
-            try:
-                trained = RunFolder.open(following).experiment()
-                trained = trained.model_copy(update={"federation": experiment.federation})
-                asked = own_terms(trained, "serve", following.name, party).served_with(front.tasks)
-            except VFLError as error:
-                first.note(f"{error.what}; going on with {terms.run}")
-                continue
-            experiment, terms = trained, asked
+        play = session_of(experiment, terms.served_with(front.tasks))
+        served = serve_in_turn(front, terms.run, play, opened, _into_log_of(first))
         write_json(first.path / "served.json", {"served": served})
     except VFLError as error:
         with suppress(StorageError):
@@ -192,6 +184,7 @@ class LabelSession:
         self.folder = folder
         self.simulation = simulation
         self.front = front
+        self._waiting_for = WaitingFor(terms.mode, self._tell)
         self._load()
         self.checkpoints = own_checkpoints(party, terms)
         self.ledger = own_ledger(party)
@@ -222,6 +215,12 @@ class LabelSession:
 
     def _tell(self, report: ProgressReport) -> None:
         self.folder.progress(report.record())
+
+    def _waits(self, parties: Sequence[str]) -> None:
+        """Say whom the session waits for."""
+        self._waiting_for(parties)
+        if self.front is not None:
+            self.front.waits_for(parties)
 
     def _watched(self, schedule: Iterable[Exchange], split: Split) -> Iterator[Exchange]:
         """The same exchanges; how far they are is written into the run's folder."""
@@ -339,7 +338,7 @@ class LabelSession:
                 self.say,
                 attempt,
                 simulation=self.simulation,
-                waiting=WaitingFor(terms.mode, self._tell),
+                waiting=self._waits,
                 partial=self._partial,
                 standing=meter.standing,
                 alignment=self.alignment,

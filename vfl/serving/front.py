@@ -9,9 +9,10 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path
@@ -28,17 +29,18 @@ from vfl.config import PartyFile, ServeSettings
 from vfl.config.toml import check
 from vfl.core.address import Address
 from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
-from vfl.core.storage import read_json, write_json, write_text
+from vfl.core.storage import read_json, write_json
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
 from vfl.datasets.alignment.ids import normalise
 from vfl.datasets.table import Classes, id_texts
 from vfl.serving import inference
 from vfl.serving.clients import COUNTED, FOLDER, Budgets, Caller, Clients, tokens_in
-from vfl.serving.service import Result, Service, Unavailable
+from vfl.serving.service import Figures, Result, Service, Unavailable
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import ServingFront
+from vfl.training.promotion import NEXT_FILE, STATE_FILE, STOP_FILE
 from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome
 from vfl.transport.stream import listen, require_loopback
 
@@ -66,9 +68,7 @@ except ImportError as absence:  # they come with Flower today
         fix="pip install 'vfl[serve]'",
     ) from None
 
-_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE = (
-    "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next",
-)  # fmt: skip
+_TOKEN_FILE, SETTINGS_FILE = "serve.token", "serve.json"
 #: Settings that name a file; in a party's own file its path is relative to that.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
 #: Paths that tell nothing of anybody's data, and need no token.
@@ -117,7 +117,7 @@ class Guard:
             model.
         clients: who may ask; they show their tokens as `Authorization: Bearer TOKEN`.
         settings: the limits.
-        service: where refusals are counted.
+        figures: where refusals are counted.
         front: what is allowed without a token.
     """
 
@@ -127,11 +127,11 @@ class Guard:
         questions: Questions,
         clients: Clients,
         settings: ServeSettings,
-        service: Service,
+        figures: Figures,
         front: Front,
     ) -> None:
         self._app, self._questions, self._front = app, questions, front
-        self._service, self._settings = service, settings
+        self._figures, self._settings = figures, settings
         self._clients, rate = clients, settings.max_requests_per_second
         self._rate = RateLimiter(rate, max(1.0, rate))
 
@@ -160,20 +160,20 @@ class Guard:
         if body is None:
             return
         if refusal is not None:
-            self._service.figures.add("responses", status=str(refusal.status_code))
+            self._figures.add("responses", status=str(refusal.status_code))
             await refusal(scope, receive, send)
             return
         path = scope["path"]
         if scope["method"] == "POST" and (path == PREDICT or inference.INFER.fullmatch(path)):
             assert client is not None, "refused without a token"
             answer = await self._questions.answer(path, body, client)
-            self._service.figures.add("responses", status=str(answer.status_code))
+            self._figures.add("responses", status=str(answer.status_code))
             await answer(scope, receive, send)
             return
 
         async def counted(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                self._service.figures.add("responses", status=str(message["status"]))
+                self._figures.add("responses", status=str(message["status"]))
             await send(message)
 
         await self._app(scope, replayed(body, receive), counted)
@@ -363,11 +363,11 @@ class _Predictions(Response):
         self.raw_headers = [(b"content-length", b"%d" % len(body)), self._JSON]
 
 
-def application(service: Service, settings: ServeSettings) -> FastAPI:
+def application(desk: Desk, settings: ServeSettings) -> FastAPI:
     """The routes; `Questions` answers what is asked about rows.
 
     Args:
-        service: answers them, with the `Model` it has now.
+        desk: says which service answers them, with the `Model` it has.
         settings: the limits.
     """
     app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
@@ -388,6 +388,7 @@ def application(service: Service, settings: ServeSettings) -> FastAPI:
     @app.get("/ready")
     async def ready() -> JSONResponse:
         """Whether rows can be answered; if not, who is missing."""
+        service = desk.now
         missing = service.missing
         body: dict[str, Any] = {"ready": missing is None}
         body |= {} if missing is None else {"party": missing}
@@ -397,11 +398,12 @@ def application(service: Service, settings: ServeSettings) -> FastAPI:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Counts for Prometheus."""
-        return Response(generate_latest(service), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(generate_latest(desk.now), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/model")
     async def model() -> JSONResponse:
         """What answers: the run, its classes, its parties, the label party's own columns."""
+        service = desk.now
         try:
             now = _shown(service)
         except Unavailable as absence:
@@ -441,7 +443,7 @@ def application(service: Service, settings: ServeSettings) -> FastAPI:
     @app.get(inference.READY)
     async def server_ready() -> JSONResponse:
         """Whether rows can be answered."""
-        here = service.missing is None
+        here = desk.now.missing is None
         return JSONResponse({"live": True, "ready": here}, 200 if here else 503)
 
     @app.get("/v2/models/{name}/ready")
@@ -449,10 +451,10 @@ def application(service: Service, settings: ServeSettings) -> FastAPI:
     async def model_ready(name: str, version: str | None = None) -> JSONResponse:
         """Whether rows can be answered with this model."""
         try:
-            _require_model(_shown(service), name, version)
+            _require_model(_shown(desk.now), name, version)
         except (_RefusedQuestion, Unavailable):
             return JSONResponse({"name": name, "ready": False}, 404)
-        here = service.missing is None
+        here = desk.now.missing is None
         return JSONResponse({"name": name, "ready": here}, 200 if here else 503)
 
     @app.get("/v2/models/{name}")
@@ -460,7 +462,7 @@ def application(service: Service, settings: ServeSettings) -> FastAPI:
     async def model_metadata(name: str, version: str | None = None) -> Response:
         """What goes into the model and comes out of it."""
         try:
-            now = _shown(service)
+            now = _shown(desk.now)
             _require_model(now, name, version)
         except _RefusedQuestion as refusal:
             return refusal.response
@@ -515,23 +517,23 @@ class Questions:
     """Answers what clients ask about rows.
 
     Args:
-        service: answers, with the `Model` it has now.
+        desk: says which service answers, with the `Model` it has.
         settings: the limits.
         budgets: rows and requests that clients may ask for.
     """
 
-    def __init__(self, service: Service, settings: ServeSettings, budgets: Budgets) -> None:
-        self._service, self._settings, self._budgets = service, settings, budgets
+    def __init__(self, desk: Desk, settings: ServeSettings, budgets: Budgets) -> None:
+        self._desk, self._settings, self._budgets = desk, settings, budgets
 
     async def answer(self, path: str, body: bytes, client: Caller) -> Response:
         """The answer to `POST /predict`, or to an inference request of the protocol."""
-        by_protocol = inference.INFER.fullmatch(path)
+        by_protocol, service = inference.INFER.fullmatch(path), self._desk.now
         try:
-            now = _shown(self._service)
+            now = _shown(service)
             if by_protocol is None:
-                return await self._predicted(body, client, now)
+                return await self._predicted(body, client, service, now)
             _require_model(now, *by_protocol.groups())
-            return await self._inferred(body, client, now)
+            return await self._inferred(body, client, service, now)
         except _RefusedQuestion as refusal:
             return refusal.response
         except Unavailable as absence:
@@ -542,13 +544,15 @@ class Questions:
             }
             return JSONResponse(told, absence.status, {"Retry-After": "1"})
 
-    async def _predicted(self, body: bytes, client: Caller, now: Model) -> Response:
+    async def _predicted(
+        self, body: bytes, client: Caller, service: Service, now: Model
+    ) -> Response:
         started = time.perf_counter()
         try:
             asked = Asked.model_validate_json(body)
         except ValidationError:  # which quotes what it was sent
             raise _RefusedQuestion(_ill_formed(_FORM)) from None
-        result = await self._result(asked, client, now)
+        result = await self._result(asked, client, service, now)
         more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
         if result.contributions:
             shares = {
@@ -559,9 +563,11 @@ class Questions:
         # Rows are JSON already: those of a batch are written once, whoever asked for them.
         answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
         most = now.answer_bytes(len(asked.ids), asked.explain)
-        return _Predictions(answered, most + len(asked.ids) * self._service.remark_bytes)
+        return _Predictions(answered, most + len(asked.ids) * service.remark_bytes)
 
-    async def _inferred(self, body: bytes, client: Caller, now: Model) -> Response:
+    async def _inferred(
+        self, body: bytes, client: Caller, service: Service, now: Model
+    ) -> Response:
         about = now.owner, now.version, now.classes
         try:
             request = inference.InferenceRequest.read(body)
@@ -571,16 +577,14 @@ class Questions:
             raise _RefusedQuestion(_ill_formed(str(mistake))) from None
         except ValidationError:  # which quotes what it was sent
             raise _RefusedQuestion(_ill_formed("ids are texts or whole numbers")) from None
-        result = await self._result(asked, client, now)
+        result = await self._result(asked, client, service, now)
         rows = [json.loads(row) for row in result.rows]
         answered = json.dumps(inference.response(request, *about, rows), ensure_ascii=False)
         # A remark is a text there, in which each sign may take two.
-        most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (
-            self._service.remark_bytes + 2
-        )
+        most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (service.remark_bytes + 2)
         return _Predictions(answered.encode(), most)
 
-    async def _result(self, asked: Asked, client: Caller, now: Model) -> Result:
+    async def _result(self, asked: Asked, client: Caller, service: Service, now: Model) -> Result:
         """What rows of a question are answered.
 
         Raises:
@@ -608,7 +612,7 @@ class Questions:
             what = f"more than {most} {spent} of this token in a day"
             raise _RefusedQuestion(_refused(what, 429, spent, self._budgets.resets_in_s))
         try:
-            return await self._service.predict(now, found, inputs, asked.explain)
+            return await service.predict(now, found, inputs, asked.explain)
         except Unavailable:
             self._budgets.give_back(client, len(found))
             raise
@@ -656,16 +660,33 @@ def _limit(setting: int | Literal["off"]) -> int | None:
     return None if setting == "off" else setting
 
 
-class _Server(HttpServer):
-    """An HTTP server whose loop a service runs on."""
+@dataclass(slots=True)
+class Desk:
+    """Which service takes what is asked; changed on the event loop alone.
 
-    def __init__(self, config: uvicorn.Config, service: Service, front: Front) -> None:
+    Attributes:
+        now: that service; whoever has asked another one gets its answer from that.
+    """
+
+    now: Service
+
+    def take_over(self, service: Service) -> None:
+        """Let a service take what is asked from here on."""
+        before, self.now = self.now, service
+        if before is not service:
+            before.retire()
+
+
+class _Server(HttpServer):
+    """An HTTP server whose loop the services of a desk run on."""
+
+    def __init__(self, config: uvicorn.Config, desk: Desk, front: Front) -> None:
         super().__init__(config, front)
-        self._service = service
+        self._desk = desk
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Before anybody is listened to."""
-        self._service.loop = asyncio.get_running_loop()
+        self._desk.now.loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
 
@@ -693,6 +714,7 @@ class HttpFront(ServingFront):
         ended: Callable[[], bool] = lambda: False,
         clients: Path | None = None,
     ) -> None:
+        self._run: str | None = None
         self.partial = settings.partial
         self.tasks = settings.tasks if isinstance(settings, LeadSettings) else ()
         if settings.certificate is None:
@@ -701,14 +723,19 @@ class HttpFront(ServingFront):
         stop = folder / STOP_FILE
         for stale in (stop, self._next):
             stale.unlink(missing_ok=True)
-        self.service = Service(
+        self._make = partial(
+            Service,
             owner,
             wait_ms=settings.wait_ms,
             timeout_s=settings.timeout_s,
             cache_rows=settings.cache_rows,
-            ended=lambda: ended() or stop.exists() or self._next.exists(),
+            ended=lambda: ended() or stop.exists(),
+            figures=Figures(),
+            opened=lambda service: self._desk.take_over(service),
         )
         kept = clients or folder / FOLDER
+        self.service = self._make()
+        self._desk = Desk(self.service)
         token_file = Path(settings.token or folder / _TOKEN_FILE)
         named = Clients(kept, owner)
         shown = "the tokens that vfl clients gave"
@@ -717,19 +744,18 @@ class HttpFront(ServingFront):
             named, shown = Clients(kept, owner, plain), f"the token in {token_file}"
         self._decimals = _limit(settings.probability_decimals)
         self._budgets = Budgets(kept, owner, _limit(settings.max_rows_per_day))
-        questions = Questions(self.service, settings, self._budgets)
-        front = Front(_STRANGERS, settings.trusted_proxy)
-        app = application(self.service, settings)
-        guard = Guard(app, questions, named, settings, self.service, front)
+        questions = Questions(self._desk, settings, self._budgets)
+        front, app = Front(_STRANGERS, settings.trusted_proxy), application(self._desk, settings)
+        guard = Guard(app, questions, named, settings, self.service.figures, front)
         config = http_config(guard, settings.certificate, settings.key, settings.client_ca)
         listening = _listening(settings)
         self.port = int(listening.getsockname()[1])
-        self._server = _Server(config, self.service, front)
+        self._server = _Server(config, self._desk, front)
         self._server.start(listening, "vfl-http")
         scheme = "http" if settings.certificate is None else "https"
         self.address = f"{scheme}://{Address(settings.host, self.port)}"
         self.welcome = f"listens at {self.address}; clients show {shown}"
-        write_json(self._state, {"address": self.address, "process": os.getpid()})
+        self._tell()
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> HttpFront:
@@ -762,13 +788,14 @@ class HttpFront(ServingFront):
         drift: Drift,
     ) -> None:
         """What the next session serves; see `Model`."""
+        self._run = version
         names = (*parties, self.service.owner)
         self.service.show(
             Model(version, Rows(data), classes, names, self._decimals), parties, drift
         )
 
     def following(self) -> Path | None:
-        """The folder of the run to go on with, told once; None ends the service."""
+        """See `ServingFront.following`."""
         if not self._next.exists():
             return None
         named = Path(self._next.read_text(encoding="utf-8").strip())
@@ -780,9 +807,33 @@ class HttpFront(ServingFront):
         """Whether the model that is shown has answered, or could have."""
         return self.service.was_ready
 
+    def successor(self) -> HttpFront:
+        """See `ServingFront.successor`."""
+        following = copy(self)
+        following.service = self._make(waits=False)  # the run before answers meanwhile
+        following.service.loop = self.service.loop
+        return following
+
     def play(self, serving: ServingParty) -> None:
         """See `Service.play`."""
+        self._tell(run=self._run)
         self.service.play(serving)
+
+    def retire(self) -> None:
+        """See `ServingFront.retire`."""
+        self.service.retire()
+
+    def refused(self, run: str, error: VFLError) -> None:
+        """See `ServingFront.refused`."""
+        before = read_json(self._state)
+        self._tell(run=before.get("run"), refused={"run": run, "at": time.time(), **error.record()})
+
+    def _tell(self, **more: Any) -> None:
+        write_json(self._state, {"address": self.address, "process": os.getpid(), **more})
+
+    def waits_for(self, parties: Sequence[str]) -> None:
+        """See `Service.waits_for`."""
+        self.service.waits_for(parties)
 
     def lost(self, error: VFLError) -> bool:
         """See `Service.lost`."""
@@ -790,7 +841,7 @@ class HttpFront(ServingFront):
 
     def close(self) -> None:
         """Stop listening; closing twice is harmless."""
-        self.service.stop()
+        self._desk.now.stop()
         self._server.stop()
         self._budgets.close()
         self._state.unlink(missing_ok=True)
@@ -830,21 +881,6 @@ def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSett
     if settings.client_ca is not None and settings.certificate is None:
         raise UserError("clients' certificates need a certificate and key of the service")
     return settings
-
-
-def switch(folder: Path, to: Path) -> None:
-    """Have the service that began with the run in `folder` go on with another.
-
-    Raises:
-        UserError: nothing serves from that folder.
-    """
-    if not (folder / STATE_FILE).exists():
-        raise UserError(
-            "no service began with this run",
-            where=str(folder),
-            fix="vfl serve RUN starts one; --switch names the run it began with first",
-        )
-    write_text(folder / NEXT_FILE, f"{to.resolve()}\n")
 
 
 def settings_file(folder: Path, settings: ServeSettings) -> None:

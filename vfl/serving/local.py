@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.config import Consent
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, VFLError
+from vfl.core.errors import ConfigError
 from vfl.core.storage import locked
 from vfl.serving.front import HttpFront, LeadSettings
 from vfl.session import PartyFolder, rules
 from vfl.session.label.asking import Asking, ServingParty
+from vfl.session.label.front import Play, ServingFront, serve_in_turn
 from vfl.session.serving import Requests, require_servable
 from vfl.session.store.session_ledger import Meter
 from vfl.training.run import AnySession, load_again, trained
@@ -67,25 +69,24 @@ def serve(
         raise ConfigError(
             "one process serves one task", where="--task", fix="a vfl serve for each, with a --port"
         )
-    session, label = _session(first, settings)
-    own = first.party(label.data.name) if task else first.path
-    front = HttpFront(label.data.name, settings, own)
-    folder, version = first, first.path.name
-    try:
-        while True:
-            drift = PartyFolder(folder.party(label.data.name)).drift()
-            asked = [name for name in rules.peers(session.terms) if name not in task]
-            front.show(version, asked, label.data, label.data.classes, drift)
-            ready(front)
+
+    def opened(folder: Path) -> Play:
+        session, label = _session(RunFolder.open(folder), settings)
+        asked = [name for name in rules.peers(session.terms) if name not in task]
+        drift = PartyFolder(folder / "parties" / label.data.name).drift()
+
+        def play(front: ServingFront) -> None:
+            front.show(folder.name, asked, label.data, label.data.classes, drift)
             front.play(serving_of(session, label))
-            if (following := front.following()) is None:
-                return
-            try:
-                opened = RunFolder.open(following)
-                session, label = _session(opened, settings)
-                folder, version = opened, following.name
-            except VFLError as error:  # what cannot be served leaves what was
-                print(f"{error.what}; going on with {version}", flush=True)
+
+        return play
+
+    owner = task[0] if task else first.experiment().label_party
+    play = opened(first.path)
+    front = HttpFront(owner, settings, first.party(owner) if task else first.path)
+    try:
+        ready(front)
+        serve_in_turn(front, first.path.name, play, opened, partial(print, flush=True))
     finally:
         front.close()
 

@@ -168,9 +168,12 @@ class Service:
         timeout_s: most time for a request.
         cache_rows: answers that are kept, the one unused for longest leaving first; 0 keeps none.
         ended: asked now and then whether to stop.
+        figures: counts of what happened; those of the service before it go on.
+        waits: whether its first session waits for parties that have not come.
+        opened: told on the loop when rows can be asked for; whoever asks from then on asks here.
 
     Attributes:
-        figures: counts of what happened.
+        figures: the same.
         parties: the feature parties of the model that is served.
         model: what is served; answers are of no other, however a switch falls.
         missing: who is waited for; None while rows can be answered.
@@ -190,8 +193,12 @@ class Service:
         timeout_s: float = 5.0,
         cache_rows: int = 0,
         ended: Callable[[], bool] = lambda: False,
+        figures: Figures | None = None,
+        waits: bool = True,
+        opened: Callable[[Service], object] = lambda service: None,
     ) -> None:
-        self.owner, self.figures = owner, Figures()
+        self.owner, self.figures, self._opened = owner, figures or Figures(), opened
+        self._waits, self._retired = waits, False
         self.parties: list[str] = []
         self.model: Served | None = None
         self.missing: str | None = owner
@@ -250,10 +257,17 @@ class Service:
         self.loop.call_soon_threadsafe(self._open, serving)
         self._over.result()
 
+    def waits_for(self, parties: Sequence[str]) -> None:
+        """Name these to whoever asks before the session begins."""
+        if self._serving is None and parties:
+            self.missing = ", ".join(parties)
+
     def lost(self, error: VFLError) -> bool:
         """Whether the session is to be begun again; not before everybody was here once."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
-        if self._stops() or refused or not (self.was_ready or isinstance(error, _ABSENT)):
+        if self._stops() or self._retired or refused:
+            return False
+        if not self.was_ready and not (self._waits and isinstance(error, _ABSENT)):
             return False
         self.figures.add("sessions_lost")
         time.sleep(_PAUSE_S)
@@ -262,6 +276,10 @@ class Service:
     def stop(self) -> None:
         """Have `play` return."""
         self._closed = True
+
+    def retire(self) -> None:
+        """Have `play` return once nobody waits: another service takes what is asked now."""
+        self._retired = True
 
     def collect(self) -> Iterator[Metric]:
         """What is counted and how things stand; see `prometheus_client.registry.Collector`."""
@@ -319,6 +337,8 @@ class Service:
         self.remark_bytes = serving.label.remark_bytes
         self._begins = self._ends = False
         self._checked = time.monotonic()
+        if not self._retired:
+            self._opened(self)
         self._tick()
 
     def _tick(self) -> None:
@@ -334,7 +354,9 @@ class Service:
         self._ends = self._stops()
         if self._asked is not None:
             return
-        if self._ends:
+        if self._retired:
+            self._waiting = deque(one for one in self._waiting if not one.future.done())
+        if self._ends or (self._retired and not self._waiting):
             self._close(None)
         elif self._waiting:  # a stream was cut, and may be mended
             self._begin_soon()

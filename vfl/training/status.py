@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from vfl.config import Experiment, PartyFile, read_party_file
 from vfl.config.run_folder import PROGRESS, RunFolder
 from vfl.core.errors import LostPeerError, VFLError, read_record
 from vfl.core.storage import read_json, read_lines, worker_of
-from vfl.core.text import printable, printable_lines
+from vfl.core.text import printable_lines
 from vfl.datasets.alignment.positions import last_version
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, node_parties
@@ -23,6 +22,7 @@ from vfl.session.progress import ProgressReport
 from vfl.session.secure_mode import third_party
 from vfl.session.store.party_folder import PartyFolder
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
+from vfl.training.promotion import promoted_runs, services_of
 
 #: Exit codes of `vfl status` beside those of the error that ended a run.
 AT_WORK, INTERRUPTED, NOT_READY = 4, 5, 3
@@ -53,6 +53,7 @@ class RunStatus:
         erased: rows that it trained, validated and tested and that were erased since.
         failure: why the last session ended badly, as `VFLError.record` gives it.
         address: where it is served.
+        promoted: whether services answer with it.
         then: commands that go on from here.
         exit_code: what `vfl status` ends with.
     """
@@ -68,6 +69,7 @@ class RunStatus:
     erased: Mapping[str, int] = field(default_factory=dict)
     failure: Mapping[str, str] | None = None
     address: str | None = None
+    promoted: bool = False
     then: tuple[str, ...] = ()
     exit_code: int = 0
 
@@ -85,7 +87,7 @@ class ProjectStatus:
         project: its label folder.
         superlink: where it listens; None where none runs.
         parties: whether each party with a node is connected; empty without a SuperLink.
-        runs: the last ones, the newest first.
+        runs: the last ones, and those that are promoted or answer; the newest first.
         then: commands that go on from here.
         exit_code: what `vfl status` ends with.
     """
@@ -137,6 +139,7 @@ def run_status(path: Path) -> RunStatus:
     about, worker = folder.about(), worker_of(path)
     known: dict[str, Any] = {"run": str(path), "created": str(about["created"])}
     known |= _figures(folder) | {"erased": _erased(path)}
+    known["promoted"] = promoted_runs(path.resolve().parent)[-1:] == [path.resolve().name]
     failure, serves = _failure(path / "failure.json"), _served_at(path)
     trained = (path / OUTCOMES["train"]).exists()
     if serves is not None:
@@ -186,7 +189,9 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
         parties, superlink = {}, None
     stored = read_party_file(folder.party_file).store_path / "runs"
     found = sorted(stored.glob("*/run.json"), key=lambda head: head.stat().st_mtime_ns)
-    runs = tuple(run_status(head.parent) for head in reversed(found[-_RUNS:]))
+    standing = {*promoted_runs(stored)[-1:], *(one.run for one in services_of(stored))}
+    shown = [head for head in found if head in found[-_RUNS:] or head.parent.name in standing]
+    runs = tuple(run_status(head.parent) for head in reversed(shown))
     ready = superlink is not None and all(parties.values())
     then = _before_sessions(folder, superlink, parties) or _sessions(folder, runs)
     return ProjectStatus(
@@ -317,16 +322,11 @@ def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | No
 
 
 def _served_at(path: Path) -> str | None:
-    """Where a run is served; None where the process that said so is gone."""
-    state = path / "serving.json"
-    try:
-        told = read_json(state)
-        os.kill(int(told["process"]), 0)
-        return printable(str(told["address"]))
-    except PermissionError:  # it lives, and is another user's
-        return printable(str(told["address"]))
-    except (VFLError, OSError, KeyError, TypeError, ValueError):
-        return None
+    """Where a run answers; None where no service that lives says so."""
+    for service in services_of(path.resolve().parent):
+        if service.run == path.resolve().name or (service.run is None and service.began == path):
+            return service.address
+    return None
 
 
 def _failure(path: Path) -> tuple[dict[str, str], int] | None:

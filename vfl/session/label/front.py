@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vfl.config import PartyFile
@@ -12,6 +13,11 @@ from vfl.datasets import PartyData
 from vfl.datasets.table import Classes
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
+
+#: How often it is looked for another run, and for the end of one.
+_LOOK_S = 0.1
+#: How long a run that was retired is waited for, before another one is looked for.
+_END_S = 10.0
 
 
 class ServingFront:
@@ -69,11 +75,30 @@ class ServingFront:
         raise NotImplementedError
 
     def following(self) -> Path | None:
-        """The folder of the run to go on with, told once; None ends the service."""
+        """The folder of the run to go on with, told once; None where none is asked for."""
+        raise NotImplementedError
+
+    def successor(self) -> ServingFront:
+        """The same service for another run, whose `play` takes over from the run before it.
+
+        What waits for the run before is answered by that run; then its `play` returns.
+        """
+        raise NotImplementedError
+
+    def retire(self) -> None:
+        """Have `play` return once what waits is answered."""
+        raise NotImplementedError
+
+    def refused(self, run: str, error: VFLError) -> None:
+        """Say to whoever asked for a run why it is not served."""
         raise NotImplementedError
 
     def play(self, serving: ServingParty) -> None:
-        """Ask for rows until it is told to end; what ends the session early is raised."""
+        """Take over, and ask for rows until told to end; what ends the session early is raised."""
+        raise NotImplementedError
+
+    def waits_for(self, parties: Sequence[str]) -> None:
+        """Say that the session begins once these parties have come."""
         raise NotImplementedError
 
     def lost(self, error: VFLError) -> bool:
@@ -83,6 +108,93 @@ class ServingFront:
     def close(self) -> None:
         """Answer nobody any more."""
         raise NotImplementedError
+
+
+#: Plays the session of one run behind a front, until that is told to end.
+Play = Callable[[ServingFront], object]
+
+
+class _Turn:
+    """One run behind a front, in a thread of its own."""
+
+    def __init__(self, run: str, front: ServingFront, play: Play) -> None:
+        self.run, self.front, self._play = run, front, play
+        self.problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._playing, name="vfl-serving", daemon=True)
+        self._thread.start()
+
+    def is_over(self, wait_s: float | None = None) -> bool:
+        """Whether it has ended, or does so within some seconds."""
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def again(self) -> _Turn:
+        """The same run once more."""
+        return _Turn(self.run, self.front.successor(), self._play)
+
+    def took_over(self) -> bool:
+        """Wait until rows can be asked of it, or it has failed."""
+        while not self.front.was_ready:
+            if self.is_over(_LOOK_S):
+                return self.front.was_ready
+        return True
+
+    def _playing(self) -> None:
+        try:
+            self._play(self.front)
+        except BaseException as problem:
+            self.problem = problem
+
+
+def serve_in_turn(
+    front: ServingFront,
+    run: str,
+    play: Play,
+    opened: Callable[[Path], Play],
+    say: Callable[[str], object],
+) -> list[str]:
+    """Serve a run, and then whichever other one is asked for, without a gap between the two.
+
+    The session of the next run begins beside the one that answers. It takes over once its rows can
+    be asked for; a run that cannot be served leaves what was. Where further label parties serve at
+    addresses of their own, which one session at a time can have, the session before ends first.
+
+    Args:
+        front: what has rows answered.
+        run: name of the first one.
+        play: plays it.
+        opened: gives what plays the run of a folder.
+        say: told why another run is not served.
+
+    Returns:
+        The names of the runs that were served, in turn.
+
+    Raises:
+        VFLError: what ended the session of the run that was served last.
+    """
+    now, served = _Turn(run, front, play), [run]
+    while not now.is_over(_LOOK_S):
+        if (asked := front.following()) is None:
+            continue
+        before = now
+        try:
+            following = opened(asked)
+            if front.tasks:
+                now.front.retire()
+                now.is_over()
+            now = _Turn(asked.name, before.front.successor(), following)
+            if not now.took_over() and now.problem is not None:
+                raise now.problem
+        except VFLError as error:
+            now = before.again() if before.is_over(0) and before.problem is None else before
+            say(f"{error.what}; going on with {before.run}")
+            front.refused(asked.name, error)
+        else:
+            before.is_over(_END_S)
+            served.append(asked.name)
+    if now.problem is not None:
+        raise now.problem
+    return served
 
 
 #: By name, because only who serves needs what an HTTP server needs; nobody else adds one.

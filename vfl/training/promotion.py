@@ -1,0 +1,212 @@
+"""Which run of a folder is promoted: the one that services answer with, now and when they start.
+
+`promoted.json` beside the runs keeps the promoted runs in turn. A service says in `serving.json`,
+in the folder of the run that it began with, where it listens and which run answers;
+`serving.next` there asks it to go on with another one, which it does without a gap
+(`vfl.session.label.front.serve_in_turn`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vfl.config import read_party_file
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import LostPeerError, UserError, VFLError, read_record
+from vfl.core.storage import (
+    Seal,
+    locked,
+    read_json,
+    read_sealed_json,
+    write_sealed_json,
+    write_text,
+)
+from vfl.core.text import printable
+from vfl.federation.project import LabelFolder
+
+#: Of a service, in the folder of the run that it began with.
+STATE_FILE, NEXT_FILE, STOP_FILE = "serving.json", "serving.next", "serving.stop"
+_PROMOTED_FILE, _KIND = "promoted.json", "promoted runs"
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """A service whose process lives.
+
+    Attributes:
+        began: folder of the run that it began with.
+        address: where it listens.
+        run: name of the run that answers; None until one does.
+        refused: the run that it could not go on with last, and why; empty without one.
+    """
+
+    began: Path
+    address: str
+    run: str | None
+    refused: dict[str, Any]
+
+
+def running_service(began: Path) -> RunningService | None:
+    """The service that began with the run of a folder; None where its process is gone."""
+    try:
+        told = read_json(began / STATE_FILE)
+        lives = _lives(int(told["process"]))
+        run, refused = told.get("run"), told.get("refused") or {}
+        service = RunningService(
+            began, printable(str(told["address"])), None if run is None else str(run), dict(refused)
+        )
+    except (VFLError, OSError, KeyError, TypeError, ValueError):
+        return None
+    return service if lives else None
+
+
+def services_of(runs: Path) -> list[RunningService]:
+    """All services that began with a run of a folder."""
+    found = [running_service(state.parent) for state in sorted(runs.glob(f"*/{STATE_FILE}"))]
+    return [service for service in found if service is not None]
+
+
+def promoted_runs(runs: Path) -> list[str]:
+    """Names of the promoted runs of a folder, the one that counts last.
+
+    Raises:
+        RunFolderError: the record is not as it was written.
+    """
+    path = runs / _PROMOTED_FILE
+    if not path.exists():
+        return []
+    return [str(one["run"]) for one in read_sealed_json(path, Seal(_KIND, None, None))["promoted"]]
+
+
+def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
+    """Have a run answer in every service of its folder, now and in later ones; those of now.
+
+    Args:
+        run: the folder of a training that ended well.
+        wait_s: how long a service may take for it.
+
+    Raises:
+        RunFolderError: it has not ended well, or the record is not as it was written.
+        UserError: a service cannot open it, and goes on with the run before.
+        LostPeerError: a service does not say in time whether it can.
+    """
+    folder = RunFolder.open(run.resolve())
+    folder.summary()
+    runs = folder.path.parent
+    with locked(runs):
+        before = promoted_runs(runs)
+        services = _go_on_with(folder.path, wait_s)
+        if before[-1:] != [folder.path.name]:
+            _keep(folder, [*before, folder.path.name])
+    return services
+
+
+def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningService]]:
+    """Have the run answer that was promoted before; its folder, and the services of now.
+
+    Args:
+        runs: where the runs lie.
+        wait_s: how long a service may take for it.
+
+    Raises:
+        UserError: none was promoted before, or a service cannot open it.
+        RunFolderError: its folder is gone, or the record is not as it was written.
+        LostPeerError: a service does not say in time whether it can.
+    """
+    with locked(runs):
+        promoted = promoted_runs(runs)
+        if len(promoted) < 2:
+            raise UserError(
+                "no run was promoted before this one",
+                where=str(runs),
+                got=promoted[0] if promoted else "no promoted run",
+                fix="vfl promote RUN promotes any run that ended well",
+            )
+        folder = RunFolder.open(runs / promoted[-2])
+        services = _go_on_with(folder.path, wait_s)
+        _keep(folder, promoted[:-1])
+    return folder.path, services
+
+
+def runs_of(path: Path) -> Path:
+    """Where the runs lie: the folder itself, or the store of a project's label party.
+
+    Raises:
+        RunFolderError: it is neither.
+    """
+    if any(path.glob("*/run.json")):
+        return path.resolve()
+    return read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
+
+
+def _keep(folder: RunFolder, promoted: Sequence[str]) -> None:
+    path, now = folder.path.parent / _PROMOTED_FILE, datetime.now(UTC).isoformat(timespec="seconds")
+    known = {}
+    if path.exists():
+        known = {
+            one["run"]: one["at"]
+            for one in read_sealed_json(path, Seal(_KIND, None, None))["promoted"]
+        }
+    listed = [{"run": name, "at": known.get(name, now)} for name in promoted]
+    seal = Seal(_KIND, folder.about()["party"], "all")
+    write_sealed_json(path, {"promoted": listed}, seal)
+
+
+def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
+    """Ask every service of the folder to go on with a run; where one cannot, all go back."""
+    changed = list[RunningService]()
+    for service in services_of(run.parent):
+        if service.run == run.name:
+            continue
+        try:
+            _ask(service, run, wait_s)
+        except VFLError:
+            for other in changed:
+                if other.run is not None:
+                    write_text(other.began / NEXT_FILE, f"{run.parent / other.run}\n")
+            raise
+        changed.append(service)
+    return services_of(run.parent)
+
+
+def _ask(service: RunningService, run: Path, wait_s: float) -> None:
+    """Have one service go on with a run, and wait until it has or says why not."""
+    deadline = time.monotonic() + wait_s
+    write_text(service.began / NEXT_FILE, f"{run}\n")
+    while time.monotonic() < deadline:
+        now = running_service(service.began)
+        if now is None or now.run == run.name:
+            return  # one that has ended answers nobody
+        if now.refused.get("run") == run.name and now.refused != service.refused:
+            told = read_record(now.refused, str(service.began / STATE_FILE))
+            raise UserError(
+                f"the service at {now.address} cannot go on with this run, and goes on with "
+                f"{now.run}",
+                where=str(run),
+                got=f"{told['code']}: {told['what']}",
+                fix=told.get("fix"),
+            )
+        time.sleep(_LOOK_S)
+    raise LostPeerError(
+        f"the service at {service.address} has not said within {wait_s:g} s whether it goes on "
+        "with this run",
+        where=str(service.began),
+        fix="vfl status RUN says which run answers; notes.txt there says why",
+    )
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # it lives, and is another user's
+        return True
+    except ProcessLookupError:
+        return False
+    return True
