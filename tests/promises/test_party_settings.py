@@ -102,7 +102,8 @@ def asked(party):
     middle = {"middle": {"party": "hub"}}
     compiled = {"train": {"epochs": 2, "batch_size": 8, "compile": True}}
     sessions = [{}, {"codec": "topk:k=2"}, {"defense": "layer_norm"}, sum_of_two, dp, token]
-    sessions += [several, middle, compiled]
+    again = {"train": {"epochs": 2, "batch_size": 8, "warm_start": "january"}}
+    sessions += [several, middle, compiled, again]
     split = Split(np.arange(40), np.arange(40, 50), np.arange(50, 60))
 
     def answer(change):
@@ -259,6 +260,7 @@ class TestPartySettings(SettingsWalk):
         ("consent.compile", "true", "bank"),
         ("consent.label_parties", "['insurer']", "bank"),
         ("consent.middle", "['hub']", "bank"),
+        ("consent.warm_starts", "['february*']", "bank"),
         ("consent.versions", "['0.0.1']", "bank"),
         ("consent.bundles", "[]", "bank"),
         ("trace.phases", "train", "bank", "dealer"),

@@ -94,6 +94,7 @@ ELSEWHERE = {
     "value": "vfl value reads it: tests/experiments",
     "train.checkpoint_every": "when checkpoints are written, which a run removes or goes on from: "
     "tests/test_resume.py",
+    "train.warm_start": "weights of an earlier run: tests/training/test_warm_start.py",
     "train.compile": "the same numbers by compiled code, after minutes: tests/session/test_compute",
     "dp.accountant": "'pld' needs a package that a plain installation lacks: tests/privacy",
 }

@@ -50,6 +50,14 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="The folder of an interrupted run, to go on with it.")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Begin with every party's weights of this run, which lies beside the new one.",
+        ),
+    ] = None,
     download: Download = False,
     device: Device = "cpu",
     write: Write = None,
@@ -59,10 +67,14 @@ def train(
 
     An experiment file trains with every party in this process. A project, the folder that
     `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected. A run that
-    was interrupted goes on from its last checkpoint with `--resume RUN`, as it was started.
+    was interrupted goes on from its last checkpoint with `--resume RUN`, as it was started. With
+    `--from RUN` every party begins with its own weights of a run that ended well, and encodes its
+    table as that run did.
     """
-    if resume and settings:
-        raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
+    if resume and (settings or start):
+        raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set, --from")
+    if start is not None:
+        settings = [*(settings or []), _beginning(path, start, runs)]
     if write:
         from vfl.training.writers import WRITERS
 
@@ -124,6 +136,24 @@ def _compare_with_label_party(run: Path) -> None:
         label_alone(folder, own_data(party, terms, experiment.label.task))
     except VFLError as problem:  # the training has ended well all the same
         say(f"what {experiment.label.party} reaches alone was not measured: {problem.what}")
+
+
+def _beginning(path: Path, start: Path, runs: Path) -> str:
+    """The setting that names the run to begin with; it lies where the new one will."""
+    from vfl.config.run_folder import RunFolder
+    from vfl.training.promotion import runs_of
+
+    folder = RunFolder.open(start.resolve())
+    folder.summary()  # it has ended well
+    beside = (runs_of(path) if path.is_dir() else runs).resolve()
+    if folder.path.parent != beside:
+        raise ConfigError(
+            "a training begins with the weights of a run that lies beside it",
+            where="--from",
+            got=str(folder.path.parent),
+            want=str(beside),
+        )
+    return f"train.warm_start={folder.path.name}"
 
 
 def evaluate(

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vfl.clients.alignment import take_part_in_alignment
 from vfl.clients.feature_party import FeatureParty
@@ -57,6 +58,7 @@ from vfl.session.secure_mode import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
 from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
+    earlier_folder,
     own_alignment,
     own_checkpoints,
     own_data,
@@ -253,7 +255,7 @@ class _PartySession:
         terms, start, split = self.terms, self.message.start, self.split
         assert split is not None, "the message told how many rows there are"
         links = self._sealed(link, terms.feature_parties)
-        weights = None if self.trains else self.folder.weights()
+        weights = self._weights()
         middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
         if terms.mode == "serve":
             requests = Requests(split.test, self.party.consent, meter)
@@ -267,6 +269,11 @@ class _PartySession:
             rowless = PartyData(self.name, None, None, None, split, b"")
             self.folder.save(rowless, terms, middle.weights())
         return self._conclude(middle.weights_digest(), links.direct)
+
+    def _weights(self) -> dict[str, Tensor] | None:
+        """What the party begins with: of this run, of an earlier one, or None for new ones."""
+        folder = earlier_folder(self.party, self.terms) if self.trains else self.folder
+        return None if folder is None else folder.weights()
 
     def _outputs(self, data: PartyData) -> int:
         """Of the top of a further label party."""
@@ -285,7 +292,7 @@ class _PartySession:
             Objective.of(
                 self.terms.tasks[self.name].settings_of(self.name), self._outputs(self.data)
             ),
-            weights=None if self.trains else self.folder.weights(),
+            weights=self._weights(),
             records=Records(ledger),
         )
 
@@ -399,7 +406,7 @@ class _PartySession:
             cuts,
             own,
             bottom=self.party.bottom,
-            weights=None if self.trains else self.folder.weights(),
+            weights=self._weights(),
         )
         if self.mode.needs_keys:
             self._agree_on_keys(feature.end)

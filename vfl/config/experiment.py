@@ -26,6 +26,7 @@ from vfl.core.storage import is_named_set
 ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
+RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 AlignmentName = Annotated[str, StringConstraints(pattern=ALIGNMENT_NAME)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: A plug-in by name, with options; every party is sent it.
@@ -245,6 +246,8 @@ class TrainSettings(Settings):
             and then the rows of each window of blocks (`vfl.session.schedule.shuffled_in_blocks`),
             and deals rows to the parts of the split block by block: for a table on disk.
         block_rows, window_blocks: training rows of a block, and blocks of a window.
+        warm_start: name of a run that ended well; each party begins with its own part of that run,
+            its encoder and its weights, in place of new ones. Optimisers begin anew.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -263,6 +266,7 @@ class TrainSettings(Settings):
     shuffle: Literal["full", "blocks"] = "full"
     block_rows: int = Field(default=4096, ge=1, le=1_000_000)
     window_blocks: int = Field(default=64, ge=1, le=1_000_000)
+    warm_start: RunName | None = None
 
     @property
     def split_rows(self) -> int:

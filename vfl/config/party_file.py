@@ -157,6 +157,8 @@ class Consent(Settings):
         compile: whether a session may have `train.compile`, which runs a C++ compiler here.
         label_parties: further label parties that may take this party's cuts for their own tasks.
         middle: parties that may take this party's cuts in the label party's place, without labels.
+        warm_starts: runs that a training may go on from with this party's weights, as globs of
+            their names.
         versions: vfl versions the party agrees to run; empty means the installed one.
         bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
             installed vfl's, or the SHA-256 of another.
@@ -193,6 +195,7 @@ class Consent(Settings):
     compile: bool = False
     label_parties: tuple[PartyName, ...] = ()
     middle: tuple[PartyName, ...] = ()
+    warm_starts: tuple[str, ...] = ("*",)
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
         "vfl",

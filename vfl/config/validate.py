@@ -184,6 +184,11 @@ def of_agreed(agreed: Agreed) -> Iterator[str]:
     if judged and agreed.validation == 0:
         yield "train.patience and train.keep = 'best' need data.validation > 0"
     yield from _of_dp_beside(agreed)
+    if agreed.train.warm_start and agreed.secure.partition(":")[0] not in ("none", "sum"):
+        yield (
+            "train.warm_start needs secure = 'none' or 'sum': in another mode no party has a part "
+            "of a run that it could go on from alone"
+        )
     yield from _of_branches(agreed)
     if agreed.missing_rows == "token":
         for why in _wants_every_row(agreed):
@@ -204,6 +209,8 @@ def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
         yield "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
     if train.precision != "float32":
         yield "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
+    if train.warm_start:
+        yield "[dp] counts a training from its first weights on: leave train.warm_start out"
     if train.compile:
         yield "[dp] needs train.compile = false: it looks at every layer's gradients by row"
     if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):

@@ -50,6 +50,7 @@ from vfl.session.serving import require_servable
 from vfl.session.store.checkpoint import newest_common
 from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
+    earlier_folder,
     own_alignment,
     own_checkpoints,
     own_data,
@@ -57,6 +58,7 @@ from vfl.session.store.party_folder import (
     own_ledger,
     own_secret,
     own_terms,
+    require_same_top,
 )
 from vfl.session.store.session_ledger import Meter
 from vfl.session.terms import AlignTerms
@@ -188,6 +190,8 @@ class LabelSession:
         self._load()
         self.checkpoints = own_checkpoints(party, terms)
         self.ledger = own_ledger(party)
+        if terms.mode == "train" and (run := terms.train.warm_start) is not None:
+            require_same_top(RunFolder.open(party.run_path(run)).experiment(), experiment)
         self.ranks = party.ranks if terms.mode == "train" else 1
         if self.ranks > 1:
             refuse_trace(party, self.ranks)
@@ -372,7 +376,8 @@ class LabelSession:
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
             records = Records(ledger, self.folder.epoch) if trains else Records(ledger)
             more: dict[str, Any] = {"records": records}
-            more |= {} if trains else {"weights": folder.weights()}
+            begins = earlier_folder(party, terms) if trains else folder
+            more |= {} if begins is None else {"weights": begins.weights()}
 
             def receive() -> tuple[str, Frame]:
                 return receive_any(links)

@@ -542,6 +542,8 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[Difference]:
         yield "compiled models", "compile = true"
     yield from _outside("mode", terms.mode, consent.modes)
     yield from _outside("purpose", terms.purpose, consent.purposes)
+    if terms.mode == "train" and terms.train.warm_start is not None:
+        yield from _outside("warm_start", terms.train.warm_start, consent.warm_starts)
     yield from _outside("secure", terms.secure, consent.secure)
     reads_cells = secure_mode.make(terms.secure).reads_cells
     yield from _outside("model", terms.secure if reads_cells else NETWORK, consent.models)

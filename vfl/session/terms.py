@@ -20,6 +20,7 @@ from vfl.config.experiment import (
     MissingRows,
     PartyName,
     Purpose,
+    RunName,
     Share,
     Spec,
 )
@@ -100,7 +101,7 @@ class Terms(Settings):
     held_to: ClassVar = (of_agreed,)
 
     mode: Mode
-    run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
+    run: RunName
     seed: int = Field(ge=0, lt=2**31)
     codec: Spec
     defense: Spec
@@ -267,6 +268,8 @@ class Terms(Settings):
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:
             unsaid |= {"schedule"}
+        if self.train.warm_start is None:
+            unsaid |= {"warm_start"}
         if unsaid:
             left_out.setdefault("train", unsaid)
         if all(party.branches == 1 for party in self.parties.values()):

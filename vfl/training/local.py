@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vfl.clients import FeatureParty
 from vfl.clients.middle_party import MiddleParty
 from vfl.config import Experiment
-from vfl.core.errors import ExposedCutError
+from vfl.core.errors import ConfigError, ExposedCutError
 from vfl.core.frame import Link, Observer
 from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest
@@ -114,6 +114,12 @@ class PartiesSession:
         self._say: Callable[[str], None] = options.get("say", lambda line: None)
         self._tell = options.get("on_progress")
         self._weights = options.get("weights") or {}
+        if mode == "train" and terms.train.warm_start is not None and not self._weights:
+            raise ConfigError(
+                "this training does not go on from an earlier run",
+                where=f"train.warm_start = '{terms.train.warm_start}'",
+                fix="vfl train EXPERIMENT.toml --from RUN does; leave the setting out elsewhere",
+            )
         given, adversaries = options.get("secrets") or {}, options.get("adversaries") or {}
         everybody = dict.fromkeys([*parties, *rules.peers(self.terms)])
         stand_ins = {name: Secret.of_simulation(self.terms.seed, name) for name in everybody}

@@ -47,7 +47,12 @@ from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.session.label import EpochRecord, summarise
 from vfl.session.label.summary import revealed, test_figures, write_predictions
 from vfl.session.progress import ProgressReport, Tell
-from vfl.session.store.party_folder import own_table, require_numbers, table_format
+from vfl.session.store.party_folder import (
+    own_table,
+    require_numbers,
+    require_same_top,
+    table_format,
+)
 from vfl.training.local import LocalSession, Options
 from vfl.training.specs import mistakes_here
 from vfl.training.whole_network import WholeNetworkSession
@@ -369,6 +374,9 @@ def train(
     Raises:
         VFLError: also left in the run folder as failure.json.
     """
+    begun = experiment.train.warm_start
+    if begun is not None and data is None:
+        data, options["weights"] = _as_left_by(RunFolder.open(root / begun), experiment)
     data = load_data(experiment, download=download) if data is None else data
     found: list[str] = []
     if say := options.get("say"):
@@ -419,6 +427,32 @@ def train(
         summary["sources"] = sources_read(experiment)
         folder.finish(summary, session.whole_ledger(), session.label.progress.kept_scores())
         return summary
+
+
+def _as_left_by(
+    earlier: RunFolder, experiment: Experiment
+) -> tuple[dict[str, PartyData], dict[str, dict[str, torch.Tensor]]]:
+    """Every party's rows by the encoders of an earlier run, and the weights it ended with.
+
+    Raises:
+        ConfigError, DataError: see `load_data`.
+        DisagreementError: the earlier run was another network, or of other parties.
+    """
+    refuse(mistakes_here(experiment))
+    require_same_top(earlier.experiment(), experiment)
+    terms = Terms.of(experiment, "train", experiment.name)
+    middle = [] if experiment.middle is None else [experiment.middle.party]
+    label, tasks = experiment.label.party, [task.party for task in experiment.tasks or ()]
+    everybody = dict.fromkeys([*experiment.parties, label, *tasks, *middle])
+    parts = {name: PartyFolder(earlier.party(name)) for name in everybody}
+    for part in parts.values():
+        part.require_network(terms)
+    encoders = {name: own for name, part in parts.items() if (own := part.encoder()) is not None}
+    data = {
+        name: parts[name].in_own_classes(own)
+        for name, own in _load(experiment, encoders, download=False).items()
+    }
+    return data, {name: part.weights() for name, part in parts.items()}
 
 
 def accounts_of(session: AnySession) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vfl import defenses
 from vfl.config import Experiment, OwnData, PartyFile, TableSettings, memory_bytes
-from vfl.core.errors import DataError, RunFolderError, TrainedRowsError
+from vfl.core.errors import DataError, DisagreementError, RunFolderError, TrainedRowsError
 from vfl.core.products import products
 from vfl.core.registry import named
 from vfl.core.seeds import Secret
@@ -55,12 +55,16 @@ from vfl.session.store.identity import Identity
 from vfl.session.store.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids, keyed_order
 from vfl.session.store.session_ledger import Entry, SessionLedger
 from vfl.session.store.session_log import Consented, SessionLog
-from vfl.session.terms import Mode, Terms
+from vfl.session.terms import Mode, Terms, differing
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
 _ROWS, _FORGOTTEN = "rows.sealed", "forgotten.json"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 CARD = "card.json"
+#: What two runs share where one can go on from the weights of the other.
+_OF_NETWORK = frozenset(
+    {"parties", "label_party", "merge", "codec", "defense", "secure", "middle", "tasks"}
+)
 _KEY_BYTES = 32
 _DIGEST_ROWS = 1 << 14  # of a table on disk, of which little is in memory at a time
 
@@ -303,7 +307,7 @@ class PartyFolder:
             TrainedRowsError: no row is left, or it is not known which rows the run trained on.
             DataError: labels of classes that the run has not learned.
         """
-        data, known = self._in_own_classes(data), self.rows()
+        data, known = self.in_own_classes(data), self.rows()
         ids = keyed_ids(data.ids, self._key())
         whose = f"party '{self.path.name}'"
         if known is None or known.ids is None or ids is None:
@@ -371,7 +375,35 @@ class PartyFolder:
             return None
         return known.parts(ids)
 
-    def _in_own_classes(self, data: PartyData) -> PartyData:
+    def require_network(self, terms: Terms) -> None:
+        """Refuse a training that cannot go on from these weights.
+
+        Args:
+            terms: of the training, which may have other rows and another way to train.
+
+        Raises:
+            RunFolderError: this party has no part of that run.
+            DisagreementError: that run was another network, or of other parties.
+        """
+        if not (self.path / _RECORD).exists():
+            raise RunFolderError(
+                f"party '{self.path.name}' has no part of the run that this training goes on from",
+                where=str(self.path),
+                fix="begin without train.warm_start, or from a run of these parties that ended",
+            )
+        settings = (self.terms().settings(), terms.settings())
+        then, now = ({k: v for k, v in one.items() if k in _OF_NETWORK} for one in settings)
+        if then != now:
+            got, want = differing(now, then)
+            raise DisagreementError(
+                "a training goes on from a run of another network",
+                where=f"train.warm_start = '{terms.train.warm_start}'",
+                got=got,
+                want=want,
+                fix="leave these settings as they were, or train without train.warm_start",
+            )
+
+    def in_own_classes(self, data: PartyData) -> PartyData:
         """The same rows, with labels in the codes of the training."""
         learned = self.classes()
         if data.labels is None or data.classes is None or data.classes == learned:
@@ -536,6 +568,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
     if own.columns is None and party.party not in terms.parties:
         table = replace(table, columns=())
     place = None if own.memory is None else OnDisk(party.store_path, memory_bytes(own.memory))
+    earlier = earlier_folder(party, terms)
     with party.locations.located(PartyFile):
         if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
@@ -549,6 +582,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
                     data = replace(data, trained=trained)
             return data
         evaluated = own_folder(party, terms) if terms.mode == "evaluate" else None
+        known = evaluated or earlier
         shares = terms.validation, test
         data = load_own(
             party.party,
@@ -558,8 +592,10 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             alignment=own_alignment(party, terms),
             unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
             place=place,
-            encoder=None if evaluated is None else evaluated.encoder(),
+            encoder=None if known is None else known.encoder(),
         )
+    if earlier is not None:
+        return earlier.in_own_classes(data)
     if apart:
         require_numbers(data)
     if evaluated is None:
@@ -573,6 +609,38 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             fix="put the table of the training back, or train again",
         )
     return data
+
+
+def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
+    """The part of an earlier run that a training goes on from; None where it begins anew.
+
+    Raises:
+        RunFolderError: this party has no part of that run.
+        DisagreementError: that run was another network, or of other parties.
+    """
+    run = terms.train.warm_start
+    if terms.mode != "train" or run is None:
+        return None
+    folder = PartyFolder(party.run_path(run) / "parties" / party.party)
+    folder.require_network(terms)
+    return folder
+
+
+def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
+    """Refuse to go on from a run whose label party learned something else.
+
+    Raises:
+        DisagreementError: with both.
+    """
+    then, now = earlier.label.model_dump(), experiment.label.model_dump()
+    others = [name for name in now if now[name] != then[name]]
+    if others:
+        raise DisagreementError(
+            "a training goes on from a run of another label or top",
+            where=f"train.warm_start = '{experiment.train.warm_start}'",
+            got=", ".join(f"label.{name} = {now[name]}" for name in others),
+            want=", ".join(f"label.{name} = {then[name]}" for name in others),
+        )
 
 
 def require_numbers(data: PartyData) -> None:
