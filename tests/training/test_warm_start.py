@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from played_session import PARTY, PlayedSession, stand_in
+from played_session import PARTY, PlayedSession, run_session, stand_in
 from pydantic import ValidationError
 from stand_in_flower import Flower
 
@@ -12,7 +12,7 @@ from vfl.config import Experiment, read_party_file
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import DisagreementError, PeerFailedError, RunFolderError
 from vfl.session import PartyFolder, Terms
-from vfl.session.store.party_folder import own_data
+from vfl.session.store.party_folder import own_data, own_terms
 from vfl.training import run
 
 PARTIES = ("bank", "shop")
@@ -128,6 +128,29 @@ def test_a_run_that_a_party_lacks_is_named(played):
 def test_what_no_party_can_go_on_with_alone_is_refused_when_it_is_read(changes):
     with pytest.raises(ValidationError, match="warm_start"):
         Experiment.model_validate(CONTENT | {"train": STILL | {"warm_start": "run"}} | changes)
+
+
+def test_two_runs_are_evaluated_on_rows_that_neither_has_learned_from(played):
+    played.play("train", run="warm", train=STILL | {"warm_start": "run"})
+    lender, figures = played.flower.files["lender"], {}
+    for name, other, train in (("run", "warm", {}), ("warm", "run", STILL | {"warm_start": "run"})):
+        experiment = played.experiment(**({"train": train} if train else {}))
+        terms = own_terms(experiment, "evaluate", name, lender)
+        terms = Terms.model_validate({**terms.model_dump(), "beside": (other,)})
+        run_session(played.flower, experiment, lender, terms)
+        runs = lender.run_path(name)
+        figures[name] = RunFolder.open(runs).evaluation()
+    now = sorted(pd.read_csv(played.folder / "lender" / "data.csv")["id"])
+    first = [f"r{row:03}" for row in range(120)]
+    learned = set()
+    for ids, of in ((first, "run"), (now, "warm")):
+        split = Terms.of(played.experiment(), "train", of).split_of(len(ids))
+        learned |= {ids[at] for at in (*split.train, *split.validation)}
+    assert figures["run"]["common_rows"] == len(set(now) - learned) > 0
+    assert figures["run"]["test_loss"] == figures["warm"]["test_loss"]  # the same weights
+    assert figures["run"]["beside"] == figures["warm"]["beside"] == ["run", "warm"]
+    with pytest.raises(ValidationError, match="an evaluation alone"):
+        Terms.model_validate({**terms.model_dump(), "mode": "predict"})
 
 
 def test_one_process_goes_on_from_a_run_beside(tmp_path):

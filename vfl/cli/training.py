@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -35,6 +35,9 @@ from vfl.core.errors import ConfigError, PeerError, UserError, VFLError
 from vfl.core.registry import command_of
 from vfl.core.storage import write_text
 from vfl.core.text import csv_text, printable
+
+if TYPE_CHECKING:
+    from vfl.config.run_folder import RunFolder
 
 
 def train(
@@ -456,16 +459,17 @@ def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
     from vfl.training.run import evaluate_together
 
     folders = [RunFolder.open(run) for run in runs]
-    for folder in folders:
-        if folder.mode == "federated":
-            raise ConfigError(
-                "runs of a federation are not compared on common rows",
-                where=str(folder.path),
-                got="weights that lie with their owners",
-                want="runs that one process trained",
-            )
-    use_one_thread()
-    found = evaluate_together(folders, device, progress_line.show)
+    modes = {folder.mode for folder in folders}
+    if len(modes) > 1:
+        raise ConfigError(
+            "runs of a federation and of one process have no common rows",
+            where=", ".join(folder.path.name for folder in folders),
+        )
+    if modes == {"federated"}:
+        found = _evaluate_beside(folders)
+    else:
+        use_one_thread()
+        found = evaluate_together(folders, device, progress_line.show)
     if json:
         emit({"runs": [machine(summary) for summary in found]})
         return
@@ -477,6 +481,25 @@ def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
             f"{name[5:].replace('_', ' ')} {figure(one)}" for name, one in figures.items()
         )
         print(f"{folder.path.name:<30} {told}")
+
+
+def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """Runs of a federation on common rows: a session each, in which every party keeps to them."""
+    from vfl.session.terms import BESIDE
+    from vfl.training import federated
+
+    hand_over(folders[0].path)
+    for folder in folders:
+        label, name = federated.label_folder_of(folder.path), folder.path.resolve().name
+        others = [one.path.resolve().name for one in folders if one is not folder]
+        federated.run_session(
+            label,
+            "evaluate",
+            name,
+            overrides=[f"{BESIDE}{other}" for other in others],
+            on_progress=progress_line.show,
+        )
+    return [folder.evaluation() for folder in folders]
 
 
 def ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:

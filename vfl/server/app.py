@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from vfl.core.registry import named
 from vfl.server.session import run_session
 from vfl.session import Terms
 from vfl.session.store.party_folder import own_terms
-from vfl.session.terms import AlignTerms
+from vfl.session.terms import BESIDE, AlignTerms
 
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 
@@ -61,6 +61,9 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         experiment = read_experiment(folder / "experiment.toml")
         named(added.plays)(grid, experiment, party, overrides, run)
         return
+    beside: Sequence[str] = ()
+    if mode == "evaluate":  # which has no setting of its own, but other runs that it is beside
+        beside, overrides = [name.removeprefix(BESIDE) for name in overrides], []
     experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
         experiment = _as_trained(experiment, party.run_path(str(config["run"])))
@@ -68,6 +71,8 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         terms: Terms = AlignTerms.asked(experiment, run)
     else:
         terms = own_terms(experiment, mode, run, party)  # type: ignore[arg-type]
+    if beside:
+        terms = Terms.model_validate({**terms.model_dump(), "beside": tuple(beside)})
     run_session(
         grid,
         experiment,

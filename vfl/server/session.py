@@ -510,6 +510,9 @@ def _conclude(
         write_predictions(path, label.data, label.outputs, classes, label.remarked)
         return
     if terms.mode == "evaluate":
+        if terms.beside:
+            names = [terms.run, *terms.beside]
+            summary |= {"common_rows": len(label.data.split.test), "beside": sorted(names)}
         folder.evaluated(summary)
         return
     answers = torch.cat(label.tested) if label.tested else None

@@ -723,6 +723,7 @@ class HttpFront(ServingFront):
         stop = folder / STOP_FILE
         for stale in (stop, self._next):
             stale.unlink(missing_ok=True)
+        self._desk: Desk
         self._make = partial(
             Service,
             owner,

@@ -33,6 +33,8 @@ from vfl.datasets import Split
 from vfl.datasets.split import split_rows
 from vfl.models.optimizers import NO_SCHEDULE
 
+#: Before the name of another run, in what an evaluation is submitted with.
+BESIDE = "beside="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
 _NAMED = 4
 SHORT = 80  #: characters of a setting that are told as they are
@@ -95,6 +97,7 @@ class Terms(Settings):
         missing_rows: "token" where the session has rows that some feature party lacks.
         purpose: what the session is for, in words; empty where none is named.
         serving: of `tasks`, those that answer their own clients in a session that serves.
+        beside: in an evaluation, other runs; rows that one of them has learned from are left out.
         version: vfl version of the label party.
     """
 
@@ -118,6 +121,7 @@ class Terms(Settings):
     tasks: dict[PartyName, TaskTerms] = Field(max_length=16)
     missing_rows: MissingRows
     serving: tuple[PartyName, ...] = Field(max_length=16)
+    beside: tuple[RunName, ...] = Field(default=(), max_length=16)
     purpose: Purpose
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
@@ -128,6 +132,8 @@ class Terms(Settings):
             raise ValueError("only further label parties serve a task of their own, each once")
         if self.serving and self.mode != "serve":
             raise ValueError("nobody serves in this session")
+        if self.beside and self.mode != "evaluate":
+            raise ValueError("an evaluation alone is on rows of several runs")
         return self
 
     @classmethod
@@ -262,6 +268,7 @@ class Terms(Settings):
         left_out |= {} if self.dp else {"dp": True}  # as before there was any
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
+        left_out |= {} if self.beside else {"beside": True}
         left_out |= {} if self.purpose else {"purpose": True}
         unsaid: set[str] = set()  # as before there was another
         if self.train.shuffle == "full":

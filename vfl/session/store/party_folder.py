@@ -600,8 +600,14 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         require_numbers(data)
     if evaluated is None:
         return data
+    may_test = [
+        PartyFolder(party.run_path(other) / "parties" / party.party).may_test(data)
+        for other in terms.beside
+    ]
     data = evaluated.rows_left(data)
-    if data.unseen is not None and terms.middle is not None:
+    if may_test:
+        data = _common_rows(data, np.logical_and.reduce(may_test), terms)
+    if (data.unseen is not None or terms.beside) and terms.middle is not None:
         raise TrainedRowsError(
             "a party without rows knows the parts of an unchanged table alone",
             where=f"middle.party = '{terms.middle.party}'",
@@ -609,6 +615,25 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             fix="put the table of the training back, or train again",
         )
     return data
+
+
+def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyData:
+    """The rows of an evaluation that other runs may be tested on, too.
+
+    Raises:
+        TrainedRowsError: there are none.
+    """
+    left = data.split.test[may_test[data.split.test]]
+    if not len(left):
+        raise TrainedRowsError(
+            "each row is one that some of these runs was trained or validated on",
+            where=", ".join((terms.run, *terms.beside)),
+            fix="runs with the same seed and split, or rows that none of them has had",
+        )
+    nothing = np.empty(0, dtype=np.int64)
+    order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
+    split = Split(nothing, nothing, left)
+    return replace(data, split=split, ids_digest=order, unseen=None)
 
 
 def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:

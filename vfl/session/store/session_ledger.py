@@ -595,8 +595,8 @@ def _outcome(error: BaseException) -> str:
 
 
 def binding_of(terms: Terms) -> str:
-    """Digest of what a name stands for: all terms but the mode, who serves, and vfl's version."""
-    return terms.digest("mode", "serving", "version")
+    """Digest of what a name stands for: all terms but those of one session, and vfl's version."""
+    return terms.digest("mode", "serving", "beside", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:
