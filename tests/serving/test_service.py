@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from played_session import run_session
 from prometheus_client.parser import text_string_to_metric_families
 from served import (
     CONTENT,
@@ -35,7 +36,7 @@ from vfl.datasets import PartyData, Split
 from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of
 from vfl.serving.local import serve
-from vfl.session.store.party_folder import own_ledger
+from vfl.session.store.party_folder import own_ledger, own_terms
 from vfl.training import run
 from vfl.training.promotion import promote, promoted_runs, roll_back
 from vfl.training.status import run_status
@@ -429,7 +430,7 @@ def test_over_streams_a_promotion_loses_no_request_and_one_that_fails_changes_no
     shutil.rmtree(trained.folder / "shop" / "store" / "runs" / "broken")
     runs, each = trained.run.parent, "Zq8id011"
     expected = {name: predicted(runs / name) for name in (trained.run.name, "other")}
-    with start(trained) as client, Asking(client, each) as seen:
+    with start(trained, 60.0) as client, Asking(client, each) as seen:
         for asked, served in (("other", "other"), ("broken", "other"), ("run", "run")):
             if asked == served:
                 promote(runs / asked)
@@ -437,7 +438,12 @@ def test_over_streams_a_promotion_loses_no_request_and_one_that_fails_changes_no
                 with pytest.raises(UserError, match=f"goes on with {served}"):
                     promote(runs / asked)
             assert client.predict(each)[1]["version"] == served
+        experiment, lender = trained.experiment(), trained.flower.files["lender"]
+        (trained.run / "predictions.csv").unlink()
+        terms = own_terms(experiment, "predict", "run", lender)
+        run_session(trained.flower, experiment, lender, terms)  # with the run that answers
     check_answers(seen, expected, each)
+    assert predicted(trained.run) == expected["run"]
     assert "; going on with other" in (trained.run / "notes.txt").read_text()
     assert not (runs / "broken" / "failure.json").exists()
     assert json.loads((trained.run / "served.json").read_text())["served"] == [

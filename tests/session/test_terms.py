@@ -26,6 +26,7 @@ OTHER = {
     "shuffle": "blocks",
     "alignment": "later",
     "missing_rows": "token",
+    "warm_start": "january",
     "clip_by": "layer",
     "quantile": 0.5,
     "middle": {"party": "compute"},
@@ -41,7 +42,7 @@ OTHER = {
 
 
 #: What goes with other settings alone.
-RESTRICTED = {"branches", "unit", "serving", "block_rows", "window_blocks"}
+RESTRICTED = {"branches", "unit", "serving", "beside", "block_rows", "window_blocks"}
 
 
 def another(name, value):
@@ -100,6 +101,12 @@ def test_who_serves_changes_the_digest(terms):
     content = terms.model_dump(mode="json") | {"mode": "serve", "tasks": {"insurer": task}}
     terms = Terms.model_validate(content)
     assert Terms.model_validate(content | {"serving": ["insurer"]}).digest() != terms.digest()
+
+
+def test_what_an_evaluation_is_beside_changes_the_digest(terms):
+    content = terms.model_dump(mode="json") | {"mode": "evaluate"}
+    terms = Terms.model_validate(content)
+    assert Terms.model_validate(content | {"beside": ["january"]}).digest() != terms.digest()
 
 
 def test_every_field_of_the_terms_is_required_or_the_version():

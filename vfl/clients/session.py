@@ -17,7 +17,7 @@ from vfl.clients.middle_party import MiddleParty
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile, read_party_file
-from vfl.config.run_folder import next_evaluation
+from vfl.config.run_folder import locked_for, next_evaluation
 from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Kind, Link
 from vfl.core.seeds import Secret
@@ -207,9 +207,9 @@ class _PartySession:
         """Attach, and play the party's part."""
         helps = self.split is None and not self.mode.whole_network
         with (
-            nullcontext()
+            nullcontext()  # who helps keeps nothing
             if helps
-            else locked(self.folder.path, _HANDOVER_S),  # who helps keeps nothing
+            else locked(locked_for(self.folder.path, self.terms.mode), _HANDOVER_S),
             self.ledger.session(self.terms, self.message.start) as (entry, meter, sent),
             attached(self.message, self._introduction(meter), self._limits()) as stream,
         ):

@@ -25,7 +25,8 @@
     parties/NAME/     folder                  a party's own model, checkpoints and trace; in a
                                               federation the label party's alone
     report.html       HTML                    a page of all this
-    .lock             text                    number of the process that works in the folder
+    .lock             text                    number of the process that works in the folder;
+                                              in `serving` of the one that serves the run
 
 Each may be read while it is written.
 """
@@ -69,6 +70,8 @@ PROGRESS = "progress.json"
 _HEAD, _CONFIG, _SUMMARY = "run.json", "config.toml", "summary.json"
 _AUDIT, _EVALUATIONS, _SCORED = "audit.json", "evaluations", "scored.json"
 _LABEL_ALONE = "label_alone.json"
+_SERVING = "serving"
+_AUDIT, _EVALUATIONS = "audit.json", "evaluations"
 #: Where an earlier vfl kept the figures of the last evaluation alone.
 _LAST_EVALUATION = "evaluation.json"
 #: What a seal adds to the figures of a run. They name their run themselves.
@@ -313,6 +316,14 @@ class RunFolder:
     def fail(self, error: VFLError) -> None:
         """The run ended badly; the reason can be read by whoever started it."""
         write_json(self.path / "failure.json", error.record() | {"exit": error.exit_code})
+
+
+def locked_for(run: Path, mode: str) -> Path:
+    """The folder whose lock a session on a run takes, or on a party's part of one.
+
+    A run that is served may be evaluated and predicted with meanwhile.
+    """
+    return run / _SERVING if mode == "serve" else run
 
 
 def next_evaluation(run: Path) -> Path:

@@ -14,7 +14,7 @@ import torch
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
-from vfl.config.run_folder import RunFolder
+from vfl.config.run_folder import RunFolder, locked_for
 from vfl.core.errors import (
     CheckpointError,
     ConfigError,
@@ -102,7 +102,7 @@ def run_session(
         _serve(grid, experiment, party, terms, simulation)
         return
     path = party.run_path(terms.run)
-    with locked(path):
+    with locked(locked_for(path, terms.mode)):
         if resume:
             folder = RunFolder.reopen(path)
         elif terms.mode in ("train", "align"):

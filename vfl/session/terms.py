@@ -121,7 +121,7 @@ class Terms(Settings):
     tasks: dict[PartyName, TaskTerms] = Field(max_length=16)
     missing_rows: MissingRows
     serving: tuple[PartyName, ...] = Field(max_length=16)
-    beside: tuple[RunName, ...] = Field(default=(), max_length=16)
+    beside: tuple[RunName, ...] = Field(max_length=16)
     purpose: Purpose
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
@@ -163,6 +163,7 @@ class Terms(Settings):
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             missing_rows=experiment.data.missing_rows,
             serving=(),
+            beside=(),
             **{name: getattr(experiment, name) for name in same},
         )
 
@@ -337,6 +338,7 @@ class AlignTerms(Terms):
             table=align.table,
             missing_rows=data.missing_rows,
             serving=(),
+            beside=(),
             purpose=experiment.purpose,
         )
 

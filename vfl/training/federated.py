@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import read_party_file
-from vfl.config.run_folder import PROGRESS, next_evaluation
+from vfl.config.run_folder import PROGRESS, locked_for, next_evaluation
 from vfl.core.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
 from vfl.core.products import modes
 from vfl.core.storage import locked, read_json, write_text
@@ -85,7 +85,7 @@ def run_session(
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
     if path.exists():
-        with locked(path):  # another session is at work in it: nothing is touched
+        with locked(locked_for(path, mode)):  # another session is at work in it: nothing is touched
             for stale in (outcome, failure):
                 stale.unlink(missing_ok=True)
     followed: list[_FollowedFile | _FollowedProgress] = [

@@ -191,7 +191,12 @@ class PartyFolder:
 
     def terms(self) -> Terms:
         """What the training was about."""
-        before = {"dp": None, "missing_rows": "intersection", "purpose": ""}  # of earlier runs
+        before = {
+            "beside": (),
+            "dp": None,
+            "missing_rows": "intersection",
+            "purpose": "",
+        }  # of earlier runs
         found = before | self._record()["terms"]
         tasks = found["tasks"].items()  # earlier ones told the weights alone
         found["tasks"] = {n: {"weight": t} if isinstance(t, float) else t for n, t in tasks}
