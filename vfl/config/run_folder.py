@@ -71,7 +71,6 @@ _HEAD, _CONFIG, _SUMMARY = "run.json", "config.toml", "summary.json"
 _AUDIT, _EVALUATIONS, _SCORED = "audit.json", "evaluations", "scored.json"
 _LABEL_ALONE = "label_alone.json"
 _SERVING = "serving"
-_AUDIT, _EVALUATIONS = "audit.json", "evaluations"
 #: Where an earlier vfl kept the figures of the last evaluation alone.
 _LAST_EVALUATION = "evaluation.json"
 #: What a seal adds to the figures of a run. They name their run themselves.
