@@ -16,12 +16,13 @@ AS_WRITTEN = "[0:0:0:0:0:0:0:1]"
 FAR = "label_party.lender.invalid"
 
 
-def written(host, *settings):
+def written(host, *settings, one_port=False):
     """Writes the demo's project for a label party that is reached at a host."""
 
     def write(folder, more):
         (port,) = free_ports(1)
         at = [f"federation.superlink={host}:{port}", f"federation.stream_host={host}"]
+        at += [f"federation.stream_port={port}"] if one_port else []
         label = demo.write_demo(folder, [*more, *at, *settings, "train.epochs=2"])
         for side in SIDES:
             file = folder / side / "party.toml"
@@ -43,10 +44,12 @@ def test_a_training_over_ipv6(tmp_path):
         commands.close()
 
 
-def test_both_ports_are_reached_through_a_proxy(tmp_path, monkeypatch):
+@pytest.mark.parametrize("one_port", [False, True])
+def test_both_ports_are_reached_through_a_proxy(tmp_path, monkeypatch, one_port):
     """The label party's commands have the variable, too; on their own machine it means nothing."""
     commands = Deployment(
-        tmp_path / "project", write=written(FAR, "federation.bind_host=127.0.0.1")
+        tmp_path / "project",
+        write=written(FAR, "federation.bind_host=127.0.0.1", one_port=one_port),
     )
     federation = commands.label.experiment().federation
     superlink = parse_address(federation.superlink)

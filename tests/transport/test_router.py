@@ -7,7 +7,9 @@ import socket
 import ssl
 import time
 
+import httpx
 import pytest
+import uvicorn
 
 from vfl.core.errors import AuthenticationError, LostPeerError
 from vfl.core.frame import Frame, Kind
@@ -24,7 +26,8 @@ from vfl.transport import (
     route_of,
     routed_listener,
 )
-from vfl.transport.router import ROUTER_VARIABLE, alpn_of, router_port
+from vfl.transport.http import HttpServer
+from vfl.transport.router import ROUTER_VARIABLE, OtherConnections, alpn_of, router_port
 
 FAST = Timeouts(30, 30, step_s=30, idle_s=30, rejoin_window_s=0.5, retry_s=0.02)
 NAMES = ("a" * 32, "b" * 32)
@@ -39,7 +42,13 @@ def router(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def open_hub(router, certificate):
+def open_hub(router, open_hub_at):
+    return open_hub_at
+
+
+@pytest.fixture
+def open_hub_at(certificate):
+    """Hubs behind the router of this test's environment."""
     hubs = []
 
     def make(session):
@@ -223,3 +232,50 @@ def test_a_router_is_found_at_its_own_address_alone(tmp_path, router):
     router.close()
     assert router_port(folder, "127.0.0.1", 0) is None
     assert routed_listener(NAMES[0], "127.0.0.1", 0) is None
+
+
+@pytest.fixture
+def shared_port(tmp_path, monkeypatch, certificate):
+    """An HTTPS server and a router at one port; the port."""
+
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["client"][0].encode()})
+
+    for name, content in (("cert", certificate.cert_pem), ("key", certificate.key_pem)):
+        (tmp_path / name).write_bytes(content)
+    files = {"ssl_certfile": tmp_path / "cert", "ssl_keyfile": tmp_path / "key"}
+    config = uvicorn.Config(answer, log_config=None, ws="none", lifespan="off", **files)
+    server = HttpServer(config, signals=False)
+    others = OtherConnections()
+    router = StreamRouter("127.0.0.1", 0, tmp_path / "streams", others=others)
+    monkeypatch.setenv(ROUTER_VARIABLE, str(tmp_path / "streams"))
+    server.start(others, "https")
+    yield router.port
+    server.stop()
+    router.close()
+
+
+def test_one_port_has_streams_and_https(shared_port, open_hub_at, certificate):
+    hub = open_hub_at(NAMES[0])
+    secure = ssl.create_default_context(cadata=certificate.ca_pem.decode())
+    with httpx.Client(verify=secure, trust_env=False) as client:
+        for _ in range(3):
+            assert client.get(f"https://127.0.0.1:{shared_port}/").text == "127.0.0.1"
+            hello = Hello(NAMES[0], "node", f"token of {NAMES[0]}")
+            ca, route = certificate.ca_pem, route_of(NAMES[0])
+            link = TcpLink.connect("127.0.0.1", shared_port, hello, ca, FAST, route=route)
+            link.send(Frame(Kind.CUT, 1, b"cut"))
+            hub.wait_all(["bank"], 30)
+            assert hub.link("bank").receive().step == 1
+            link.close()
+            hub.replace("bank", Credential("node", f"token of {NAMES[0]}"))
+    for junk in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x00\x01\x01",
+        client_hello("vfl/nobody"),
+    ):
+        with socket.create_connection(("127.0.0.1", shared_port), 30) as stranger:
+            stranger.sendall(junk)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(100) == b""

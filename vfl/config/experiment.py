@@ -339,7 +339,7 @@ class FederationSettings(Settings):
         superlink: host:port of the SuperLink, as the feature parties reach it.
         stream_host: name or address feature parties reach the stream at (in the certificate).
         stream_port: where the SuperLink listens for the streams of all sessions; 0 takes a free
-            port at each start.
+            port at each start, and the SuperLink's own port has both, which needs the same host.
         bind_host: address the stream listens on; empty means `stream_host`.
         join_timeout_s: how long parties may take to come at the start.
         step_timeout_s: how long a party may take for one frame.

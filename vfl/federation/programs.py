@@ -49,7 +49,7 @@ from vfl.federation.upstream import Internal
 from vfl.federation.workers import SHARED_VARIABLE, StandingWorker, WorkerClient, run_among_parties
 from vfl.transport import StreamRouter, session_certificate
 from vfl.transport.proxies import local_is_direct
-from vfl.transport.router import ROUTER_VARIABLE
+from vfl.transport.router import ROUTER_VARIABLE, OtherConnections
 from vfl.transport.stream import listen
 
 #: Environment of a service and of everything it starts.
@@ -256,10 +256,14 @@ def superlink() -> None:
         upstream.REGISTERED.load()
         network = os.environ[NETWORK_VARIABLE]
         # First of all: a port in use must leave the secret of the SuperLink that has it alone.
-        listeners = [listen(*parse_address(network))] if network else []
         router, streams = None, os.environ[STREAM_VARIABLE]
+        others = OtherConnections() if network and network == streams else None
+        listeners: list[Any] = []
+        if network:
+            listeners.append(others or listen(*parse_address(network)))
         if streams:
-            router = StreamRouter(*parse_address(streams), Path(os.environ[ROUTER_VARIABLE]))
+            folder = Path(os.environ[ROUTER_VARIABLE])
+            router = StreamRouter(*parse_address(streams), folder, others=others)
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
         listeners.append(listen(HOST, 0))
     sys.argv += ["--isolation", "process"]

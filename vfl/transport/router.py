@@ -18,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from vfl.core.storage import private_folder, write_text
 from vfl.transport.front import Front, FrontLimits, Visitor
@@ -172,6 +172,46 @@ class _Waiting:
     seen: int = field(default=0)
 
 
+class OtherConnections:
+    """What a router hands to a server of its own process, as a listening socket for that server."""
+
+    def __init__(self) -> None:
+        self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._in.setblocking(False)
+
+    def take(self, connection: socket.socket) -> bool:
+        """Pass a connection on; False where the server is too far behind."""
+        try:
+            return bool(socket.send_fds(self._in, [b"\0"], [connection.fileno()]))
+        except OSError:
+            return False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection and its address; see `socket.socket.accept`."""
+        _, files, _, _ = socket.recv_fds(self._out, 1, 1)
+        if not files:
+            raise ConnectionAbortedError("nothing was handed over")
+        connection = socket.socket(fileno=files[0])
+        try:
+            return connection, connection.getpeername()
+        except OSError:
+            connection.close()
+            raise ConnectionAbortedError("the connection ended meanwhile") from None
+
+    def fileno(self) -> int:
+        """Readable where a connection waits."""
+        return self._out.fileno()
+
+    def setblocking(self, flag: bool) -> None:
+        """Whether `accept` waits."""
+        self._out.setblocking(flag)
+
+    def close(self) -> None:
+        """Take and pass on nothing any more."""
+        self._in.close()
+        self._out.close()
+
+
 class StreamRouter:
     """Listens for the streams of all sessions, in a thread of its own.
 
@@ -180,6 +220,7 @@ class StreamRouter:
         port: port to listen on; 0 takes a free one.
         folder: where sessions meet it; what an earlier router left there is removed.
         front: what connections may do until they are handed over.
+        others: takes TLS connections that name no session, where one port has to do for all.
 
     Attributes:
         port: the port really listened on.
@@ -188,7 +229,15 @@ class StreamRouter:
         UserError: the address cannot be listened on.
     """
 
-    def __init__(self, host: str, port: int, folder: Path, front: Front | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        folder: Path,
+        front: Front | None = None,
+        others: OtherConnections | None = None,
+    ) -> None:
+        self._others = others
         self._listening = listen(host, port)
         self._listening.setblocking(False)
         self.port: int = self._listening.getsockname()[1]
@@ -256,9 +305,12 @@ class StreamRouter:
                 one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, whole)
                 return
             one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            route = next(name for name in alpn_of(hello) if name.startswith(_PREFIX))
-            handed = self._hand_over(one.connection, route.removeprefix(_PREFIX))
-        except (OSError, ValueError, StopIteration):
+            route = next((name for name in alpn_of(hello) if name.startswith(_PREFIX)), None)
+            if route is not None:
+                handed = self._hand_over(one.connection, route.removeprefix(_PREFIX))
+            else:
+                handed = self._others is not None and self._others.take(one.connection)
+        except (OSError, ValueError):
             handed = False
         self._end(one, failed=not handed)
 
