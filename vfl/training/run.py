@@ -375,7 +375,7 @@ def train(
         VFLError: also left in the run folder as failure.json.
     """
     begun = experiment.train.warm_start
-    if begun is not None and data is None:
+    if begun is not None:  # rows as that run encoded them
         data, options["weights"] = _as_left_by(RunFolder.open(root / begun), experiment)
     data = load_data(experiment, download=download) if data is None else data
     found: list[str] = []
