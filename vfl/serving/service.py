@@ -208,7 +208,7 @@ class Service:
         self._ended, self._closed, self.was_ready = ended, False, False
         self._waiting: deque[Request] = deque()
         self._asked: _Batch | None = None
-        self._begins = self._ends = False
+        self._begins = self._ends = self._names_lost = False
         self._drift = Drift(None, None)
         self._cache: OrderedDict[int, str | None] = OrderedDict()
         self._cache_rows = cache_rows
@@ -258,9 +258,13 @@ class Service:
         self._over.result()
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Name these to whoever asks before the session begins."""
-        if self._serving is None and parties:
-            self.missing = ", ".join(parties)
+        """Name these to whoever asks before the session begins.
+
+        After a loss everybody comes anew; whoever was lost is named until one has not come in time.
+        """
+        if self._serving is None and parties and not self._names_lost:
+            named = [party for party in (self.missing or "").split(", ") if party in parties]
+            self.missing = ", ".join(named or parties)
 
     def lost(self, error: VFLError) -> bool:
         """Whether the session is to be begun again; not before everybody was here once."""
@@ -270,6 +274,8 @@ class Service:
         if not self.was_ready and not (self._waits and isinstance(error, _ABSENT)):
             return False
         self.figures.add("sessions_lost")
+        if isinstance(error, _ABSENT):
+            self._names_lost = False
         time.sleep(_PAUSE_S)
         return True
 
@@ -380,7 +386,7 @@ class Service:
         party = serving.waits_for or ", ".join(self.parties) if error else self.owner
         asked, self._asked = self._asked, None
         left, self._waiting = [*(asked.requests if asked else ()), *self._waiting], deque()
-        self.missing = party
+        self.missing, self._names_lost = party, error is not None
         for request in left:
             _settle(request, Unavailable(party, "it went away"))
         if error is None:
