@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -28,7 +29,13 @@ from torch import Tensor
 from vfl.config import PartyFile, ServeSettings
 from vfl.config.toml import check
 from vfl.core.address import Address
-from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
+from vfl.core.errors import (
+    MissingPackageError,
+    RunFolderError,
+    StorageError,
+    UserError,
+    VFLError,
+)
 from vfl.core.storage import read_json, write_json
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
@@ -40,7 +47,7 @@ from vfl.serving.service import Figures, Result, Service, Unavailable
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import ServingFront
-from vfl.training.promotion import NEXT_FILE, STATE_FILE, STOP_FILE
+from vfl.training.promotion import NEXT_FILE, STATE_FILE, STOP_FILE, running_service
 from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome
 from vfl.transport.stream import listen, require_loopback
 
@@ -817,7 +824,10 @@ class HttpFront(ServingFront):
 
     def play(self, serving: ServingParty) -> None:
         """See `Service.play`."""
-        self._tell(run=self._run)
+        told = running_service(self._state.parent)
+        if told is None or told.run != self._run:
+            with suppress(StorageError):  # a full disk keeps nobody from an answer
+                self._tell(run=self._run)
         self.service.play(serving)
 
     def retire(self) -> None:
@@ -826,8 +836,10 @@ class HttpFront(ServingFront):
 
     def refused(self, run: str, error: VFLError) -> None:
         """See `ServingFront.refused`."""
-        before = read_json(self._state)
-        self._tell(run=before.get("run"), refused={"run": run, "at": time.time(), **error.record()})
+        told = running_service(self._state.parent)
+        now = None if told is None else told.run
+        with suppress(StorageError):
+            self._tell(run=now, refused={"run": run, "at": time.time(), **error.record()})
 
     def _tell(self, **more: Any) -> None:
         write_json(self._state, {"address": self.address, "process": os.getpid(), **more})
