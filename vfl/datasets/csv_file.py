@@ -242,6 +242,8 @@ class CsvRows:
         raw, stays = pa.array(texts, pa.large_string()), {*as_text}
         form = self._form
         usual = name not in stays and name not in form.numbers and name not in form.dates
+        if words := form.words_of(name)[0]:  # which may be a number, such as -999
+            usual = usual and not pc.any(pc.is_in(raw, pa.array([*words], raw.type))).as_py()
         if usual and (read := whole_numbers_of(raw, form.decimal)) is not None:
             return read
         cells = pc.utf8_trim_whitespace(raw)
