@@ -1,13 +1,16 @@
 """What callers meet, and what is counted, when streams are cut, parties stop and disks are full."""
 
+import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from served import PARTIES, passes_of, predicted, same, start
 
 from vfl.clients.serving import ServedParty
-from vfl.core.errors import PeerFailedError, StorageError
+from vfl.core.errors import LostPeerError, MissingPartyError, PeerFailedError, StorageError
+from vfl.serving.service import Service
 from vfl.session.store.party_folder import own_ledger
 
 IDS = [f"Zq8id{row:03}" for row in range(90)]
@@ -61,6 +64,37 @@ def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(trained, 
     finally:
         goes_on.set()
         serving.stop()
+
+
+def test_whoever_was_lost_is_named_until_another_does_not_come_in_time():
+    """Everybody comes anew after a loss, and those who went nowhere are not blamed for it."""
+    service, loop = Service("lender"), asyncio.new_event_loop()
+    service.loop = loop
+    service.show(None, ["bank", "shop"])
+    service.waits_for(["bank"])
+    assert service.missing == "bank"
+
+    def streams():
+        raise LostPeerError("party 'shop' went away")
+
+    label = SimpleNamespace(remark_bytes=0)
+    serving = SimpleNamespace(label=label, absent=[], waits_for="shop", streams=streams)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        with pytest.raises(LostPeerError) as loss:
+            service.play(serving)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert service.lost(loss.value)
+    for waited in (["bank", "shop"], ["bank"]):
+        service.waits_for(waited)
+        assert service.missing == "shop"
+    assert service.lost(MissingPartyError("no SuperNode of bank"))
+    service.waits_for(["bank"])
+    assert service.missing == "bank"
 
 
 @pytest.mark.parametrize("disk", ["shop"], indirect=True)
