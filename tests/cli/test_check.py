@@ -108,7 +108,7 @@ def test_every_spec_that_cannot_be_used(refused, breast_cancer):
 
 def test_the_same_table_at_two_parties_in_another_order(vfl, tmp_path, table):
     shuffled = table.sample(frac=1, random_state=1)
-    shuffled.drop(columns=["income", "paid"]).to_parquet(tmp_path / "shop.parquet")
+    shuffled.drop(columns=["income", "paid"]).to_parquet(tmp_path / "shop.parquet", index=False)
     table[["customer", "income"]].to_parquet(tmp_path / "bank.parquet")
     (tmp_path / "joined.toml").write_text(
         "[data]\nsource = 'loans.csv'\nid = 'customer'\n[label]\ncolumn = 'paid'\n"
