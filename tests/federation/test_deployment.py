@@ -28,7 +28,7 @@ from vfl.federation.guard import SECRET_HEADER
 from vfl.session import SessionMessage
 from vfl.training import federated
 from vfl.training.demo import run_in_process
-from vfl.transport import Hello, TcpLink, Timeouts
+from vfl.transport import Hello, TcpLink, Timeouts, route_of
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -213,7 +213,8 @@ def test_a_token_from_the_superlinks_files_opens_nothing(deployed):
         hello = Hello(message.session, message.node, message.token)
         fast = Timeouts(handshake_s=5, step_s=5, idle_s=5, rejoin_window_s=0.3, retry_s=0.05)
         authority = message.ca_pem.encode()
-        TcpLink.connect(message.host, message.port, hello, authority, fast).close()
+        route = route_of(message.session)
+        TcpLink.connect(message.host, message.port, hello, authority, fast, route=route).close()
 
     def attack(record):
         if record["epoch"] == 1:  # both parties are there
