@@ -233,6 +233,14 @@ def test_named_clients_have_tokens_budgets_and_ends_of_their_own(local, trained_
     assert not [token for token in (few, short) if token in kept]
 
 
+@pytest.mark.parametrize("days", [0.0, -1.0, float("nan"), float("inf"), 40_000.0])
+def test_a_token_ends_some_day_or_never_by_its_absence(tmp_path, days):
+    named = Clients(tmp_path, "label")
+    with pytest.raises(UserError, match="cannot expire"):
+        named.add("one", days=days)
+    assert named.entries() == []
+
+
 def test_a_client_that_is_removed_or_added_counts_at_once(local, trained_run, monkeypatch):
     monkeypatch.setattr(clients, "_LOOK_EVERY_S", 0.0)
     caller, named = local(), Clients(trained_run / "clients", "label")

@@ -183,6 +183,7 @@ def test_an_output_of_several_tensors_crosses_whole():
         (lambda: vfl.split(Pictures(), "stem", {"rows": torch.ones(2, 3)}), ConfigError),
         (lambda: vfl.split(Pictures(), "stem", None), DataError),
         (lambda: vfl.split(Pictures(), "head", pictures(2)[0], row_axes=2), WidthError),
+        (lambda: vfl.split(Pictures(), "stem", pictures(2)[0], row_axes=0), SpecError),
         (lambda: vfl.split(Pictures(), "stem", pictures(2)[0], codec="topkk"), SpecError),
         (lambda: vfl.split(Pictures(), "stem", pictures(2)[0], defense="bottleneck"), SpecError),
         (lambda: vfl.split(Pictures(), "stem", pictures(2)[0], defense="label_free"), SpecError),

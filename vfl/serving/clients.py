@@ -41,6 +41,8 @@ _LOOK_EVERY_S = 1.0
 _PATIENCE_S = 5.0
 _DAY_S = 24 * 3600
 _LEAST_LETTERS = 16
+#: Until a token expires; without an end it does not.
+_MOST_DAYS = 36_500
 #: What a budget counts, in the order of its numbers.
 COUNTED = ("rows", "requests")
 
@@ -145,6 +147,13 @@ class Clients:
             UserError: there is a client of that name, or the name or a number is none.
             RunFolderError: see `entries`.
         """
+        if days is not None and not 0 < days <= _MOST_DAYS:
+            raise UserError(
+                "a token cannot expire then",
+                where="days",
+                got=f"{days:g}",
+                want=f"more than 0 and at most {_MOST_DAYS}",
+            )
         token = secrets.token_urlsafe(32)
         facts = {
             "name": name,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vfl import defenses
 from vfl.core.errors import ConfigError, DataError, SpecError, WidthError, nearest
 from vfl.core.frame import Observer
+from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
 from vfl.core.torch_internals import TorchDispatchMode
 from vfl.training.split import Addition, Crossings, arguments_of
@@ -81,6 +82,7 @@ def split(
     >>> cut.parts
     {'feature': ['0.weight', '0.bias'], 'label': ['2.weight', '2.bias']}
     """
+    require_range("row_axes", row_axes, 1, 8)
     given = _Given(example, frozenset(label_inputs))
     owners = _owners_of(at)
     traced = _trace(model, owners, given)
