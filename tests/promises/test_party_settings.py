@@ -22,7 +22,7 @@ from vfl.datasets import Split
 from vfl.federation.bundle import check_bundle
 from vfl.federation.deployment import supernode_command
 from vfl.session import Terms, check_consent, check_dealers_consent
-from vfl.session.consent import check_middles_consent, check_tasks_consent
+from vfl.session.consent import check_explained, check_middles_consent, check_tasks_consent
 from vfl.session.exchange import Own
 from vfl.session.ranks.machines import RanksKey
 from vfl.session.ranks.processes import device_of
@@ -104,6 +104,8 @@ def asked(party):
     sessions = [{}, {"codec": "topk:k=2"}, {"defense": "layer_norm"}, sum_of_two, dp, token]
     again = {"train": {"epochs": 2, "batch_size": 8, "warm_start": "january"}}
     sessions += [several, middle, compiled, again]
+    trees = {"model": "trees", "parties": {"shop": {}}, "train": {"epochs": 2}}
+    explained = terms("predict", **trees).asked_with(["explain=shop"])
     split = Split(np.arange(40), np.arange(40, 50), np.arange(50, 60))
 
     def answer(change):
@@ -116,6 +118,7 @@ def asked(party):
         lambda: check_middles_consent(terms(**middle), "hub", party.consent, split),
         lambda: check_tasks_consent(terms(**several), "insurer", party.consent, split, 2),
         lambda: check_bundle(b"", party.consent.bundles),
+        lambda: check_explained(explained, party.consent),
     ]
     return [outcome(answer, change) for change in sessions] + list(map(outcome, others))
 
@@ -149,6 +152,7 @@ def spent_under(party):
     def begun(number, defense):
         agreed = terms(defense=defense).model_copy(update={"run": f"run{number}"})
         with own_ledger(party).session(agreed) as (_, meter, _):
+            meter.trained = lambda: np.arange(40 - number, dtype=np.uint64)
             meter.show(20)
             return "begins"
 
@@ -250,11 +254,13 @@ class TestPartySettings(SettingsWalk):
         ("consent.max_parties", "1", "bank"),
         ("consent.max_batch_size", "2", "bank"),
         ("consent.max_rows", "10", "bank"),
+        ("consent.explains", "['shop']", "bank"),
         ("consent.missing_rows", "['token', 'intersection']", "bank"),
         ("consent.max_rows_per_second", "1.0", "bank"),
         ("consent.max_queries", "1", "bank"),
         ("consent.max_epsilon", "1.0", "bank"),
         ("consent.max_statistics", "10", "bank"),
+        ("consent.min_changed_rows", "1", "bank"),
         ("consent.min_dp_noise", "1.0", "bank"),
         ("consent.max_dp_epsilon", "1.0", "bank"),
         ("consent.compile", "true", "bank"),

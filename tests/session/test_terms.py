@@ -4,9 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from vfl.config import Experiment
-from vfl.core.errors import SpecError
+from vfl.core.errors import ConfigError, SpecError
 from vfl.core.version import VERSION
 from vfl.session import Terms
+from vfl.session.terms import EXPLAIN
 
 
 def leaves(content, path=()):
@@ -42,7 +43,9 @@ OTHER = {
 
 
 #: What goes with other settings alone.
-RESTRICTED = {"branches", "unit", "serving", "beside", "block_rows", "window_blocks"}
+RESTRICTED = {
+    "branches", "unit", "serving", "beside", "explained", "block_rows", "window_blocks",
+}  # fmt: skip
 
 
 def another(name, value):
@@ -107,6 +110,15 @@ def test_what_an_evaluation_is_beside_changes_the_digest(terms):
     content = terms.model_dump(mode="json") | {"mode": "evaluate"}
     terms = Terms.model_validate(content)
     assert Terms.model_validate(content | {"beside": ["january"]}).digest() != terms.digest()
+
+
+def test_who_learns_what_columns_add_changes_the_digest(terms):
+    terms = Terms.model_validate(terms.model_dump(mode="json") | {"mode": "predict"})
+    asked = terms.asked_with([f"{EXPLAIN}shop"])
+    assert asked.explained == ("shop",)
+    assert asked.digest() != terms.digest()
+    with pytest.raises(ConfigError, match="'nobody' has no columns"):
+        terms.asked_with([f"{EXPLAIN}nobody"])
 
 
 def test_every_field_of_the_terms_is_required_or_the_version():

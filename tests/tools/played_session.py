@@ -119,8 +119,8 @@ class PlayedSession:
         """What is played, with some settings changed."""
         return Experiment.model_validate(self._content | changes)
 
-    def play(self, mode="train", *, run="run", resume=False, enough=None, **changes):
-        """What the label party's links saw of a session."""
+    def play(self, mode="train", *, run="run", resume=False, enough=None, told=(), **changes):
+        """What the label party's links saw of a session, submitted with what is `told`."""
         Noting.seen, Noting.enough = [], enough
         experiment = self.experiment(**changes)
         lender = self.flower.files["lender"]
@@ -128,7 +128,7 @@ class PlayedSession:
             self.alignments += 1
             terms = AlignTerms.asked(experiment, f"aligned-{self.alignments}")
         else:
-            terms = own_terms(experiment, mode, run, lender)
+            terms = own_terms(experiment, mode, run, lender).asked_with(told)
         try:
             run_session(self.flower, experiment, lender, terms, resume=resume)
         finally:

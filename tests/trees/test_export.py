@@ -10,8 +10,9 @@ import pytest
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError, SpecError
+from vfl.core.storage import read_json
 from vfl.training.export import export_half
-from vfl.training.run import predict, train
+from vfl.training.run import evaluate, predict, train
 
 ROWS = 500
 COLUMNS = {"bank": ["income", "since"], "shop": ["city", "basket"], "lender": ["age"]}
@@ -85,6 +86,30 @@ def test_xgboost_answers_what_vfl_predicts(tmp_path, kind):
     else:
         names = [f"probability_{one}" for one in ("low", "mid", "top")]
         assert np.allclose(theirs, ours[names], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_parties_learn_the_shapley_values_that_xgboost_computes(tmp_path, kind):
+    objective = ",objective=poisson" if kind == "count" else ""
+    run, table = run_of(tmp_path, kind, f"trees:max_depth=4{objective}")
+    booster = XGBOOST.Booster(model_file=export_half(run, "lender", "xgboost", None)["half"])
+    predict(RunFolder.open(run), explained=COLUMNS)
+    evaluate(RunFolder.open(run), explained=COLUMNS)
+    ids = pd.read_csv(run / "predictions.csv").id
+    wanted = booster.predict(cells_of(booster, table.loc[ids]), pred_contribs=True)
+    wanted = wanted.reshape(len(ids), -1, len(booster.feature_names) + 1)
+    places, outputs = booster.feature_names, range(1, 1 + wanted.shape[1])
+    for party, columns in COLUMNS.items():
+        told = pd.read_csv(run / "parties" / party / "explanations.csv").set_index("id")
+        assert told.index.equals(pd.Index(ids))
+        many = [""] if len(outputs) == 1 else [f"_{output}" for output in outputs]
+        assert list(told) == [f"shapley_{name}{one}" for name in columns for one in many]
+        own = wanted[..., [places.index(name) for name in columns]].transpose(0, 2, 1)
+        scale = np.abs(wanted).max()
+        assert np.allclose(told, own.reshape(len(ids), -1), atol=1e-5 * scale)
+        means = read_json(run / "parties" / party / "explained.json")["shapley"]
+        assert list(means) == columns
+        assert np.allclose(list(means.values()), np.abs(own).mean(0).sum(1), rtol=1e-4)
 
 
 def test_a_label_party_exports_what_splits_on_its_own_columns_alone(tmp_path):

@@ -17,13 +17,15 @@ from vfl.clients.serving import ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import PeerFailedError, RunFolderError
+from vfl.core.errors import ConsentError, PeerFailedError, RunFolderError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
 from vfl.defenses.label_dp import LabelDP
 from vfl.experiments.pages import build_report
 from vfl.serving.front import settings_file
 from vfl.serving.local import serve
+from vfl.session.store.erasure import forget
+from vfl.session.terms import EXPLAIN
 from vfl.training.run import evaluate, predict, train
 from vfl.trees.command import importance as print_importance
 from vfl.trees.command import importance_of
@@ -120,6 +122,46 @@ def test_importance_has_names_of_columns_where_they_are_known(session, capsys):
         "parties": [],
         "columns": [{"party": "bank", "column": 1, "name": "income", "splits": splits[1]}],
     }
+
+
+def test_a_party_learns_what_its_columns_add_where_the_label_party_consents(session, capsys):
+    session.play()
+    whom = [f"{EXPLAIN}bank"]
+    with pytest.raises(ConsentError, match="'lender' does not consent") as refused:
+        session.play("predict", told=whom)
+    assert 'explains = ["bank"]' in refused.value.fix
+    assert read_json(session.run / "failure.json")["code"] == "V403"
+    session.describe("lender", f'{ACCEPTS}explains = ["bank"]\n')
+    seen = session.play("predict", told=whom)
+    sent = {party for party, way, kind, _, payload in seen
+            if (way, kind) == ("down", Kind.PROTOCOL) and payload}  # fmt: skip
+    assert sent == {"bank"}, "who is not named gets nothing"
+    (values,) = pd.read_csv(session.kept("bank").path / "explanations.csv").set_index("id").T.values
+    assert len(values) == ROWS
+    assert np.corrcoef(values, session.table.income)[0, 1] > 0.7
+    assert not (session.kept("shop").path / "explanations.csv").exists()
+    session.play("evaluate", told=whom)
+    label = {one["party"]: one for one in importance_of(session.run)["columns"]}
+    (own,) = importance_of(session.kept("bank").path.parents[1])["columns"]
+    assert own["shapley"] == pytest.approx(label["bank"]["shapley"], rel=1e-6)
+    print_importance(session.kept("bank").path.parents[1])
+    assert "shapley" in capsys.readouterr().out
+    told = session.kept("bank").path / "disclosed-predict.json"
+    assert "what its columns add" in told.read_text()
+    forget(session.flower.files["bank"], ["r003"], rewrite=True)
+    assert "r003" not in (session.kept("bank").path / "explanations.csv").read_text()
+
+
+def test_numbers_that_explain_no_column_are_refused(session, monkeypatch):
+    session.play()
+    session.describe("lender", f'{ACCEPTS}explains = ["bank"]\n')
+
+    def lie(leaves, answers, players, count):
+        return np.full((ROWS, count, 1), np.nan)
+
+    monkeypatch.setattr("vfl.trees.ends.Leaves.contributions", lie)
+    with pytest.raises(PeerFailedError, match="no Shapley values"):
+        session.play("predict", told=[f"{EXPLAIN}bank"])
 
 
 def probabilities(client, ids):

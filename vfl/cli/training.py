@@ -40,6 +40,16 @@ if TYPE_CHECKING:
     from vfl.config.run_folder import RunFolder
 
 
+Explain = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PARTY",
+        help="Let this party learn what each of its own columns adds to the answers of boosted "
+        "trees. Repeat.",
+    ),
+]
+
+
 def train(
     path: Annotated[
         Path,
@@ -165,19 +175,23 @@ def evaluate(
         list[Path] | None,
         typer.Option(help="Another run; all are scored on rows that none of them learned from."),
     ] = None,
+    explain: Explain = None,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Evaluate a run's weights on its test rows, each party with its own half.
 
-    RUN is the folder that `vfl train` printed.
+    RUN is the folder that `vfl train` printed. With `--explain PARTY` that party learns the mean
+    absolute Shapley value of each of its own columns, which `vfl importance` prints there.
     """
     from vfl.config.run_folder import RunFolder
 
     if beside:
+        if explain:
+            raise typer.BadParameter("one run at a time is explained", param_hint="--explain")
         _evaluate_together([run, *beside], device, json)
         return
-    summary = RunFolder(ask(run, "evaluate", device)).evaluation()
+    summary = RunFolder(ask(run, "evaluate", device, explain or ())).evaluation()
     emit(machine(summary)) if json else show(summary)
 
 
@@ -210,21 +224,28 @@ def predict(
         Path | None,
         typer.Option(metavar="FILE", help="With --ids: authority of the service's certificate."),
     ] = None,
+    explain: Explain = None,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Predict with a run's weights: predictions.csv in the run folder of the label party.
 
     In process: the test rows of the experiment. On a federation: the rows of the file that every
-    party names in its own `data.predict`. With `--ids FILE --out FILE` a running `vfl serve` is
-    asked for the rows of that file alone, and the answers are written as a table.
+    party names in its own `data.predict`. With `--explain PARTY` that party's part of the run gets
+    explanations.csv, the Shapley value of each of its columns for each row. With `--ids FILE
+    --out FILE` a running `vfl serve` is asked for the rows of that file alone, and the answers are
+    written as a table.
     """
     if ids is not None:
+        if explain:
+            raise typer.BadParameter(
+                "a service says what each party adds: vfl serve --explain", param_hint="--explain"
+            )
         _predict_by_service(run, ids, out, id_column, token, ca, json)
         return
     found = newest_run(Path(run))
     assert found is not None, "a path was given"
-    _predict_all(found, device, json)
+    _predict_all(found, device, json, explain or ())
 
 
 def _predict_by_service(
@@ -300,8 +321,8 @@ def _served_at(run: Path) -> str:
     return address
 
 
-def _predict_all(run: Path, device: str, json: bool) -> None:
-    table = ask(run, "predict", device) / "predictions.csv"
+def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> None:
+    table = ask(run, "predict", device, explain) / "predictions.csv"
     with table.open(newline="") as file:
         flags = [row.get("trained") for row in csv.DictReader(file)]
     rows, trained = len(flags), flags.count("yes")
@@ -318,6 +339,9 @@ def _predict_all(run: Path, device: str, json: bool) -> None:
         )
         return
     print(f"{rows} rows in {table}")
+    for party in explain:
+        own = run / "parties" / party / "explanations.csv"
+        print(f"what the columns of {party} add: {own if own.exists() else 'in its own folder'}")
     if trained:
         print(
             f"{trained} of them were training rows, marked in the column 'trained': their answers "
@@ -502,9 +526,12 @@ def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
     return [folder.evaluation() for folder in folders]
 
 
-def ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:
+def ask(
+    run: Path, mode: Literal["evaluate", "predict"], device: str, explained: Sequence[str] = ()
+) -> Path:
     """Evaluate or predict where a run was trained; the run folder with the answer."""
     from vfl.config.run_folder import RunFolder
+    from vfl.session.terms import EXPLAIN
 
     folder = RunFolder.open(run)
     if folder.mode == "federated":
@@ -512,10 +539,12 @@ def ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:
         from vfl.training import federated
 
         label, tell = federated.label_folder_of(run), progress_line.show
-        return federated.run_session(label, mode, run.resolve().name, on_progress=tell)
+        told = [f"{EXPLAIN}{name}" for name in explained]
+        name = run.resolve().name
+        return federated.run_session(label, mode, name, overrides=told, on_progress=tell)
     from vfl.core.seeds import use_one_thread
     from vfl.training import evaluate, predict
 
     use_one_thread()
-    {"evaluate": evaluate, "predict": predict}[mode](folder, device, progress_line.show)
+    {"evaluate": evaluate, "predict": predict}[mode](folder, device, progress_line.show, explained)
     return run

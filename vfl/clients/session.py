@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ from vfl.session.store.party_folder import (
     own_folder,
     own_ledger,
     own_secret,
+    trained_digests,
 )
 from vfl.session.store.session_ledger import Entry, Meter, Spent
 from vfl.session.store.witness import Announcement
@@ -467,6 +469,8 @@ class _PartySession:
             spent = before.plus(meter.spent(coming=False))
             check_spent(self.name, spent.bytes_up + spent.bytes_down, consent.max_bytes)
 
+        if self.trains and data is not None:
+            meter.trained = partial(trained_digests, self.party, data)
         whole = WholeNetworkParty(
             self.name,
             data,
@@ -506,6 +510,8 @@ class _PartySession:
                 )
             if self.terms.mode == "predict" and data is not None:
                 folder.save_predicted(data)
+            if data is not None:
+                folder.save_explained(data, self.terms, whole.column_values())
 
         return whole.play(self.message.start, meter.through, keep, check, self._count)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from vfl.core.errors import DataError
@@ -159,6 +160,10 @@ class WholeNetworkParty:
     def weights_digest(self) -> str:
         """SHA-256 of the shares."""
         return weights_digest(self.weights())
+
+    def column_values(self) -> np.ndarray | None:
+        """What the party's own columns add; see `WholeNetwork.column_values`."""
+        return self.network.column_values()
 
     def figures(self) -> dict[str, Any]:
         """What the training says of this party's part of the model."""

@@ -141,6 +141,8 @@ class Consent(Settings):
         max_alignments: a day, under all names together; each may tell whether one more id is here.
         max_id_ratio: ids of other parties' sets in the alignments of a day, all sets together and
             padding included, for each id of this party's own: more could be a dictionary of ids.
+        explains: feature parties that may learn from this party's labels, through what trees make
+            of them, what each of their own columns adds to the answer of a row; see `--explain`.
         missing_rows: what may become of rows that some party lacks; with "token" the label party
             learns which of its rows this party has, those that others lack among them.
         max_rows_per_second: that may be asked while serving; more is refused for the moment.
@@ -151,6 +153,9 @@ class Consent(Settings):
         max_statistics: exact statistics of its rows, such as the bads of a cell or a correlation,
             that sessions under all names may show together, each number one; see `protect=shared`.
             None sets no limit.
+        min_changed_rows: a session that would show such statistics is refused if its training rows
+            differ in some, and in fewer than this, from those of an earlier one: the difference of
+            both would tell of these rows. 1 takes any.
         min_dp_noise: a training without DP-SGD, or with less `dp.noise`, is refused.
         max_dp_epsilon: a training without DP-SGD is refused, and one whose models may cost one row
             more than this, or whose delta is not below one over the training rows.
@@ -185,11 +190,13 @@ class Consent(Settings):
     min_ids: Annotated[int, Field(ge=1)] = 100
     max_alignments: Annotated[int, Field(ge=0)] = 10
     max_id_ratio: Annotated[float, Field(gt=0, le=1e9)] = 20.0
+    explains: tuple[PartyName, ...] = ()
     missing_rows: tuple[MissingRows, ...] = ("intersection",)
     max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
     max_queries: Annotated[int, Field(ge=1)] | None = None
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_statistics: Annotated[int, Field(ge=0)] | None = None
+    min_changed_rows: Annotated[int, Field(ge=1)] = 20
     min_dp_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     compile: bool = False

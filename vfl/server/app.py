@@ -27,7 +27,7 @@ from vfl.core.registry import named
 from vfl.server.session import run_session
 from vfl.session import Terms
 from vfl.session.store.party_folder import own_terms
-from vfl.session.terms import BESIDE, AlignTerms
+from vfl.session.terms import AlignTerms
 
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 
@@ -61,9 +61,9 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         experiment = read_experiment(folder / "experiment.toml")
         named(added.plays)(grid, experiment, party, overrides, run)
         return
-    beside: Sequence[str] = ()
-    if mode == "evaluate":  # which has no setting of its own, but other runs that it is beside
-        beside, overrides = [name.removeprefix(BESIDE) for name in overrides], []
+    told: Sequence[str] = ()
+    if mode in ("evaluate", "predict"):  # which have no setting of their own
+        told, overrides = overrides, []
     experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
         experiment = _as_trained(experiment, party.run_path(str(config["run"])))
@@ -71,8 +71,8 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         terms: Terms = AlignTerms.asked(experiment, run)
     else:
         terms = own_terms(experiment, mode, run, party)  # type: ignore[arg-type]
-    if beside:
-        terms = Terms.model_validate({**terms.model_dump(), "beside": tuple(beside)})
+    if told:
+        terms = terms.asked_with(told)
     run_session(
         grid,
         experiment,

@@ -35,7 +35,13 @@ from vfl.server.federation import ErasedRowsError, Federation, OpenRanks
 from vfl.server.rank import start_ranks
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Exchange, PartyFolder, PartyReport, Terms, rules, secure_mode, unexpected
-from vfl.session.consent import frame_limits, limits_of_links, most_of_an_epoch, refuse_trace
+from vfl.session.consent import (
+    check_explained,
+    frame_limits,
+    limits_of_links,
+    most_of_an_epoch,
+    refuse_trace,
+)
 from vfl.session.exchange import Own
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS, Play, ServingFront, serve_in_turn
@@ -187,9 +193,11 @@ class LabelSession:
         self.simulation = simulation
         self.front = front
         self._waiting_for = WaitingFor(terms.mode, self._tell)
+        self.ledger = own_ledger(party)
+        with self.ledger.refusing(terms):
+            check_explained(terms, party.consent)
         self._load()
         self.checkpoints = own_checkpoints(party, terms)
-        self.ledger = own_ledger(party)
         if terms.mode == "train" and (run := terms.train.warm_start) is not None:
             require_same_top(RunFolder.open(party.run_path(run)).experiment(), experiment)
         self.ranks = party.ranks if terms.mode == "train" else 1
@@ -506,10 +514,12 @@ def _conclude(
     summary = summarise(label, weights, str(folder.path), terms)
     if terms.mode == "predict":
         own.save_predicted(label.data)
+        own.save_explained(label.data, terms, label.column_values())
         path, classes = folder.path / "predictions.csv", own.classes()
         write_predictions(path, label.data, label.outputs, classes, label.remarked)
         return
     if terms.mode == "evaluate":
+        own.save_explained(label.data, terms, label.column_values())
         if terms.beside:
             names = [terms.run, *terms.beside]
             summary |= {"common_rows": len(label.data.split.test), "beside": sorted(names)}

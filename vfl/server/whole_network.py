@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -172,6 +173,9 @@ class WholeNetworkLabel(AnyLabelParty):
 
     def importance(self) -> Mapping[str, Any] | None:
         return self.network.importance()
+
+    def column_values(self) -> np.ndarray | None:
+        return self.network.column_values()
 
     def figures(self) -> dict[str, Any]:
         return self.network.figures()

@@ -31,6 +31,7 @@ which ``vfl check`` prints (held_bytes_per_party).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -277,6 +278,37 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
     if party != terms.label_party:  # which asks for it
         found += _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     _refuse(party, found)
+
+
+def check_explained(terms: Terms, consent: Consent | None = None) -> None:
+    """Refuse to explain columns of a model that cannot, or to whom the label party does not.
+
+    Args:
+        terms: what the session asks for.
+        consent: what the label party's own file allows; None in one process.
+
+    Raises:
+        ConfigError: the model does not say what a column adds.
+        ConsentError: a party that the file does not name.
+    """
+    if terms.explained and not secure_mode.make(terms.secure).explains_columns:
+        raise ConfigError(
+            "this model does not say what each column adds",
+            where=f"--explain {terms.explained[0]}",
+            want="a run of boosted trees",
+            fix="vfl value says what each party adds to a network",
+        )
+    others = [name for name in terms.explained if name != terms.label_party]
+    if consent is None or set(others) <= set(consent.explains):
+        return
+    raise ConsentError(
+        f"party '{terms.label_party}' does not consent to say what the columns of others add",
+        where="--explain",
+        got=f"explained to {', '.join(others)}",
+        want=f"explained to {', '.join(consent.explains) or 'nobody'}",
+        fix=f"explains = {json.dumps(others)} in the [consent] of its own file, which holds the "
+        "labels that these values tell of",
+    )
 
 
 def check_layers(

@@ -283,6 +283,14 @@ class WholeNetwork(Protocol):
         """At the label party: what an evaluation says of parties and columns; None of nothing."""
         return None
 
+    def column_values(self) -> np.ndarray | None:
+        """What each of the party's own columns added, where the session explains it; else None.
+
+        Of a prediction the Shapley value of each row, axes (rows, columns, outputs); of an
+        evaluation their mean absolute values, axes (columns,).
+        """
+        return None
+
     @property
     def remark_bytes(self) -> int:
         """Most bytes of the JSON of one remark."""
@@ -386,6 +394,7 @@ class SecureMode:
         serves_rows: whether a whole network also answers rows as they are asked for.
         answers_without: whether it then answers without a feature party that is away, where the
             label party's service may.
+        explains_columns: whether a whole network tells a party what each of its columns adds.
         helps_to_train: whether a third party takes part in trainings alone.
         keeps: what a feature party and the label party keep of the model, for cards and pages; None
             where these are a bottom and the top.
@@ -401,6 +410,7 @@ class SecureMode:
     whole_epochs: ClassVar[bool] = False
     serves_rows: ClassVar[bool] = False
     answers_without: ClassVar[bool] = False
+    explains_columns: ClassVar[bool] = False
     helps_to_train: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, str] | None] = None
     exports: ClassVar[Mapping[str, str]] = {}

@@ -33,8 +33,9 @@ from vfl.datasets import Split
 from vfl.datasets.split import split_rows
 from vfl.models.optimizers import NO_SCHEDULE
 
-#: Before the name of another run, in what an evaluation is submitted with.
-BESIDE = "beside="
+#: Before a name, in what an evaluation or a prediction is submitted with: of another run, and of a
+#: party that learns what its columns add.
+BESIDE, EXPLAIN = "beside=", "explain="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
 _NAMED = 4
 SHORT = 80  #: characters of a setting that are told as they are
@@ -98,6 +99,8 @@ class Terms(Settings):
         purpose: what the session is for, in words; empty where none is named.
         serving: of `tasks`, those that answer their own clients in a session that serves.
         beside: in an evaluation, other runs; rows that one of them has learned from are left out.
+        explained: in a prediction or an evaluation, the parties that learn the Shapley values of
+            their own columns from the label party.
         version: vfl version of the label party.
     """
 
@@ -122,6 +125,7 @@ class Terms(Settings):
     missing_rows: MissingRows
     serving: tuple[PartyName, ...] = Field(max_length=16)
     beside: tuple[RunName, ...] = Field(max_length=16)
+    explained: tuple[PartyName, ...] = Field(max_length=64)
     purpose: Purpose
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
@@ -134,6 +138,10 @@ class Terms(Settings):
             raise ValueError("nobody serves in this session")
         if self.beside and self.mode != "evaluate":
             raise ValueError("an evaluation alone is on rows of several runs")
+        if self.explained and self.mode not in ("evaluate", "predict"):
+            raise ValueError("columns are explained in evaluations and predictions alone")
+        if not set(self.explained) <= set(self.parties):
+            raise ValueError("columns are explained to parties that have some")
         return self
 
     @classmethod
@@ -164,6 +172,7 @@ class Terms(Settings):
             missing_rows=experiment.data.missing_rows,
             serving=(),
             beside=(),
+            explained=(),
             **{name: getattr(experiment, name) for name in same},
         )
 
@@ -252,6 +261,27 @@ class Terms(Settings):
             )
         return self.model_copy(update={"serving": tuple(dict.fromkeys(tasks))})
 
+    def asked_with(self, told: Sequence[str]) -> Terms:
+        """The same with what an evaluation or a prediction is submitted with.
+
+        Args:
+            told: names, each behind `BESIDE` or `EXPLAIN`.
+
+        Raises:
+            ConfigError: a name that has no place in this session.
+        """
+        names = {
+            "beside": [one.removeprefix(BESIDE) for one in told if one.startswith(BESIDE)],
+            "explained": [one.removeprefix(EXPLAIN) for one in told if one.startswith(EXPLAIN)],
+        }
+        if unknown := [name for name in names["explained"] if name not in self.parties]:
+            raise ConfigError(
+                f"party '{unknown[0]}' has no columns in this run",
+                where="--explain",
+                want=f"one of {', '.join(self.parties)}",
+            )
+        return Terms.model_validate(self.model_dump() | names)
+
     def keyed(self, secret: Secret) -> Terms:
         """The same with the key of the draws of rows, of the label party's lasting secret."""
         if self.dp is None:
@@ -270,6 +300,7 @@ class Terms(Settings):
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
         left_out |= {} if self.beside else {"beside": True}
+        left_out |= {} if self.explained else {"explained": True}
         left_out |= {} if self.purpose else {"purpose": True}
         unsaid: set[str] = set()  # as before there was another
         if self.train.shuffle == "full":
@@ -339,6 +370,7 @@ class AlignTerms(Terms):
             missing_rows=data.missing_rows,
             serving=(),
             beside=(),
+            explained=(),
             purpose=experiment.purpose,
         )
 

@@ -32,12 +32,14 @@ from vfl.session import (
     rules,
     secure_mode,
 )
+from vfl.session.consent import check_explained
 from vfl.session.exchange import HONEST, Own
 from vfl.session.label import EpochRecord, LabelParty, Objective
 from vfl.session.label.party import Beside, Records
 from vfl.session.progress import SessionProgress, Tell
 from vfl.session.secure_mode import FeatureRound, HelperRound
 from vfl.session.store.checkpoint import newest_common
+from vfl.session.terms import EXPLAIN
 from vfl.session.trace import Recorder, recorders_of, recording
 from vfl.training.specs import check_beside_middle
 from vfl.transport.link import FanOut, Observed, TransportLink, local_pair
@@ -71,6 +73,7 @@ class Options(TypedDict, total=False):
         connect: makes the links; frames are handed over at once if not given.
         say: told how large a trace may get before it starts, and when a checkpoint is damaged.
         serving: further label parties whose tasks are served.
+        explained: parties that learn what their columns add; see `Terms`.
     """
 
     secrets: Mapping[str, Secret] | None
@@ -86,6 +89,7 @@ class Options(TypedDict, total=False):
     connect: Connect
     say: Callable[[str], None]
     serving: Sequence[str]
+    explained: Sequence[str]
 
 
 class PartiesSession:
@@ -109,7 +113,9 @@ class PartiesSession:
         self, experiment: Experiment, mode: Mode, parties: Collection[str], options: Options
     ) -> None:
         terms = Terms.of(experiment, mode, experiment.name)
-        self.terms = terms.served_with(options.get("serving", ()))
+        terms = terms.served_with(options.get("serving", ()))
+        self.terms = terms.asked_with([f"{EXPLAIN}{one}" for one in options.get("explained", ())])
+        check_explained(self.terms)
         self.ledger, self._mode = Ledger(), secure_mode.make(self.terms.secure)
         self._say: Callable[[str], None] = options.get("say", lambda line: None)
         self._tell = options.get("on_progress")

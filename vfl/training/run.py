@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vfl import defenses
+from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import (
     Experiment,
     check_one_process,
@@ -43,6 +44,7 @@ from vfl.datasets.doubts import doubts
 from vfl.datasets.files import column_names
 from vfl.datasets.load import NO_ENCODERS
 from vfl.datasets.on_disk import OnDisk
+from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure_mode
 from vfl.session.label import EpochRecord, summarise
 from vfl.session.label.summary import revealed, test_figures, write_predictions
@@ -305,6 +307,7 @@ def trained(
     device: str = "cpu",
     tell: Tell | None = None,
     serving: Sequence[str] = (),
+    explained: Sequence[str] = (),
 ) -> AnySession:
     """A session of a finished run with its weights, ready to evaluate or predict.
 
@@ -315,6 +318,7 @@ def trained(
         device: where the models run.
         tell: told how far it is, as the folder is.
         serving: see `Options`.
+        explained: see `Options`.
 
     Raises:
         RunFolderError: the weights are not those of the run, or not as they were written.
@@ -325,7 +329,7 @@ def trained(
     digests = ((party, weights_digest(state)) for party, state in weights.items())
     folder.check_weights(joint_digest(digests))
     options: Options = {"weights": weights, "device": device, "on_progress": _noted(folder, tell)}
-    options["serving"] = serving
+    options["serving"], options["explained"] = serving, explained
     return session_of(experiment, data, mode, **options)
 
 
@@ -502,14 +506,21 @@ def _learned(folder: RunFolder, party: str, experiment: Experiment) -> Checkpoin
     return Checkpoints(folder.party(party) / _ADVERSARY, party, terms.run, terms.digest())
 
 
-def evaluate(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -> dict[str, Any]:
+def evaluate(
+    folder: RunFolder,
+    device: str = "cpu",
+    tell: Tell | None = None,
+    explained: Sequence[str] = (),
+) -> dict[str, Any]:
     """Evaluate a run's weights on its test rows, and on rows it has never had.
 
     Raises:
         TrainedRowsError: no such row is left, or it is not known which rows the run trained on.
     """
+    data = load_rows(folder)
     with locked(folder.path):
-        session = trained(folder, load_rows(folder), "evaluate", device, tell).run()
+        session = trained(folder, data, "evaluate", device, tell, explained=explained).run()
+        _keep_explained(folder, session, data)
         digest, path = session.weights_digest(), str(folder.path)
         summary = summarise(session.label, digest, path, session.terms)
         summary |= accounts_of(session)
@@ -573,14 +584,30 @@ def evaluate_together(
     return found
 
 
-def predict(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -> Path:
+def _keep_explained(folder: RunFolder, session: AnySession, data: Mapping[str, PartyData]) -> None:
+    """Keep what columns add at their owners."""
+    if not isinstance(session, WholeNetworkSession):
+        return
+    everybody: list[WholeNetworkParty | WholeNetworkLabel] = [*session.clients, session.label]
+    for one in everybody:
+        part = PartyFolder(folder.party(one.name))
+        part.save_explained(data[one.name], session.terms, one.column_values())
+
+
+def predict(
+    folder: RunFolder,
+    device: str = "cpu",
+    tell: Tell | None = None,
+    explained: Sequence[str] = (),
+) -> Path:
     """Predict the rows that `evaluate` tests; the CSV file with the answers."""
     experiment = folder.experiment()
     data = load_rows(folder)
     path = folder.path / "predictions.csv"
     label = data[experiment.label.party]
     with locked(folder.path):
-        session = trained(folder, data, "predict", device, tell).run()
+        session = trained(folder, data, "predict", device, tell, explained=explained).run()
+        _keep_explained(folder, session, data)
         for party, own in data.items():
             PartyFolder(folder.party(party)).save_predicted(own)
         asked = session.label

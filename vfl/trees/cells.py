@@ -159,6 +159,8 @@ class CellsEnd(WholeNetwork):
         self._digest = rows.digest()
         self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._own: Binning | None = None
+        #: What the own columns add where a session says it, axes (rows, columns, outputs) each.
+        self._values = list[np.ndarray]()
 
     @property
     def split(self) -> Rows:
@@ -175,6 +177,12 @@ class CellsEnd(WholeNetwork):
             Revealed(self.party, what, of, phase, times, values)
             for (what, of, phase), (times, values) in self._seen.items()
         ]
+
+    def column_values(self) -> np.ndarray | None:
+        if not self._values:
+            return None
+        values = np.concatenate(self._values)
+        return values if self._terms.mode == "predict" else values[0, :, 0]
 
     def training_state(self) -> dict[str, Any]:
         seen = [[*key, *counts] for key, counts in self._seen.items()]

@@ -20,7 +20,8 @@ def importance(run: Run, json: Json = False) -> None:
 
     Figures are those of the last `vfl evaluate RUN`; a column has its name where its party's files
     lie in RUN, else its number at its owner. In a feature party's own folder of a run: how many
-    splits each of its columns has, by number and name.
+    splits each of its columns has, by number and name, and their Shapley values if the last
+    `vfl evaluate RUN --explain PARTY` told them.
     """
     table = importance_of(run)
     if json:
@@ -42,7 +43,7 @@ def importance_of(run: Path) -> dict[str, Any]:
 
     Returns:
         `parties` and `columns`, most gain first; at a feature party its `columns` alone, which have
-        splits and no more.
+        splits, and Shapley values once it has learned them.
 
     Raises:
         RunFolderError: no party's files lie there, or nobody has evaluated the run.
@@ -84,9 +85,10 @@ def importance_of(run: Path) -> dict[str, Any]:
 
 
 def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    taken = Counter(folder.weights()["columns"].tolist())
+    taken, told = Counter(folder.weights()["columns"].tolist()), folder.explained()
     return [
         {"party": folder.path.name, "column": 1 + at, "name": name, "splits": taken[at]}
+        | ({"shapley": told[name]} if name in told else {})
         for at, name in enumerate(names)
     ]
 

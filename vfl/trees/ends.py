@@ -7,9 +7,11 @@
 
 The label party asks for every message by an empty frame of the same step, so one is on its way at
 a time. A feature party's columns have numbers for the label party, no names. Nothing of the labels
-leaves the label party but which of a party's columns were split at which bins. A feature party
-shows the order of its cells, and with an `epsilon` only after randomised response. Test rows and
-new rows are asked by their cells as they are: answers show on which side of each split they lie.
+leaves the label party but which of a party's columns were split at which bins; in evaluations and
+predictions also the Shapley values of a party's own columns, if the label party consents. A
+feature party shows the order of its cells, and with an `epsilon` only after randomised response.
+Test rows and new rows are asked by their cells as they are: answers show on which side of each
+split they lie.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from vfl.trees.boosting import (
     splits_state,
 )
 from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, taken, within
-from vfl.trees.explanation import Leaves, importance
+from vfl.trees.explanation import Leaves, importance, mean_absolute
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, Sides
 
@@ -95,6 +97,31 @@ class FeatureEnd(FeatureCellsEnd):
             self._sides = Sides(self._splits, self._own.layout)
         answers = np.packbits(self._sides.of(self._bins(self._asked_for(exchange))), axis=1)
         self.link.send(Frame(Kind.PROTOCOL, exchange.step, answers.tobytes()))
+
+    def outputs(self, exchange: Exchange) -> None:
+        super().outputs(exchange)
+        if self.party in self._terms.explained and _explains(self._terms, exchange):
+            self._values.append(self._told(exchange))
+
+    def _told(self, exchange: Exchange) -> np.ndarray:
+        """What the label party says of the columns in an exchange."""
+        assert self._own is not None, "an attempt has begun"
+        rows = len(exchange.rows) if self._terms.mode == "predict" else 1
+        columns = len(self._own.layout.bins)
+        frame = expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
+        raw = bytes(frame.payload)
+        fits = bool(raw) and len(raw) % (4 * rows * columns) == 0
+        values = np.frombuffer(raw if fits else b"", "<f4")
+        if not fits or not np.isfinite(values).all():
+            raise ProtocolError(
+                "no Shapley values of this party's columns",
+                where="the label party's message",
+                got=f"{len(raw)} bytes",
+                want=f"a number for each of {columns} columns, {rows} rows and each output",
+            )
+        what = "what its columns add" if self._terms.mode == "predict" else "their mean weight"
+        self._note(what, self._terms.label_party, EVALUATE, values.size)
+        return values.reshape(rows, columns, -1)
 
     def weights(self) -> dict[str, Tensor]:
         own = {} if self._own is None else self._own.state_dict()
@@ -213,7 +240,35 @@ class LabelEnd(LabelCellsEnd):
         outputs = self.answered(exchange, None)
         if self._terms.mode == "evaluate":
             self._keep_some(exchange)
+        if _explains(self._terms, exchange):
+            self._explain(exchange)
         return outputs
+
+    def _explain(self, exchange: Exchange) -> None:
+        """Tell parties what their columns add: to each predicted row, or to tested rows on average.
+
+        Raises:
+            DataError: the values of so many columns and outputs fit no message.
+        """
+        answers = self._answers
+        if self._terms.mode == "evaluate":
+            answers = np.concatenate([own for own, _ in self._tested])
+        values = self._paths().contributions(answers, self._columns, sum(self._counts.values()))
+        if self._terms.mode == "evaluate":
+            values = mean_absolute(values)[None, :, None]
+        for name in self._terms.explained:
+            first, count = self._first_of(name), self._counts[name]
+            own = values[:, first : first + count].astype("<f4")
+            if name == self.party:
+                self._values.append(own)
+                continue
+            if own.nbytes > CHUNK_BYTES:
+                raise DataError(
+                    f"the Shapley values of party '{name}' fit no message",
+                    got=f"{count} columns, {own.shape[2]} outputs",
+                    want=f"at most {CHUNK_BYTES // (4 * QUERY_ROWS)} columns times outputs",
+                )
+            self.ends[name].link.send(Frame(Kind.PROTOCOL, exchange.step, own.tobytes()))
 
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
@@ -332,11 +387,15 @@ class LabelEnd(LabelCellsEnd):
 
     def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
         """Where the splits on a party's columns stand, and they by the owner's own numbers."""
-        names = list(self._counts)
-        first = sum(self._counts[one] for one in names[: names.index(name)])
+        first = self._first_of(name)
         for place, one in enumerate(splits):
             if first <= one.column < first + self._counts[name]:
                 yield place, replace(one, column=one.column - first)
+
+    def _first_of(self, name: str) -> int:
+        """The number of a party's first column."""
+        names = list(self._counts)
+        return sum(self._counts[one] for one in names[: names.index(name)])
 
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
         """Where the rows stand that a feature party is asked for; while serving its own alone."""
@@ -360,6 +419,11 @@ class LabelEnd(LabelCellsEnd):
         self._note("sides of splits", name, EVALUATE, rows * splits)
         bits = np.frombuffer(raw, np.uint8).reshape(rows, width)
         return np.unpackbits(bits, axis=1, count=splits).astype(bool)
+
+
+def _explains(terms: Terms, exchange: Exchange) -> bool:
+    """Whether the label party says after an exchange what columns add."""
+    return bool(terms.explained) and (terms.mode == "predict" or exchange.last)
 
 
 def _too_many_splits(party: str) -> DataError:

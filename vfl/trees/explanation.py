@@ -76,8 +76,21 @@ def importance(
         np.bincount(players, minlength=count),
         gain_shares(forest, players, count),
         grown / _PERMUTATIONS,
-        np.abs(values).mean(axis=0).sum(axis=1),
+        mean_absolute(values),
     )
+
+
+def mean_absolute(values: np.ndarray) -> np.ndarray:
+    """Mean absolute Shapley values, added up over outputs, axes (players,).
+
+    Args:
+        values: axes (rows, players, outputs).
+
+    >>> mean_absolute(np.array([[[1.0, -2.0]], [[-3.0, 0.0]]])).tolist()
+    [3.0]
+    """
+    found: np.ndarray = np.abs(values).mean(axis=0).sum(axis=1)
+    return found
 
 
 def gain_shares(forest: Forest, players: np.ndarray, count: int) -> np.ndarray:

@@ -77,6 +77,7 @@ class Trees(CellsMode):
     }
     takes_noisy_labels: ClassVar[bool] = True
     answers_without: ClassVar[bool] = True
+    explains_columns: ClassVar[bool] = True
     exports: ClassVar[Mapping[str, str]] = {"xgboost": "vfl.trees.export:export_forest"}
     helps_to_train: ClassVar[bool] = True
     announced_bytes: ClassVar[int] = 1 << 21

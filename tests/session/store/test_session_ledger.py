@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 
+import numpy as np
 import pytest
 
 from vfl.config import Experiment
@@ -350,6 +351,31 @@ def test_two_sessions_at_once_keep_to_the_limit(tmp_path):
             late(begun)
     assert sent == [1]
     assert total_epsilon(ledger.entries()) == pytest.approx(5 * one)
+
+
+def test_statistics_of_almost_the_same_rows_are_refused(tmp_path):
+    ledger = SessionLedger(tmp_path / "sessions", "bank", min_changed_rows=5)
+    rows = np.arange(200, dtype=np.uint64) * 7
+
+    def show(run, trained, of=ledger):
+        with of.session(terms_of(run=run)) as (_, meter, _):
+            meter.trained = lambda: trained
+            meter.show(3)
+            meter.show(3)
+
+    show("one", rows[:100])
+    show("same", rows[99::-1])
+    show("more", rows[:105])
+    for near in (rows[:99], rows[2:102], rows[:104]):
+        with pytest.raises(ConsentError, match="almost the same rows") as refusal:
+            show("near", near)
+        assert refusal.value.got == "fewer than 5 rows changed"
+    assert ledger.spent_statistics() == 18
+    show("near", rows[100:])  # under the name of what was refused
+    ledger.forget_shown(rows[:1])
+    with pytest.raises(ConsentError):
+        show("erased", rows[1:100])
+    show("erased", rows[1:100], SessionLedger(tmp_path / "sessions", "bank"))
 
 
 def test_exact_statistics_of_all_names_have_one_limit(tmp_path):

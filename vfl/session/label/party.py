@@ -563,6 +563,10 @@ class AnyLabelParty:
         """What it sent by receiver and phase, where that is more than its ledger has."""
         return []
 
+    def column_values(self) -> np.ndarray | None:
+        """What the label party's own columns add; see `WholeNetwork.column_values`."""
+        return None
+
     def importance(self) -> Mapping[str, Any] | None:
         """What an evaluation says of parties and columns; None where a model says nothing."""
         return None

@@ -40,8 +40,10 @@ from vfl.core.text import as_written
 from vfl.datasets.alignment.ids import normalise, read_own_ids
 from vfl.datasets.alignment.positions import Alignment, ids_digest, last_version
 from vfl.session.store.party_folder import (
+    EXPLANATIONS,
     PartyFolder,
     alignment_folder,
+    digests_of_ids,
     own_alignment,
     own_ledger,
     table_format,
@@ -77,6 +79,8 @@ KEPT = (
     Kept(f"{_PART}rows.sealed", "keyed digests of ids", "its digest is overwritten"),
     Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "its line is cut out"),
     Kept(f"{_PART}{PREDICTIONS}", "ids and predictions", "its line is cut out"),
+    Kept(f"{_PART}{EXPLANATIONS}", "ids and what columns add", "its line is cut out"),
+    Kept(f"{_PART}explained.json", "figures of many rows"),
     Kept(f"{_PART}trace/**", "cuts and gradients by row", "the trace of its runs is removed"),
     Kept(f"{_PART}checkpoints/**", _LEARNED, "those of its ended runs are removed"),
     Kept(f"{_PART}weights.safetensors", _LEARNED),
@@ -90,6 +94,7 @@ KEPT = (
     Kept(f"{_RUN}report.html", "figures of many rows, and pictures where attacks drew some"),
     Kept(f"{_RUN}**", "figures of many rows"),
     Kept("store/sessions/*.sent", "SHA-256 of what was sent of many rows"),
+    Kept("store/sessions/*.shown", "keyed digests of ids", "its digest is overwritten"),
     Kept("store/sessions/**", "counts"),
     Kept("store/clients/**", "counts"),
     Kept("store/secret*"),
@@ -210,8 +215,8 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
             at_work.append(run.name)
             continue
         with locked(run):
-            cut_out += sum(_cut_lines(path, wanted) for path in (run / PREDICTIONS,
-                           part.path / PREDICTIONS) if path.exists())  # fmt: skip
+            written = (run / PREDICTIONS, part.path / PREDICTIONS, part.path / EXPLANATIONS)
+            cut_out += sum(_cut_lines(path, wanted) for path in written if path.exists())
             found = _forget_run(part, wanted, before.values(), tables["source"].gone)
             if found is None:
                 unknown.append(run.name)
@@ -224,12 +229,15 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
         for (name, which), folder in _alignments(party)
         if which in tables
     }
+    files = {(str(table.source), table.after): table for table in tables.values()}.values()
     if rewrite:
-        for table in tables.values():
+        for table in files:
             table.rewrite()
-    left = sum(len(table.gone) for table in tables.values() if not rewrite)
+    left = sum(len(table.gone) for table in files if not rewrite)
     rows = len(tables["source"].gone)
-    own_ledger(party).note("forgotten", rows=rows)
+    ledger = own_ledger(party)
+    ledger.forget_shown(digests_of_ids(party, sorted(wanted.plain)))
+    ledger.note("forgotten", rows=rows)
     return Forgotten(len(ids), rows, left, alignments, runs, unknown, cut_out, traces, at_work)
 
 

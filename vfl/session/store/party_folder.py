@@ -30,7 +30,9 @@ from vfl.core.storage import (
     weights_digest,
     write_json,
     write_sealed_json,
+    write_text,
 )
+from vfl.core.text import csv_text
 from vfl.datasets import (
     Dealing,
     Encoder,
@@ -60,6 +62,7 @@ from vfl.session.terms import Mode, Terms, differing
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
 _ROWS, _FORGOTTEN = "rows.sealed", "forgotten.json"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
+_EXPLAINED, EXPLANATIONS = "explained.json", "explanations.csv"
 CARD = "card.json"
 #: What two runs share where one can go on from the weights of the other.
 _OF_NETWORK = frozenset(
@@ -157,6 +160,37 @@ class PartyFolder:
         path = self.path / _PREDICTED
         return read_json(path) if path.exists() else None
 
+    def save_explained(self, data: PartyData, terms: Terms, values: np.ndarray | None) -> None:
+        """Keep the Shapley values of the party's columns, if the session has told any.
+
+        Args:
+            data: the rows of the session.
+            terms: of the session.
+            values: of a prediction of each row, axes (rows, columns, outputs); of an evaluation
+                their mean absolute values, axes (columns,).
+        """
+        if values is None:
+            return
+        count = len(values) if terms.mode == "evaluate" else values.shape[1]
+        columns = data.columns or tuple(str(1 + number) for number in range(count))
+        if terms.mode == "evaluate":
+            shapley = dict(zip(columns, values.tolist(), strict=True))
+            write_json(self.path / _EXPLAINED, {"shapley": shapley})
+            return
+        outputs = [""] if values.shape[2] == 1 else [f"_{1 + at}" for at in range(values.shape[2])]
+        head = ["id", *(f"shapley_{name}{output}" for name in columns for output in outputs)]
+        rows = data.split.test
+        ids = rows if data.ids is None else data.ids[rows]
+        cells = zip(ids.tolist(), values.reshape(len(rows), -1).tolist(), strict=True)
+        table = (dict(zip(head, [name, *own], strict=True)) for name, own in cells)
+        write_text(self.path / EXPLANATIONS, csv_text(head, table))
+
+    def explained(self) -> dict[str, float]:
+        """Mean absolute Shapley values of the last evaluation by column; empty if none was told."""
+        path = self.path / _EXPLAINED
+        found: dict[str, float] = read_json(path)["shapley"] if path.exists() else {}
+        return found
+
     def drift(self) -> Drift:
         """Counters against the rows of the training; of nothing where an earlier vfl trained.
 
@@ -194,6 +228,7 @@ class PartyFolder:
         before = {
             "beside": (),
             "dp": None,
+            "explained": (),
             "missing_rows": "intersection",
             "purpose": "",
         }  # of earlier runs
@@ -735,6 +770,7 @@ def own_ledger(party: PartyFile) -> SessionLedger:
         others,
         _own_log(party, folder),
         consent.max_statistics,
+        consent.min_changed_rows,
     )
 
 
@@ -744,6 +780,25 @@ def _own_log(party: PartyFile, folder: Path) -> SessionLog:
     identity = Identity.kept_at(key) if key.exists() else None
     given = party.consent.model_dump(mode="json", exclude_defaults=True)
     return SessionLog(folder, party.party, identity, Consented(party.sha256, given))
+
+
+def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
+    """Keyed digests of the training rows, by which the ledger compares sessions, uint64.
+
+    Rows without ids here are told apart by their places in one order.
+    """
+    rows, order = data.split.train, data.ids_digest.hex()
+    places = rows if data.ids is None else data.ids[rows]
+    whose = f"{order} " if data.ids is None else ""
+    return digests_of_ids(party, [f"{whose}{one}" for one in places])
+
+
+def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
+    """What the ledger recognises ids by, uint64, axes (ids,)."""
+    key = _lasting_secret(party).key("rows of exact statistics")
+    found = keyed_ids(np.asarray(ids, dtype=object), key)
+    assert found is not None, "there are ids"
+    return found
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:

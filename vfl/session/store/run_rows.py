@@ -22,7 +22,7 @@ from vfl.datasets.alignment.join import Ids
 from vfl.datasets.table import BLOCK_ROWS
 
 _PARTS = ("train", "validation", "test")
-_POSITION, _DIGEST = np.dtype("<i8"), np.dtype("<u8")
+_POSITION, DIGEST = np.dtype("<i8"), np.dtype("<u8")
 #: What a row was to a run; positions of `_PARTS`, and this for a row that the run never had.
 TRAINED, VALIDATED, TESTED, NEW = range(4)
 
@@ -73,7 +73,7 @@ class RunRows:
         def arrays() -> Iterator[bytes]:
             yield from (part.astype(_POSITION).tobytes() for part in parts)
             if self.ids is not None:
-                yield self.ids.astype(_DIGEST).tobytes()
+                yield self.ids.astype(DIGEST).tobytes()
 
         write_sealed(path, chain([len(start).to_bytes(4, "little"), start], arrays()), seal)
 
@@ -94,7 +94,7 @@ class RunRows:
                 at += count * _POSITION.itemsize
             ids = None
             if head["ids"] is not None:
-                ids = np.frombuffer(payload, _DIGEST, head["ids"], at)
+                ids = np.frombuffer(payload, DIGEST, head["ids"], at)
             return cls(Split(*parts), head["alignment"], head["order"], ids)
         except (ValueError, KeyError, TypeError):
             raise damaged(path) from None
@@ -109,8 +109,8 @@ def keyed_ids(ids: Ids | None, key: bytes) -> np.ndarray | None:
     """The keyed BLAKE2b digest of each id, 8 bytes as a uint64, axes (rows,)."""
     if ids is None:
         return None
-    found = np.empty(len(ids), dtype=_DIGEST)
-    keyed = hashlib.blake2b(key=key, digest_size=_DIGEST.itemsize)
+    found = np.empty(len(ids), dtype=DIGEST)
+    keyed = hashlib.blake2b(key=key, digest_size=DIGEST.itemsize)
     for start in range(0, len(ids), BLOCK_ROWS):
         for row, text in enumerate(ids[start : start + BLOCK_ROWS].tolist(), start):
             digest = keyed.copy()

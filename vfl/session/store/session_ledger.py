@@ -11,6 +11,10 @@ what an epoch can take, before it begins; it is corrected when the session ends,
 process is killed. What a training sends is noted beside its entry where something that protects is
 drawn (`vfl.session.store.journal`): resumed or begun again, it sends the same or nothing.
 
+Exact statistics of two sets of rows that differ in few tell of these few. So beside the entry of a
+session that shows any lie keyed digests of its training rows, and a later one whose rows differ in
+some, and in fewer than the party's own least, is refused.
+
 What happens to the ledger is appended to its log (`vfl.session.store.session_log`), which others
 can verify.
 """
@@ -27,6 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from vfl import compression, defenses
@@ -35,16 +40,18 @@ from vfl.config.toml import Settings
 from vfl.core.errors import ConsentError, DisagreementError, StorageError, VFLError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
-from vfl.core.storage import close_to_others, locked
+from vfl.core.storage import Seal, close_to_others, locked, read_sealed, write_sealed
 from vfl.session import rules, secure_mode
 from vfl.session.schedule import Exchange
 from vfl.session.store.journal import Journal
+from vfl.session.store.run_rows import DIGEST
 from vfl.session.store.session_log import Event, SessionLog
 from vfl.session.store.spending import Spending
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Mode, Terms, differing
 
 _NONCE_BYTES = 32
+_SHOWN, _SHOWN_KIND = ".shown", "rows of exact statistics"
 _ROUNDING = 1e-9
 _HEX = r"^[0-9a-f]{64}$"
 State = Literal["open", "ended", "lost"]
@@ -169,6 +176,7 @@ class Meter:
         most: the most that one epoch can take; its passes do not count.
         counted: the epoch up to which passes were counted in earlier sessions that this one can
             only repeat; None where what is sent again may be something else.
+        trained: gives keyed digests of the training rows, which statistics are about, uint64.
         reserve: told before an epoch begins.
         standing: told about every frame, too; see `Standing`.
     """
@@ -179,6 +187,7 @@ class Meter:
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     most: Spent = field(default_factory=Spent)
     counted: int | None = None
+    trained: Callable[[], np.ndarray] = lambda: np.empty(0, DIGEST)
     reserve: Callable[[], None] = lambda: None
     standing: Standing | None = None
 
@@ -202,7 +211,8 @@ class Meter:
         """Count so many exact statistics before anybody learns them.
 
         Raises:
-            ConsentError: they are more than the party allows.
+            ConsentError: they are more than the party allows, or about almost the same rows as
+                earlier ones.
         """
         self.statistics += count
         self.reserve()
@@ -237,6 +247,8 @@ class SessionLedger(Spending[Entry]):
         others: what products keep in the same store, under the same limit.
         max_statistics: the most exact statistics of the party's rows that sessions under all names
             may show to others together; None sets no limit.
+        min_changed_rows: the fewest rows in which sets of rows that statistics are shown of may
+            differ, if they do.
         log: what is appended to; None is one that nobody signs.
     """
 
@@ -250,10 +262,11 @@ class SessionLedger(Spending[Entry]):
         others: Sequence[Spending[Any]] = (),
         log: SessionLog | None = None,
         max_statistics: int | None = None,
+        min_changed_rows: int = 1,
     ) -> None:
         super().__init__(folder, party)
         self.max_epsilon, self.others = max_epsilon, others
-        self.max_statistics = max_statistics
+        self.max_statistics, self.min_changed_rows = max_statistics, min_changed_rows
         self.log = log or SessionLog(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
@@ -383,7 +396,7 @@ class SessionLedger(Spending[Entry]):
             now, noted = meter.spent(coming=coming), 0 if journal is None else len(journal)
             more = {"received": standing.received} | ({"noted": noted} if noted else {})
             try:
-                self._spend(terms, written, now, more, checked=coming)
+                self._spend(terms, written, now, more, meter.trained, checked=coming)
             except ConsentError:
                 meter.passes, meter.statistics = written.passes, written.statistics
                 raise
@@ -409,7 +422,14 @@ class SessionLedger(Spending[Entry]):
                     journal.close()
 
     def _spend(
-        self, terms: Terms, written: Spent, now: Spent, more: dict[str, Any], *, checked: bool
+        self,
+        terms: Terms,
+        written: Spent,
+        now: Spent,
+        more: dict[str, Any],
+        trained: Callable[[], np.ndarray],
+        *,
+        checked: bool,
     ) -> None:
         """Put what a session has taken now in the place of what was written of it before.
 
@@ -424,6 +444,7 @@ class SessionLedger(Spending[Entry]):
                 self._check_epsilon(entry, terms, spent.passes - before.passes)
             if checked and spent.statistics > before.statistics:
                 self._check_statistics(spent.statistics - before.statistics)
+                self._check_rows(terms.run, trained)
             changed = more | {"spent": {**entry.spent, terms.mode: spent}}
             self._write(entry.model_copy(update=changed))
 
@@ -453,6 +474,47 @@ class SessionLedger(Spending[Entry]):
                 want=f"at most {most} in all",
                 fix="fewer columns or bins, or a larger max_statistics in the party's own file",
             )
+
+    def _check_rows(self, run: str, rows: Callable[[], np.ndarray]) -> None:
+        """Refuse statistics of almost the same rows as earlier ones; note these rows."""
+        own, least = self.folder / f"{run}{_SHOWN}", self.min_changed_rows
+        if own.exists():  # the rows of a training stay the same
+            return
+        trained = np.unique(rows())
+        for path in sorted(self.folder.glob(f"*{_SHOWN}")):
+            changed = len(np.setxor1d(trained, self._shown(path), assume_unique=True))
+            if 0 < changed < least:
+                raise ConsentError(
+                    f"party '{self.party}' does not consent to show exact statistics of almost the "
+                    "same rows again: the difference would tell of the rows that changed",
+                    where=f"training rows of '{run}', beside those of '{path.stem}'",
+                    got=f"fewer than {least} rows changed",
+                    want=f"the same rows, or at least {least} that changed",
+                    fix="train on the rows of that run; wait for more new rows; or accept what is "
+                    "told of the changed ones by min_changed_rows = 1 in the party's own file",
+                )
+        seal = Seal(_SHOWN_KIND, self.party, run)
+        write_sealed(own, [trained.astype(DIGEST).tobytes()], seal)
+
+    def forget_shown(self, digests: np.ndarray) -> None:
+        """Overwrite what erased rows are recognised by; they go on counting as rows of their runs.
+
+        Args:
+            digests: keyed digests of the rows, uint64.
+        """
+        with self.locked():
+            for path in sorted(self.folder.glob(f"*{_SHOWN}")):
+                shown = self._shown(path).copy()
+                places = np.flatnonzero(np.isin(shown, digests))
+                if len(places):
+                    drawn = secrets.token_bytes(DIGEST.itemsize * len(places))
+                    shown[places] = np.frombuffer(drawn, DIGEST)
+                    seal = Seal(_SHOWN_KIND, self.party, path.stem)
+                    write_sealed(path, [np.unique(shown).tobytes()], seal)
+
+    def _shown(self, path: Path) -> np.ndarray:
+        """Keyed digests of the rows that a session showed statistics of, uint64, ascending."""
+        return np.frombuffer(read_sealed(path, Seal(_SHOWN_KIND, self.party, path.stem)), DIGEST)
 
     def spent_statistics(self) -> int:
         """Exact statistics that others learned under all names, and what is lost."""
@@ -596,7 +658,7 @@ def _outcome(error: BaseException) -> str:
 
 def binding_of(terms: Terms) -> str:
     """Digest of what a name stands for: all terms but those of one session, and vfl's version."""
-    return terms.digest("mode", "serving", "beside", "version")
+    return terms.digest("mode", "serving", "beside", "explained", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:
