@@ -190,6 +190,12 @@ def test_a_step_moves_bottoms_top_and_vectors_by_the_gradients_of_one_network(fo
 
 
 HARD = {
+    "row state": (
+        "codec=error_feedback:k=2",
+        "train.in_flight=3",
+        "train.batch_size=4",
+        "train.checkpoint_every=7",
+    ),
     "codec": ("codec=randtopk:k=3,alpha=0.2,values=8",),
     "in flight": ("train.in_flight=3", "train.batch_size=4", "train.checkpoint_every=7"),
     "early": ("train.patience=1", "train.keep=best", "train.epochs=6", "train.learning_rate=0.05"),
@@ -203,7 +209,7 @@ def test_it_goes_on_bit_for_bit(folder, tmp_path, name):
     data = load_data(settings)
     whole = LocalSession(settings, data, outputs=2).run()
     exchanges = list(rules.schedule(whole.terms, data["registry"].split))
-    if name == "in flight":
+    if "train.batch_size=4" in HARD[name]:
         out = [
             len(own_rows(one, held)) == 0
             for one in exchanges

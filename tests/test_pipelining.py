@@ -131,9 +131,9 @@ def test_cuts_leave_exactly_when_the_contract_says(data, in_flight):
     noted = []
     send, take = half.send_cut, half.take_gradient
 
-    def send_cut(inputs, step):
+    def send_cut(inputs, step, rows):
         noted.append(("cut", step))
-        send(inputs, step)
+        send(inputs, step, rows)
 
     def take_gradient():
         noted.append(("gradient", half._pending[0].context.step))
@@ -161,14 +161,16 @@ RICH = {
 }
 
 
+@pytest.mark.parametrize("codec", [RICH["codec"], "error_feedback:k=2", "aqsgd"])
 @pytest.mark.parametrize("in_flight", [1, 17])
-def test_going_back_to_a_checkpoint_changes_nothing(data, tmp_path, in_flight):
+def test_going_back_to_a_checkpoint_changes_nothing(data, tmp_path, in_flight, codec):
     """Kills in the middle of an epoch, with everything in flight, and right after a drain."""
-    whole = session(data, in_flight, **RICH).run()
+    rich = RICH | {"codec": codec}
+    whole = session(data, in_flight, **rich).run()
     for step in (8, 23, 24, 37):
         with pytest.raises(Killed):
-            session(data, in_flight, folder=tmp_path, observers=[Killer(step)], **RICH).run()
-    resumed = session(data, in_flight, folder=tmp_path, **RICH).run()
+            session(data, in_flight, folder=tmp_path, observers=[Killer(step)], **rich).run()
+    resumed = session(data, in_flight, folder=tmp_path, **rich).run()
     assert resumed.weights_digest() == whole.weights_digest()
     assert [record["train_loss"] for record in resumed.label.history] == [
         record["train_loss"] for record in whole.label.history

@@ -418,7 +418,7 @@ def test_a_party_that_opens_another_shape_is_named(tables):
     one = session(tables["beaver"], "beaver")
     half = one.clients[1].end
     send_cut = half.send_cut
-    half.send_cut = lambda inputs, step: send_cut(inputs[:-1], step)
+    half.send_cut = lambda inputs, step, rows: send_cut(inputs[:-1], step)
     with pytest.raises(TruncatedFrameError) as caught:
         one.run()
     assert caught.value.where == "step 0 of party 'shop'"

@@ -57,6 +57,10 @@ class TestRegisteredCodecs(CodecContract):
         "randtopk:k=3,alpha=0.5,law=multinomial,values=8",
         "randtopk:k=11,alpha=1,values=5,packer=index",
         "randtopk:k=12,alpha=1,law=multinomial",
+        "error_feedback:k=1",
+        "error_feedback:k=12,values=4,packer=bitmap,scale=row,grad=4",
+        "aqsgd",
+        "aqsgd:values=1,scale=row,grad=fp32",
     )
 
     def test_every_registered_name_is_here(self):

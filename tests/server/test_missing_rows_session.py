@@ -31,6 +31,7 @@ SHARES = {"bank": 0.7, "shop": 0.8}
 DATA = {"alignment": "alignment", "missing_rows": "token", "validation": 0.1, "test": 0.3}
 CONTENT = {
     "name": "gaps",
+    "codec": "error_feedback:k=2",
     "data": DATA,
     "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in PARTIES},
     "label": {"party": "lender", "top": "mlp:hidden=8"},

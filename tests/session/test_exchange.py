@@ -1,5 +1,6 @@
 """An honest round: what both halves compute, in which order, and what they leave alone."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -238,7 +239,7 @@ def test_cuts_in_flight_are_made_again_from_the_state_they_were_made_with(start)
     assert [each["step"] for each in kept["in_flight"]] == [4, 5]
     assert [each["step"] for each in sent] == [4, 5]
     again = start(codec=Counting, in_flight=3)
-    again.feature.load_training_state(kept, lambda step: again.inputs)
+    again.feature.load_training_state(kept, lambda step: (again.inputs, np.arange(ROWS)))
     again.label.send_again(sent)
     again.label.codec.load_state_dict(game.label.codec.state_dict())
     for each in (game, again):

@@ -155,6 +155,29 @@ class Forgetful(Floats):
         self.steps += 1
 
 
+class HalfForgetful(Forgetful):
+    """Its reading end adds what it learned, which is not in its state."""
+
+    def encode(self, cut, context=INFERENCE):
+        return Floats.encode(self, cut)
+
+    def decode(self, payload, rows, width, context=INFERENCE):
+        return Decoded(super().decode(payload, rows, width).cut + self.steps, None)
+
+
+class Positional(Floats):
+    """Sends something else where it knows the positions of rows, and does not say so."""
+
+    def encode(self, cut, context=INFERENCE):
+        return super().encode(cut if context.rows is None else cut + 1)
+
+
+class Nameless(Floats):
+    """Says that it needs positions, and takes batches without them."""
+
+    needs_rows = True
+
+
 class Widening(Floats):
     """Its module gives another width than it says."""
 
@@ -218,6 +241,9 @@ BROKEN = [
     (Unchecked, "malformed_payloads_are_refused_or_harmless", ".*"),
     (Trusting, "malformed_payloads_are_refused_or_harmless", ".*"),
     (Forgetful, "state_survives_a_checkpoint", "was not restored"),
+    (HalfForgetful, "both_ends_stay_together_and_resume", "was not restored"),
+    (Positional, "positions_are_used_or_ignored", "does not say so"),
+    (Nameless, "positions_are_used_or_ignored", "took a batch without"),
     (Widening, "its_modules_loss_and_formula_fit_the_cut", "not as wide as it says"),
     (RowLosses, "its_modules_loss_and_formula_fit_the_cut", "its loss is no scalar"),
     (Percent, "its_modules_loss_and_formula_fit_the_cut", "its ratio is no share"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -121,11 +122,11 @@ class FeatureParty:
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains and self._steps.changes:
             self._steps.begin(exchange.epoch)
-        inputs = self._rows(exchange)
+        inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
             return  # it has none of these rows, and the label party knows
         if exchange.trains:
-            self.end.send_cut(inputs, exchange.step)
+            self.end.send_cut(inputs, exchange.step, rows)
         else:
             self.end.send_query(inputs, exchange.step)
 
@@ -211,13 +212,14 @@ class FeatureParty:
         """SHA-256 of the weights, the only thing about them that is ever told."""
         return weights_digest(self.weights())
 
-    def _rows(self, exchange: Exchange) -> Tensor:
+    def _rows(self, exchange: Exchange) -> tuple[Tensor, np.ndarray]:
+        """The inputs of an exchange, and their positions in the aligned rows."""
         rows = exchange.rows if self._ranks.alone else self._ranks.share(exchange).rows
         if exchange.trains and self._at_branches.branches is not None:
             self._at_branches.expect(exchange.step, rows)
         if self._held is not None:
             rows = rows[own_rows(exchange, self._held)]
-        return self.inputs.index_select(0, torch.from_numpy(rows))
+        return self.inputs.index_select(0, torch.from_numpy(rows)), rows
 
 
 def own_bottom(text: str) -> models.Bottom:

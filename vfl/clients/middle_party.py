@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -133,7 +134,7 @@ class MiddleParty:
         if exchange.trains:
             if self._steps.changes:
                 self._steps.begin(exchange.epoch)
-            self.end.send_cut(merged, exchange.step)
+            self.end.send_cut(merged, exchange.step, exchange.rows)
         else:
             self.end.send_query(merged, exchange.step)
 
@@ -209,5 +210,5 @@ class MiddleParty:
 _NO_LABELS = torch.empty(0)
 
 
-def _nothing_in_flight(step: int) -> Tensor:
+def _nothing_in_flight(step: int) -> tuple[Tensor, np.ndarray]:
     raise AssertionError("the middle takes each gradient before it goes on")

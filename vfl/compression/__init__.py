@@ -25,8 +25,11 @@ CODECS: Registry[Codec] = Registry(
         "size": "vfl.compression.size:Size",
         "sign": "vfl.compression.size:Sign",
         "rate": "vfl.compression.rate:Rate",
+        "error_feedback": "vfl.compression.feedback:ErrorFeedback",
+        "aqsgd": "vfl.compression.feedback:AQSGD",
     },
     group="vfl.codecs",
+    aliases={"efvfl": "error_feedback"},
 )
 
 #: The codec a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vfl.core.errors import SpecError
 from vfl.core.frame import Payload
 from vfl.core.seeds import Secret
 
@@ -30,11 +31,33 @@ class StepContext:
         training: False for evaluation and prediction, where no codec draws.
         secret: the encoding party's secret; None at the decoding end. At inference only a feature
             party's defense has it.
+        rows: position of each row of a training batch in the run's own table, int64, the same at
+            both ends of a link; None at inference, and where the caller of a module gave none.
     """
 
     step: int = 0
     training: bool = False
     secret: Secret | None = field(default=None, repr=False)
+    rows: npt.NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
+
+    def positions(self, count: int) -> npt.NDArray[np.int64]:
+        """`rows`, for a codec with `needs_rows`.
+
+        Args:
+            count: rows of the batch.
+
+        Raises:
+            SpecError: nobody gave the positions, or those of another batch.
+        """
+        if self.rows is None or self.rows.shape != (count,):
+            raise SpecError(
+                "this codec keeps state for each row, and needs the positions of a batch's rows",
+                where=f"step {self.step}",
+                got="no positions" if self.rows is None else f"axes {self.rows.shape}",
+                want=f"axes ({count},), whole numbers from 0 on",
+                fix="model(inputs, rows=positions), of a loader that gives them with each batch",
+            )
+        return self.rows
 
 
 INFERENCE = StepContext()
@@ -84,6 +107,7 @@ class Codec(ABC):
     Attributes:
         draws: what travels of a training cut is drawn from the party's secret, to hide something.
         repeats: the same values in the same exchange are the same bytes, in every attempt.
+        needs_rows: state is kept for each row, so contexts of training name the `rows`.
         on_card: `encode` and `encode_grad` take tensors of a graphics card, and `decode` and
             `decode_grad` leave theirs on `device`; without it all tensors are the processor's.
         device: where the party's models run, set once before the first cut where `on_card` is true.
@@ -91,6 +115,7 @@ class Codec(ABC):
 
     draws: ClassVar[bool] = False
     repeats: ClassVar[bool] = True
+    needs_rows: ClassVar[bool] = False
     on_card: ClassVar[bool] = False
     device: torch.device = torch.device("cpu")
 

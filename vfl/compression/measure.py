@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -109,8 +109,8 @@ def measure_codec(
         raise UserError("there is nothing to measure", got=got, want="at least one of each")
     own = secret or Secret.of_simulation(0, "measure")
     batches = [
-        (cut[start : start + batch_size], StepContext(step, training, own if training else None))
-        for step, start in enumerate(range(0, len(cut), batch_size), start=1)
+        (batch, _context_of(batch, step, batch_size, own if training else None))
+        for step, batch in enumerate(torch.split(cut, batch_size), start=1)
     ]
     crossings = list(_cross_all(codec, batches))
     wire_bytes = sum(crossing.wire_bytes for crossing in crossings)
@@ -131,6 +131,14 @@ def measure_codec(
         encode_ms=1000 * median(crossing.encode_s for crossing in crossings),
         decode_ms=1000 * median(crossing.decode_s for crossing in crossings),
     )
+
+
+def _context_of(batch: Tensor, step: int, batch_size: int, secret: Secret | None) -> StepContext:
+    """The context of a batch, the rows counted through the cut; of a query without a secret."""
+    if secret is None:
+        return StepContext(step)
+    rows = np.arange(len(batch)) + (step - 1) * batch_size
+    return StepContext(step, training=True, secret=secret, rows=rows)
 
 
 _Batches = list[tuple[Tensor, StepContext]]
@@ -161,7 +169,7 @@ def _cross_all(codec: Codec, batches: _Batches) -> Iterator[_Crossing]:
 
 def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) -> _Crossing:
     rows, width = cut.shape
-    reading = StepContext(context.step, context.training)
+    reading = replace(context, secret=None)
     start = perf_counter()
     payload = encoder.encode(cut, context).payload
     encoded = perf_counter()

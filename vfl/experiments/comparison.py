@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,7 +193,7 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
     Raises:
         SpecError: the codec cannot be built, or does not fit the width.
     """
-    context = StepContext(training=True, secret=Secret.of_simulation(0, "match"))
+    context = _matching(0, cut.rows)
     codecs = [cut.make(spec) for _ in cut.widths]
     for codec, width in zip(codecs, cut.widths, strict=True):
         codec.check(width)
@@ -203,6 +204,12 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
     )
 
 
+def _matching(step: int, rows: int) -> StepContext:
+    """The context under which frames of drawn cuts are made."""
+    secret = Secret.of_simulation(0, "match")
+    return StepContext(step, training=True, secret=secret, rows=np.arange(rows))
+
+
 def length_follows_data(spec: str, cut: CutShape) -> bool:
     """Whether the length of a codec's frames depends on the data, or on what it learned.
 
@@ -210,8 +217,13 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
     >>> [length_follows_data(spec, cut) for spec in ("topk:k=3,values=8", "l1:target=6")]
     [False, True]
     """
-    few = replace(cut, rows=8)
-    return cut.make(spec).learns or frame_bytes(spec, few) != frame_bytes(spec, few, 1)
+    width = cut.widths[0]
+    lengths, codec = set(), cut.make(spec)
+    for step in range(3):  # lengths of what has learned differ
+        drawn = _drawn(codec.wire_width(width), 8, step)
+        lengths.add(len(codec.encode(drawn, _matching(step, 8)).payload))
+        codec.commit(step)
+    return len(lengths) > 1
 
 
 def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:

@@ -463,15 +463,20 @@ class FeatureEnd(_End):
         """Cuts whose gradients have not been taken yet."""
         return len(self._pending)
 
-    def send_cut(self, inputs: Tensor, step: int) -> None:
+    def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
         """Forward a training batch of axes (rows, ...) and send its cut.
+
+        Args:
+            inputs: the batch.
+            step: number of the exchange.
+            rows: positions of the batch in the aligned rows, int64.
 
         Raises:
             NonFiniteError: the cut holds NaN or Inf.
             WidthError: the bottom's output is not (rows, width).
             DisagreementError: this training has sent another cut of this step.
         """
-        payload = self._go_forward(inputs, step)
+        payload = self._go_forward(inputs, step, rows)
         self._send(Frame(Kind.CUT, step, payload), self._pending[-1].cut)
 
     def answer(self, step: int) -> None:
@@ -546,17 +551,20 @@ class FeatureEnd(_End):
             own["clips"] = self.private.state()
         return own | {"adversary": self.adversary.training_state()}
 
-    def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
+    def load_training_state(
+        self, saved: Mapping[str, Any], batch: Callable[[int], tuple[Tensor, np.ndarray]]
+    ) -> None:
         """Restore what `training_state` gave; cuts in flight are made again, but not sent.
 
         Args:
             saved: the state.
-            batch: the inputs of an exchange that was in flight, by its step.
+            batch: the inputs and positions of an exchange that was in flight, by its step.
         """
         self._pending.clear()
         for earlier in saved["in_flight"]:
             self.load_state_dict(earlier["state"])
-            self._go_forward(batch(earlier["step"]), earlier["step"])
+            inputs, rows = batch(earlier["step"])
+            self._go_forward(inputs, earlier["step"], rows)
         self.load_state_dict(saved["state"])
         if self.private is not None:
             self.private.restore(saved.get("clips", ()))
@@ -577,9 +585,9 @@ class FeatureEnd(_End):
         check_finite(grad, "gradient", self.party, context.step)
         return grad
 
-    def _go_forward(self, inputs: Tensor, step: int) -> Payload:
+    def _go_forward(self, inputs: Tensor, step: int, rows: np.ndarray | None) -> Payload:
         """Make the cut of a training batch and await its gradient; the payload to send."""
-        context = StepContext(step, training=True, secret=self._secret)
+        context = StepContext(step, training=True, secret=self._secret, rows=rows)
         fed, _ = self.defense.batch(inputs, None, context)
         inputs = self.adversary.batch(inputs if fed is None else fed, context)
         inputs = inputs.to(self._compute.device)
@@ -694,14 +702,19 @@ class LabelEnd(_End):
         # Gradients the party may not have taken yet: their steps are final at neither end.
         self._sent: deque[Frame] = deque()
 
-    def receive_cut(self, step: int, rows: int) -> Tensor:
+    def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
         """Wait for a training cut; axes (rows, width), ready to be differentiated.
+
+        Args:
+            step: number of the exchange.
+            count: how many rows.
+            rows: their positions in the aligned rows, int64.
 
         Raises:
             ProtocolError, FrameError, NonFiniteError: nothing was changed by the frame.
         """
-        context = StepContext(step, training=True, secret=self._secret)
-        cut, saved = self._receive(Kind.CUT, context, rows)
+        context = StepContext(step, training=True, secret=self._secret, rows=rows)
+        cut, saved = self._receive(Kind.CUT, context, count)
         cut = cut.to(self.device).requires_grad_()
         self._pending = (cut, saved, context)
         return cut if self.adapter is None else self.adapter(cut)
@@ -821,7 +834,7 @@ class CutAggregator:
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
         """What arrived, by feature party; axes (rows, width) each."""
-        rows = len(exchange.rows)
+        rows = exchange.rows
         return {name: self._one(name, end, exchange, rows) for name, end in self.ends.items()}
 
     def send_gradients(self, exchange: Exchange, labels: Tensor) -> None:
@@ -831,12 +844,12 @@ class CutAggregator:
             if exchange.last:
                 end.drained()
 
-    def _one(self, name: str, end: LabelEnd, exchange: Exchange, rows: int) -> Tensor:
+    def _one(self, name: str, end: LabelEnd, exchange: Exchange, rows: np.ndarray) -> Tensor:
         started = time.perf_counter()
         if exchange.trains:
-            cut = end.receive_cut(exchange.step, rows)
+            cut = end.receive_cut(exchange.step, len(rows), rows)
         else:
-            cut = end.receive_query(exchange.step, rows)
+            cut = end.receive_query(exchange.step, len(rows))
             self._confirm(end, exchange)
         self._waited(name, exchange, started)
         return cut

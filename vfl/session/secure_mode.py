@@ -108,7 +108,7 @@ class FeatureRound(Protocol):
     def fit(self, inputs: Any) -> None:
         """Look at the training inputs once, before step 0."""
 
-    def send_cut(self, inputs: Tensor, step: int) -> None:
+    def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
         """Begin a training exchange on rows of axes (rows, ...)."""
 
     def send_query(self, inputs: Tensor, step: int) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 from unittest import SkipTest
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vfl.compression import INFERENCE, Codec, Encoded, StepContext, make
-from vfl.core.errors import FrameError
+from vfl.core.errors import FrameError, SpecError
 from vfl.core.frame import Payload
 from vfl.core.seeds import Secret, generator
 from vfl.testing.base import Contract, global_states, require_still
@@ -57,7 +59,9 @@ class CodecContract(Contract):
             assert same, "the same gradient and context gave other bytes"
 
             leaf = cut.clone().requires_grad_()
-            simulated = make(spec).simulate(leaf, _sender(training), _receiver(training))
+            simulated = make(spec).simulate(
+                leaf, _context(training, rows, "feature"), _context(training, rows, "label")
+            )
             simulated.backward(_grad(cut))  # type: ignore[no-untyped-call]
             assert leaf.grad is not None, "simulate gave no gradient"
             assert _same_bits(simulated.detach(), trip.decoded), "simulate differs from the wire"
@@ -89,7 +93,7 @@ class CodecContract(Contract):
         if not codec.equal_queries(width):
             raise SkipTest("its queries differ in length, and it says so")
         for step in range(3):  # what it learns is no secret, but makes some values shorter
-            codec.encode(_cut(spec, 17, self.width), _sender(training=True, step=step))
+            codec.encode(_cut(spec, 17, self.width), _context(True, 17, "feature", step))
             codec.commit(step)
         for rows in ROWS[1:]:
             drawn = _cut(spec, rows, self.width)
@@ -123,14 +127,41 @@ class CodecContract(Contract):
         cut = _cut(spec, 5, self.width)
         codec, restored = make(spec), make(spec)
         for step in range(3):
-            codec.encode(cut, _sender(training=True, step=step))
+            codec.encode(cut, _context(True, 5, "feature", step))
             codec.commit(step)
         state = codec.state_dict()
         assert all(isinstance(tensor, Tensor) for tensor in state.values())
         restored.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
-        context = _sender(training=True, step=3)
+        context = _context(True, 5, "feature")
         expected, found = codec.encode(cut, context), restored.encode(cut, context)
         assert bytes(expected.payload) == bytes(found.payload), "the state was not restored"
+
+    def test_both_ends_stay_together_and_resume(self, spec: str) -> None:
+        cut = _cut(spec, 5, self.width)
+        ends, resumed = (make(spec), make(spec)), (make(spec), make(spec))
+        for step in range(4):
+            if step == 2:
+                for end, again in zip(ends, resumed, strict=True):
+                    again.load_state_dict({k: v.clone() for k, v in end.state_dict().items()})
+            drawn = cut * (step + 1)
+            found = _played(ends, drawn, step)
+            if step >= 2:
+                assert _played(resumed, drawn, step) == found, "the state was not restored"
+
+    def test_positions_are_used_or_ignored(self, spec: str) -> None:
+        codec, cut = make(spec), _cut(spec, 5, self.width)
+        named = _context(True, 5, "feature")
+        nameless = replace(named, rows=None)
+        if codec.needs_rows:
+            for refused in (nameless, replace(named, rows=np.arange(4))):
+                try:
+                    codec.encode(cut, refused)
+                except SpecError:
+                    continue
+                raise AssertionError("it needs positions, and took a batch without its own")
+        else:
+            sent = [bytes(make(spec).encode(cut, one).payload) for one in (named, nameless)]
+            assert sent[0] == sent[1], "it uses positions, and does not say so in `needs_rows`"
 
     def test_a_card_sends_the_same_bytes(self, spec: str, training: bool) -> None:
         if not torch.cuda.is_available():
@@ -152,7 +183,7 @@ class CodecContract(Contract):
         outgoing = torch.randn(5, self.width, generator=generator(0, "contract"))
         cut = outgoing if module is None else module(outgoing)
         assert cut.shape == (5, codec.wire_width(self.width)), "not as wide as it says"
-        loss = codec.local_loss(cut.requires_grad_(), _sender(training=True))
+        loss = codec.local_loss(cut.requires_grad_(), _context(True, 5, "feature"))
         assert loss is None or loss.shape == (), "its loss is no scalar"
         assert 0 < codec.formula_ratio(self.width) <= 1.5, "its ratio is no share of dense"
 
@@ -167,34 +198,51 @@ class _Trip:
         self._sender, self._receiver = make(spec), make(spec)
         if device != "cpu":
             self._sender.device = self._receiver.device = torch.device(device)
-        self.encoded: Encoded = self._sender.encode(cut.to(device), _sender(training))
+        self.encoded: Encoded = self._sender.encode(
+            cut.to(device), _context(training, len(cut), "feature")
+        )
         rows, width = cut.shape
         self.decoded, saved = self._receiver.decode(
-            bytes(self.encoded.payload), rows, width, _decoder(training)
+            bytes(self.encoded.payload), rows, width, _context(training, rows)
         )
         self.given = _grad(cut).to(device)
-        self.grad_payload = self._receiver.encode_grad(self.given, saved, _receiver(training))
+        self.grad_payload = self._receiver.encode_grad(
+            self.given, saved, _context(training, rows, "label")
+        )
         self.grad = self.read_grad(bytes(self.grad_payload))
 
     def read(self, payload: Payload) -> Tensor:
         """The cut that the receiving end decodes from a payload."""
         rows, width = self._shape
-        return self._receiver.decode(payload, rows, width, _decoder(self._training)).cut
+        return self._receiver.decode(payload, rows, width, _context(self._training, rows)).cut
 
     def read_grad(self, payload: Payload) -> Tensor:
         """The gradient that the sending end decodes from a payload."""
         rows, width = self._shape
-        context = _decoder(self._training)
+        context = _context(self._training, rows)
         return self._sender.decode_grad(payload, self.encoded.saved, rows, width, context)
 
     def replay(self) -> Tensor:
         """The gradient as a codec that has only the two payloads decodes it."""
         rows, width = self._shape
-        codec, context = make(self._spec), _decoder(self._training)
+        codec, context = make(self._spec), _context(self._training, rows)
         saved = codec.decode(bytes(self.encoded.payload), rows, width, context).saved
         return codec.decode_grad(
             bytes(self.grad_payload), codec.encoder_state(saved), rows, width, context
         )
+
+
+def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, bytes]:
+    """One step of a feature party's and a label party's codec: what they decode, as bytes."""
+    sender, receiver = ends
+    (rows, width), decoding = cut.shape, _context(True, len(cut), step=step)
+    payload, kept = sender.encode(cut, _context(True, rows, "feature", step))
+    decoded, saved = receiver.decode(payload, rows, width, decoding)
+    sent = receiver.encode_grad(_grad(cut), saved, _context(True, rows, "label", step))
+    grad = sender.decode_grad(sent, kept, rows, width, decoding)
+    for end in ends:
+        end.commit(step)
+    return decoded.numpy().tobytes(), grad.numpy().tobytes()
 
 
 def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:
@@ -211,21 +259,12 @@ def _grad(cut: Tensor) -> Tensor:
     return torch.randn(cut.shape, generator=generator(1, "contract", len(cut)))
 
 
-def _sender(training: bool, step: int = 3) -> StepContext:
-    """The context under which the feature party encodes."""
+def _context(training: bool, rows: int, party: str = "", step: int = 3) -> StepContext:
+    """The context under which a party encodes; without its name, under which either end decodes."""
     if not training:
         return INFERENCE
-    return StepContext(step, training=True, secret=Secret.of_simulation(0, "feature"))
-
-
-def _receiver(training: bool) -> StepContext:
-    """The context under which the label party encodes gradients."""
-    return StepContext(3, training, Secret.of_simulation(0, "label")) if training else INFERENCE
-
-
-def _decoder(training: bool) -> StepContext:
-    """The context under which either end decodes, which has no secret."""
-    return StepContext(3, training=True) if training else INFERENCE
+    secret = Secret.of_simulation(0, party) if party else None
+    return StepContext(step, training=True, secret=secret, rows=np.arange(rows))
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -163,12 +163,23 @@ class CutModel(Crossings):
         self._rows_of = traced.inputs_of_cuts()
         self._signature = inspect.signature(model.forward)
         self._takes_labels = "labels" in self._signature.parameters
+        self._takes_rows = "rows" in self._signature.parameters
+        if any(one.needs_rows for one in self._codecs.values()) and (
+            not by_row or self._takes_rows
+        ):
+            why = "its 'rows' is the model's own argument" if by_row else "tokens have no positions"
+            fix = (
+                "another name for that argument" if by_row else "row_axes=1 for texts of one length"
+            )
+            raise SpecError(f"this codec keeps state for each row, and {why}", got=codec, fix=fix)
         for cut in cuts:
             with scoped(self._secrets[cut.name].number("init")):
                 self._add_ends(cut.name, cut.width)
         self._refuse_defense(defense, traced.outputs, by_row)
 
-    def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
+    def forward(
+        self, *inputs: Any, labels: Tensor | None = None, rows: Any = None, **named: Any
+    ) -> Any:
         """Outputs of the model.
 
         Args:
@@ -176,6 +187,9 @@ class CutModel(Crossings):
             **named: arguments of the model by name.
             labels: of the rows; needed in training by defenses that look at labels, and handed on
                 if the model has an argument of this name.
+            rows: position of each row in your table, whole numbers of axes (rows,); needed in
+                training by codecs that keep state for each row. If the model has an argument of
+                this name, it is the model's alone.
 
         Raises:
             SpecError: see `SplitModule.forward`.
@@ -184,7 +198,9 @@ class CutModel(Crossings):
         """
         if labels is not None and self._takes_labels:
             named["labels"] = labels
-        context, addition = self._begin(labels)
+        if rows is not None and self._takes_rows:
+            named["rows"], rows = rows, None
+        context, addition = self._begin(labels, rows)
         arrived: dict[str, Tensor] = {}
 
         def cross(layer: str, module: nn.Module, given: Any, output: Any) -> Any:
@@ -216,6 +232,18 @@ class CutModel(Crossings):
             outputs = finished if isinstance(outputs, Tensor) else outputs
         self._count(addition)
         return outputs
+
+    def layer_of(self, party: str) -> str:
+        """The layer whose output is a party's cut."""
+        return next(cut.layer for cut in self._cuts if cut.name == party)
+
+    def inputs_of(self, party: str) -> Sequence[str]:
+        """Names of the model's arguments behind a party's cut."""
+        return self._rows_of[party]
+
+    def arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the model by name."""
+        return dict(_named(self._signature, inputs, named))
 
     def _through(
         self,

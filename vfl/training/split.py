@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,12 @@ class Crossings(nn.Module):
     state of codecs and defense, so that a training can resume from it. It does not hold the ledger
     and observers.
 
+    Attributes:
+        experiment: the settings, as an experiment file has them; without a codec where each party
+            has its own.
+        step: forward passes in training so far.
+        ledger: what crossed.
+
     Args:
         widths: width of each feature party's cut, all axes of a row together.
         codec, defense, merge, task, seed, observers: see `SplitModule`.
@@ -69,7 +76,7 @@ class Crossings(nn.Module):
         parties = {name: {"width": width} for name, width in widths.items()}
         if one_codec := isinstance(codec, str):
             common["codec"] = codec
-        checked({**common, "merge": merge, "parties": parties}, where)
+        self.experiment = checked({**common, "merge": merge, "parties": parties}, where)
         for name in () if one_codec else parties:
             checked({**common, "codec": codecs[name], "parties": {name: parties[name]}}, where)
         self.task = task
@@ -124,7 +131,7 @@ class Crossings(nn.Module):
         self.encoders[name] = self._codecs[name].client_module(width) or nn.Identity()
         self.decoders[name] = self._codecs[name].server_module(width) or nn.Identity()
 
-    def _begin(self, labels: Tensor | None) -> tuple[StepContext, Addition]:
+    def _begin(self, labels: Tensor | None, rows: Any) -> tuple[StepContext, Addition]:
         """The context of a forward pass, and where its additions to the loss are collected."""
         if self.training and labels is None and self._on_labels:
             raise SpecError(
@@ -134,11 +141,12 @@ class Crossings(nn.Module):
                 want="model(inputs, labels)",
                 fix="give the labels, or call model.eval() first if nothing is trained",
             )
-        return StepContext(self.step, self.training), Addition()
+        positions = _positions(rows) if self.training and rows is not None else None
+        return StepContext(self.step, self.training, rows=positions), Addition()
 
     def _guarded(self, name: str, cut: Tensor, context: StepContext) -> Tensor:
         """A bottom's output as it is encoded; axes (rows, width)."""
-        guarded = StepContext(context.step, context.training, self._secrets[name])
+        guarded = replace(context, secret=self._secrets[name])
         sent: Tensor = self.encoders[name](self._defense.embedding(cut, guarded))
         return sent
 
@@ -204,7 +212,7 @@ class Crossings(nn.Module):
                 self._additions.append(addition)
 
     def _context(self, context: StepContext, secret: Secret) -> StepContext:
-        return StepContext(context.step, context.training, secret if context.training else None)
+        return replace(context, secret=secret if context.training else None)
 
     def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
         """Hold labels to what an experiment of this task has, and tell the defense their kind."""
@@ -295,22 +303,26 @@ class SplitModule(Crossings):
             self.merger = merging.build(in_order)
         self._top_draws = Draws(self._label_secret, "rng", self.top, always=always)
 
-    def forward(self, inputs: Mapping[str, Any], labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, inputs: Mapping[str, Any], labels: Tensor | None = None, rows: Any = None
+    ) -> Tensor:
         """Outputs for a batch.
 
         Args:
             inputs: each party's own rows, in the same order: a tensor of axes (rows, ...), or a
                 tuple or a dict of arguments of its bottom, whose first has axes (rows, ...).
             labels: axes (rows,); needed in training by defenses that look at labels.
+            rows: position of each row in your table, whole numbers of axes (rows,); needed in
+                training by codecs that keep state for each row.
 
         Raises:
             SpecError: the defense looks at labels, and there are none, or they are of a kind that
-                it means nothing for.
+                it means nothing for; or the codec needs `rows`.
             DataError: a party's rows are missing; labels that are no class of the outputs, or of
                 another number of rows.
         """
         _check_inputs(inputs, self.widths)
-        context, addition = self._begin(labels)
+        context, addition = self._begin(labels, rows)
         cuts = {
             name: self._cut(name, inputs[name], labels, context, addition) for name in self.bottoms
         }
@@ -319,6 +331,10 @@ class SplitModule(Crossings):
             outputs = self._finish(cuts, labels, outputs, context, addition)
         self._count(addition)
         return outputs
+
+    def is_flat(self, party: str) -> bool:
+        """Whether a party's cut has one axis behind its rows."""
+        return len(self._shapes[party]) == 1
 
     def _cut(
         self,
@@ -520,6 +536,23 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
         raise DataError(
             "labels that are none of the classes", want=f"codes from 0 to {classes - 1}"
         )
+
+
+def _positions(rows: Any) -> np.ndarray:
+    """Positions of a batch's rows, as codecs take them.
+
+    Raises:
+        DataError: they are none.
+    """
+    found = torch.as_tensor(rows)
+    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.lt(0).any():
+        raise DataError(
+            "rows are positions in a table",
+            where="rows",
+            got=f"axes {tuple(found.shape)}, {str(found.dtype).removeprefix('torch.')}",
+            want="axes (rows,), whole numbers from 0 on",
+        )
+    return found.long().cpu().numpy()
 
 
 def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, Any]) -> None:

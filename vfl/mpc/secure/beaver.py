@@ -58,6 +58,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from vfl import defenses
@@ -444,7 +445,7 @@ class ShareHolder:
         """Exchanges whose gradients have not been taken yet."""
         return 0 if self._pending is None or not self._pending.trains else 1
 
-    def send_cut(self, inputs: Tensor, step: int) -> None:
+    def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
         """Open a training batch of axes (rows, ...), masked; `answer` goes on.
 
         Raises:

@@ -80,7 +80,7 @@ class PartialCuts(CutAggregator):
             if name in self.without:
                 at = at[:0]
             elif len(at):
-                cut = self._one(name, end, exchange, len(at))
+                cut = self._one(name, end, exchange, exchange.rows[at])
             elif not exchange.trains:  # what a query is answered may be a verdict
                 self._confirm(end, exchange)
             found[name] = self._missing.filled(name, cut, torch.from_numpy(at), rows)

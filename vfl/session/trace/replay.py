@@ -151,7 +151,8 @@ class Decoder:
             RunFolderError: a gradient whose cut is missing.
             FrameError: bytes the codec did not make.
         """
-        context = StepContext(frame.step, training=frame.phase == "train")
+        training = frame.phase == "train"
+        context = StepContext(frame.step, training, rows=frame.rows if training else None)
         if frame.kind is Kind.GRAD:
             if frame.step not in self._cuts:
                 raise RunFolderError("a gradient's cut is missing", where=str(self._folder))
