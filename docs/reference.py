@@ -52,7 +52,7 @@ RANGES = (
 )
 #: What the Python page describes, by module.
 PYTHON: Mapping[str, tuple[str, ...]] = {
-    "vfl.experiments.notebook": ("train", "compare", "grid", "value", "Run"),
+    "vfl.experiments.notebook": ("train", "attack", "compare", "grid", "value", "Run"),
     "vfl.experiments.study": ("Results",),
     "vfl.estimators": ("VFLClassifier", "VFLRegressor"),
     "vfl.training.cutting": ("split", "CutModel"),

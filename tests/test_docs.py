@@ -56,12 +56,13 @@ def name_of(page):
 
 @pytest.fixture
 def played(tmp_path, capsys):
-    """Runs the one sample of a page; what it prints."""
+    """Runs the samples of a page, one after the other; what they print."""
 
     def run(page):
-        (sample,) = blocks(page, "python")
-        assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
-        (tmp_path / "sample.py").write_text(sample)
+        samples = blocks(page, "python")
+        for sample in samples:
+            assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
+        (tmp_path / "sample.py").write_text("\n".join(samples))
         runpy.run_path(str(tmp_path / "sample.py"))
         return capsys.readouterr().out
 

@@ -13,7 +13,7 @@ from vfl.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from vfl.estimators import VFLClassifier, VFLRegressor
-    from vfl.experiments.notebook import Run, compare, grid, train, value
+    from vfl.experiments.notebook import Run, attack, compare, grid, train, value
     from vfl.experiments.study import Results
     from vfl.session import trace
     from vfl.training.cutting import split
@@ -26,6 +26,7 @@ __all__ = [
     "VFLClassifier",
     "VFLRegressor",
     "__version__",
+    "attack",
     "compare",
     "grid",
     "split",
@@ -37,6 +38,7 @@ __all__ = [
 _HOMES = {
     "Results": "vfl.experiments.study",
     "Run": "vfl.experiments.notebook",
+    "attack": "vfl.experiments.notebook",
     "compare": "vfl.experiments.notebook",
     "grid": "vfl.experiments.notebook",
     "train": "vfl.experiments.notebook",

@@ -365,7 +365,7 @@ class Victim:
         grants = _with_leaks(INFERENCE, k, self.classes)
         grants |= {Grant.SNAPSHOTS} if snapshots else set()
         grants |= {Grant.PARTNERS} if partners else set()
-        names = tuple(one.name for one in partners)
+        names, makers = tuple(one.name for one in partners), self._makers()
         threat = ThreatModel(
             "feature party", "inference", grants, "semi-honest", names, setting.trained_by
         )
@@ -374,9 +374,9 @@ class Victim:
             leaked=self._leak(k, draw, setting.leaks) if k else None,
             unlabelled=self._part(setting.unlabelled),
             prior=self._prior,
-            bottom=self._own_bottom,
-            new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
-            new_top=top_recipe(self._experiment, self.classes),
+            bottom=makers.bottom,
+            new_bottom=makers.new_bottom,
+            new_top=makers.new_top,
             snapshots=[partial(self._own_bottom, weights) for weights in snapshots],
             partners=[one.case(k, leak.clone_state(), setting).view for one in partners],
         )
@@ -408,6 +408,14 @@ class Victim:
             order = torch.randperm(len(rows), generator=draw)
             found.append(SentCuts(time, time, order, self.cuts(rows[order])))
         return found
+
+    def _makers(self) -> Holdings:
+        """Holdings with the makers of models alone."""
+        return Holdings(
+            bottom=self._own_bottom,
+            new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
+            new_top=top_recipe(self._experiment, self.classes),
+        )
 
     def _leak(self, k: int, draw: torch.Generator, part: Part) -> Evidence:
         rows = self._rows(part)

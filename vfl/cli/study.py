@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from vfl.core.registry import command_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vfl.experiments.attack_runner import FinishedAttack
     from vfl.experiments.scheduler import FinishedCell
     from vfl.experiments.study import Kind
 
@@ -231,7 +233,7 @@ def attack(
     given = {"attacks": attacks, "leaks": _numbers(leaks), "draws": draws, "party": party}
     overrides = [*overrides_of(None, given), *(settings or [])]
     asked = check(override({}, overrides), GridSettings, where="the options")
-    rows = attack_finished_run(RunFolder.open(run), asked, say)
+    rows = attack_finished_run(RunFolder.open(run), asked, say, _Paced(say_attack))
     results = [summary_table(rows, asked.measure).markdown()]
     if (searches := searches_table(rows)) is not None:
         results.append(searches.markdown())
@@ -409,6 +411,29 @@ def say_cell(ended: FinishedCell) -> None:
     share = f"{ended.done} of {ended.total}, {ended.done / ended.total:.0%}"
     rate = f"  {60 * ended.per_second:.3g} cells/min" if ended.per_second else ""
     say(f"{share}  {ended.cell.title}  {state}{rate}{left}")
+
+
+def say_attack(ended: FinishedAttack) -> None:
+    """One line about an attack that ended, and how long the others will take."""
+    from vfl.experiments.tables import seconds_text
+
+    one, share = ended.score, f"{ended.done} of {ended.total}, {ended.done / ended.total:.0%}"
+    leak = f" k={one.k}" if one.k else ""
+    left = "" if ended.left_s <= 0 else f"  about {seconds_text(ended.left_s)} left"
+    say(f"{share}  {one.attack}{leak}  {seconds_text(one.seconds)}{left}")
+
+
+class _Paced:
+    """Hands on what ends, but not more often than every few seconds."""
+
+    def __init__(self, told: Callable[[FinishedAttack], None], every_s: float = 3.0) -> None:
+        self._told, self._every_s, self._next = told, every_s, 0.0
+
+    def __call__(self, ended: FinishedAttack) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every_s
+            self._told(ended)
 
 
 def _print_results(sentence: str, results: str, page: Path) -> None:

@@ -26,6 +26,7 @@ from vfl.core.storage import read_json, stamp, write_bytes, write_json
 from vfl.datasets import PartyData
 from vfl.experiments.attack_runner import (
     AttackRunner,
+    FinishedAttack,
     codes_of,
     detected,
     measured_adversaries,
@@ -273,7 +274,10 @@ def _cell(
 
 
 def attack_finished_run(
-    folder: RunFolder, settings: GridSettings, say: Callable[[str], None] = lambda line: None
+    folder: RunFolder,
+    settings: GridSettings,
+    say: Callable[[str], None] = lambda line: None,
+    on_end: Callable[[FinishedAttack], None] = lambda ended: None,
 ) -> list[Record]:
     """Attack a run and its baselines; what has a score already is not run again.
 
@@ -283,6 +287,7 @@ def attack_finished_run(
         folder: a run that has ended.
         settings: attacks, leaks, draws, baselines and who attacks.
         say: gets a line about what is being done.
+        on_end: gets every attack as it ends.
 
     Returns:
         The records of these attacks and leaks.
@@ -310,7 +315,7 @@ def attack_finished_run(
     path, setting = folder.path / OF_RUN, setting_text(settings)
     earlier = [one.job for one in read_scores(path, setting) if one.job not in jobs]
     runner, file = AttackRunner.of_run(folder, data, settings), ScoresFile(folder.path)
-    scores = list(runner.run(jobs, file))
+    scores = list(runner.run(jobs, file, on_end))
     whole = [*runner.known(earlier, file), *scores]
     write_scores(path, setting, whole, codes_of(whole))
     rows = attacks_on_run(LoadedRun(folder.path), settings.baselines)

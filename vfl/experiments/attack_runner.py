@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +77,22 @@ def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResul
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
         return AttackResult(scores, threat, report=attack.last_report())
     return AttackResult(scores, threat, case.inputs, found, attack.last_report())
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAttack:
+    """An attack that has just ended.
+
+    Attributes:
+        score: what it reached.
+        done, total: attacks that have a score, and all.
+        left_s: about how long the rest takes, if each takes as long as those of this call.
+    """
+
+    score: ScoreRecord
+    done: int
+    total: int
+    left_s: float
 
 
 #: The measure of a victim whose training a party stopped.
@@ -208,6 +224,7 @@ class AttackRunner:
         settings: who attacks, and which rows play which part.
         folder: of the victim's finished run; None attacks what needs no training, the baselines.
         adversary: spec of the one it was trained against.
+        cases: of a victim that is no run; those of the experiment's kind otherwise.
 
     Raises:
         ConfigError: no feature party has that name.
@@ -221,8 +238,10 @@ class AttackRunner:
         settings: GridSettings,
         folder: RunFolder | None = None,
         adversary: str = HONEST,
+        cases: Cases | None = None,
     ) -> None:
-        self._cases_of = kind_of_cases(experiment)(experiment, data, settings, folder)
+        kind = kind_of_cases(experiment)
+        self._cases_of = cases or kind(experiment, data, settings, folder)
         self._seed, self._adversary, party = experiment.seed, adversary, self._cases_of.party
         self._width = experiment.parties[party].width
         self._gallery: Path | None = None  # where pictures that attacks make are kept
@@ -232,13 +251,12 @@ class AttackRunner:
             "party": party,
             "setting": repr(setting_of(settings)),
             "seed": self._seed,
-            "weights": "",
+            "weights": self._cases_of.weights_sha256,
         }
         if type(self._cases_of) is not Cases:
             self._about["cases"] = code_of(type(self._cases_of))
         if folder is not None:
             self._about |= {"columns": settings.known_columns}
-            self._about["weights"] = folder.summary()["weights_sha256"]
             if settings.attribute is not None:
                 self._about["attribute"] = settings.attribute
             if adversary != HONEST:
@@ -260,13 +278,23 @@ class AttackRunner:
         """Attacks on the feature party of a finished run."""
         return cls(folder.experiment(), data, settings, folder, adversary)
 
-    def run(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> Iterator[ScoreRecord]:
+    def run(
+        self,
+        jobs: Sequence[AttackJob],
+        scores: ScoresFile,
+        on_end: Callable[[FinishedAttack], None] = lambda ended: None,
+    ) -> Iterator[ScoreRecord]:
         """The score of each job, from the file if it is there, else run and added to it."""
-        for job in jobs:
+        began, ran = time.monotonic(), 0
+        missing = len(self.lacking(jobs, scores))
+        for number, job in enumerate(jobs, start=1):
             found = self._known(job, scores)
             if found is None:
                 found = self._record(job)
                 scores.add(found)
+                ran += 1
+                left_s = (time.monotonic() - began) / ran * (missing - ran)
+                on_end(FinishedAttack(found, number, len(jobs), left_s))
             yield found
 
     def lacking(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[AttackJob]:

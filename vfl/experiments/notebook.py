@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from vfl.config import Experiment, GridSettings, Locations, with_overrides
 from vfl.config.run_folder import RunFolder, new_run_name
 from vfl.config.toml import check, override
+from vfl.core.errors import UserError
 from vfl.core.registry import command_of
 from vfl.experiments.attack_grid import attack_finished_run
+from vfl.experiments.attack_runner import FinishedAttack
 from vfl.experiments.attack_tables import summary_table
 from vfl.experiments.glance import Glance
 from vfl.experiments.loaded_run import LoadedRun
+from vfl.experiments.modules import attack_module
 from vfl.experiments.pages import build_report, glance
 from vfl.experiments.results import Record, table_of
 from vfl.experiments.scheduler import FinishedCell
@@ -30,6 +33,7 @@ from vfl.experiments.study import (
 from vfl.experiments.value import alone_scores
 from vfl.training import run as trainer
 from vfl.training.specs import check_specs, read_checked
+from vfl.training.split import Crossings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,19 +85,21 @@ class Run:
 
         return pd.read_csv(trainer.predict(self.folder))
 
-    def attack(self, *attacks: str, **settings: object) -> Attacks:
+    def attack(self, *attacks: str, progress: bool = False, **settings: object) -> Attacks:
         """Attack its test rows; what was tried before is not tried again.
 
         Args:
             attacks: specs, or packs such as "light"; the light ones unless any is given.
+            progress: whether a bar is shown.
             settings: of a grid, such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
 
         Raises:
             UserError, RunFolderError: see `vfl attack`.
         """
-        given = {"attacks": list(attacks) or None, "leaks": [1, 5, 10], "draws": 3} | settings
-        asked = check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
-        return Attacks(self, attack_finished_run(self.folder, asked), asked)
+        asked = _asked(attacks, settings)
+        with _bar("attacks", 1, progress) as step:
+            rows = attack_finished_run(self.folder, asked, on_end=_shown(step))
+        return Attacks(self, rows, asked)
 
     def alone(self) -> pd.DataFrame:
         """The figures of each party alone, a row a party; trained where they are not yet.
@@ -127,14 +133,14 @@ class Run:
 
 
 class Attacks:
-    """What attacks on a run reached.
+    """What attacks on a run or a module reached.
 
     Attributes:
-        run: that was attacked.
+        run: that was attacked; None of a module.
         rows: a row a measure, attack, number of leaked labels and draw.
     """
 
-    def __init__(self, run: Run, rows: Sequence[Record], settings: GridSettings) -> None:
+    def __init__(self, run: Run | None, rows: Sequence[Record], settings: GridSettings) -> None:
         self.run, self.rows, self._settings = run, rows, settings
 
     @property
@@ -190,6 +196,68 @@ def train(
         )
     build_report(Path(summary["run"]))
     return Run(summary["run"])
+
+
+def attack(
+    victim: str | Path | Run | Crossings,
+    loader: Iterable[Any] | None = None,
+    test: Iterable[Any] | None = None,
+    *,
+    pack: str | Sequence[str] = "light",
+    out: str | Path | None = None,
+    progress: bool = True,
+    **settings: object,
+) -> Attacks:
+    """Attack a finished run, or a module that you trained.
+
+    The attacker of a module is one of its feature parties once the network is in use: it holds its
+    inputs, its layers, the cuts that cross, and a few leaked labels of each class. Each attack
+    stands beside its guess and the best baseline without the model.
+
+    Args:
+        victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made.
+        loader: of a module: batches `(inputs, labels)`, or dicts with `labels`, whose rows' labels
+            may leak. Inputs are what the module takes; a tuple has one entry for each party of a
+            `SplitModule`, in its order.
+        test: the rows that are attacked, alike; a random half of the loader's without it.
+        pack: a pack of attacks, a spec, or several (`vfl list packs`).
+        out: of a module: a folder that keeps scores; what has one is not run again.
+        progress: whether a bar is shown.
+        settings: of a grid, such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
+
+    Raises:
+        UserError: the attacker does not hold what an attack needs, or a leak does not fit.
+        DataError: a batch has no label for each row.
+        RunFolderError: see `vfl attack`.
+    """
+    specs = [pack] if isinstance(pack, str) else list(pack)
+    if not isinstance(victim, Crossings):
+        run = victim if isinstance(victim, Run) else Run(victim)
+        if loader is not None or test is not None or out is not None:
+            raise UserError("a run has rows and a folder of its own", got="a loader, or out=")
+        return run.attack(*specs, progress=progress, **settings)
+    if loader is None:
+        raise UserError("an attack on a module needs rows", want="vfl.attack(model, loader)")
+    asked = _asked(specs, settings)
+    with _bar("attacks", 1, progress) as step:
+        folder = None if out is None else Path(out)
+        rows = attack_module(victim, loader, test, asked, folder, _shown(step))
+    return Attacks(None, rows, asked)
+
+
+def _asked(specs: Sequence[str], settings: Mapping[str, object]) -> GridSettings:
+    """The settings of attacks on one victim."""
+    given = {"attacks": list(specs) or None, "leaks": [1, 5, 10], "draws": 3, **settings}
+    return check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
+
+
+def _shown(step: Any) -> Callable[[FinishedAttack], None]:
+    """Moves a bar on with every attack that ends."""
+
+    def ended(one: FinishedAttack) -> None:
+        step(one.score.attack, one.done, one.total)
+
+    return ended
 
 
 def compare(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
@@ -279,9 +347,20 @@ def _command(
 def _bar(what: str, total: int, shown: bool) -> Iterator[Any]:
     """A bar in a terminal or a notebook; a function that moves it on."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
         task = bar.add_task(what, total=total)
 

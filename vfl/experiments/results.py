@@ -546,6 +546,16 @@ def attacks_on_run(
     return list(_attacks(_about_run(run), own, free, baselines, changed))
 
 
+def attacks_of(
+    experiment: Experiment, scores: Sequence[ScoreRecord], baselines: Sequence[str]
+) -> list[Record]:
+    """The attacks on a victim that is no run, from its scores and those of its baselines."""
+    about = _about(Cell(experiment, experiment.name, {}), "")
+    own = [one for one in scores if one.bottom == TRAINED]
+    free = [one for one in scores if one.bottom != TRAINED]
+    return list(_attacks(about, own, free, baselines, {}))
+
+
 def _attacks(
     about: dict[str, Any],
     scores: Sequence[ScoreRecord],

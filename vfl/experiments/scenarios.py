@@ -305,6 +305,11 @@ class Cases:
         self._begun = session_of(self.experiment, self.data, "predict").weights() if begun else {}
         self.victim = self._victim(self.party)
 
+    @property
+    def weights_sha256(self) -> str:
+        """Stands for the victim's weights among all that a score depends on; empty of none."""
+        return "" if self.folder is None else str(self.folder.summary()["weights_sha256"])
+
     def cuts(self, rows: Tensor) -> Tensor:
         """What the party sends for some aligned rows that are asked for, axes (rows, width)."""
         return self.victim.cuts(rows)

@@ -1,0 +1,152 @@
+"""`vfl.attack` on modules that their caller trained."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import vfl
+from vfl.core.errors import DataError, TooFewRowsError, UserError
+
+ROWS, COLUMNS = 240, 6
+QUICK = {"draws": 1, "leaks": [5], "baselines": ["raw"], "progress": False}
+
+
+def rows():
+    """Three classes around three points, which no attack misses."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(ROWS) % 3
+    centres = 4 * torch.randn(3, COLUMNS, generator=draw)
+    return centres[labels] + torch.randn(ROWS, COLUMNS, generator=draw), labels
+
+
+def loaders(*inputs, batch_size=50):
+    labels = rows()[1]
+    whole = TensorDataset(*inputs, labels)
+    first, second = range(0, 160), range(160, ROWS)
+    parts = (torch.utils.data.Subset(whole, part) for part in (first, second))
+    return [DataLoader(part, batch_size) for part in parts]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(COLUMNS, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def headline(found):
+    table = found.table
+    return table[table.measure.isin(["accuracy", "matched_accuracy"])]
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["split", "SplitModule"])
+def test_an_attack_reads_what_crosses(joined):
+    inputs, _ = rows()
+    train, test = loaders(inputs)
+    net = network()
+    model = vfl.split(net, "1", inputs[:2])
+    if joined:
+        model = vfl.SplitModule({"feature": net[:2]}, net[2:], {"feature": 8})
+        train, test = ([({"feature": x}, y) for x, y in one] for one in (train, test))
+    before = {name: one.clone() for name, one in net.state_dict().items()}
+    found = headline(
+        vfl.attack(model, train, test, pack=["logistic", "logistic:at=bottom"], **QUICK)
+    )
+    assert set(found.subject) == {"logistic", "logistic:at=bottom"}
+    assert (found.value > 0.9).all()
+    assert found.guess.between(0.3, 0.4).all()
+    assert (found.no_model > 0.9).all(), "these classes need no model"
+    assert model.training
+    assert model.ledger.total_bytes("up") == 0, "an attack is no traffic of the module's"
+    assert all(torch.equal(before[name], one) for name, one in net.state_dict().items())
+
+
+def test_a_codec_hides_what_it_does_not_send():
+    """With everything but one unit left out, the cut tells less than the bottom does."""
+    inputs, _ = rows()
+    train, test = loaders(inputs)
+    model = vfl.split(network(), "1", inputs[:2], codec="quantise:values=1")
+    found = headline(
+        vfl.attack(model, train, test, pack=["logistic", "logistic:at=bottom"], **QUICK)
+    )
+    by_attack = found.set_index("subject").value
+    assert by_attack["logistic"] < by_attack["logistic:at=bottom"]
+
+
+class Towers(nn.Module):
+    """A picture and a table; the picture's party knows nothing of the table."""
+
+    def __init__(self):
+        super().__init__()
+        self.image = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU())
+        self.table, self.top = nn.Linear(COLUMNS, 8), nn.Linear(26, 3)
+
+    def forward(self, image, table):
+        return self.top(torch.cat([self.image(image).flatten(1), self.table(table)], 1))
+
+
+def test_each_party_attacks_with_its_own():
+    inputs, _ = rows()
+    pictures = torch.randn(ROWS, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    at, example = {"hospital": "image", "insurer": "table"}, (pictures[:2], inputs[:2])
+    model = vfl.split(Towers(), at, example)
+    train, test = loaders(pictures, inputs)
+    values = {}
+    for party in at:
+        found = vfl.attack(model, train, test, pack="logistic:at=bottom", party=party, **QUICK)
+        values[party] = headline(found).value.item()
+    assert values["insurer"] > 0.9
+    assert values["hospital"] < 0.5, "noise"
+
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(COLUMNS, 8), nn.Linear(8, 3)
+
+    def forward(self, nodes, edges):
+        return self.outer(edges @ torch.relu(self.inner(edges @ nodes)))
+
+
+def test_rows_of_a_graph_are_attacked_by_their_cuts():
+    """Edges are no rows: one batch holds all, half of the rows leak and half are attacked."""
+    nodes, labels = rows()
+    edges = (labels[:, None] == labels).float() / (ROWS / 3)
+    torch.manual_seed(0)
+    model = vfl.split(Graph(), "inner", (nodes, edges), label_inputs=["edges"])
+    loader = [(nodes, edges, labels)]
+    found = headline(vfl.attack(model, loader, pack="logistic", **QUICK))
+    assert found.value.item() > 0.9
+    with pytest.raises(UserError, match="need all rows") as caught:
+        vfl.attack(model, loader, pack=["logistic", "logistic:at=bottom"], **QUICK)
+    assert caught.value.fix == "pack=['logistic']"
+
+
+def test_scores_are_kept_in_a_folder(tmp_path, monkeypatch):
+    inputs, _ = rows()
+    train, test = loaders(inputs)
+    model = vfl.split(network(), "1", inputs[:2])
+    first = vfl.attack(model, train, test, pack="logistic", out=tmp_path, **QUICK)
+    monkeypatch.setattr("vfl.attacks.labels.classifiers.Logistic.run", None)
+    again = vfl.attack(model, train, test, pack="logistic", out=tmp_path, **QUICK)
+    assert again.table.equals(first.table)
+    with torch.no_grad():
+        model.model[0].weight.mul_(2)
+    with pytest.raises(TypeError):  # other weights are attacked anew
+        vfl.attack(model, train, test, pack="logistic", out=tmp_path, **QUICK)
+
+
+def test_what_the_attacker_does_not_hold_is_refused():
+    inputs, labels = rows()
+    train, test = loaders(inputs)
+    model = vfl.split(network(), "1", inputs[:2])
+    with pytest.raises(UserError, match="gradient_norm needs more than a feature party"):
+        vfl.attack(model, train, test, pack="gradient_norm", **QUICK)
+    with pytest.raises(UserError, match="needs rows"):
+        vfl.attack(model)
+    with pytest.raises(TooFewRowsError):
+        vfl.attack(model, train, test, pack="logistic", **QUICK | {"leaks": [99]})
+    with pytest.raises(DataError, match="no labels"):
+        vfl.attack(model, [inputs], pack="logistic", **QUICK)
+    with pytest.raises(DataError, match="a label for each row"):
+        vfl.attack(model, [(inputs, labels[:-1])], pack="logistic", **QUICK)

@@ -1,0 +1,484 @@
+"""Attacks on a module that its caller trained: `SplitModule`, or what `vfl.split` made.
+
+A copy of the module answers queries about the loader's rows. What crosses becomes the evidence of
+the feature party that attacks, and `AttackRunner` does the rest as it does for a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl.attacks.base import OwnBottom, before_last
+from vfl.attacks.cases import Part, Victim
+from vfl.attacks.scoring import Case
+from vfl.attacks.view import Evidence, Grant, Holdings
+from vfl.config import GridSettings
+from vfl.core.errors import DataError, UserError
+from vfl.core.seeds import generator, scoped
+from vfl.core.storage import weights_digest
+from vfl.datasets import PartyData, Split
+from vfl.experiments.attack_grid import attack_plan
+from vfl.experiments.attack_runner import AttackRunner, FinishedAttack
+from vfl.experiments.checks import check_attacks_fit, check_grid
+from vfl.experiments.results import Record, attacks_of
+from vfl.experiments.scenarios import INFERENCE_TIME, Cases, Scenario, attacker_of, scenarios_of
+from vfl.experiments.scores import ScoresFile
+from vfl.training.cutting import CutModel
+from vfl.training.split import Crossings, SplitModule, arguments_of
+
+
+@dataclass(eq=False)
+class _Columns:
+    """One party's inputs of a batch: its arguments of the model, by position or name.
+
+    Attributes:
+        arguments: tensors with a row of axis 0 each.
+        shared: whether the party is given something besides, such as the edges of a graph.
+    """
+
+    arguments: dict[str | int, Tensor]
+    shared: bool
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a single tensor of floating-point numbers, which keeps its axes."""
+        return len(self.arguments) == 1 and self.first.is_floating_point()
+
+    @property
+    def first(self) -> Tensor:
+        """The first argument."""
+        return next(iter(self.arguments.values()))
+
+    def flat(self) -> Tensor:
+        """All of it as float32, axes (rows, ...)."""
+        if self.is_one:
+            return self.first.float().cpu()
+        parts = [one.flatten(1) if one.dim() > 1 else one[:, None] for one in self.values()]
+        return torch.cat([one.float().cpu() for one in parts], 1)
+
+    def values(self) -> Iterable[Tensor]:
+        """The arguments in order."""
+        return self.arguments.values()
+
+
+class _Bottom(nn.Module):
+    """A party's layers as a module of one tensor: what `_Columns.flat` gives.
+
+    Args:
+        model: a copy that is changed no more.
+        party: whose.
+        like: its inputs of some batch.
+        others: arguments of a whole model that other parties hold, of axes (rows, ...); the cut
+            does not depend on them.
+    """
+
+    def __init__(
+        self, model: Crossings, party: str, like: _Columns, others: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__()
+        self.core: nn.Module
+        if isinstance(model, SplitModule):
+            self.core = model.bottoms[party]
+        else:
+            assert isinstance(model, CutModel)
+            self.core, self._layer = model.model, model.layer_of(party)
+        self._whole = isinstance(model, CutModel)
+        self._is_one = like.is_one
+        self._like = {name: (one.shape[1:], one.dtype) for name, one in like.arguments.items()}
+        self._others = {name: (one.shape[1:], one.dtype) for name, one in others.items()}
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """Axes (rows, columns) in, (rows, width) out."""
+        named = self._arguments(flat)
+        given = [named[name] for name in named if isinstance(name, int)]
+        by_name = {name: one for name, one in named.items() if isinstance(name, str)}
+        if not self._whole:
+            made: Tensor = self.core(*given, **by_name)
+            return made.flatten(1)
+        for name, (axes, dtype) in self._others.items():
+            by_name[name] = torch.zeros(len(flat), *axes, dtype=dtype, device=flat.device)
+
+        def stop(module: nn.Module, inputs: Any, output: Any) -> None:
+            raise _Reached(output)
+
+        hook = self.core.get_submodule(self._layer).register_forward_hook(stop)
+        try:
+            self.core(*given, **by_name)
+        except _Reached as reached:
+            return reached.cut.flatten(1)
+        finally:
+            hook.remove()
+        raise AssertionError("the model has passed its cut before")
+
+    def _arguments(self, flat: Tensor) -> dict[str | int, Tensor]:
+        if self._is_one:
+            return dict.fromkeys(self._like, flat)
+        sizes = [max(1, int(np.prod(axes))) for axes, _ in self._like.values()]
+        return {
+            name: part.reshape(len(flat), *axes).to(dtype)
+            for (name, (axes, dtype)), part in zip(
+                self._like.items(), torch.split(flat, sizes, 1), strict=True
+            )
+        }
+
+
+class _Reached(Exception):
+    """The layer of a cut has run."""
+
+    def __init__(self, cut: Tensor) -> None:
+        self.cut = cut
+
+
+@dataclass(eq=False)
+class _Seen:
+    """What a module's parties held and sent of a loader's rows, in their order."""
+
+    cuts: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+    bottom: _Bottom | None = None
+    outputs: int = 0
+
+
+def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
+    """Ask the module about every row of a loader.
+
+    Raises:
+        DataError: a batch has no label a row, or a cut of other rows.
+    """
+    seen = _Seen()
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    arrived: list[Tensor] = []
+    hook = model.decoders[party].register_forward_pre_hook(lambda _, got: arrived.append(got[0]))
+    try:
+        for batch in loader:
+            inputs, labels = _labelled(batch)
+            columns, others, outputs = _asked(model, party, _moved(inputs, device))
+            rows, cut = len(labels), arrived.pop()
+            if labels.dim() != 1 or len(columns.first) != rows or len(cut) % rows:
+                raise DataError(
+                    "an attack needs a label for each row",
+                    where="the loader",
+                    got=f"labels of axes {tuple(labels.shape)}, {len(columns.first)} rows",
+                )
+            seen.cuts.append(cut.reshape(rows, -1).float().cpu())
+            seen.inputs.append(columns.flat())
+            seen.labels.append(labels.cpu())
+            seen.outputs = outputs
+            if len(seen.labels) == 1 and not columns.shared:
+                bottom = _Bottom(model, party, columns, others)
+                seen.bottom = bottom if _runs_on_rows(bottom, columns.flat()) else None
+    finally:
+        hook.remove()
+    if not seen.labels:
+        raise DataError("the loader gives no batch", where="the loader")
+    return seen
+
+
+def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
+    """Whether a party's layers make the same of some rows as of all; those of a graph do not."""
+    few = max(1, len(flat) // 2)
+    try:
+        with torch.no_grad():
+            whole, part = bottom(flat), bottom(flat[:few])
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return torch.allclose(whole[:few], part, rtol=1e-3, atol=1e-4)
+
+
+def _labelled(batch: Any) -> tuple[Any, Tensor]:
+    """A batch's inputs and labels: the last of a tuple, or what a dict calls labels.
+
+    Raises:
+        DataError: it has none.
+    """
+    if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
+        return {name: one for name, one in batch.items() if name != "labels"}, batch["labels"]
+    if isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[-1], Tensor):
+        return batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
+    raise DataError(
+        "a batch has no labels",
+        where="the loader",
+        got=f"a {type(batch).__name__}",
+        want="a tuple (inputs, ..., labels), or a dict with 'labels'",
+    )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The same with tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: _moved(one, device) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_moved(one, device) for one in value)
+    return value
+
+
+def _asked(model: Crossings, party: str, inputs: Any) -> tuple[_Columns, Mapping[str, Tensor], int]:
+    """One query: the party's inputs, those of others that its layers are called with, outputs."""
+    with torch.no_grad():
+        if isinstance(model, SplitModule):
+            if isinstance(inputs, tuple):  # one a party, in the order of the module's
+                inputs = dict(zip(model.bottoms, inputs, strict=True))
+            outputs = model(inputs)
+            args, named = arguments_of(inputs[party])
+            own: dict[str | int, Any] = dict(enumerate(args))
+            own.update(named.items())
+            others: dict[str, Any] = {}
+        else:
+            assert isinstance(model, CutModel)
+            args, named = arguments_of(inputs)
+            outputs = model(*args, **named)
+            by_name = model.arguments(args, named)
+            mine = model.inputs_of(party)
+            own = {name: one for name, one in by_name.items() if name in mine}
+            others = {name: one for name, one in by_name.items() if name not in mine}
+    outputs = getattr(outputs, "logits", outputs)
+    classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
+    tensors = {name: one for name, one in own.items() if isinstance(one, Tensor)}
+    rows = len(next(iter(tensors.values())))
+    by_row = {name: one for name, one in tensors.items() if len(one) == rows and not one.is_sparse}
+    rest = {name: one for name, one in others.items() if isinstance(one, Tensor)}
+    shared = len(by_row) < len(own) or any(len(one) != rows for one in rest.values())
+    return _Columns(by_row, shared or len(rest) < len(others)), rest, classes
+
+
+class _ModuleVictim(Victim):
+    """A feature party of a module, with the cuts that it sent of all rows.
+
+    Args:
+        model: a copy in evaluation mode.
+        name: the party.
+        data: see `Cases`.
+        cuts: of all rows, axes (rows, width).
+        bottom: its layers; None where they cannot run on some rows alone.
+    """
+
+    def __init__(
+        self,
+        model: Crossings,
+        name: str,
+        data: Mapping[str, PartyData],
+        cuts: Tensor,
+        bottom: _Bottom | None,
+    ) -> None:
+        own, label = data[name], data[model.experiment.label.party]
+        assert own.inputs is not None
+        assert label.labels is not None
+        self.name, self._inputs, self._cuts = name, own.inputs, cuts
+        self.labels = label.labels
+        self.classes = 1 if label.classes is None else len(label.classes)
+        self._split, self._evidence = own.split, {}
+        train = self.labels[torch.from_numpy(own.split.train)]
+        self._prior = None
+        if self.classes > 1:
+            self._prior = train.bincount(minlength=self.classes) / len(train)
+        self._core = bottom
+        self._layers = None if bottom is None else _with_codec(model, name, bottom)
+        self._top = _top_of(model, name)
+
+    @property
+    def has_bottom(self) -> bool:
+        """Whether its layers run on some rows alone."""
+        return self._core is not None
+
+    def cuts(self, rows: Tensor) -> Tensor:
+        return self._cuts[rows]
+
+    def _makers(self) -> Holdings:
+        core, own = self._core, self._layers
+        return Holdings(
+            bottom=None if own is None else lambda: copy.deepcopy(own),
+            new_bottom=None if core is None else lambda: _fresh(core),
+            new_top=self._new_top,
+        )
+
+    def _new_top(self, width: int) -> nn.Module:
+        """An untrained top; a linear layer where the module's own takes other cuts."""
+        if self._top is not None and self._top[1] == width:
+            return _fresh(self._top[0])
+        return nn.Linear(width, self.classes)
+
+    def _part(self, part: Part) -> Evidence:
+        if part not in self._evidence:
+            rows, own = self._rows(part), self._layers
+            inputs = self._inputs[rows]
+            before = None if own is None else cache(lambda: before_last(own, inputs))
+            self._evidence[part] = Evidence(inputs, self._cuts[rows], before=before)
+        return self._evidence[part]
+
+
+def _with_codec(model: Crossings, party: str, bottom: _Bottom) -> OwnBottom:
+    """The bottom and the codec's module behind it, as copies of one module."""
+    return OwnBottom([copy.deepcopy(bottom), copy.deepcopy(model.encoders[party])], bottom)
+
+
+def _top_of(model: Crossings, party: str) -> tuple[nn.Module, int] | None:
+    """The top and the width it takes, where one party's flat cut is all that it is given."""
+    if isinstance(model, SplitModule) and list(model.bottoms) == [party] and model.is_flat(party):
+        return model.top, model.widths[party]
+    return None
+
+
+def _fresh(module: nn.Module) -> nn.Module:
+    """A copy with weights as new ones are, by the caller's draws."""
+    made = copy.deepcopy(module)
+    for part in made.modules():
+        if callable(reset := getattr(part, "reset_parameters", None)):
+            reset()
+    return made
+
+
+class _ModuleCases(Cases):
+    """The cases of a module: those of a feature party in use.
+
+    Args:
+        model: the module.
+        data: every party's rows.
+        settings: who attacks.
+        victim: the feature party.
+    """
+
+    def __init__(
+        self,
+        model: Crossings,
+        data: Mapping[str, PartyData],
+        settings: GridSettings,
+        victim: _ModuleVictim,
+    ) -> None:
+        self._model, self._own_victim = model, victim
+        super().__init__(model.experiment, data, settings)
+
+    def _begin(self) -> None:
+        self.victim = self._own_victim
+
+    @property
+    def weights_sha256(self) -> str:
+        state = {name: one for name, one in self._model.state_dict().items() if _is_tensor(one)}
+        return weights_digest(state)
+
+    def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
+        assert scenario == INFERENCE_TIME, "others were refused"
+        return super().case(scenario, k, draw)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def attack_module(
+    model: Crossings,
+    loader: Iterable[Any],
+    test: Iterable[Any] | None,
+    settings: GridSettings,
+    out: Path | None = None,
+    on_end: Callable[[FinishedAttack], None] = lambda ended: None,
+) -> list[Record]:
+    """Attack a feature party's cuts of a trained module; see `vfl.attack`.
+
+    Args:
+        model: the module; a copy is asked.
+        loader: gives the rows that leaked labels are drawn from.
+        test: gives the rows that are attacked; None takes a random half of the loader's.
+        settings: attacks, leaks, draws, baselines and who attacks.
+        out: a folder that keeps scores; what has one is not run again.
+        on_end: gets every attack as it ends.
+
+    Raises:
+        UserError: an attack needs more than such a party holds, or a leak does not fit the rows.
+        DataError: a loader's batches have no label a row.
+    """
+    experiment = model.experiment
+    settings = settings.of_task(experiment.label.task)
+    check_grid(experiment, settings)
+    _require_in_use(settings)
+    asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
+    seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
+    data = _data_of(experiment.label.party, party, seen, experiment.seed)
+    check_attacks_fit(experiment, settings, data)
+    cuts = torch.cat([cut for one in seen for cut in one.cuts])
+    victim = _ModuleVictim(asked, party, data, cuts, seen[0].bottom)
+    if not victim.has_bottom:
+        _require_cuts_alone(settings)
+        without = [one for one in settings.baselines if one in ("raw", "pca", "random")]
+        settings = settings.model_copy(update={"baselines": tuple(without)})
+    settings = settings.model_copy(update={"reconstructions": False})
+    cases = _ModuleCases(asked, data, settings, victim)
+    runner = AttackRunner(experiment, data, settings, cases=cases)
+    plan = attack_plan(settings)
+    jobs = plan.on_victim() + plan.baselines(settings.baselines)
+    with tempfile.TemporaryDirectory() as forgotten, scoped(experiment.seed):
+        scores = list(runner.run(jobs, ScoresFile(out or Path(forgotten)), on_end))
+    return attacks_of(experiment, scores, settings.baselines)
+
+
+def _require_in_use(settings: GridSettings) -> None:
+    """Refuse attacks of parties that recorded a training, or of label parties and outsiders.
+
+    Raises:
+        UserError: with what they would read.
+    """
+    for spec, (_, scenario) in scenarios_of(settings).items():
+        if scenario != INFERENCE_TIME:
+            raise UserError(
+                f"{spec} needs more than a feature party of a finished module holds",
+                got=f"an attacker of '{scenario.name}'",
+                want="an attack on cuts by a feature party, such as the packs light and heavy",
+                fix="train an experiment file, whose runs record a training: vfl attack RUN",
+            )
+
+
+#: Grants that are layers of the attacker's own.
+_LAYERS = frozenset({Grant.BOTTOM, Grant.BOTTOM_RECIPE})
+
+
+def _require_cuts_alone(settings: GridSettings) -> None:
+    """Refuse attacks that run a party's layers, where these need more than the rows.
+
+    Raises:
+        UserError: with their names.
+    """
+    found = {
+        spec: not attack.needs & _LAYERS for spec, (attack, _) in scenarios_of(settings).items()
+    }
+    if refused := [spec for spec, fits in found.items() if not fits]:
+        raise UserError(
+            "attacks run the party's layers on some rows, and here these need all rows",
+            got=", ".join(refused),
+            want="attacks on cuts alone",
+            fix=f"pack={[spec for spec, fits in found.items() if fits] or 'logistic'}",
+        )
+
+
+def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, PartyData]:
+    """The rows of the feature party and of the label party, as a session has them."""
+    labels = torch.cat([one for part in seen for one in part.labels])
+    counts = [sum(map(len, part.labels)) for part in seen]
+    if len(seen) == 1:
+        order = torch.randperm(counts[0], generator=generator(seed, "halves"))
+        first, second = order[: counts[0] // 2].sort().values, order[counts[0] // 2 :].sort().values
+    else:
+        first, second = torch.arange(counts[0]), torch.arange(counts[0], sum(counts))
+    none = np.empty(0, np.int64)
+    split = Split(first.numpy(), none, second.numpy())
+    classes = None
+    if not labels.is_floating_point():
+        labels = labels.long()
+        classes = tuple(range(max(seen[0].outputs, int(labels.max()) + 1)))
+    inputs = torch.cat([one for part in seen for one in part.inputs])
+    digest = bytes(32)
+    return {
+        party: PartyData(party, inputs, None, None, split, digest),
+        label: PartyData(label, None, labels, classes, split, digest),
+    }
