@@ -13,7 +13,8 @@ import re
 import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -156,6 +157,22 @@ def cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all that it and those started, as far as /proc lists them."""
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has just ended
+            for child in thread.read_text().split():
+                yield from family(int(child))
+
+
+def called(pid: int) -> str:
+    """The name that `ps` shows of a process; nothing of one that has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = "status") -> int:

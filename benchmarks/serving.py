@@ -373,7 +373,8 @@ class Load:
         seconds: of each answered request.
         statuses: how many of each.
         cpu_s: of every process.
-        checked: told id, status and body of every answer.
+        over: set to end a load early.
+        checked: told id, status and body of every answer; of a connection that is lost, 0.
     """
 
     address: str
@@ -385,6 +386,7 @@ class Load:
     statuses: Counter[int] = field(default_factory=Counter)
     cpu_s: list[float] = field(default_factory=list)
     lasted_s: float = 0.0
+    over: bool = False
 
     def run(self, clients: int, seconds: float) -> None:
         """Ask with so many clients at once, each for one row after the other."""
@@ -409,29 +411,46 @@ class Load:
 
     async def _client(self, number: int, until: float) -> None:
         host, port = self.address.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
         at = number * 31
-        while time.perf_counter() < until:
-            each = self.ids[at % len(self.ids)]
-            at += 1
-            body = json.dumps({"ids": [each]}).encode()
-            head = (
-                f"POST /predict HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {self.token}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            asked = time.perf_counter()
-            writer.write(head.encode() + body)
-            lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
-            size = next(int(one.split(b":")[1]) for one in lines if one.startswith(b"content-len"))
-            answer = await reader.readexactly(size)
-            status = int(lines[0].split()[1])
-            self.statuses[status] += 1
-            if status == 200:
-                self.seconds.append(time.perf_counter() - asked)
-            else:
-                await asyncio.sleep(0.05)  # nobody hammers a service that is away
-            self.checked(each, status, answer)
-        writer.close()
+        while self._goes_on(until):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                while self._goes_on(until):
+                    each = self.ids[at % len(self.ids)]
+                    at += 1
+                    status, answer = await self._ask(host, each, reader, writer)
+                    self.checked(each, status, answer)
+                    if status != 200:
+                        await asyncio.sleep(0.05)  # nobody hammers a service that is away
+            except (OSError, asyncio.IncompleteReadError):
+                self.statuses[0] += 1
+                self.checked(each, 0, b"")
+                await asyncio.sleep(0.05)
+            finally:
+                writer.close()
+
+    def _goes_on(self, until: float) -> bool:
+        return not self.over and time.perf_counter() < until
+
+    async def _ask(
+        self, host: str, each: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[int, bytes]:
+        """Status and body of one answer."""
+        body = json.dumps({"ids": [each]}).encode()
+        head = (
+            f"POST /predict HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {self.token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        asked = time.perf_counter()
+        writer.write(head.encode() + body)
+        lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+        size = next(int(one.split(b":")[1]) for one in lines if one.startswith(b"content-len"))
+        answer = await reader.readexactly(size)
+        status = int(lines[0].split()[1])
+        self.statuses[status] += 1
+        if status == 200:
+            self.seconds.append(time.perf_counter() - asked)
+        return status, answer
 
 
 class Servers:
@@ -481,7 +500,7 @@ class Servers:
             echoes = self.folder.glob("*-echo.pid") if server == "floor" else ()
             return Load(address, "", self.ids, [*pids, *(int(each.read_text()) for each in echoes)])
         address = _address(self.run / "serving.json")
-        _wait(lambda: _ready(address))
+        wait_ready(address)
         pids = [int((self.folder / f"{name}.pid").read_text()) for name in self._others]
         token = (self.run / "serve.token").read_text().strip()
         return Load(address, token, self.ids, [self.label_pid, *pids])
@@ -504,6 +523,11 @@ def _address(path: Path) -> str:
     _wait(path.exists)
     time.sleep(0.1)
     return str(json.loads(path.read_text())["address"])
+
+
+def wait_ready(address: str) -> None:
+    """Wait until a service can answer."""
+    _wait(lambda: _ready(address))
 
 
 def _ready(address: str) -> bool:
@@ -669,7 +693,7 @@ def bench_faults(
         finally:
             stop.set()
             killer.join()
-        _wait(lambda: _ready(load.address))
+        wait_ready(load.address)
         load.run(clients, min(5.0, seconds))
         last = harness.resident_bytes("VmRSS", servers.label_pid) / 2**20
     return [

@@ -134,7 +134,7 @@ def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
 def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
     """Memory and CPU of services and of what they started, while nothing happens."""
     time.sleep(_REST_S)
-    processes = {pid: name for name, top in services.items() for pid in _family(top)}
+    processes = {pid: name for name, top in services.items() for pid in harness.family(top)}
     before = {pid: harness.cpu_s(pid) for pid in processes}
     time.sleep(seconds)
     return [
@@ -148,16 +148,8 @@ def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
     ]
 
 
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in thread.read_text().split():
-            yield from _family(int(child))
-
-
 def _called(pid: int) -> str:
-    name = Path(f"/proc/{pid}/comm").read_text().strip()
-    return "its worker" if name == workers.NAME else "its SuperExec"
+    return "its worker" if harness.called(pid) == workers.NAME else "its SuperExec"
 
 
 def _memory_mb(pid: int, field: str) -> float:

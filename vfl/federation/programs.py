@@ -62,6 +62,8 @@ STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
 #: Which program of Flower a service's standing worker runs; a service without it has no worker, and
 #: a worker without it is a shared one, which runs those of every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
+#: Process id of who started a service, which ends with it.
+STARTER_VARIABLE = "VFL_SERVICE_STARTER"
 #: Starts a standing worker.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
 #: A service prints it once all its ports are open.
@@ -83,6 +85,9 @@ QUIET = {
     upstream.POLL: str(POLL_S),
 }
 _AGAIN_S = 1.0
+#: Between two looks whether who started a service is there, or whether a service listens.
+_LOOK_S = 0.1
+_LISTENS_WITHIN_S = 120.0
 #: How long a ServerApp waits at its end for its last lines to reach the SuperLink.
 _LAST_LINES_S = 0.5
 HOST = "127.0.0.1"
@@ -163,6 +168,7 @@ def _service_environment(state: Path) -> dict[str, str]:
     return environment | {
         "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
         LOCAL_API_VARIABLE: str(local_api(state).folder.resolve()),
+        STARTER_VARIABLE: str(os.getpid()),
     }
 
 
@@ -220,6 +226,11 @@ class LocalApi:
         write_text(self.folder / "address", f"{HOST}:{port}")
 
     @property
+    def listens(self) -> bool:
+        """Whether the service listens."""
+        return (self.folder / "address").exists()
+
+    @property
     def address(self) -> str:
         """Host and port.
 
@@ -251,6 +262,7 @@ def local_api(state: Path) -> LocalApi:
 
 def superlink() -> None:
     """Flower's SuperLink behind its two guards; its arguments are Flower's."""
+    _end_with_starter()
     with _printed_errors():
         command = upstream.SUPERLINK.load()
         upstream.REGISTERED.load()
@@ -302,7 +314,7 @@ async def _serve_superlink(
                 sys.exit(1)
             await asyncio.sleep(0.01)
     api.listens_on(listeners[-1].getsockname()[1])
-    _start_superexec(api)
+    _start_superexec(api, api.address)
     print(READY, flush=True)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     _stop(servers, bell)  # one port alone is of no use
@@ -391,8 +403,8 @@ def _registers_by_name(path: str, body: bytes) -> bool:
 
 def supernode() -> None:
     """Flower's SuperNode, its local API behind a guard; its arguments are Flower's."""
+    _end_with_starter()
     with _printed_errors():
-        command, internal = upstream.SUPERNODE.load(), upstream.SUPERNODE_LOOP.load()
         port = int(sys.argv[sys.argv.index("--port") + 1])
         try:  # Flower would go on without its local API, and say nothing of why
             listen(HOST, port).close()
@@ -401,13 +413,15 @@ def supernode() -> None:
             refused.fix = "another node.api_port in party.toml, one a SuperNode of this machine"
             raise
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
+        _start_superexec(api, f"{HOST}:{port}")  # whose worker imports for longer than this process
+        command, internal = upstream.SUPERNODE.load(), upstream.SUPERNODE_LOOP.load()
     sys.argv += ["--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
     sys.argv += ["--ssl-ca-certfile", str(api.ca)]
     sys.argv += ["--ssl-certfile", str(api.certificate), "--ssl-keyfile", str(api.key)]
     from vfl.transport.http import HttpServer
 
-    uvicorn, start, bell = command.uvicorn, command.start_client_internal, Bell()
+    uvicorn, bell = command.uvicorn, Bell()
     sessions = SessionsAtOnce(internal._push_messages, bell)
 
     def configure(app: Any, **options: Any) -> Any:
@@ -415,12 +429,7 @@ def supernode() -> None:
         api.listens_on(options["port"])
         return uvicorn.Config(guard, **options, proxy_headers=False, server_header=False)
 
-    def start_with_superexec(**options: Any) -> None:
-        _start_superexec(api)
-        start(**options)
-
     command.uvicorn = SimpleNamespace(Config=configure, Server=HttpServer)
-    command.start_client_internal = start_with_superexec
     internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, POLL_S)))
     internal._push_messages = sessions.message_came
     command.flower_supernode()
@@ -461,14 +470,31 @@ class SessionsAtOnce:
                 print(f"vfl: a reply was lost ({type(problem).__name__})", flush=True)
 
 
-def _start_superexec(api: LocalApi) -> None:
+def _end_with_starter() -> None:
+    """Have this service end, as after SIGTERM, once the process that started it is gone.
+
+    One that was killed ends nothing itself, and what it leaves would keep its ports.
+    """
+    starter = int(os.environ[STARTER_VARIABLE])
+
+    def watch() -> None:
+        while os.getppid() == starter:
+            time.sleep(_LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="vfl-starter", daemon=True).start()
+
+
+def _start_superexec(api: LocalApi, address: str) -> None:
     """What takes work from a service and starts a program for it; it ends with the service.
+
+    It may start before the service listens at the address.
 
     In a session of its own, as Flower starts it: a terminal's Ctrl+C is for the service, and Linux
     shares a busy machine between sessions, where the low priority of Ray's workers would starve
     them beside whatever else the caller runs. One that dies is started again.
     """
-    command = ["flower-superexec", "--runtime-api-address", api.address]
+    command = ["flower-superexec", "--runtime-api-address", address]
     command += ["--root-certificates", str(api.ca), "--parent-pid", str(os.getpid())]
     command += ["--superexec-auth-secret-file", str(api.superexec_secret)]
 
@@ -489,19 +515,32 @@ def _start_superexec(api: LocalApi) -> None:
 
 
 def superexec() -> None:
-    """Flower's SuperExec, with the secret of its service and a standing worker."""
-    _show_secret()
+    """Flower's SuperExec, with the secret of its service and a standing worker.
+
+    The worker begins first: nothing else takes as long.
+    """
+    api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
     if program := os.environ.get(WORKER_VARIABLE):
-        executor = upstream.EXECUTOR.load()
         shared = os.environ.get(SHARED_VARIABLE)
         worker = (
             WorkerClient(Path(shared), program)
             if shared
-            else StandingWorker(Path(os.environ[LOCAL_API_VARIABLE]), program, WORKER_COMMAND)
+            else StandingWorker(api.folder, program, WORKER_COMMAND)
         )
+        executor = upstream.EXECUTOR.load()
         executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=DEVNULL)
         executor.SubprocessExecutor.reconcile = lambda executor: worker.supervise()
-    upstream.SUPEREXEC.load().flower_superexec()
+    _show_secret()
+    command = upstream.SUPEREXEC.load()
+    _wait_for(api)
+    command.flower_superexec()
+
+
+def _wait_for(api: LocalApi) -> None:
+    """Wait until a service listens, or is gone."""
+    service, deadline = os.getppid(), time.monotonic() + _LISTENS_WITHIN_S
+    while not api.listens and os.getppid() == service and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
 
 
 def shared_worker(arguments: Sequence[str]) -> int | None:

@@ -82,8 +82,8 @@ SUPERLINK = Internal(
 )
 SUPERNODE = Internal(
     "flwr.supernode.cli.flower_supernode",
-    ("flower_supernode", "start_client_internal", "uvicorn"),
-    "likewise for the local API; the start is replaced by one that starts SuperExec too",
+    ("flower_supernode", "uvicorn"),
+    "likewise for the local API",
 )
 SUPERNODE_LOOP = Internal(
     "flwr.supernode.start_client_internal",
