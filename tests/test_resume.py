@@ -69,6 +69,22 @@ def test_resuming_changes_nothing(data, undisturbed, tmp_path, kills):
     assert resumed.label.progress.train_steps == undisturbed.label.progress.train_steps
 
 
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_a_calibration_is_fitted_to_the_same_rows(data, tmp_path, keep):
+    """The best epoch may have ended before the interruption."""
+    train = {"epochs": 4, "batch_size": 50, "checkpoint_every": 5, "keep": keep}
+    settings = experiment(label={"calibration": "isotonic"}, train=train | {"learning_rate": 0.05})
+    whole = session(data, settings=settings).run()
+    for step in (13, 22):
+        with pytest.raises(Killed):
+            session(data, tmp_path, [Killer(step)], settings).run()
+    resumed = session(data, tmp_path, settings=settings).run()
+    assert resumed.weights_digest() == whole.weights_digest()
+    assert without_times(resumed.label.history) == without_times(whole.label.history)
+    knots = whole.weights()["label"]["task.calibration.curves.3.knots"]
+    assert len(knots) > 2
+
+
 def test_a_weighted_regression_goes_on_too(data, tmp_path):
     """What the label party learned of its labels' scale, and its meters, come back with it."""
     label = replace(

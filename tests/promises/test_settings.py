@@ -73,6 +73,7 @@ OF_TASK = {
     "top": "'mlp:hidden=9'",
     "class_weight": "'balanced'",
     "hits": "2",
+    "calibration": "'platt'",
     "weight": "3.0",
     "source": "'other.csv'",
 }
@@ -194,6 +195,7 @@ class TestSettings(SettingsWalk):
         ("label.top", "mlp:hidden=9", "table"),
         ("label.class_weight", "balanced", "table"),
         ("label.hits", "2", "table"),
+        ("label.calibration", "platt", "table"),
         ("middle.party", "other", "table", *MIDDLE),
         ("middle.width", "5", "table", *MIDDLE),
         ("middle.model", "mlp:hidden=9", "table", *MIDDLE),

@@ -1,13 +1,16 @@
 """Spellings of an id that `POST /predict` takes: those that the run's alignment reads alike."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from vfl.datasets import PartyData, Split
 from vfl.datasets.alignment.ids import normalise
-from vfl.serving.front import Rows
+from vfl.serving.front import Asked, Rows
 
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -18,8 +21,20 @@ def rows_of(ids, id_rules):
     return Rows(PartyData("lender", None, None, None, split, b"", found, id_rules=id_rules))
 
 
-@pytest.mark.parametrize("asked", ["0015775678", " 15775678", "15775678.0", "+15775678", 15775678])
+SPELLINGS = [
+    "0015775678",
+    " 15775678",
+    "15775678.0",
+    "+15775678",
+    15775678,
+    15775678.0,
+    1.5775678e7,
+]
+
+
+@pytest.mark.parametrize("asked", SPELLINGS)
 def test_an_id_is_found_however_a_party_writes_it(asked):
+    asked = Asked.model_validate_json(json.dumps({"ids": [asked]})).ids[0]
     rows = rows_of(["7", "0015775678"], "decimal+zeros")
     assert rows.positions(["7", asked]) == [0, 1]
 
@@ -27,6 +42,12 @@ def test_an_id_is_found_however_a_party_writes_it(asked):
 @pytest.mark.parametrize("asked", ["15775678", 15775678, "0015775678.0", "0015775678x", "", "é"])
 def test_rules_that_were_not_agreed_on_join_nothing(asked):
     assert rows_of(["0015775678"], "plain").positions([asked]) is None
+
+
+@pytest.mark.parametrize("asked", ["true", "null", "NaN", "1e999", "[1]"])
+def test_what_is_no_id_is_refused(asked):
+    with pytest.raises(ValidationError):
+        Asked.model_validate_json(f'{{"ids": [{asked}]}}')
 
 
 def test_two_ids_that_are_alike_mean_their_own_rows_alone():

@@ -56,6 +56,25 @@ def test_a_row_is_answered_as_predicted_whoever_shares_its_batch(local, trained_
         assert all(same(answer, expected[each]) for answer, each in pairs)
 
 
+def test_calibrated_probabilities_are_answered_as_predicted(tmp_path):
+    content = {key: value for key, value in CONTENT.items() if key != "federation"}
+    content |= {
+        "data": {"source": "breast_cancer", "validation": 0.2},
+        "label": {"class_weight": "balanced", "calibration": "isotonic"},
+    }
+    folder = tmp_path / "runs" / "run"
+    run.train(Experiment.model_validate(content), folder.parent, "run")
+    run.predict(RunFolder.open(folder))
+    expected, table = predicted(folder), pd.read_csv(folder / "predictions.csv")
+    with Serving(folder, lambda: serve(folder, settings())) as client:
+        status, told = client.predict(*expected)
+    assert status == 200
+    pairs = zip(told["predictions"], expected, strict=True)
+    assert all(same(answer, expected[each]) for answer, each in pairs)
+    moved = table.filter(like="probability_") - table.filter(like="uncalibrated_").to_numpy()
+    assert moved.abs().max(axis=None) > 0.01
+
+
 def test_a_network_that_learned_no_vector_answers_without_nobody(trained_run):
     with pytest.raises(ConfigError, match="nothing stands for"):
         serve(trained_run, settings(partial=True))

@@ -106,9 +106,14 @@ def test_the_file_gives_the_cut_of_the_party(run, to, party, tmp_path):
         assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("to", "task"), [("torch", "classification"), ("onnx", "regression")])
+@pytest.mark.parametrize(
+    ("to", "task"),
+    [("torch", "classification"), ("onnx", "regression"), ("onnx", "isotonic"), ("torch", "platt")],
+)
 def test_halves_together_give_the_predictions_of_the_run(tmp_path, to, task):
     more = {"codec": "none"}
+    if task in ("isotonic", "platt"):
+        more |= {"label": {"party": "lab", "top": "mlp:hidden=8", "calibration": task}}
     if task == "regression":
         from sklearn.datasets import load_diabetes
 

@@ -326,7 +326,8 @@ class _PartySession:
             write_json(path, figures)
         else:
             path = folder.path / "predictions.csv"
-            write_predictions(path, data, label.outputs, folder.classes())
+            answered = label.outputs, folder.classes(), (), label.uncalibrated
+            write_predictions(path, data, *answered)
         return self._conclude(digest, links.direct)
 
     def _answer(self, stream: TcpLink, own: Own, meter: Meter) -> PartyReport:

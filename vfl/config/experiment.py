@@ -186,6 +186,9 @@ class LabelSettings(Settings):
         class_weight: "balanced" lets every class count as much as any other in the training loss,
             however rare; how rare each is stays at the label party.
         hits: also tell how often the label is among the so many largest outputs; 0 does not.
+        calibration: how probabilities are mended at the end of a training, by curves fitted to the
+            validation rows: "isotonic" regression or "platt" scaling. Every answer of the run is
+            calibrated from then on.
     """
 
     party: PartyName = "label"
@@ -194,6 +197,7 @@ class LabelSettings(Settings):
     top: str = "mlp:hidden=64"
     class_weight: Literal["none", "balanced"] = "none"
     hits: int = Field(default=0, ge=0, le=1_000_000)
+    calibration: Literal["none", "isotonic", "platt"] = "none"
 
 
 class TaskSettings(LabelSettings):

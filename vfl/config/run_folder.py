@@ -14,14 +14,16 @@
                                               `payload_bytes`, `wire_bytes`, `seconds`
     summary.json      sealed JSON             the figures of a run that ended well
     scored.json       sealed JSON             of two classes: validation and test rows by
-                                              probability, in at most 1000 groups
+                                              probability, in at most 1000 groups; test rows before
+                                              a calibration, too
     label_alone.json  sealed JSON             what the label party's own columns reach
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
                                               run that did not
     evaluations/      sealed JSON a file      figures of each `vfl evaluate`, from 0001.json on
     predictions.csv   CSV with a head         `id`, `prediction`, `probability_CLASS` for each
-                                              class; `trained` (yes, no) where training rows are
-                                              among them
+                                              class; `uncalibrated_CLASS` before a calibration;
+                                              `trained` (yes, no) where training rows are among
+                                              them
     parties/NAME/     folder                  a party's own model, checkpoints and trace; in a
                                               federation the label party's alone
     report.html       HTML                    a page of all this

@@ -100,7 +100,7 @@ def of_data(data: DataSettings) -> Iterator[str]:
 
 def of_label(label: LabelSettings) -> Iterator[str]:
     """Yield settings that only a classification uses."""
-    for name in ("hits", "class_weight") if label.task == "regression" else ():
+    for name in ("hits", "class_weight", "calibration") if label.task == "regression" else ():
         if set_by_hand(label, name):
             yield f"{name} is for classification; a regression has no classes"
 
@@ -314,6 +314,7 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
         yield "data.split = 'stratified' is for classes, and these labels are numbers"
     if experiment.is_table and (given := set_by_hand(data, *_OF_SETS)):
         yield f"data.{given[0]} is for data sets by name, and this is a table"
+    yield from _of_calibration(experiment)
     beyond = [epoch for epoch in trace.epochs if epoch > experiment.train.epochs]
     if beyond:
         yield f"trace.epochs has {beyond[0]}, and train.epochs {experiment.train.epochs}"
@@ -329,6 +330,19 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
         yield from (f"[{name}] trains networks without a party in the middle" for name in studies)
         if trace.enabled:
             yield "[trace] replays links to a label party, and [middle] has others"
+
+
+def _of_calibration(experiment: Experiment) -> Iterator[str]:
+    """Curves that are fitted to validation rows, whose labels no noise covers."""
+    labels = [("label", experiment.label), *(("tasks", one) for one in experiment.tasks or ())]
+    for where, label in labels:
+        if label.calibration == "none":
+            continue
+        asked = f"{where}.calibration = '{label.calibration}'"
+        if experiment.data.validation == 0:
+            yield f"{asked} is fitted to validation rows: data.validation > 0"
+        if experiment.dp is not None:
+            yield f"{asked} reads labels of validation rows, and the noise of [dp] covers none"
 
 
 # An experiment at one place.

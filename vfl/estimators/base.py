@@ -163,11 +163,13 @@ class VFLEstimator(InProcessEstimator):
         Raises:
             ConfigError: epochs are to be judged, and all rows are trained on.
         """
-        if self.patience or self.keep == "best":
+        calibration = getattr(self, "calibration", "none")
+        if self.patience or self.keep == "best" or calibration != "none":
             raise ConfigError(
                 "one epoch after another cannot be judged: none of its rows are held out",
-                got=f"patience = {self.patience}, keep = '{self.keep}'",
-                want="fit, or patience = 0 and keep = 'last'",
+                got=f"patience = {self.patience}, keep = '{self.keep}', "
+                f"calibration = '{calibration}'",
+                want="fit, or patience = 0, keep = 'last' and calibration = 'none'",
             )
         none = np.empty(0, dtype=np.int64)
         split = Split(np.arange(len(frame)), none, none)

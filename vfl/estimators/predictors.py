@@ -37,6 +37,8 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         optimizer, schedule, learning_rate, momentum, weight_decay: the same at every party.
         class_weight: "balanced", or weights by class, 1 for a class that is left out; they multiply
             the weights of rows.
+        calibration: "isotonic" or "platt" mends probabilities by the validation rows at the end of
+            `fit`.
         patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
         keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.
         validation: share of the rows held out to report on, and to judge by, each epoch.
@@ -53,6 +55,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
     _task: ClassVar[str] = "classification"
 
     class_weight: Mapping[Any, float] | str | None = None
+    calibration: str = "none"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLClassifier:
         """Train on a table from new weights.

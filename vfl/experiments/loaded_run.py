@@ -143,11 +143,15 @@ class LoadedRun:
 
     @cached_property
     def scored(self) -> Mapping[str, Scored]:
-        """Validation and test rows of two classes by probability, as far as there are any."""
+        """Validation and test rows of two classes by probability, as far as there are any.
+
+        `uncalibrated` are the test rows before a calibration.
+        """
         from vfl.session.label.scored import Scored
 
         found = self.folder.scored() if self.has_ended else {}
-        read = {part: Scored.read(found[part]) for part in ("validation", "test") if part in found}
+        parts = ("validation", "test", "uncalibrated")
+        read = {part: Scored.read(found[part]) for part in parts if part in found}
         return {part: one for part, one in read.items() if 0 < one.positives < one.rows}
 
     @cached_property

@@ -53,7 +53,9 @@ if TYPE_CHECKING:
 
 RESULTS = "results.csv"
 #: Measures of which less is better.
-LOWER_IS_BETTER = frozenset({"loss", "log_loss", "rmse", "mae"})
+LOWER_IS_BETTER = frozenset(
+    {"loss", "log_loss", "brier", "uncalibrated_log_loss", "uncalibrated_brier", "rmse", "mae"}
+)
 #: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
 IMBALANCED = 0.65
 #: Subjects that are no party and no attack.

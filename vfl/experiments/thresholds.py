@@ -7,16 +7,14 @@ and groups of neighbouring probabilities beyond that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 
 from vfl.core.errors import ConfigError
+from vfl.session.label.calibration import CURVES
+from vfl.session.label.scored import Scored
 
-if TYPE_CHECKING:
-    from vfl.session.label.scored import Scored
-
-Calibration = Literal["isotonic", "platt"]
 #: Shares of the rows that a threshold flags, as the table of thresholds lists them.
 FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _BANDS = 10
@@ -190,37 +188,23 @@ def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
     return float(-total / scored.rows)
 
 
-def calibrated(
-    validation: Scored, probability: np.ndarray, how: Calibration = "isotonic"
-) -> np.ndarray:
-    """Probabilities as validation rows say they should have been.
+def brier(scored: Scored, probability: np.ndarray | None = None) -> float:
+    """The mean squared error of the probabilities (Brier 1950); see `log_loss`."""
+    chances = scored.probability if probability is None else probability
+    negatives, positives = scored.counts.T
+    return float((positives @ (1 - chances) ** 2 + negatives @ chances**2) / scored.rows)
 
-    Isotonic regression (Zadrozny and Elkan 2002) or a logistic curve over the logit (Platt 1999);
-    scikit-learn fits both.
+
+def calibrated(validation: Scored, probability: np.ndarray, how: str = "isotonic") -> np.ndarray:
+    """Probabilities as validation rows say they should have been; see `Calibration`.
 
     Args:
         validation: rows of both classes that the model did not learn from.
         probability: to be calibrated, axes (rows,).
         how: "isotonic" or "platt".
     """
-    from sklearn.isotonic import IsotonicRegression
-    from sklearn.linear_model import LogisticRegression
-
-    chances = np.repeat(validation.probability, 2)
-    truth = np.tile([0, 1], len(validation.probability))
-    rows = validation.counts.ravel()
-    seen = rows > 0
-    chances, truth, rows = chances[seen], truth[seen], rows[seen]
-    if how == "isotonic":
-        steps = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-        found: np.ndarray = steps.fit(chances, truth, sample_weight=rows).predict(probability)
-        return found
-    curve = LogisticRegression(C=1e6).fit(_logit(chances), truth, sample_weight=rows)
-    found = curve.predict_proba(_logit(probability))[:, 1]
+    curve, rows = CURVES[how](), validation.counts.ravel()
+    chances = np.repeat(np.repeat(validation.probability, 2), rows)
+    curve.fit(chances, np.repeat(np.tile([0, 1], len(validation.probability)), rows))
+    found: np.ndarray = curve(torch.from_numpy(probability)).numpy()
     return found
-
-
-def _logit(chances: np.ndarray) -> np.ndarray:
-    clipped = np.clip(chances, _LEAST, 1 - _LEAST)
-    made: np.ndarray = np.log(clipped / (1 - clipped))[:, None]
-    return made

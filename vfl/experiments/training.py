@@ -96,7 +96,7 @@ def about_rows(experiment: Experiment) -> str:
     """All that `load_data` looks at, as text."""
     own = {"width", "bottom"}
     parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}
-    label = experiment.label.model_dump(exclude={"top", "class_weight"})
+    label = experiment.label.model_dump(exclude={"top", "class_weight", "calibration"})
     unaligned = defenses.make(experiment.defense).unaligned
     about = [experiment.seed, experiment.data.model_dump(), parties, label, unaligned]
     return json.dumps(about, sort_keys=True)

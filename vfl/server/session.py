@@ -516,7 +516,8 @@ def _conclude(
         own.save_predicted(label.data)
         own.save_explained(label.data, terms, label.column_values())
         path, classes = folder.path / "predictions.csv", own.classes()
-        write_predictions(path, label.data, label.outputs, classes, label.remarked)
+        answered = label.outputs, classes, label.remarked, label.uncalibrated
+        write_predictions(path, label.data, *answered)
         return
     if terms.mode == "evaluate":
         own.save_explained(label.data, terms, label.column_values())

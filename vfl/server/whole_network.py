@@ -26,7 +26,6 @@ from vfl.session.label.party import (
     Regression,
     Task,
     label_defense,
-    make_task,
     training_weights,
 )
 from vfl.session.secure_mode import (
@@ -138,10 +137,6 @@ class WholeNetworkLabel(AnyLabelParty):
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
         """The outputs that `query` gave."""
         return cuts[SUM]
-
-    def answers(self, outputs: Tensor) -> Tensor:
-        """Logits of classes, or numbers in the labels' own units."""
-        return self._task.answers(outputs).cpu()
 
     @property
     def remark_bytes(self) -> int:
@@ -259,7 +254,7 @@ def task_and_rows(
             got=wrong[0],
             want="label.class_weight = 'none', and no weights of rows",
         )
-    task = make_task(objective.task, objective.outputs, objective.hits)
+    task = objective.make_task()
     labels, weights = data.labels, None
     if labels is not None and terms.mode == "train":
         train = torch.from_numpy(data.split.train)

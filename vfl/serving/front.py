@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from vfl.config import PartyFile, ServeSettings
@@ -96,6 +96,15 @@ class LeadSettings(ServeSettings):
     tasks: tuple[str, ...] = ()
 
 
+def _whole(number: float) -> float | int:
+    """A whole number as one, however JSON writes it: 15775678.0."""
+    return int(number) if number.is_integer() else number
+
+
+#: A text, or a number as an alignment reads one in a table.
+_Id = str | int | Annotated[float, Field(allow_inf_nan=False), AfterValidator(_whole)]
+
+
 class Asked(BaseModel):
     """The body of `POST /predict`.
 
@@ -107,7 +116,7 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    ids: Annotated[list[str | int], Field(min_length=1)]
+    ids: Annotated[list[_Id], Field(min_length=1)]
     columns: dict[str, list[str | int | float | None]] | None = None
     explain: bool = False
 
@@ -116,7 +125,8 @@ class Guard:
     """In front of the application: token, rate and size, before anything is parsed.
 
     A request with a token is counted for its token, any other for its source, which is allowed
-    little: strangers take nothing from clients, wherever they ask from.
+    little: strangers take nothing from clients, wherever they ask from. Whoever shows a token that
+    has expired is a known client, who is allowed as little, and whose source is not locked out.
 
     Args:
         app: what is guarded.
@@ -141,6 +151,7 @@ class Guard:
         self._figures, self._settings = figures, settings
         self._clients, rate = clients, settings.max_requests_per_second
         self._rate = RateLimiter(rate, max(1.0, rate))
+        self._late = RateLimiter(_STRANGERS.per_second, _STRANGERS.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as ASGI hands it over."""
@@ -188,22 +199,24 @@ class Guard:
     def _refusal(
         self, scope: Scope, headers: dict[bytes, bytes], client: Caller | None, most: int
     ) -> Response | None:
-        over = client is not None and self._clients.is_over(client)
-        if client is None or over:
+        if client is None:
             source = self._source(scope, headers)
             if not self._front.allow(source):
                 what = "too many requests without a good token from this address"
                 return _refused(what, 429, "rate", retry_after_s=1)
             if scope["path"] not in _OPEN:
                 self._front.failed(source)
-                if over:
-                    return _refused("the token has expired", 401, "expired")
                 return _refused("the token is missing or wrong", 401, "token")
         else:
-            welcome(scope)
-            if not self._rate.allow(client.name):
+            over = self._clients.is_over(client)
+            if not over:
+                welcome(scope)
+            if not (self._late if over else self._rate).allow(client.name):
                 what = "too many requests of this token"
                 return _refused(what, 429, "rate", retry_after_s=1)
+            if over and scope["path"] not in _OPEN:
+                self._figures.add("expired_requests", client=client.name)
+                return _refused("the token has expired", 401, "expired")
         if not announces_at_most(scope, most):
             return _refused("the body is too large", 413, "size")
         return None
@@ -243,7 +256,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self._at)
 
-    def positions(self, ids: list[str | int]) -> list[int] | None:
+    def positions(self, ids: Sequence[str | float]) -> list[int] | None:
         """Positions of ids; None where one is not known."""
         texts = [str(each) for each in ids]
         try:

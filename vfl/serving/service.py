@@ -51,6 +51,7 @@ _HELP = {
     "asked_rows": "rows that parties were asked for",
     "batches": "batches that were answered",
     "cached_rows": "rows that were answered from the cache",
+    "expired_requests": "requests with a token that has expired, by client",
     "missing_cuts": "answers for which a learned vector stood in place of a party's cut",
     "refusals": "requests that a party refused",
     "responses": "responses by HTTP status",
@@ -98,7 +99,7 @@ class Result:
 
 
 class Figures:
-    """Counts for `/metrics`; names of parties, never an id or a value.
+    """Counts for `/metrics`; names of parties and clients, never an id or a value.
 
     A request only adds to numbers; what Prometheus wants is made when it asks.
     """

@@ -54,7 +54,7 @@ class TaskTerms(Settings):
 
     Attributes:
         weight: of its gradients at the feature parties, where those of the first one weigh 1.
-        task, top, class_weight, hits: see `LabelSettings`.
+        task, top, class_weight, hits, calibration: see `LabelSettings`.
     """
 
     weight: float = Field(gt=0, le=1e6)
@@ -62,6 +62,7 @@ class TaskTerms(Settings):
     top: Spec = "mlp:hidden=64"
     class_weight: Literal["none", "balanced"] = "none"
     hits: int = Field(default=0, ge=0, le=1_000_000)
+    calibration: Literal["none", "isotonic", "platt"] = "none"
 
     def settings_of(self, party: str) -> LabelSettings:
         """The same as settings of that party."""

@@ -36,6 +36,8 @@ from vfl.datasets.split import Split
 from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
 from vfl.session.label import LabelParty, Objective
+from vfl.session.label.calibration import Calibration
+from vfl.session.label.party import Task
 from vfl.session.secure_mode import label_parties, make, nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
 
@@ -137,8 +139,24 @@ def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict
             want=" or ".join(forms or _FORMS),
         )
     _check_run(run, terms, own, own.weights())
-    made: dict[str, Any] = named(forms[to])(run, own, out or own.path / "export")
+    target = out or own.path / "export"
+    made: dict[str, Any] = named(forms[to])(run, own, target)
+    if own.path.name == terms.label_party and (calibration := _calibration(run, own)) is not None:
+        write_json(target / "calibration.json", calibration.record())
+        made["calibration"] = str(target / "calibration.json")
     return made
+
+
+def _calibration(run: Path, own: PartyFolder) -> Calibration | None:
+    """The curves of the label party's probabilities; None where they are not calibrated."""
+    label, classes = RunFolder.open(run).experiment().label, own.classes()
+    task = Objective.of(label, 1 if classes is None else len(classes)).make_task()
+    if task.calibration is not None:
+        weights = own.weights().items()
+        task.load_state_dict(
+            {name.removeprefix("task."): one for name, one in weights if name.startswith("task.")}
+        )
+    return task.calibration
 
 
 class _Half(nn.Module):
@@ -185,7 +203,7 @@ class _LabelHalf(_Half):
 
     stem = "top"
 
-    def __init__(self, party: LabelParty, task: nn.Module, shape: tuple[int, ...] | None) -> None:
+    def __init__(self, party: LabelParty, task: Task, shape: tuple[int, ...] | None) -> None:
         super().__init__()
         terms, self.model, self._party = party.terms, party.model, [party]
         masked = terms.masks_cuts
@@ -199,8 +217,12 @@ class _LabelHalf(_Half):
         }
         if shape is not None:
             self.inputs |= {"columns": shape}
-        regression = task.name == "regression"
-        self.output = "answers in the labels' own units" if regression else "logits, one a class"
+        if task.name == "regression":
+            self.output = "answers in the labels' own units"
+        elif task.calibration is None:
+            self.output = "logits, one a class"
+        else:
+            self.output = "logarithms of calibrated probabilities, one a class"
 
     def forward(self, *values: Tensor) -> Tensor:
         party = self._party[0]
@@ -213,7 +235,7 @@ class _LabelHalf(_Half):
             cuts[terms.label_party] = self.model["bottom"](values[-1]).float()
         merged = party.merged({x: cuts[x] for x in [*terms.parties, SUM] if x in cuts})
         logits = party._defense.logits(self.model["top"](merged).float(), StepContext())
-        answers: Tensor = party._task.answers(logits)
+        answers: Tensor = party._task.calibrated(party._task.answers(logits))
         return answers.float()
 
 
@@ -245,7 +267,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             outputs = 1 if classes is None else len(classes)
             objective = Objective.of(folder.experiment().task_of(name), outputs)
             party = LabelParty(data, terms, links, mine, objective, weights=weights)
-            return _LabelHalf(party, party.model["task"], shape)
+            return _LabelHalf(party, party._task, shape)
         if name not in terms.parties:
             folder = RunFolder.open(run)
             check_one_label_party(

@@ -611,9 +611,11 @@ def predict(
         for party, own in data.items():
             PartyFolder(folder.party(party)).save_predicted(own)
         asked = session.label
-        write_predictions(path, label, asked.outputs, label.classes, asked.remarked)
+        answered = asked.outputs, label.classes, asked.remarked, asked.uncalibrated
+        write_predictions(path, label, *answered)
         if isinstance(session, LocalSession):
             for name, one in session.others.items():
                 own_path = folder.path / f"predictions-{name}.csv"
-                write_predictions(own_path, data[name], one.outputs, data[name].classes)
+                told = one.outputs, data[name].classes, (), one.uncalibrated
+                write_predictions(own_path, data[name], *told)
     return path

@@ -95,7 +95,7 @@ class VFLBoosting(InProcessEstimator):
             "seed": seed,
             "model": self._spec(),
             "parties": {name: {} for name in self.parties_},
-            "label": {"party": self.label_party, "task": self._task},
+            "label": {"party": self.label_party, "task": self._task, **self._of_label()},
             "train": {
                 "epochs": self.n_estimators,
                 "patience": patience,
@@ -104,6 +104,10 @@ class VFLBoosting(InProcessEstimator):
             "data": {"validation": self.validation, "test": 0.0},
         }
         return checked(content, "the estimator's arguments")
+
+    def _of_label(self) -> dict[str, str]:
+        """Settings of the label that one kind of task has."""
+        return {}
 
     def _spec(self) -> str:
         """The options of the model, as a spec says them."""
@@ -141,6 +145,8 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         early_stopping_rounds: rounds without a lower validation loss after which boosting stops,
             with the trees of the best round; 0 never stops.
         validation: share of the rows held out to judge each round by.
+        calibration: "isotonic" or "platt" mends probabilities by the validation rows at the end of
+            `fit`.
         random_state: an int makes the draws of rows and columns repeatable.
 
     Attributes:
@@ -161,6 +167,8 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
 
     _task: ClassVar[str] = "classification"
 
+    calibration: str = "none"
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on a table.
 
@@ -175,6 +183,9 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         codes = np.searchsorted(self.classes_, labels)
         self._train(frame, codes, weights_of(sample_weight, frame))
         return self
+
+    def _of_label(self) -> dict[str, str]:
+        return {"calibration": self.calibration}
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class; axes (rows, classes)."""

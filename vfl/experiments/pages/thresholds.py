@@ -16,6 +16,7 @@ from vfl.experiments.thresholds import (
     average_precision,
     bands,
     best_f1_threshold,
+    brier,
     calibrated,
     calibration_error,
     cheapest_threshold,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 _WEIGHTED = (
     "The classes were weighted in the loss (label.class_weight), so probabilities are too high for "
-    "the rare class: choose a threshold, and do not read them as shares."
+    "the rare class: do not read them as shares. label.calibration = 'platt' or 'isotonic' mends "
+    "them by the validation rows; else choose a threshold."
 )
 _OF_THRESHOLDS = (
     "Test rows. Positive is the second class in sorted order. The thresholds that are chosen are "
@@ -60,9 +62,10 @@ def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tu
         if one.precision is not None:
             found += f"; {one.precision:.1%} of what it flags are"
         lines.append((f"at {one.threshold:.3g}", f"{found} ({how})"))
-    lines.append(
-        ("calibration", f"off by {100 * calibration_error(tested):.1f} points, on average")
-    )
+    off = f"off by {100 * calibration_error(tested):.1f} points, on average"
+    if (before := run.scored.get("uncalibrated")) is not None:
+        off += f"; before calibration {100 * calibration_error(before):.1f}"
+    lines.append(("calibration", off))
     return lines + ([("look at", _WEIGHTED)] if _is_weighted(run) else [])
 
 
@@ -85,7 +88,7 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
     )
     yield Section(
         title="Lift and calibration",
-        drawings=[_reliability(tested)],
+        drawings=[_reliability(tested, run.scored.get("uncalibrated"))],
         tables=[_bands_table(tested)],
         pairs=list(_calibration(run, tested)),
         below=" ".join([_OF_BANDS, *([_WEIGHTED] if _is_weighted(run) else [])]),
@@ -94,8 +97,10 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
 
 
 def _is_weighted(run: LoadedRun) -> bool:
-    weights: str = run.config.get("label", {}).get("class_weight", "none")
-    return weights != "none"
+    """Whether class weights changed probabilities that nothing has mended."""
+    label = run.config.get("label", {})
+    weighted: bool = label.get("class_weight", "none") != "none"
+    return weighted and "uncalibrated" not in run.scored
 
 
 def _chosen(run: LoadedRun, missed_cost: float | None) -> list[tuple[str, Confusion]]:
@@ -161,19 +166,28 @@ def _bands_table(tested: Scored) -> Table:
 
 
 def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
-    """How far probabilities are off, as they are and as validation rows would mend them."""
-    off = f"{100 * calibration_error(tested):.1f} points"
-    yield "Off on average", f"{off}, log loss {number_text(log_loss(tested))}"
+    """How far probabilities are off: before and after a calibration, or as one would mend them."""
+    if (before := run.scored.get("uncalibrated")) is not None:
+        how = run.config["label"]["calibration"]
+        yield "Before calibration", _reliability_text(before)
+        yield f"After it ({how}, as answered)", _reliability_text(tested)
+        return
+    yield "Off on average", _reliability_text(tested)
     validation = run.scored.get("validation")
     if validation is None or validation.positives < _FEW_POSITIVES:
         return
     for how, name in (("isotonic", "Isotonic regression"), ("platt", "Platt scaling")):
-        mended = calibrated(validation, tested.probability, how)  # type: ignore[arg-type]
+        mended = calibrated(validation, tested.probability, how)
         order = mended.argsort(kind="stable")
         better = replace(tested, probability=mended[order], counts=tested.counts[order])
-        off = f"{100 * calibration_error(better):.1f} points"
-        fitted = f"fitted on {validation.rows:,} validation rows"
-        yield f"{name} would give", f"{off}, log loss {number_text(log_loss(better))}; {fitted}"
+        fitted = f"fitted on {validation.rows:,} validation rows (label.calibration = '{how}')"
+        yield f"{name} would give", f"{_reliability_text(better)}; {fitted}"
+
+
+def _reliability_text(scored: Scored) -> str:
+    off = f"{100 * calibration_error(scored):.1f} points"
+    loss, score = number_text(log_loss(scored)), number_text(brier(scored))
+    return f"off by {off} on average, log loss {loss}, Brier score {score}"
 
 
 def _precision_recall(tested: Scored) -> Drawing:
@@ -190,9 +204,14 @@ def _precision_recall(tested: Scored) -> Drawing:
     return line_drawing("Precision by recall", caption, lines, label, x_from=0.0)
 
 
-def _reliability(tested: Scored) -> Drawing:
-    found = [(100 * one.expected, 100 * one.positives / one.rows) for one in bands(tested)][::-1]
-    last = max(found[-1][0], max(observed for _, observed in found))
+def _reliability(tested: Scored, before: Scored | None = None) -> Drawing:
+    found, *earlier = [
+        [(100 * one.expected, 100 * one.positives / one.rows) for one in bands(scored)][::-1]
+        for scored in (tested, before)
+        if scored is not None
+    ]
+    last = max(max(pair) for points in (found, *earlier) for pair in points)
     lines = [Series("observed", found, 1), Series("if they hold", [(0.0, 0.0), (last, last)], 3)]
+    lines += [Series("before calibration", points, 2) for points in earlier]
     caption = "percent of positives in a band of rows"
     return line_drawing("Calibration", caption, lines, "mean probability, percent", x_from=0.0)

@@ -99,6 +99,9 @@ class Asking(Protocol):
     def answers(self, outputs: Tensor) -> Tensor:
         """Logits of classes, or numbers in the labels' own units."""
 
+    def calibrated(self, answers: Tensor) -> Tensor:
+        """Answers as they leave; see `AnyLabelParty.calibrated`."""
+
     def contributions(self, row: int) -> Mapping[str, Tensor] | None:
         """The Shapley value of each party for each output of a row of the last query.
 
@@ -245,7 +248,7 @@ class ServingParty:
         cuts = self.label.query(exchange, inputs)
         self.label.progress.asked(len(rows))
         outputs = self.label.answers(self.label.outputs_of(cuts, step))
-        return Answer(outputs, cuts, missing, self.label.remarks())
+        return Answer(self.label.calibrated(outputs), cuts, missing, self.label.remarks())
 
     def reference_rows(self) -> np.ndarray:
         """Rows whose mean cut stands for a party that is left out; none once they were asked."""

@@ -56,8 +56,10 @@ from vfl.session.exchange import (
     restore,
     set_training,
 )
+from vfl.session.label.calibration import Calibration
 from vfl.session.label.missing import MissingCuts, PartialCuts
 from vfl.session.label.quality import (
+    brier_score,
     classification_quality,
     reduced,
     reduced_quality,
@@ -75,10 +77,17 @@ class Task(nn.Module):
     """One task; calling it gives the loss of a batch.
 
     A module, so that what it learned from the labels is kept with the label party's weights.
+
+    Attributes:
+        calibration: of the probabilities of classes; None leaves them.
     """
 
     name: ClassVar[str]
     fits: ClassVar[bool] = False  #: whether `fit` looks at anything
+
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        super().__init__()
+        self.calibration = calibration
 
     def fit(self, labels: Tensor, weights: Tensor | None = None) -> None:
         """Look at the training labels once, before the first step; all of axes (rows,)."""
@@ -86,6 +95,10 @@ class Task(nn.Module):
     def answers(self, outputs: Tensor) -> Tensor:
         """What outputs of axes (rows, outputs) say, in the labels' own units."""
         return outputs
+
+    def calibrated(self, answers: Tensor) -> Tensor:
+        """Answers as they leave the label party."""
+        return answers if self.calibration is None else self.calibration(answers)
 
     def own_units(self, loss: float) -> float:
         """A loss in the labels' own units."""
@@ -105,12 +118,13 @@ class Classification(Task):
 
     Args:
         hits: rows whose class is among so many largest outputs are counted; 0 counts none.
+        calibration: of the probabilities; None leaves them.
     """
 
     name = "classification"
 
-    def __init__(self, hits: int = 0) -> None:
-        super().__init__()
+    def __init__(self, hits: int = 0, calibration: Calibration | None = None) -> None:
+        super().__init__(calibration)
         self.hits = hits
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -177,17 +191,30 @@ class Regression(Task):
         return regression_quality(evidence, labels)
 
 
-def make_task(name: str, outputs: int, hits: int = 0) -> Task:
+def make_task(name: str, outputs: int, hits: int = 0, calibration: str = "none") -> Task:
     """The task of a name.
 
     Args:
         name: "classification" or "regression".
         outputs: number of classes, or 1.
         hits: see `Classification`.
+        calibration: "none", "isotonic" or "platt".
+
+    Raises:
+        SpecError: probabilities of so many classes are not calibrated.
     """
     if name == "regression":
         return Regression()
-    return Classification(hits) if outputs <= FEW_CLASSES else ManyClasses(hits)
+    if calibration == "none":
+        return Classification(hits) if outputs <= FEW_CLASSES else ManyClasses(hits)
+    if outputs > FEW_CLASSES:
+        raise SpecError(
+            "probabilities of so many classes are not calibrated",
+            where=f"label.calibration = '{calibration}'",
+            got=f"{outputs} classes",
+            want=f"at most {FEW_CLASSES}",
+        )
+    return Classification(hits, Calibration(calibration, outputs))
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
@@ -323,20 +350,38 @@ class Meter:
             return {}
         loss = self.task.own_units(self.loss / self.weight) if self.weight else 0.0
         if self.phase != "train":
-            quality = self.task.quality(torch.cat(self.evidence), torch.cat(self.labels))
-            found = {"loss": loss} | quality
+            found = {"loss": loss} | self._quality()
         elif self.task.name == "classification":
             found = {"loss": loss, "accuracy": self.correct / self.rows}
         else:
             found = {"loss": loss, "rmse": loss**0.5}
         return {f"{self.phase}_{name}": value for name, value in found.items()}
 
-    def scored(self) -> Scored | None:
+    def _quality(self) -> dict[str, float]:
+        """Of answers as they leave; of validation rows, which curves are fitted to, before them."""
+        before, labels = torch.cat(self.evidence), torch.cat(self.labels)
+        if self.task.calibration is None or self.phase == "validation":
+            return self.task.quality(before, labels)
+        after = self.calibrated()
+        found = self.task.quality(after, labels)
+        if "log_loss" in found:
+            found["brier"] = brier_score(after, labels)
+            found["uncalibrated_log_loss"] = self.task.quality(before, labels)["log_loss"]
+            found["uncalibrated_brier"] = brier_score(before, labels)
+        return found
+
+    def calibrated(self) -> Tensor:
+        """Its evidence, calibrated batch by batch."""
+        return torch.cat([self.task.calibrated(one) for one in self.evidence])
+
+    def scored(self, *, calibrated: bool = True) -> Scored | None:
         """Rows of two classes by probability; None of other tasks, and while training."""
         if not self.evidence or self.task.name != "classification":
             return None
-        evidence = torch.cat(self.evidence)
-        return Scored.of(evidence, torch.cat(self.labels)) if evidence.shape[1] == 2 else None
+        if self.evidence[0].shape[1] != 2:
+            return None
+        evidence = self.calibrated() if calibrated else torch.cat(self.evidence)
+        return Scored.of(evidence, torch.cat(self.labels))
 
 
 EpochRecord = dict[str, Any]
@@ -354,7 +399,8 @@ class Progress:
         train_steps, train_rows, train_seconds: exchanges, rows and time of training.
         asked_steps, asked_rows: exchanges and rows of evaluations, those of a training included.
         history: one record an epoch.
-        scored: rows of two classes by probability: of the test, and of each epoch's validation.
+        ended: meters of the test rows, and of the validation rows of the weights that stay; the
+            latter are missing where a resume has forgotten them, which a calibration prevents.
     """
 
     def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
@@ -364,7 +410,7 @@ class Progress:
         self.asked_steps = 0
         self.asked_rows = 0
         self.history: list[EpochRecord] = []
-        self.scored: dict[tuple[str, int], Scored] = {}
+        self.ended: dict[str, Meter] = {}
         self._task = task
         self._ledger = ledger
         self._on_epoch = on_epoch
@@ -384,13 +430,34 @@ class Progress:
         """What is measured of a phase in this epoch."""
         return self._meters.setdefault(phase, Meter(self._task, phase))
 
-    def end_epoch(self, epoch: int, seconds: float, more: Mapping[str, Any]) -> None:
-        """Make the record of an epoch from its measurements and `more`, and start anew."""
+    def judged(self, *, stays: bool) -> Meter | None:
+        """The validation rows of the weights that stay; None where there are none.
+
+        Args:
+            stays: whether those are the weights of this epoch.
+        """
+        return (
+            self._meters.get("validation", self.ended.get("validation"))
+            if stays
+            else self.ended.get("validation")
+        )
+
+    def end_epoch(
+        self, epoch: int, seconds: float, more: Mapping[str, Any], *, stays: bool = True
+    ) -> None:
+        """Make the record of an epoch from its measurements and `more`, and start anew.
+
+        Args:
+            epoch: its number, from 1.
+            seconds: how long it took.
+            more: what else the record has.
+            stays: whether the weights of this epoch are those that stay, so far.
+        """
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
         for phase, meter in self._meters.items():
             record |= meter.figures()
-            if (scored := meter.scored()) is not None:
-                self.scored[phase, epoch] = scored
+            if phase == "test" or (phase == "validation" and stays):
+                self.ended[phase] = meter
         record |= more
         record["seconds"] = round(seconds, 4)
         record["bytes_up"] = self._ledger.total_bytes("up")
@@ -400,14 +467,10 @@ class Progress:
         self._on_epoch(record)
 
     def kept_scores(self) -> dict[str, Any]:
-        """Records of validation and test rows by probability, of the weights that were kept.
-
-        Validation rows are missing where a resume has forgotten them.
-        """
-        last: EpochRecord = self.history[-1] if self.history else {}
-        final = int(last.get("epoch", 0))
-        epochs = {"validation": int(last.get("best_epoch", final)), "test": final}
-        found = {phase: self.scored.get((phase, epoch)) for phase, epoch in epochs.items()}
+        """Records of validation and test rows by probability, of the weights that were kept."""
+        found = {phase: meter.scored() for phase, meter in self.ended.items()}
+        if self._task.calibration is not None and "test" in self.ended:
+            found["uncalibrated"] = self.ended["test"].scored(calibrated=False)
         return {phase: scored.record() for phase, scored in found.items() if scored is not None}
 
     def state(self) -> dict[str, Any]:
@@ -418,10 +481,17 @@ class Progress:
             "history": list(self.history),
             "meters": {phase: meter.state() for phase, meter in self._meters.items()},
             "traffic": self._ledger.state(),
-        }
+        } | self._kept_validation()
+
+    def _kept_validation(self) -> dict[str, Any]:
+        """For a checkpoint, the validation rows that a calibration will be fitted to."""
+        kept = self.ended.get("validation") if self._task.calibration is not None else None
+        return {} if kept is None else {"validation": kept.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
+        if (kept := state.get("validation")) is not None:
+            self.ended["validation"] = Meter.restored(self._task, "validation", kept)
         self.train_steps, self.train_rows, self.train_seconds = state["trained"]
         self.asked_steps, self.asked_rows = state["asked"]
         self.history = list(state["history"])
@@ -443,6 +513,7 @@ class Objective:
         class_weight: "none" or "balanced".
         hits: a hit rate at so many classes is measured; 0 measures none.
         bottom: a module for the own columns instead of the one the terms name.
+        calibration: "none", "isotonic" or "platt".
     """
 
     top: str | nn.Module
@@ -451,6 +522,7 @@ class Objective:
     class_weight: str = "none"
     hits: int = 0
     bottom: nn.Module | None = None
+    calibration: str = "none"
 
     @classmethod
     def of(
@@ -462,7 +534,11 @@ class Objective:
     ) -> Objective:
         """What the settings name, with other models if some are given."""
         weighing = label.class_weight, label.hits
-        return cls(top or label.top, label.task, outputs, *weighing, bottom)
+        return cls(top or label.top, label.task, outputs, *weighing, bottom, label.calibration)
+
+    def make_task(self) -> Task:
+        """The task that says it; see `make_task`."""
+        return make_task(self.task, self.outputs, self.hits, self.calibration)
 
 
 def _nothing(_: Any) -> None:
@@ -495,9 +571,11 @@ class AnyLabelParty:
 
     Attributes:
         outputs: what a prediction gave, a batch each.
+        uncalibrated: the same before the calibration; empty without one.
         remarked: what the model said of these rows beside; see `WholeNetwork.remarks`.
         tested: answers of the test rows, a batch each.
         progress: what was counted.
+        doubts: what to look at in its calibration.
     """
 
     def __init__(
@@ -514,8 +592,11 @@ class AnyLabelParty:
         self.terms = terms
         self.ledger = records.ledger
         self.outputs: list[Tensor] = []
+        self.uncalibrated: list[Tensor] = []
         self.remarked: list[Mapping[str, Any]] = []
         self.tested: list[Tensor] = []
+        self.doubts: list[str] = []
+        self._is_calibrated = False
         self.progress = Progress(task, records.ledger, records.on_epoch)
         self.stopping = stopping
         self._task = task
@@ -536,6 +617,14 @@ class AnyLabelParty:
     def remarks(self) -> Sequence[Mapping[str, Any]]:
         """See `WholeNetwork.remarks`."""
         return ()
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """Logits of classes, or numbers in the labels' own units."""
+        return self._task.answers(outputs).cpu()
+
+    def calibrated(self, answers: Tensor) -> Tensor:
+        """Answers as they leave: logarithms of calibrated probabilities, where they are."""
+        return self._task.calibrated(answers)
 
     @property
     def split(self) -> Split:
@@ -597,7 +686,27 @@ class AnyLabelParty:
             self._ranks.merge(self.ledger, rules.peers(self.terms))
             best = self.stopping.best_epoch
             more = self._spent() | ({"best_epoch": best} if best else {})
-            self.progress.end_epoch(epoch, time.perf_counter() - started, more)
+            seconds = time.perf_counter() - started
+            self.progress.end_epoch(epoch, seconds, more, stays=self._stays(epoch))
+        if self.terms.mode == "train" and self.history:
+            self._calibrate(self.history[-1]["epoch"])
+
+    def _stays(self, epoch: int) -> bool:
+        """Whether the weights of an epoch that ends are those that stay, so far."""
+        return self.terms.train.keep != "best" or self.stopping.best_epoch == epoch
+
+    def _calibrate(self, epoch: int) -> None:
+        """Fit the curves to the validation rows of the weights that stay, once."""
+        calibration = self._task.calibration
+        if calibration is None or self._is_calibrated:
+            return
+        self._is_calibrated = True
+        meter = self.progress.judged(stays=self._stays(epoch))
+        if meter is None:
+            self.doubts.append("probabilities are not calibrated: there is no validation row")
+            return
+        calibration.fit(torch.cat(meter.evidence), torch.cat(meter.labels))
+        self.doubts += calibration.doubts
 
     def _spent(self) -> dict[str, float]:
         """What the training has cost so far, where that is counted."""
@@ -606,8 +715,12 @@ class AnyLabelParty:
     def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
         """Keep or measure the outputs of a query; what the others are told where one ends it."""
         self.progress.asked(len(exchange.rows))
+        if self.terms.mode == "train" and exchange.phase == "test":
+            self._calibrate(exchange.epoch)
+        answers = self.answers(outputs)
         if exchange.phase == "predict" or labels is None:
-            self.outputs.append(self._task.answers(outputs).cpu())
+            self.outputs.append(self._task.calibrated(answers))
+            self.uncalibrated += [] if self._task.calibration is None else [answers]
             self.remarked += self.remarks()
         else:
             if exchange.phase == "test" and self.data.unseen is not None:
@@ -617,7 +730,7 @@ class AnyLabelParty:
                 loss = float(self._task(outputs, labels))
                 self.progress.meter(exchange.phase).add(outputs, labels, loss)
             if exchange.phase == "test":
-                self.tested.append(self._task.answers(outputs).cpu())
+                self.tested.append(self._task.calibrated(answers))
             if exchange.phase == "test" and self._complete is not None:
                 complete = self._complete[exchange.rows]
                 apart = {"test_complete": complete, "test_missing": ~complete}
@@ -696,7 +809,7 @@ class LabelParty(AnyLabelParty):
             bottom = _own_bottom(data, terms, objective.bottom)
             self.ends = _ends(terms, mode, defense, own, links)
             merger = models.make_merger(terms.merge).build(terms.widths)
-        task = make_task(objective.task, objective.outputs, objective.hits)
+        task = objective.make_task()
         stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
         missing = self._take_models(top, bottom, merger, own)
@@ -1000,10 +1113,6 @@ class LabelParty(AnyLabelParty):
         rows = len(next(iter(cuts.values())))
         outputs = self._through_top(filled(self.merged(cuts)))[:rows]
         return self._defense.logits(outputs, StepContext(step))
-
-    def answers(self, outputs: Tensor) -> Tensor:
-        """Outputs as a prediction writes them: logits of classes, or numbers in own units."""
-        return self._task.answers(outputs).cpu()
 
     def contributions(self, row: int) -> None:
         """None: they follow from the cuts, see `ServingParty.contributions`."""

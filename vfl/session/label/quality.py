@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 #: No chance is taken for less than a float64 tells from 0, as scikit-learn does it.
 _LEAST_CHANCE = np.finfo(np.float64).eps
@@ -56,6 +56,23 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
     if hits:
         found["hit_rate"] = np.mean(label_ranks(logits.numpy(), truth) < hits)
     return _plain(found)
+
+
+def brier_score(logits: Tensor, codes: Tensor) -> float:
+    """Mean squared error of probabilities (Brier 1950); of two classes, of the second one's.
+
+    Args:
+        logits: axes (rows, classes).
+        codes: classes as 0..C-1, axes (rows,).
+
+    >>> logits = torch.tensor([[0.8, 0.2], [0.4, 0.6]]).log()
+    >>> round(brier_score(logits, torch.tensor([0, 0])), 4)
+    0.2
+    """
+    chances = torch.softmax(logits.double(), dim=1)
+    missed = chances - one_hot(codes, logits.shape[1])
+    squared = missed[:, 1] ** 2 if logits.shape[1] == 2 else (missed**2).sum(dim=1)
+    return float(squared.mean())
 
 
 def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:

@@ -77,7 +77,8 @@ def summarise(
         figures["importance"] = importance
     if terms.mode == "train":
         figures |= party.figures()
-    if doubted := training_doubts(party.history) if terms.mode == "train" else []:
+    doubted = [*training_doubts(party.history), *party.doubts] if terms.mode == "train" else []
+    if doubted:
         figures["warnings"] = doubted
     return figures | {
         "guess": guess_of(party.data),
@@ -179,7 +180,10 @@ def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
 
 
 def prediction_table(
-    data: PartyData, outputs: Tensor, classes: Sequence[str | int] | None
+    data: PartyData,
+    outputs: Tensor,
+    classes: Sequence[str | int] | None,
+    uncalibrated: Tensor | None = None,
 ) -> pd.DataFrame:
     """One row a predicted row, named by the party's own ids, or by its position without ids.
 
@@ -187,6 +191,7 @@ def prediction_table(
         data: the label party's rows, whose ids name the rows.
         outputs: axes (rows, classes), or (rows, 1) for a regression.
         classes: what the outputs stand for; None for a regression.
+        uncalibrated: outputs before a calibration, whose probabilities get columns of their own.
 
     Returns:
         Where rows may be those of the training, a column `trained` says which the run trained on.
@@ -200,6 +205,9 @@ def prediction_table(
         table["prediction"] = [classes[index] for index in probabilities.argmax(dim=1).tolist()]
         for index, name in enumerate(classes):
             table[f"probability_{name}"] = probabilities[:, index].numpy()
+        before = () if uncalibrated is None else torch.softmax(uncalibrated, dim=1).T
+        for name, own in zip(classes if len(before) else (), before, strict=True):
+            table[f"uncalibrated_{name}"] = own.numpy()
     if data.trained is not None:
         table["trained"] = data.trained[rows]
     return table
@@ -211,13 +219,15 @@ def write_predictions(
     outputs: Sequence[Tensor],
     classes: Sequence[str | int] | None,
     remarks: Sequence[Mapping[str, Any]] = (),
+    uncalibrated: Sequence[Tensor] = (),
 ) -> None:
     """Write the table as CSV, atomically, for its owner alone.
 
     What a model says of a row beside its outputs has a column a name; several texts are one cell.
     Ids and names of classes that a spreadsheet would take for a formula get an apostrophe.
     """
-    table = prediction_table(data, torch.cat(list(outputs)), classes)
+    before = torch.cat(list(uncalibrated)) if uncalibrated else None
+    table = prediction_table(data, torch.cat(list(outputs)), classes, before)
     for name in remarks[0] if remarks else ():
         found = [one[name] for one in remarks]
         if isinstance(found[0], list):
