@@ -33,7 +33,7 @@ def chances_of(logits):
 def test_figures_are_those_of_scikit_learn(rows):
     logits, codes = drawn(rows)
     scored, chances = Scored.of(logits, codes), chances_of(logits)
-    assert len(scored.probability) <= GROUPS + 1
+    assert len(scored.values) <= GROUPS + 1
     assert (scored.rows, scored.positives) == (rows, int(codes.sum()))
     close = 1e-12 if rows <= GROUPS else 2e-3  # groups of 20 rows
     wanted = average_precision_score(codes, chances)
@@ -63,7 +63,7 @@ def test_probabilities_that_are_too_high_are_mended_by_validation_rows(how):
     """As class weights leave them: every logit is 2 too high."""
     validation, tested = (Scored.of(*drawn(8000, seed, shift=2.0)) for seed in (1, 2))
     before = thresholds.calibration_error(tested)
-    made = thresholds.calibrated(validation, tested.probability, how)
+    made = thresholds.calibrated(validation, tested.values, how)
     assert np.all(np.diff(made) >= 0), "the order of rows stays"
     after = thresholds.calibration_error(Scored(made, tested.counts))
     assert before > 0.15
@@ -84,7 +84,7 @@ def test_a_record_reads_back_and_another_one_is_refused():
     scored = Scored.of(*drawn(300))
     again = Scored.read(json.loads(json.dumps(scored.record())))
     np.testing.assert_array_equal(again.counts, scored.counts)
-    np.testing.assert_array_equal(again.probability, scored.probability)
+    np.testing.assert_array_equal(again.values, scored.values)
     assert Scored.of(torch.tensor([[0.0, np.inf]]), torch.tensor([1])) is None
     for wrong in (None, {}, {"probability": [0.5], "counts": [[1, 2, 3]]}, {"counts": []}):
         with pytest.raises(DataError):

@@ -8,9 +8,10 @@ from scipy.stats import ks_2samp
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import roc_auc_score
 
+from vfl.session.label.scored import Scored
 from vfl.trees.scorecard.binning import merged
 from vfl.trees.scorecard.points import Scale, points_of, reasons
-from vfl.trees.scorecard.statistics import Scores, correlations, evidence, variance_inflation
+from vfl.trees.scorecard.statistics import correlations, evidence, variance_inflation
 
 
 def drawn_counts(seed, fine=9):
@@ -86,16 +87,17 @@ def test_statistics_of_scores_are_those_of_other_libraries():
     draw = np.random.default_rng(0)
     bad = draw.random(500) < 0.3
     scores = draw.integers(300, 340, 500) - 8 * bad
-    found = Scores.of(scores[:200], bad[:200]) + Scores.of(scores[200:], bad[200:])
-    assert found.auc() == pytest.approx(roc_auc_score(~bad, scores))
+    found = Scored.counted(scores[:200], bad[:200]) + Scored.counted(scores[200:], bad[200:])
+    assert found.auc(of=0) == pytest.approx(roc_auc_score(~bad, scores))
+    assert found.auc() == pytest.approx(roc_auc_score(bad, scores))
     apart = ks_2samp(scores[bad], scores[~bad]).statistic
     assert found.kolmogorov_smirnov() == pytest.approx(apart)
     bands = found.bands(5)
     assert sum(band.rows for band in bands) == 500
     assert max(band.rows for band in bands) < 150
     assert found.stability(found) == 0
-    assert found.stability(Scores(found.values + 9, found.counts)) > 0.1
-    assert np.isnan(Scores.of(scores, np.zeros(500, bool)).auc())
+    assert found.stability(Scored(found.values + 9, found.counts)) > 0.1
+    assert np.isnan(Scored.counted(scores, np.zeros(500, bool)).auc())
 
 
 def test_inflation_is_that_of_a_regression_on_the_other_columns():

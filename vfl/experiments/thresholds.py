@@ -1,7 +1,7 @@
 """What a model of two classes is worth at a threshold, and whether its probabilities hold.
 
-Everything is computed from the groups of `vfl.session.label.scored`: whole rows up to a thousand,
-and groups of neighbouring probabilities beyond that.
+Everything is computed from `Scored`, whose values are probabilities here: whole rows up to a
+thousand, and groups of neighbouring probabilities beyond that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from vfl.session.label.scored import Scored
 
 #: Shares of the rows that a threshold flags, as the table of thresholds lists them.
 FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_BANDS = 10
 #: As the log loss of every summary; see `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
 
@@ -62,7 +61,7 @@ def confusions(scored: Scored) -> list[Confusion]:
     return [
         Confusion(float(p), int(own[1]), int(own[0]), int(totals[1] - own[1]),
                   int(totals[0] - own[0]))
-        for p, own in zip(scored.probability[::-1], above, strict=True)
+        for p, own in zip(scored.values[::-1], above, strict=True)
     ]  # fmt: skip
 
 
@@ -75,7 +74,7 @@ def confusion_at(scored: Scored, threshold: float) -> Confusion:
     >>> found.precision, found.recall, found.flagged
     (0.6, 1.0, 0.5)
     """
-    flagged = scored.counts[scored.probability >= threshold].sum(axis=0)
+    flagged = scored.counts[scored.values >= threshold].sum(axis=0)
     negatives, positives = scored.counts.sum(axis=0) - flagged
     return Confusion(threshold, int(flagged[1]), int(flagged[0]), int(positives), int(negatives))
 
@@ -149,7 +148,7 @@ class Band:
     captured: float
 
 
-def bands(scored: Scored, most: int = _BANDS) -> list[Band]:
+def bands(scored: Scored, most: int = 10) -> list[Band]:
     """Rows in at most ten bands of about equal size, the most probable first.
 
     >>> from vfl.session.label.scored import Scored
@@ -157,17 +156,11 @@ def bands(scored: Scored, most: int = _BANDS) -> list[Band]:
     >>> [(one.rows, one.positives, round(one.captured, 2)) for one in bands(scored, 2)]
     [(5, 3, 1.0), (5, 0, 1.0)]
     """
-    counts, chances = scored.counts[::-1], scored.probability[::-1]
-    rows = counts.sum(axis=1)
-    before = np.cumsum(rows) - rows
-    place = np.minimum(before * most // scored.rows, most - 1)
     found, captured = [], 0
-    for one in np.unique(place):
-        own = place == one
-        positives, count = int(counts[own, 1].sum()), int(rows[own].sum())
-        captured += positives
-        expected = float(chances[own] @ rows[own] / count)
-        found.append(Band(count, positives, expected, captured / scored.positives))
+    for band in scored.bands(most, highest_first=True):
+        captured += band.positives
+        expected = float(band.values[::-1] @ band.counts.sum(axis=1)[::-1] / band.rows)
+        found.append(Band(band.rows, band.positives, expected, captured / scored.positives))
     return found
 
 
@@ -181,7 +174,7 @@ def calibration_error(scored: Scored) -> float:
 
 def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
     """The mean log loss; of other probabilities of the same groups where they are given."""
-    chances = scored.probability if probability is None else probability
+    chances = scored.values if probability is None else probability
     chances = np.clip(chances, _LEAST, 1 - _LEAST)
     negatives, positives = scored.counts.T
     total = positives @ np.log(chances) + negatives @ np.log(1 - chances)
@@ -190,7 +183,7 @@ def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
 
 def brier(scored: Scored, probability: np.ndarray | None = None) -> float:
     """The mean squared error of the probabilities (Brier 1950); see `log_loss`."""
-    chances = scored.probability if probability is None else probability
+    chances = scored.values if probability is None else probability
     negatives, positives = scored.counts.T
     return float((positives @ (1 - chances) ** 2 + negatives @ chances**2) / scored.rows)
 
@@ -204,7 +197,7 @@ def calibrated(validation: Scored, probability: np.ndarray, how: str = "isotonic
         how: "isotonic" or "platt".
     """
     curve, rows = CURVES[how](), validation.counts.ravel()
-    chances = np.repeat(np.repeat(validation.probability, 2), rows)
-    curve.fit(chances, np.repeat(np.tile([0, 1], len(validation.probability)), rows))
+    chances = np.repeat(np.repeat(validation.values, 2), rows)
+    curve.fit(chances, np.repeat(np.tile([0, 1], len(validation.values)), rows))
     found: np.ndarray = curve(torch.from_numpy(probability)).numpy()
     return found

@@ -43,6 +43,7 @@ _OF_BANDS = (
     "those in as many rows taken at random. Expected: the mean probability; observed: the share of "
     "positives."
 )
+_OF_KS = "the largest distance of both classes' distributions (Kolmogorov and Smirnov)"
 #: Of a curve; more would not be seen.
 _POINTS = 200
 #: Fewer positive validation rows than this fit no curve worth showing.
@@ -82,6 +83,8 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
         pairs=[
             ("Average precision", number_text(average_precision(tested))),
             ("That of a guess", f"{number_text(rate)}, the share of positives"),
+            ("Gini", f"{number_text(tested.gini())}, 2 AUC - 1"),
+            ("KS", f"{number_text(tested.kolmogorov_smirnov())}, {_OF_KS}"),
         ],
         below=_OF_THRESHOLDS,
         roomy=True,
@@ -172,14 +175,14 @@ def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
         yield "Before calibration", _reliability_text(before)
         yield f"After it ({how}, as answered)", _reliability_text(tested)
         return
-    yield "Off on average", _reliability_text(tested)
+    yield "As answered", _reliability_text(tested)
     validation = run.scored.get("validation")
     if validation is None or validation.positives < _FEW_POSITIVES:
         return
     for how, name in (("isotonic", "Isotonic regression"), ("platt", "Platt scaling")):
-        mended = calibrated(validation, tested.probability, how)
+        mended = calibrated(validation, tested.values, how)
         order = mended.argsort(kind="stable")
-        better = replace(tested, probability=mended[order], counts=tested.counts[order])
+        better = replace(tested, values=mended[order], counts=tested.counts[order])
         fitted = f"fitted on {validation.rows:,} validation rows (label.calibration = '{how}')"
         yield f"{name} would give", f"{_reliability_text(better)}; {fitted}"
 
@@ -187,7 +190,7 @@ def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
 def _reliability_text(scored: Scored) -> str:
     off = f"{100 * calibration_error(scored):.1f} points"
     loss, score = number_text(log_loss(scored)), number_text(brier(scored))
-    return f"off by {off} on average, log loss {loss}, Brier score {score}"
+    return f"{off} off on average, log loss {loss}, Brier score {score}"
 
 
 def _precision_recall(tested: Scored) -> Drawing:

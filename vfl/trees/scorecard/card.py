@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vfl.session.label.scored import Scored
 from vfl.trees.scorecard.points import Scale
-from vfl.trees.scorecard.statistics import Scores, evidence, variance_inflation
+from vfl.trees.scorecard.statistics import evidence, variance_inflation
 
 #: Parts of the rows whose scores are counted.
 PARTS = ("train", "validation", "test")
@@ -83,7 +84,7 @@ class Card:
     intercept: float
     error: float
     correlation: np.ndarray = field(repr=False)
-    scores: Mapping[str, Scores] = field(default_factory=dict)
+    scores: Mapping[str, Scored] = field(default_factory=dict)
 
     @property
     def totals(self) -> np.ndarray:
@@ -103,7 +104,7 @@ class Card:
             found[on] = variance_inflation(self.correlation[np.ix_(on, on)])
         return found
 
-    def with_scores(self, part: str, scores: Scores) -> Card:
+    def with_scores(self, part: str, scores: Scored) -> Card:
         """The same card with more rows of a part counted."""
         before = self.scores.get(part)
         return replace(
@@ -142,7 +143,7 @@ class Card:
             )
         ]
         scores = {
-            part: Scores(state[f"scores.{part}"].numpy(), state[f"score_counts.{part}"].numpy())
+            part: Scored(state[f"scores.{part}"].numpy(), state[f"score_counts.{part}"].numpy())
             for part in PARTS
             if f"scores.{part}" in state
         }

@@ -25,6 +25,7 @@ from torch import Tensor
 from vfl.core.errors import BadOptionError, DataError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.session.exchange import expect
+from vfl.session.label.scored import Scored
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
@@ -40,7 +41,6 @@ from vfl.trees.scorecard.card import (
 )
 from vfl.trees.scorecard.fitting import Local, fit_card
 from vfl.trees.scorecard.points import Scale, reasons
-from vfl.trees.scorecard.statistics import Scores
 
 if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
@@ -153,7 +153,7 @@ class LabelEnd(LabelCellsEnd):
         count = len(self._positions("train"))
         for part, rows in (("train", slice(count)), ("validation", slice(count, None))):
             scores = self._base + self._known[rows].sum(axis=1)
-            self._card = self._card.with_scores(part, Scores.of(scores, self._bad_rows(part)))
+            self._card = self._card.with_scores(part, Scored.counted(scores, self._bad_rows(part)))
         return self._outputs_of(self._known[exchange.rows])
 
     def outputs(self, exchange: Exchange) -> Tensor:
@@ -166,7 +166,7 @@ class LabelEnd(LabelCellsEnd):
         if self._trains and exchange.phase == "test":
             assert self._card is not None, "it has been fitted"
             bad = self._bad_rows("test")[exchange.rows]
-            scores = Scores.of(self._base + points.sum(axis=1), bad)
+            scores = Scored.counted(self._base + points.sum(axis=1), bad)
             self._card = self._card.with_scores("test", scores)
         return self._outputs_of(points)
 

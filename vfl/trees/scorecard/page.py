@@ -18,10 +18,10 @@ from vfl.experiments.pages.build import ENVIRONMENT
 from vfl.experiments.pages.charts import Drawing, Series, line_drawing
 from vfl.experiments.pages.sections import Content, Section
 from vfl.experiments.tables import Table, date_text, list_text, percent_text, three_digits
+from vfl.session.label.scored import Scored
 from vfl.trees.scorecard.card import PARTS, CardColumn
 from vfl.trees.scorecard.loaded import Line, LoadedCard
 from vfl.trees.scorecard.mode import Scorecard
-from vfl.trees.scorecard.statistics import Scores
 
 PAGE, TEXT = "scorecard.html", "scorecard.txt"
 #: Names that scoring has for ranges of information value and stability (Siddiqi 2006).
@@ -283,8 +283,8 @@ def _figures(loaded: LoadedCard, part: str) -> dict[str, float | int | None]:
     return {
         "rows": scores.rows,
         "bad_rate": bads / max(1, goods + bads),
-        "auc": _finite(scores.auc()),
-        "gini": _finite(scores.gini()),
+        "auc": _finite(scores.auc(of=0)),
+        "gini": _finite(scores.gini(of=0)),
         "ks": _finite(scores.kolmogorov_smirnov()),
         "stability": shift,
     }
@@ -369,7 +369,7 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
     return [apart, bands]
 
 
-def _apart(scores: Scores, part: str) -> Drawing:
+def _apart(scores: Scored, part: str) -> Drawing:
     shares = np.cumsum(scores.counts / np.maximum(scores.counts.sum(axis=0), 1), axis=0)
     lines = [
         Series(
@@ -381,14 +381,14 @@ def _apart(scores: Scores, part: str) -> Drawing:
     return line_drawing("Goods and bads by score", caption, lines, "score")
 
 
-def _expected(loaded: LoadedCard, scores: Scores) -> float:
+def _expected(loaded: LoadedCard, scores: Scored) -> float:
     """The rate of bads that scores stand for."""
     rows = scores.counts.sum(axis=1)
     likely = expit(-loaded.mode.scale.log_odds(scores.values))
     return float((likely * rows).sum() / max(1, rows.sum()))
 
 
-def _calibration(loaded: LoadedCard, scores: Scores, part: str) -> Drawing:
+def _calibration(loaded: LoadedCard, scores: Scored, part: str) -> Drawing:
     bands = scores.bands()
     found = [
         (100 * _expected(loaded, band), 100 * float(band.counts[:, 1].sum() / band.rows))
@@ -401,7 +401,7 @@ def _calibration(loaded: LoadedCard, scores: Scores, part: str) -> Drawing:
     return line_drawing("Calibration", caption, lines, "expected percent of bads", x_from=0.0)
 
 
-def _bands(loaded: LoadedCard, scores: Scores) -> Table:
+def _bands(loaded: LoadedCard, scores: Scored) -> Table:
     rows = [
         [
             f"{band.values[0]} to {band.values[-1]}",

@@ -35,6 +35,7 @@ from vfl.datasets import Split
 from vfl.datasets.encode import MAX_CATEGORIES
 from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes, Place, read_description
 from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.session.label.scored import Scored
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
@@ -63,7 +64,7 @@ from vfl.trees.scorecard.fitting import (
     fit_card,
     shift_of,
 )
-from vfl.trees.scorecard.statistics import Scores, standard
+from vfl.trees.scorecard.statistics import standard
 from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits, largest_frame
 
 if TYPE_CHECKING:
@@ -467,7 +468,7 @@ class LabelEnd(TrainingEnd):
             player.leakage.count("points of rows", f"{exchange.phase} rows", rows, rows)
         if exchange.phase in ("validation", "test"):
             bad = self._bad_rows(exchange.phase, exchange.rows)
-            self._card = card.with_scores(exchange.phase, Scores.of(scores, bad))
+            self._card = card.with_scores(exchange.phase, Scored.counted(scores, bad))
         self._note(EVALUATE)
         return logits_of(scores, self._bad, self._mode.scale)
 

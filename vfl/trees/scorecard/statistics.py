@@ -1,12 +1,10 @@
-"""Statistics of binned columns and of scores, all from counts and sums.
+"""Statistics of binned columns, all from counts and sums.
 
 Goods and bads are rows of either class. Where a bin has rows of one class alone, half a row is
 added to both, so that its evidence is finite (Siddiqi 2006).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -86,84 +84,3 @@ def variance_inflation(correlation: np.ndarray) -> np.ndarray:
     inflation = (vectors[:, free] ** 2 / values[free]).sum(axis=1)
     given = (vectors[:, ~free] ** 2).sum(axis=1) > 1e-10
     return np.where(given, np.inf, inflation)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Rows by score and class.
-
-    Attributes:
-        values: the scores that occur, ascending, int64, axes (scores,).
-        counts: goods and bads of each, int64, axes (scores, 2).
-    """
-
-    values: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def of(cls, scores: np.ndarray, bad: np.ndarray) -> Scores:
-        """Count rows.
-
-        Args:
-            scores: of each row, whole numbers.
-            bad: whether it is a bad one.
-        """
-        values, places = np.unique(scores.astype(np.int64), return_inverse=True)
-        counts = np.zeros((len(values), 2), np.int64)
-        np.add.at(counts, (places, bad.astype(np.int64)), 1)
-        return cls(values, counts)
-
-    def __add__(self, other: Scores) -> Scores:
-        values, places = np.unique(np.concatenate([self.values, other.values]), return_inverse=True)
-        counts = np.zeros((len(values), 2), np.int64)
-        np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
-        return Scores(values, counts)
-
-    @property
-    def rows(self) -> int:
-        return int(self.counts.sum())
-
-    def auc(self) -> float:
-        """How often a good row scores above a bad one, equal scores counting half; NaN without."""
-        goods, bads = self.counts.sum(axis=0)
-        if not goods or not bads:
-            return float("nan")
-        below = np.cumsum(self.counts[:, 1]) - self.counts[:, 1] / 2
-        return float((below * self.counts[:, 0]).sum() / (goods * bads))
-
-    def gini(self) -> float:
-        """2 AUC - 1."""
-        return 2 * self.auc() - 1
-
-    def kolmogorov_smirnov(self) -> float:
-        """Largest distance of the distributions of bads and goods; NaN where one is empty.
-
-        >>> Scores.of(np.array([1, 2, 3, 4]), np.array([1, 1, 0, 1])).kolmogorov_smirnov()
-        0.6666666666666666
-        """
-        totals = self.counts.sum(axis=0)
-        if not totals.all():
-            return float("nan")
-        apart = np.cumsum(self.counts / totals, axis=0)
-        return float(np.abs(apart[:, 0] - apart[:, 1]).max())
-
-    def bands(self, most: int = 10) -> list[Scores]:
-        """Bands of neighbouring scores with about as many rows each, lowest scores first."""
-        rows = self.counts.sum(axis=1)
-        middle = rows.cumsum() - rows / 2
-        band = np.minimum(most - 1, (most * middle / max(1, self.rows)).astype(np.int64))
-        return [
-            Scores(self.values[band == one], self.counts[band == one]) for one in np.unique(band)
-        ]
-
-    def stability(self, other: Scores, most: int = 10) -> float:
-        """The population stability index of other rows over this one's bands of scores."""
-        starts = [int(band.values[0]) for band in self.bands(most)][1:]
-
-        def counted(scores: Scores) -> np.ndarray:
-            places = np.searchsorted(starts, scores.values, side="right")
-            return np.bincount(
-                places, weights=scores.counts.sum(axis=1), minlength=len(starts) + 1
-            ).astype(np.int64)
-
-        return stability(counted(self), counted(other))
