@@ -142,7 +142,7 @@ def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: s
     sent = sum(sum(summary[way].values()) for way in ("bytes_up", "bytes_down"))
     return _Made(
         sum(column.on_card for column in card.columns),
-        tested.auc(),
+        tested.auc(of=0),
         tested.kolmogorov_smirnov(),
         trained.stability(tested) if (trained := card.scores.get("train")) else math.nan,
         cpu,

@@ -11,7 +11,7 @@ import pytest
 from vfl.config import DataSettings, Experiment, PartyFile
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError
-from vfl.core.storage import locked, write_json
+from vfl.core.storage import Seal, locked, write_json, write_sealed_json
 from vfl.core.traffic import Ledger
 from vfl.federation import deployment
 from vfl.federation.project import write_project
@@ -271,4 +271,15 @@ def test_runs_of_a_folder_are_listed_with_a_page(compared, run, vfl, well, refus
     assert "one</a>" not in page  # it has no page
     told = json.loads(vfl("runs", path.parent, "--json").out)
     assert [one["name"] for one in told["runs"]][-1] == "torn"
+    assert (told["promoted"], told["before"]) == (None, None)
+    listed = [{"run": name, "at": ""} for name in ("tiny", "one")]
+    seal = Seal("promoted runs", "label", "all")
+    write_sealed_json(path.parent / "promoted.json", {"promoted": listed}, seal)
+    done = well("runs", path.parent)
+    marked = [line for line in done.out.splitlines() if "promoted" in line]
+    assert [line.partition(", promoted")[2] for line in marked] in (
+        ["", " before (vfl rollback)"], [" before (vfl rollback)", ""],
+    )  # fmt: skip
+    told = json.loads(vfl("runs", path.parent, "--json").out)
+    assert (told["promoted"], told["before"]) == ("one", "tiny")
     refused("runs", path.parent / "nowhere")

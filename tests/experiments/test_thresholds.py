@@ -4,16 +4,21 @@ import json
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, confusion_matrix
+from sklearn.metrics import (
+    average_precision_score,
+    confusion_matrix,
+    f1_score,
+    precision_recall_fscore_support,
+)
 from sklearn.metrics import log_loss as sklearn_log_loss
 
-from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, DataError
 from vfl.experiments import thresholds
 from vfl.experiments.loaded_run import LoadedRun
-from vfl.session.label.scored import GROUPS, Scored
+from vfl.session.label.scored import GROUPS, Guessed, Residuals, Scored
 
 
 def drawn(rows, seed=0, shift=0.0):
@@ -148,14 +153,76 @@ def test_validation_rows_are_those_of_the_weights_that_were_kept(run):
     assert found == pytest.approx(best["validation_log_loss"], abs=1e-5)
 
 
-def test_a_run_of_more_classes_has_none(tmp_path, vfl):
-    (tmp_path / "three.toml").write_text(
+def test_guesses_of_more_classes_are_those_of_scikit_learn():
+    draw = np.random.default_rng(0)
+    codes = draw.integers(0, 4, 900)
+    logits = draw.normal(size=(900, 4)) + 1.5 * np.eye(4)[codes]
+    logits[:, 3] = -9.0  # nothing is guessed to be of the last class
+    found = Guessed.of(torch.from_numpy(logits), torch.from_numpy(codes))
+    guess = logits.argmax(1)
+    np.testing.assert_array_equal(found.counts, confusion_matrix(codes, guess))
+    wanted = precision_recall_fscore_support(codes, guess, zero_division=np.nan)
+    for name, own in zip(("precision", "recall"), wanted, strict=False):
+        np.testing.assert_allclose(getattr(found, name)(), own)
+    np.testing.assert_allclose(found.f1(), f1_score(codes, guess, average=None, zero_division=0))
+    assert found.sure.rows == 900
+    assert found.sure.positives == int((guess == codes).sum())
+    again = Guessed.read(json.loads(json.dumps(found.record())))
+    np.testing.assert_array_equal(again.counts, found.counts)
+    with pytest.raises(DataError):
+        Guessed.read({"guesses": [1, 2]})
+
+
+def test_residuals_are_in_bands_of_answers():
+    draw = np.random.default_rng(0)
+    answers = torch.from_numpy(draw.normal(size=(1000, 1)))
+    labels = answers[:, 0] + 0.1 + 0.5 * torch.from_numpy(draw.normal(size=1000))
+    found = Residuals.of(answers, labels)
+    order = answers[:, 0].argsort()
+    for band, rows in zip(found.bands, order.chunk(10), strict=True):
+        apart = (labels - answers[:, 0])[rows]
+        wanted = [100, answers[rows].mean(), labels[rows].mean(), apart.abs().mean()]
+        np.testing.assert_allclose(band, [*wanted, (apart**2).mean().sqrt()])
+    again = Residuals.read(json.loads(json.dumps(found.record())))
+    np.testing.assert_array_equal(again.bands, found.bands)
+    assert Residuals.of(answers * np.nan, labels) is None
+    with pytest.raises(DataError):
+        Residuals.read({"residuals": [[1, 2]]})
+
+
+def test_a_run_of_more_classes_shows_each(tmp_path, vfl):
+    (tmp_path / "ten.toml").write_text(
         'name = "ten"\ndata.source = "digits"\ndata.rows = 300\nparties.left = { width = 8 }\n'
-        "train = { epochs = 1 }\n"
+        'label.calibration = "platt"\ndata.validation = 0.3\ntrain = { epochs = 3 }\n'
     )
-    done = vfl("train", tmp_path / "three.toml", "--runs", tmp_path / "runs")
+    done = vfl("train", tmp_path / "ten.toml", "--runs", tmp_path / "runs")
     assert done.code == 0, done.err
     (folder,) = (tmp_path / "runs").iterdir()
-    assert LoadedRun(folder).scored == {}
-    assert RunFolder(folder).scored() == {}
-    assert "average precision" not in done.out
+    loaded = LoadedRun(folder)
+    assert loaded.scored == {}
+    tested = loaded.guessed["test"].counts
+    assert np.trace(tested) / tested.sum() == pytest.approx(loaded.summary["test_accuracy"])
+    assert "least recall" in done.out
+    assert "before calibration" in done.out
+    page = (folder / "report.html").read_text()
+    assert {"Classes", "Calibration"} <= set(re.findall(r"<h2>([^<]*)</h2>", page))
+    assert "as 10" in page
+
+
+def test_a_regression_shows_its_residuals(tmp_path, vfl):
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(draw.normal(size=(200, 3)), columns=["a", "b", "y"])
+    table.to_csv(tmp_path / "t.csv", index_label="id")
+    (tmp_path / "r.toml").write_text(
+        'name = "r"\ndata = { source = "t.csv", id = "id" }\nparties.left = { columns = ["a"] }\n'
+        'parties.right = { columns = ["b"] }\nlabel = { column = "y", task = "regression" }\n'
+        "train = { epochs = 1 }\n"
+    )
+    done = vfl("train", tmp_path / "r.toml", "--runs", tmp_path / "runs")
+    assert done.code == 0, done.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    loaded = LoadedRun(folder)
+    rows, *_, squared = loaded.residuals["test"].bands.T
+    rmse = np.sqrt((rows * squared**2).sum() / rows.sum())
+    assert rmse == pytest.approx(loaded.summary["test_rmse"], rel=1e-6)
+    assert "Residuals" in re.findall(r"<h2>([^<]*)</h2>", (folder / "report.html").read_text())

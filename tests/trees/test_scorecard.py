@@ -53,7 +53,7 @@ def test_a_card_tells_goods_from_bads(carded):
     assert [line.name for line in loaded.lines] == ["income", "basket", "city", "age"]
     assert all(line.column.on_card for line in loaded.lines)
     assert summary["test_auc"] > 0.78
-    assert card.scores["test"].auc() == pytest.approx(summary["test_auc"], abs=1e-6)
+    assert card.scores["test"].auc(of=0) == pytest.approx(summary["test_auc"], abs=1e-6)
     basket, city = loaded.lines[1], loaded.lines[2]
     assert len(city.bins) == 4, "two of the cities share a bin"
     assert set(city.bins[0].split(", ")) <= {"jena", "ulm"}, "goods first"

@@ -102,18 +102,23 @@ def runs(
 ) -> None:
     """List the runs and grids of a folder, the newest first, and write its index.html.
 
-    Each has a line with its state and what came out; the page links to theirs.
+    Each has a line with its state and what came out; the page links to theirs. The run that is
+    promoted is marked, and the one that `vfl rollback` goes back to.
     """
     from dataclasses import asdict
 
     from vfl.experiments.pages import build_index
+    from vfl.training.promotion import promoted_runs
 
     listed, page = build_index(folder)
+    *_, before, now = [None, None, *promoted_runs(folder)]
     if json:
-        emit({"runs": [asdict(one) for one in listed], "page": str(page)})
+        found = [asdict(one) for one in listed]
+        emit({"runs": found, "promoted": now, "before": before, "page": str(page)})
         return
+    marks = {before: ", promoted before (vfl rollback)", now: ", promoted"}
     for one in listed:
-        print(f"{one.name}\n    {one.kind}, {one.state}, {one.created}")
+        print(f"{one.name}\n    {one.kind}, {one.state}, {one.created}{marks.get(one.name, '')}")
         if one.sentence:
             print(fill(one.sentence, 96, initial_indent="    ", subsequent_indent="    "))
     print(f"{'page':<16} {page}")

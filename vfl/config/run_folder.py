@@ -13,9 +13,10 @@
     traffic.csv       CSV with a head         the ledger: `party`, `direction`, `phase`, `frames`,
                                               `payload_bytes`, `wire_bytes`, `seconds`
     summary.json      sealed JSON             the figures of a run that ended well
-    scored.json       sealed JSON             of two classes: validation and test rows by
-                                              probability, in at most 1000 groups; test rows before
-                                              a calibration, too
+    scored.json       sealed JSON             validation and test rows in counts: of two classes
+                                              by probability, in at most 1000 groups; of up to 50
+                                              by class and guess; of a regression residuals in ten
+                                              bands. Test rows before a calibration, too
     label_alone.json  sealed JSON             what the label party's own columns reach
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
                                               run that did not
@@ -270,7 +271,7 @@ class RunFolder:
         self._write_figures(_LABEL_ALONE, figures)
 
     def scored(self) -> dict[str, Any]:
-        """Rows by probability, part by part; empty where there is no record. See `summary`."""
+        """Rows in counts, part by part; empty where there is no record. See `summary`."""
         return self._figures(_SCORED) if (self.path / _SCORED).exists() else {}
 
     def finish(
@@ -281,7 +282,7 @@ class RunFolder:
         Args:
             summary: its figures.
             ledger: its traffic.
-            scored: rows of two classes by probability, part by part.
+            scored: rows in counts, part by part.
         """
         if scored:
             self._write_figures(_SCORED, scored)

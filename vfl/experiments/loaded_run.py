@@ -9,11 +9,11 @@ from __future__ import annotations
 import csv
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
@@ -25,8 +25,9 @@ from vfl.experiments.cells import CODEC
 from vfl.experiments.scores import OF_RUN, ScoreRecord, read_codes, read_scores
 
 if TYPE_CHECKING:
-    from vfl.session.label.scored import Scored
+    from vfl.session.label.scored import Guessed, Residuals, Scored
 
+Counts = TypeVar("Counts")
 #: The finite numbers of one epoch by name, and `sent`, the bytes of both directions so far. A loss
 #: that became NaN is left out, and so leaves a gap in its curve.
 Epoch = Mapping[str, float]
@@ -149,10 +150,28 @@ class LoadedRun:
         """
         from vfl.session.label.scored import Scored
 
+        read = self._counted("probability", Scored.read)
+        return {part: one for part, one in read.items() if 0 < one.positives < one.rows}
+
+    @cached_property
+    def guessed(self) -> Mapping[str, Guessed]:
+        """The same rows of more classes, by class and guess."""
+        from vfl.session.label.scored import Guessed
+
+        return self._counted("guesses", Guessed.read)
+
+    @cached_property
+    def residuals(self) -> Mapping[str, Residuals]:
+        """The same rows of a regression."""
+        from vfl.session.label.scored import Residuals
+
+        return self._counted("residuals", Residuals.read)
+
+    def _counted(self, form: str, read: Callable[[Any], Counts]) -> dict[str, Counts]:
+        """The parts of the rows whose record is of a form."""
         found = self.folder.scored() if self.has_ended else {}
         parts = ("validation", "test", "uncalibrated")
-        read = {part: Scored.read(found[part]) for part in parts if part in found}
-        return {part: one for part, one in read.items() if 0 < one.positives < one.rows}
+        return {part: read(found[part]) for part in parts if form in (found.get(part) or ())}
 
     @cached_property
     def codec(self) -> Mapping[str, Any]:

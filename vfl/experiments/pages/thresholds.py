@@ -1,10 +1,12 @@
-"""Sections of a run of two classes: thresholds, lift, and whether probabilities hold."""
+"""Sections of test rows in counts: thresholds, lift, guesses, residuals, and calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from vfl.experiments.loaded_run import LoadedRun
 from vfl.experiments.pages.charts import Drawing, Series, line_drawing
@@ -27,7 +29,7 @@ from vfl.experiments.thresholds import (
 )
 
 if TYPE_CHECKING:
-    from vfl.session.label.scored import Scored
+    from vfl.session.label.scored import Guessed, Residuals, Scored
 
 _WEIGHTED = (
     "The classes were weighted in the loss (label.class_weight), so probabilities are too high for "
@@ -44,6 +46,23 @@ _OF_BANDS = (
     "positives."
 )
 _OF_KS = "the largest distance of both classes' distributions (Kolmogorov and Smirnov)"
+_OF_CLASSES = (
+    "Test rows; classes are numbered in sorted order. Precision: right ones among rows guessed to "
+    "be of the class; recall: right ones among its rows; F1 of the class against the rest. Macro: "
+    "the mean over classes, each counting alike."
+)
+_OF_CONFUSION = "A line a class, a column a guess; rows of the diagonal are right."
+_OF_PAIRS = "Most frequent wrong guesses; the whole table is in scored.json."
+_OF_SURE = (
+    "Test rows in bands of equal size, the surest first. Expected: the mean probability of the "
+    "guess; observed: the share of right guesses (Guo et al. 2017)."
+)
+_OF_RESIDUALS = (
+    "Test rows in ten bands of equal size, lowest answers first. A residual is the label minus the "
+    "answer; its mean is that of label and answer apart."
+)
+#: Classes of which the whole confusion is shown, and wrong guesses that are listed of more.
+_WHOLE, _PAIRS = 12, 15
 #: Of a curve; more would not be seen.
 _POINTS = 200
 #: Fewer positive validation rows than this fit no curve worth showing.
@@ -51,7 +70,9 @@ _FEW_POSITIVES = 20
 
 
 def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tuple[str, str]]:
-    """What a screen shows of a run of two classes: a name and a sentence each."""
+    """What a screen shows of a run of classes: a name and a sentence each."""
+    if (guessed := run.guessed.get("test")) is not None:
+        return list(_class_lines(run, guessed))
     tested = run.scored.get("test")
     if tested is None:
         return []
@@ -71,7 +92,12 @@ def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tu
 
 
 def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iterator[Section]:
-    """Tables and curves of the test rows; nothing of a run without two classes."""
+    """Tables and curves of the test rows, as far as they were counted."""
+    yield from _class_sections(run)
+    if (residuals := run.residuals.get("test")) is not None:
+        yield Section(
+            title="Residuals", tables=[_residual_table(residuals)], below=_OF_RESIDUALS, roomy=True
+        )
     tested = run.scored.get("test")
     if tested is None:
         return
@@ -99,11 +125,113 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
     )
 
 
+def _class_lines(run: LoadedRun, tested: Guessed) -> Iterator[tuple[str, str]]:
+    """What a screen shows of a run of more than two classes."""
+    recall = tested.recall()
+    worst = int(np.nanargmin(recall))
+    rows = int(tested.counts[worst].sum())
+    yield "macro recall", f"{np.nanmean(recall):.4f}, the mean over {len(recall)} classes"
+    yield (
+        "least recall",
+        f"{recall[worst]:.1%} of {rows} rows of class {worst + 1}, in sorted order",
+    )
+    off = f"off by {100 * calibration_error(tested.sure):.1f} points, on average"
+    if (before := run.guessed.get("uncalibrated")) is not None:
+        off += f"; before calibration {100 * calibration_error(before.sure):.1f}"
+    yield "calibration", off
+    if _is_weighted(run):
+        yield "look at", _WEIGHTED
+
+
+def _class_sections(run: LoadedRun) -> Iterator[Section]:
+    """Guesses of more than two classes, and how sure they are."""
+    tested = run.guessed.get("test")
+    if tested is None:
+        return
+    few = len(tested.counts) <= _WHOLE
+    yield Section(
+        title="Classes",
+        tables=[_class_table(tested), _confusion_table(tested) if few else _pairs_table(tested)],
+        below=f"{_OF_CLASSES} {_OF_CONFUSION if few else _OF_PAIRS}",
+        roomy=True,
+    )
+    before, sure = run.guessed.get("uncalibrated"), tested.sure
+    pairs = [("As answered", _sure_text(run, sure))]
+    if before is not None:
+        pairs.insert(0, ("Before calibration", _sure_text(run, before.sure, "uncalibrated_")))
+    yield Section(
+        title="Calibration",
+        drawings=[_reliability(sure, None if before is None else before.sure)],
+        tables=[_bands_table(sure, "Right")],
+        pairs=pairs,
+        below=" ".join([_OF_SURE, *([_WEIGHTED] if _is_weighted(run) else [])]),
+        roomy=True,
+    )
+
+
+def _sure_text(run: LoadedRun, sure: Scored, which: str = "") -> str:
+    told = [f"{100 * calibration_error(sure):.1f} points off on average"]
+    for name, words in (("log_loss", "log loss"), ("brier", "Brier score")):
+        if (value := run.figure(f"test_{which}{name}")) is not None:
+            told.append(f"{words} {number_text(value)}")
+    return ", ".join(told)
+
+
+def _class_table(tested: Guessed) -> Table:
+    each = tested.precision(), tested.recall(), tested.f1()
+    rows = tested.counts.sum(axis=1)
+    lines = [
+        [str(number), f"{count:,}", percent_text(count / rows.sum()), *map(_share_text, shares)]
+        for number, (count, shares) in enumerate(
+            zip(rows.tolist(), np.transpose(each).tolist(), strict=True), 1
+        )
+    ]
+    lines.append(
+        ["macro", f"{rows.sum():,}", "", *(_share_text(float(np.nanmean(one))) for one in each)]
+    )
+    return Table(["Class", "Rows", "Share", "Precision", "Recall", "F1"], lines)
+
+
+def _share_text(share: float) -> str:
+    return "" if np.isnan(share) else percent_text(share)
+
+
+def _confusion_table(tested: Guessed) -> Table:
+    numbers = [str(number) for number in range(1, len(tested.counts) + 1)]
+    lines = [
+        [number, *(f"{count:,}" for count in own)]
+        for number, own in zip(numbers, tested.counts.tolist(), strict=True)
+    ]
+    return Table(["Class", *(f"as {number}" for number in numbers)], lines)
+
+
+def _pairs_table(tested: Guessed) -> Table:
+    wrong = tested.counts.copy()
+    np.fill_diagonal(wrong, 0)
+    most = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]
+    pairs = zip(*np.unravel_index(most, wrong.shape), strict=True)
+    lines = [
+        [str(one + 1), str(other + 1), f"{wrong[one, other]:,}",
+         percent_text(wrong[one, other] / tested.counts[one].sum())]
+        for one, other in pairs if wrong[one, other]
+    ]  # fmt: skip
+    return Table(["Class", "Taken for", "Rows", "Share of the class"], lines)
+
+
+def _residual_table(tested: Residuals) -> Table:
+    lines = [
+        [str(number), f"{int(rows):,}", *map(number_text, [guess, truth, truth - guess, *errors])]
+        for number, (rows, guess, truth, *errors) in enumerate(tested.bands.tolist(), 1)
+    ]
+    head = ["Band", "Rows", "Mean answer", "Mean label", "Mean residual", "Mean absolute", "RMSE"]
+    return Table(head, lines)
+
+
 def _is_weighted(run: LoadedRun) -> bool:
     """Whether class weights changed probabilities that nothing has mended."""
     label = run.config.get("label", {})
     weighted: bool = label.get("class_weight", "none") != "none"
-    return weighted and "uncalibrated" not in run.scored
+    return weighted and not {"uncalibrated"} & {*run.scored, *run.guessed}
 
 
 def _chosen(run: LoadedRun, missed_cost: float | None) -> list[tuple[str, Confusion]]:
@@ -150,7 +278,7 @@ def _threshold_table(run: LoadedRun, tested: Scored, missed_cost: float | None) 
     return Table(head, rows)
 
 
-def _bands_table(tested: Scored) -> Table:
+def _bands_table(tested: Scored, positives: str = "Positives") -> Table:
     rate = tested.positives / tested.rows
     rows = [
         [
@@ -164,7 +292,7 @@ def _bands_table(tested: Scored) -> Table:
         ]
         for number, one in enumerate(bands(tested), 1)
     ]
-    head = ["Band", "Rows", "Positives", "Expected", "Observed", "Lift", "Captured so far"]
+    head = ["Band", "Rows", positives, "Expected", "Observed", "Lift", "Captured so far"]
     return Table(head, rows)
 
 

@@ -65,7 +65,7 @@ from vfl.session.label.quality import (
     reduced_quality,
     regression_quality,
 )
-from vfl.session.label.scored import Scored
+from vfl.session.label.scored import Guessed, Residuals, Scored
 from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 
@@ -374,14 +374,15 @@ class Meter:
         """Its evidence, calibrated batch by batch."""
         return torch.cat([self.task.calibrated(one) for one in self.evidence])
 
-    def scored(self, *, calibrated: bool = True) -> Scored | None:
-        """Rows of two classes by probability; None of other tasks, and while training."""
-        if not self.evidence or self.task.name != "classification":
-            return None
-        if self.evidence[0].shape[1] != 2:
+    def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
+        """Its rows in counts; None of classes beyond `FEW_CLASSES`, and while training."""
+        if not self.evidence or isinstance(self.task, ManyClasses):
             return None
         evidence = self.calibrated() if calibrated else torch.cat(self.evidence)
-        return Scored.of(evidence, torch.cat(self.labels))
+        labels = torch.cat(self.labels)
+        if self.task.name == "regression":
+            return Residuals.of(evidence, labels)
+        return (Scored if evidence.shape[1] == 2 else Guessed).of(evidence, labels)
 
 
 EpochRecord = dict[str, Any]
@@ -467,7 +468,7 @@ class Progress:
         self._on_epoch(record)
 
     def kept_scores(self) -> dict[str, Any]:
-        """Records of validation and test rows by probability, of the weights that were kept."""
+        """Records of validation and test rows in counts, of the weights that were kept."""
         found = {phase: meter.scored() for phase, meter in self.ended.items()}
         if self._task.calibration is not None and "test" in self.ended:
             found["uncalibrated"] = self.ended["test"].scored(calibrated=False)

@@ -1,6 +1,7 @@
-"""Rows of two classes by a score, as a phase counts them: what every table of scores is made of.
+"""Rows of a phase in counts, of which every table of scores, classes and residuals is made.
 
-The score is the probability of the second class, or the points of a scorecard.
+Of two classes: rows by score, which is the probability of the second class or the points of a
+scorecard. Of more: guesses by class. Of a number: residuals by the size of the answer.
 """
 
 from __future__ import annotations
@@ -164,3 +165,133 @@ class Scored:
             return torch.from_numpy(found.astype(np.int64))
 
         return float(population_stability_index(counted(self), counted(other)))
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """Rows of several classes by class and guess, and how sure the guesses were.
+
+    Attributes:
+        counts: rows of each class by the class that was guessed, int64, axes (classes, classes).
+        sure: rows by the probability of the guess; the second class are the right ones.
+    """
+
+    counts: np.ndarray
+    sure: Scored
+
+    @classmethod
+    def of(cls, logits: Tensor, codes: Tensor) -> Guessed | None:
+        """Count rows; None where an output is not finite.
+
+        Args:
+            logits: axes (rows, classes).
+            codes: classes as 0..C-1, axes (rows,).
+
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
+        >>> Guessed.of(logits, torch.tensor([0, 1, 2])).counts.tolist()
+        [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+        """
+        if not torch.isfinite(logits).all():
+            return None
+        chances, guess = torch.softmax(logits.double(), dim=1).max(dim=1)
+        classes = logits.shape[1]
+        counts = torch.bincount(codes * classes + guess, minlength=classes**2)
+        logit = torch.stack([torch.zeros_like(chances), torch.logit(chances, 1e-15)], dim=1)
+        sure = Scored.of(logit, (guess == codes).long())
+        assert sure is not None, "all outputs are finite"
+        return cls(counts.reshape(classes, classes).numpy(), sure)
+
+    @classmethod
+    def read(cls, record: Any) -> Guessed:
+        """What `record` gave.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            found = cls(np.array(record["guesses"], int), Scored.read(record["sure"]))
+        except (KeyError, TypeError, ValueError):
+            raise DataError("this is no record of guessed rows") from None
+        if found.counts.ndim != 2 or len(set(found.counts.shape)) > 1:
+            raise DataError("this is no record of guessed rows")
+        return found
+
+    def record(self) -> Mapping[str, Any]:
+        """For JSON."""
+        return {"guesses": self.counts.tolist(), "sure": self.sure.record()}
+
+    def precision(self) -> np.ndarray:
+        """Share of right ones among the rows guessed to be of a class; NaN without, axes (C,)."""
+        return _shares(np.diag(self.counts), self.counts.sum(axis=0))
+
+    def recall(self) -> np.ndarray:
+        """Share of right ones among the rows of a class; NaN without, axes (C,)."""
+        return _shares(np.diag(self.counts), self.counts.sum(axis=1))
+
+    def f1(self) -> np.ndarray:
+        """Of each class against the rest; NaN of one that no row has or is guessed, axes (C,)."""
+        either = self.counts.sum(axis=0) + self.counts.sum(axis=1)
+        return _shares(2 * np.diag(self.counts), either)
+
+
+def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+    return found
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Residuals of a regression, label minus answer, in bands of neighbouring answers.
+
+    Attributes:
+        bands: of each band the rows, the means of answer, label and absolute residual, and the root
+            of the mean squared one, lowest answers first, axes (bands, 5).
+    """
+
+    bands: np.ndarray
+
+    @classmethod
+    def of(cls, answers: Tensor, labels: Tensor, most: int = _BANDS) -> Residuals | None:
+        """Count rows; None where an answer is not finite.
+
+        Args:
+            answers: axes (rows, 1).
+            labels: axes (rows,).
+            most: bands at most; equal answers share one.
+
+        >>> found = Residuals.of(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 2.0]), 2)
+        >>> found.bands.tolist()
+        [[1.0, 1.0, 2.0, 1.0, 1.0], [1.0, 3.0, 2.0, 1.0, 1.0]]
+        """
+        if not torch.isfinite(answers).all():
+            return None
+        guess, truth = answers[:, 0].double().numpy(), labels.double().numpy()
+        _, place, rows = np.unique(guess, return_inverse=True, return_counts=True)
+        band = ((np.cumsum(rows) - rows) * most // len(guess))[place]
+        apart = truth - guess
+        lines = [
+            [own.sum(), guess[own].mean(), truth[own].mean(), np.abs(apart[own]).mean(),
+             np.sqrt((apart[own] ** 2).mean())]
+            for one in np.unique(band)
+            for own in [band == one]
+        ]  # fmt: skip
+        return cls(np.array(lines, float))
+
+    @classmethod
+    def read(cls, record: Any) -> Residuals:
+        """What `record` gave.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            found = cls(np.array(record["residuals"], float))
+        except (KeyError, TypeError, ValueError):
+            raise DataError("this is no record of residuals") from None
+        if found.bands.ndim != 2 or found.bands.shape[1] != 5:
+            raise DataError("this is no record of residuals")
+        return found
+
+    def record(self) -> Mapping[str, Any]:
+        """For JSON."""
+        return {"residuals": self.bands.tolist()}
