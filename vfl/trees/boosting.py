@@ -260,13 +260,18 @@ class Booster:
         number, trees = 1 + len(self.forest.rounds), []
         gradients = self._gradients()
         for output in range(len(gradients)):
-            rows, columns = self._drawn(number, output)
-            self._source.start(gradients.pop(0), rows, columns)
+            columns = self._start(gradients.pop(0), number, output)
             tree = grow(self._settings.growth, self._source, columns)
             self.margins[:, output] += self._source.values(tree)
             trees.append(tree)
         self.forest.rounds.append(trees)
         return trees
+
+    def _start(self, gradients: np.ndarray, number: int, output: int) -> np.ndarray | None:
+        """Begin a tree, whose rows the source alone keeps; the columns that it may split on."""
+        rows, columns = self._drawn(number, output)
+        self._source.start(gradients, rows, columns)
+        return columns
 
     def _gradients(self) -> list[np.ndarray]:
         """Weighted derivatives of the loss, float32 as XGBoost's, of each output; axes (rows, 2).

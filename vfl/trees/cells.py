@@ -166,8 +166,7 @@ class CellsEnd(WholeNetwork):
     def split(self) -> Rows:
         whole = self._rows.split
         assert whole is not None, "every party has rows"
-        counts = (len(whole.train), len(whole.validation), len(whole.test))
-        return Rows(*map(np.arange, counts))
+        return rows_of((len(whole.train), len(whole.validation), len(whole.test)))
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         return self._mode.privacy()
@@ -419,6 +418,16 @@ def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return of_rows
     found: np.ndarray = of_rows[positions]
     return found
+
+
+def rows_of(counts: Sequence[int]) -> Rows:
+    """Rows to train on, to validate and to test, numbered phase by phase; int32 if that is enough.
+
+    >>> rows_of((2, 0, 1)).train
+    array([0, 1], dtype=int32)
+    """
+    kind = np.int32 if max(counts) < 1 << 31 else np.int64
+    return Rows(*(np.arange(count, dtype=kind) for count in counts))
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

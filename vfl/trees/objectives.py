@@ -106,9 +106,10 @@ class Poisson(Objective):
         if labels.min() < 0:
             raise DataError(
                 "counts are not negative",
-                where="labels",
+                where="the label party's column of labels",
                 got="a negative number",
                 want="numbers from 0 on",
+                fix="objective=auto, the squared error, for numbers that may be negative",
             )
         return np.array([np.log(max(np.average(labels, weights=weights), 1e-7))])
 

@@ -50,7 +50,7 @@ from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import SETUP, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.boosting import Source, blocks
-from vfl.trees.cells import CHUNK_BYTES, MOST_BYTES, CellsEnd, chunks
+from vfl.trees.cells import CHUNK_BYTES, MOST_BYTES, CellsEnd, chunks, rows_of
 from vfl.trees.ends import MOST_SPLITS, FeatureEnd, LabelEnd, joined, read_splits, written
 from vfl.trees.grow import Division, Layout, Split, Tree, values_of
 from vfl.trees.histograms import Partition, Sides, bin_kind, goes_left, sides, sums_of
@@ -67,6 +67,7 @@ _MOST_SUMS = CHUNK_BYTES
 #: Nodes of one request: a helper gets a share of every row for each hidden one.
 _MOST_NODES = 16
 _NO_ROWS, _NO_ELEMENTS = np.empty(0, np.uint32), np.empty(0, np.uint64)
+_NO_NODES = np.empty(0, np.uint8)
 #: Bins of one message to the helper, which asks for each; of a long column more.
 _GROUP_BYTES = 1 << 22
 #: Where rows go whose side is 0 or 1.
@@ -141,7 +142,7 @@ def renumber(nodes: np.ndarray, places: np.ndarray, told: np.ndarray) -> None:
     """Write the node that each row is in now over the one that it was in.
 
     Args:
-        nodes: of each row, uint32; they change.
+        nodes: of each row, in a type that has room for those of `told`; they change.
         places: where a row's node stands in `told`; one behind its end leaves the row as it is.
         told: numbers of nodes, uint32.
     """
@@ -228,7 +229,7 @@ class SharedFeatureEnd(FeatureEnd):
         #: Of training rows and the columns that a tree may split on.
         self._summed = self._known
         #: The node of each row, while one is known, and the largest of their numbers.
-        self._nodes, self._last_node = np.empty(0, np.uint32), 0
+        self._nodes, self._last_node = _NO_NODES, 0
         self._drawn = self._hidden_sums = 0
         self._answered: list[Split] = []
 
@@ -287,12 +288,12 @@ class SharedFeatureEnd(FeatureEnd):
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
             if letter == _END:
-                self._elements, self._nodes = _NO_ELEMENTS, np.empty(0, np.uint32)
+                self._elements, self._nodes = _NO_ELEMENTS, _NO_NODES
                 return content
             if letter == _TREE:
                 columns = _columns(_read(content)["columns"], self._known.shape[1])
                 self._summed = chosen(self._known[: self._training], columns)
-                self._nodes, self._last_node = np.zeros(len(self._known), np.uint32), 0
+                self._nodes, self._last_node = np.zeros(len(self._known), np.uint8), 0
                 if self._mode.nodes == "known":
                     self._elements = self._share()
             elif letter == _SUMS:
@@ -321,6 +322,7 @@ class SharedFeatureEnd(FeatureEnd):
             raw = _receive(self.link, step, len(self._known) * kind.itemsize, _LABEL_PARTY)
             places = raw.view(kind)
             self._last_node = max(self._last_node, *told.tolist(), 0)
+            self._nodes = self._nodes.astype(_kind(1 + self._last_node), copy=False)
             renumber(self._nodes, places, told)
             self._note("rows of nodes", self._terms.label_party, TRAIN, len(places))
             trained = places[: self._training]
@@ -378,7 +380,7 @@ class HelperEnd(CellsEnd):
 
     @property
     def split(self) -> Rows:
-        return Rows(*map(np.arange, self._agreed.rows))
+        return rows_of(self._agreed.rows)
 
     def announced(self) -> None:
         """Nothing: it has no rows."""
@@ -630,7 +632,7 @@ class SharedSums:
         #: Columns that the tree may split on, of each party, and who else is asked for sums.
         self._columns, self._asked = dict[str, np.ndarray](), list[str]()
         #: Packed gradients of training rows, zero where a row has no part in the tree.
-        self._units = np.ones(2)
+        self._units, self._total = np.ones(2), np.zeros(2)
         self._forget()
         #: Nodes whose rows the others were not told yet.
         self._new: list[int] = []
@@ -652,9 +654,12 @@ class SharedSums:
         if self._asked:
             chosen = [self._columns[name].tolist() for name in self._pads]
             self._ask(self._helper, _TREE, self._told(chosen, columns))
+        self._total = opened(self._elements.sum(keepdims=True))[0] * self._units
         if not self._hidden:
             for name in self._asked:
                 self._send_share(name, self._elements)
+            if self._own is None and self.watch is None:
+                self._elements = _NO_ELEMENTS  # both holders have their shares
 
     def _choose(self, columns: np.ndarray | None) -> None:
         """Note which columns of each party the tree may split on; nobody is asked for others."""
@@ -669,8 +674,7 @@ class SharedSums:
         return {} if columns is None else {"columns": chosen}
 
     def total(self) -> np.ndarray:
-        sums: np.ndarray = opened(self._elements.sum(keepdims=True))[0] * self._units
-        return sums
+        return self._total
 
     def of(self, nodes: Sequence[int]) -> np.ndarray:
         found = np.zeros((len(nodes), len(self.layout.bins), self.layout.width, 2))
