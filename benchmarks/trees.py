@@ -5,8 +5,14 @@ process of their own, from each party's float32 table on, one after the other, s
 is reported is the median of the turns, and ratios within a turn. Our parties share their process.
 Rows that no training has seen tell the AUC.
 
-With ``--tables`` real tables of the folder in VFL_DATA are learned instead, by us, by XGBoost, and
-by XGBoost on our bins as cells, which shows whether a difference comes from bins or from trees.
+With ``--wan 80mbps,40ms`` a training of ours also goes over lines that are computed, on which work
+takes no time (`LinkModel`); messages are those of the training on loopback. With ``--peer PYTHON``,
+an interpreter whose XGBoost has the federated plug-in, XGBoost's vertical mode stands beside: its
+server and its parties are processes with proxies between them.
+
+With ``--tables`` real tables of the folder in VFL_DATA are learned instead, by us, by XGBoost, by
+XGBoost on our bins as cells, which shows whether a difference comes from bins or from trees, and by
+XGBoost on the same rows in another order, which shows what its approximate bins alone change.
 """
 
 from __future__ import annotations
@@ -15,21 +21,27 @@ import csv
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 from sklearn.metrics import roc_auc_score
 
 from benchmarks import harness
-from benchmarks.worker import BenchmarkWorker, Parent
+from benchmarks.emulation import LinkModel, ProxyNetwork, Wan
+from benchmarks.worker import BenchmarkWorker, Message, Parent
 from vfl.config.toml import Settings
 from vfl.core.errors import MissingDataError
 from vfl.core.registry import require_choice
+from vfl.llm.project import free_addresses
 
 #: Protections by name, and the options that ask for them.
 PROTECTIONS = {
@@ -37,9 +49,10 @@ PROTECTIONS = {
     "known": "protect=shared,nodes=known",
     "hidden": "protect=shared,nodes=hidden",
 }
-OURS, PEER, PEER_ON_BINS = "vfl, order", "XGBoost hist", "XGBoost hist, our bins"
+OURS, PEER, FEDERATED = "vfl, order", "XGBoost hist", "XGBoost federated"
 #: Rows that tell the AUC or the error, as a share: of the training of a drawn table, of all rows.
 _TESTED, _HELD_OUT = 0.1, 0.2
+_FEDERATED = Path(__file__).parent / "peers" / "xgboost_federated.py"
 #: The C library gives memory back at once, so that a peak is what was in use.
 _GIVES_BACK = ("env", "MALLOC_MMAP_THRESHOLD_=1048576", "MALLOC_TRIM_THRESHOLD_=1048576")
 
@@ -55,6 +68,7 @@ class TreesJob(Settings):
     depth: int
     bins: int
     seed: int
+    wan: str = ""
 
 
 class TreesCost(Settings):
@@ -63,6 +77,46 @@ class TreesCost(Settings):
     cpu_s: float
     peak_bytes: int
     sent_bytes: int
+    auc: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a training over lines is when a tree has grown.
+
+    Attributes:
+        seconds: on the label party's clock.
+        hops: messages that waited for each other.
+        sent_bytes: by all parties, headers included.
+    """
+
+    seconds: float
+    hops: int
+    sent_bytes: int
+
+
+class LineRow(Settings):
+    """A training over lines beside the same one on loopback.
+
+    Attributes:
+        who: trained.
+        cpu_s: processor seconds of the whole training, all parties together.
+        line_s: seconds that lines take, of the whole training, where work takes no time; of a peer
+            how much longer it takes over lines than on loopback.
+        tree_s: the same, of a tree.
+        round_trips: of a tree, one after the other; None where nobody counts them.
+        first_bytes: before the first tree; of a peer 0.
+        tree_bytes: of a tree; of a peer all bytes, shared among the trees.
+        auc: of rows that were held out.
+    """
+
+    who: str
+    cpu_s: float
+    line_s: float
+    tree_s: float
+    round_trips: int | None
+    first_bytes: float
+    tree_bytes: float
     auc: float
 
 
@@ -100,6 +154,7 @@ class TableRow:
         ours: with `protect=order`, two parties.
         xgboost: `hist` at the same parameters, with all columns in one place.
         xgboost_on_our_bins: the same, where the number of its bin stands for each cell.
+        xgboost_reordered: XGBoost as it is, with the training rows in another order.
     """
 
     table: str
@@ -108,6 +163,7 @@ class TableRow:
     ours: float
     xgboost: float
     xgboost_on_our_bins: float
+    xgboost_reordered: float
 
 
 def bench_trees(
@@ -121,8 +177,11 @@ def bench_trees(
     repeats: int = 3,
     protect: Sequence[str] = ("order",),
     tables: bool = False,
+    only: str | None = None,
     out: Path | None = None,
-) -> Sequence[TreesRow | TableRow]:
+    wan: Wan | None = None,
+    peer: str | None = None,
+) -> Sequence[TreesRow | TableRow | LineRow]:
     """Boosted trees of several parties beside XGBoost in one place.
 
     Args:
@@ -136,27 +195,33 @@ def bench_trees(
         protect: protections that are measured: "order", or shares with nodes that are "known" or
             "hidden".
         tables: learn real tables instead.
+        only: one of them.
         out: CSV file that rows of real tables are written to as they come.
+        wan: every party's line; trains once over such lines instead.
+        peer: a Python whose XGBoost has the federated plug-in, for a training over lines.
     """
     if tables:
-        return list(_written(_of_tables(repeats, rounds, depth, bins), out))
+        if only is not None:
+            require_choice("only", only, tuple(_SOURCES))
+        names = [only] if only else list(_SOURCES)
+        return list(_written(_of_tables(names, repeats, rounds, depth, bins), out))
     for one in protect:
         require_choice("protect", one, tuple(PROTECTIONS))
-    everybody = [*(f"vfl, {one}" for one in protect), *([PEER] if find_spec("xgboost") else [])]
-    turns = []
+    ours, peers = [f"vfl, {one}" for one in protect], [PEER] if find_spec("xgboost") else []
+
+    def job(who: str, seed: int) -> TreesJob:
+        return TreesJob(
+            who=who, rows=rows, columns=columns, parties=parties, rounds=rounds, depth=depth,
+            bins=bins, seed=seed, wan=str(wan or ""),
+        )  # fmt: skip
+
+    if wan:
+        lines = [_measured(job(who, 0), LineRow) for who in ours]
+        return [*lines, *([federated(job(FEDERATED, 0), peer)] if peer else [])]
+    everybody, turns = [*ours, *peers], []
     for seed in range(repeats):
         harness.say(f"turn {seed + 1} of {repeats}")
-        turns.append(
-            {
-                who: _measured(
-                    TreesJob(
-                        who=who, rows=rows, columns=columns, parties=parties, rounds=rounds,
-                        depth=depth, bins=bins, seed=seed,
-                    )
-                )
-                for who in everybody
-            }
-        )  # fmt: skip
+        turns.append({who: _measured(job(who, seed), TreesCost) for who in everybody})
         harness.say(" ".join(f"{who}: {cost}" for who, cost in turns[-1].items()))
     cells, table = rows * columns, (rows, columns, parties)
 
@@ -203,10 +268,10 @@ def needed_bytes(
 # --- a drawn table --------------------------------------------------------------------------------
 
 
-def _measured(job: TreesJob) -> TreesCost:
+def _measured(job: TreesJob, kind: type[Message]) -> Message:
     with BenchmarkWorker("trees", _GIVES_BACK) as worker:
         worker.put(job)
-        return worker.get(TreesCost)
+        return worker.get(kind)
 
 
 def work(parent: Parent) -> None:
@@ -214,6 +279,9 @@ def work(parent: Parent) -> None:
     job = parent.get(TreesJob)
     train = train_xgboost if job.who == PEER else train_ours
     train(job.model_copy(update={"rounds": 1}), *_tables(job, 1000))  # imports, and machine code
+    if job.wan:
+        parent.put(over_lines(job))
+        return
     inputs, labels, held, truth = _tables(job, job.rows)
     harness.forget_peak()  # that of drawing the tables
     before, began = harness.resident_bytes("VmRSS"), time.process_time()
@@ -246,12 +314,131 @@ def _tables(job: TreesJob, rows: int) -> _Tables:
     return train, labels[:rows].copy(), [part[rows:].copy() for part in parts], labels[rows:].copy()
 
 
+def over_lines(job: TreesJob) -> LineRow:
+    """Train with every party in this process, on the clocks of the parties' lines."""
+    label, tables, marks = "label", _tables(job, job.rows), list[Mark]()
+    names = [label, "helper", *_names(len(tables[0]))]
+    model = LinkModel(names, Wan.parse(job.wan))
+
+    def mark(record: dict[str, Any]) -> None:
+        sent = sum(model.bytes_sent().values())
+        marks.append(Mark(model.now(label), model.hops, sent))
+
+    began = time.process_time()
+    answer, _ = train_ours(job, *tables, carry=partial(model.star, label), on_epoch=mark)
+    cpu_s, trees = time.process_time() - began, len(marks) - 1
+    first, last = marks[0], marks[-1]
+    tree_bytes = (last.sent_bytes - first.sent_bytes) / trees
+    return LineRow(
+        who=job.who,
+        cpu_s=cpu_s,
+        line_s=model.seconds,
+        tree_s=(last.seconds - first.seconds) / trees,
+        round_trips=round((last.hops - first.hops) / trees / 2),  # but for who has read the last
+        first_bytes=first.sent_bytes - tree_bytes,
+        tree_bytes=tree_bytes,
+        auc=roc_auc_score(tables[-1], answer()),
+    )
+
+
+class PeerReady(Settings):
+    """The server listens."""
+
+
+class PeerTrained(Settings):
+    """What a training took of one party, and what rank 0 answers of the held-out rows."""
+
+    seconds: float
+    cpu_s: float
+    answer: tuple[float, ...]
+
+
+class PeerJob(Settings):
+    """What XGBoost's server or one of its parties is to do; see `xgboost_federated.py`."""
+
+    parties: int
+    port: int
+    server: str = ""
+    rank: int | None = None
+    cells: str = ""
+    tested: str = ""
+    labels: str | None = None
+    rounds: int = 0
+    asked: dict[str, Any] = Field(default_factory=dict)
+
+
+def federated(job: TreesJob, python: str) -> LineRow:
+    """XGBoost's vertical mode over proxies, without and with the lines.
+
+    Args:
+        job: what is trained; rank 0 has the labels and no columns.
+        python: the interpreter that has it.
+    """
+    inputs, labels, held, truth = _tables(job, job.rows)
+    with TemporaryDirectory() as folder:
+
+        def kept(name: str, array: np.ndarray) -> str:
+            np.save(path := f"{folder}/{name}.npy", array)
+            return path
+
+        parts = [(inputs[0][:, :0], held[0][:, :0]), *zip(inputs, held, strict=True)]
+        files = [
+            (kept(f"cells{rank}", cells), kept(f"tested{rank}", tested))
+            for rank, (cells, tested) in enumerate(parts)
+        ]
+        turn = partial(_federated, job, python, files, kept("labels", labels))
+        (loopback, _), (lined, sent) = turn(Wan()), turn(Wan.parse(job.wan))
+    line_s = max(one.seconds for one in lined) - max(one.seconds for one in loopback)
+    return LineRow(
+        who=job.who,
+        cpu_s=sum(one.cpu_s for one in loopback),
+        line_s=line_s,
+        tree_s=line_s / job.rounds,
+        round_trips=None,
+        first_bytes=0,
+        tree_bytes=sent / job.rounds,
+        auc=roc_auc_score(truth, lined[0].answer),
+    )
+
+
+def _federated(
+    job: TreesJob, python: str, files: Sequence[tuple[str, str]], labels: str, wan: Wan
+) -> tuple[list[PeerTrained], int]:
+    """What each party took, and bytes that all sent."""
+    server, names = "server", _names(len(files))
+    command = (python, "-I", str(_FEDERATED))
+    with ProxyNetwork([server, *names], wan) as network, ExitStack() as stack:
+        address = free_addresses(1)[0]
+        about = PeerJob(parties=len(names), port=int(address.rpartition(":")[2]))
+        with BenchmarkWorker(FEDERATED, command=command) as serving:
+            serving.put(about)
+            serving.get(PeerReady)
+            workers = [
+                stack.enter_context(BenchmarkWorker(FEDERATED, command=command)) for _ in names
+            ]
+            for rank, (name, worker) in enumerate(zip(names, workers, strict=True)):
+                host, port = network.reach(name, server, about.port)
+                update = {
+                    "server": f"{host}:{port}", "rank": rank, "cells": files[rank][0],
+                    "tested": files[rank][1], "labels": None if rank else labels,
+                    "rounds": job.rounds, "asked": _asked("binary:logistic", job.depth, job.bins),
+                }  # fmt: skip
+                worker.put(about.model_copy(update=update))
+            found = [worker.get(PeerTrained) for worker in workers]
+        return found, sum(network.bytes_sent().values())
+
+
+def _names(parties: int) -> list[str]:
+    return [f"party{number}" for number in range(1, 1 + parties)]
+
+
 def train_ours(
     job: TreesJob,
     inputs: list[np.ndarray],
     labels: np.ndarray,
     held: list[np.ndarray],
     truth: np.ndarray,
+    **options: Any,
 ) -> _Trained:
     """All parties in this process: the session that an experiment runs."""
     from vfl.datasets import Split
@@ -259,7 +446,7 @@ def train_ours(
     from vfl.training.specs import checked
     from vfl.training.whole_network import WholeNetworkSession
 
-    names = [f"party{number}" for number in range(1, 1 + len(inputs))]
+    names = _names(len(inputs))
     experiment = checked(
         {
             "name": "benchmark",
@@ -284,7 +471,8 @@ def train_ours(
         return WholeNetworkSession(experiment, data, mode=mode, outputs=2, **more).run()
 
     none = np.empty(0, np.int64)
-    trained = session("train", Split(np.arange(len(labels)), none, none), inputs, labels)
+    split = Split(np.arange(len(labels)), none, none)
+    trained = session("train", split, inputs, labels, **options)
     sent = sum(row.payload_bytes for row in trained.ledger.rows())
     weights = trained.weights()
 
@@ -381,8 +569,11 @@ def _read(source: _Source) -> tuple[pd.DataFrame, np.ndarray]:
     return inputs.astype(dict.fromkeys(texts, "category")), labels
 
 
-def _of_tables(seeds: int, rounds: int, depth: int, bins: int) -> Iterator[TableRow]:
-    for name, source in _SOURCES.items():
+def _of_tables(
+    names: Sequence[str], seeds: int, rounds: int, depth: int, bins: int
+) -> Iterator[TableRow]:
+    for name in names:
+        source = _SOURCES[name]
         inputs, labels = _read(source)
         for seed in range(seeds):
             order = np.random.default_rng(seed).permutation(len(labels))
@@ -406,8 +597,8 @@ def _answers(
     test: np.ndarray,
     classes: bool,
     size: tuple[int, int, int],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What our model, XGBoost, and XGBoost on our bins answer about the test rows."""
+) -> tuple[np.ndarray, ...]:
+    """What answers the test rows: ours, XGBoost, it on our bins, it on rows in another order."""
     import xgboost
 
     from vfl.trees import VFLBoostingClassifier, VFLBoostingRegressor
@@ -423,10 +614,10 @@ def _answers(
         ours.predict_proba(table.iloc[test])[:, 1] if classes else ours.predict(table.iloc[test])
     )
 
-    def theirs(cells: pd.DataFrame) -> np.ndarray:
+    def theirs(cells: pd.DataFrame, learned: np.ndarray = train) -> np.ndarray:
         parts = [
             xgboost.DMatrix(cells.iloc[rows], labels[rows], enable_categorical=True, nthread=1)
-            for rows in (train, test)
+            for rows in (learned, test)
         ]
         asked = _asked("binary:logistic" if classes else "reg:squarederror", depth, bins)
         found: np.ndarray = xgboost.train(asked, parts[0], rounds).predict(parts[1])
@@ -438,7 +629,7 @@ def _answers(
         missing = np.isnan(column[:, 0])
         numbers = fit_bins(column[train], (0,), bins).bins(column)[:, 0].astype(float)
         binned[name] = np.where(missing, np.nan, numbers)
-    return answer, theirs(inputs), theirs(binned)
+    return answer, theirs(inputs), theirs(binned), theirs(inputs, train[::-1])
 
 
 def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
@@ -456,6 +647,17 @@ def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
             yield row
 
 
+def _moved(rows: Sequence[TableRow]) -> list[float]:
+    """What another order of rows makes of XGBoost's figure, seed by seed."""
+    return [row.xgboost_reordered - row.xgboost for row in rows]
+
+
+def _spread(figures: Iterable[float]) -> float:
+    """Their standard deviation; 0 of one."""
+    found = list(figures)
+    return stdev(found) if len(found) > 1 else 0.0
+
+
 COSTS = harness.table(
     ("who", "<20", "who"),
     ("CPU s", ">9.1f", "cpu_s"),
@@ -471,11 +673,30 @@ TABLES = harness.table(
     ("ours", ">9.5f", lambda rows: mean(row.ours for row in rows)),
     ("XGBoost", ">9.5f", lambda rows: mean(row.xgboost for row in rows)),
     ("on our bins", ">12.5f", lambda rows: mean(row.xgboost_on_our_bins for row in rows)),
+    ("reordered", ">10.5f", lambda rows: mean(row.xgboost_reordered for row in rows)),
+    ("ours less", ">10.5f", lambda rows: mean(row.ours - row.xgboost for row in rows)),
+    ("+-", ">8.5f", lambda rows: _spread(row.ours - row.xgboost for row in rows)),
+    ("reordered less", ">15.5f", lambda rows: mean(_moved(rows))),
+    ("+-", ">8.5f", lambda rows: _spread(_moved(rows))),
 )
 
 
-def shown(rows: Sequence[TreesRow | TableRow]) -> str:
+LINES = harness.table(
+    ("who", "<20", "who"),
+    ("CPU s", ">8.1f", "cpu_s"),
+    ("line s", ">8.1f", "line_s"),
+    ("a tree s", ">9.2f", "tree_s"),
+    ("round trips", ">12", "round_trips"),
+    ("MB before", ">10.2f", lambda row: row.first_bytes / 1e6),
+    ("MB a tree", ">10.3f", lambda row: row.tree_bytes / 1e6),
+    ("AUC", ">8.4f", "auc"),
+)
+
+
+def shown(rows: Sequence[TreesRow | TableRow | LineRow]) -> str:
     """Either measurement's rows, for people; seeds of a table as their mean."""
+    if isinstance(rows[0], LineRow):
+        return LINES(rows)
     tables: dict[str, list[TableRow]] = {}
     for row in rows:
         if isinstance(row, TableRow):

@@ -143,15 +143,25 @@ def test_trees_on_real_tables():
         of = [row for row in stored if row["table"] == name]
         assert len(of) == 5
         assert {row["measure"] for row in of} == {measure}
-        ours, theirs, on_our_bins = (
-            [float(row[who]) for row in of] for who in ("ours", "xgboost", "xgboost_on_our_bins")
+        ours, theirs, on_our_bins, reordered = (
+            [float(row[who]) for row in of]
+            for who in ("ours", "xgboost", "xgboost_on_our_bins", "xgboost_reordered")
         )
         for cell, values in zip(cells, (ours, theirs, on_our_bins), strict=False):
             assert_shows(cell, [mean(values)])
         apart = [one - other for one, other in zip(ours, theirs, strict=True)]
         assert_shows(cells[3], [mean(apart), stdev(apart)])
+        moved = [one - other for one, other in zip(reordered, theirs, strict=True)]
+        assert_shows(cells[4], [mean(moved), stdev(moved)])
         within = abs(mean(ours) / mean(theirs) - 1) < 0.002
         assert within is (name != "abalone"), "what the page says is reached"
+    many = rows_of("trees_abalone.csv")
+    apart = [float(row["ours"]) - float(row["xgboost"]) for row in many]
+    assert len(many) == 20
+    assert abs(mean(apart)) < 0.002 * mean(float(row["xgboost"]) for row in many)
+    assert f"{mean(apart):.4f} ± {stdev(apart):.4f}".replace("0.", ".") in (
+        RESULTS / "trees.md"
+    ).read_text(encoding="utf-8")
 
 
 FREE = "label-free bottom"

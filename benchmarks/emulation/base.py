@@ -6,13 +6,14 @@ import math
 import re
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
 
 from vfl.core.errors import BadOptionError, VFLError
-from vfl.core.frame import Frame
+from vfl.core.frame import Frame, Kind
+from vfl.session.secure_mode import LocalStreams
 from vfl.transport import TransportLink
 
 LOOPBACK = "127.0.0.1"
@@ -261,6 +262,47 @@ class LinkModel:
             _ModelLink(self, one, ends[0], there, back),
             _ModelLink(self, other, ends[1], back, there),
         )
+
+    def star(self, middle: str, streams: LocalStreams) -> LocalStreams:
+        """Streams to one party in the middle that keep the clocks of all.
+
+        Args:
+            middle: name of that party.
+            streams: that carry the frames, between threads.
+        """
+        return _ModelStar(self, middle, streams)
+
+
+class _ModelStar:
+    """Streams of threads over lines; see `LinkModel.star`."""
+
+    def __init__(self, model: LinkModel, middle: str, streams: LocalStreams) -> None:
+        self._streams = streams
+        self._taken = {name: _Taken(link) for name, link in streams.inner.items()}
+        self.inner: dict[str, TransportLink] = {}
+        self.outer: dict[str, TransportLink] = {}
+        for name, taken in self._taken.items():
+            ends = model.between(middle, name, (taken, streams.outer[name]))
+            self.inner[name], self.outer[name] = ends
+
+    def receive_any(self) -> tuple[str, Frame]:
+        name, frame = self._streams.receive_any()
+        self._taken[name].frame = frame
+        return name, self.inner[name].receive()
+
+    def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
+        self._streams.play(programs)
+
+
+class _Taken:
+    """The end in the middle of a stream, whose frame was read from all streams together."""
+
+    def __init__(self, link: TransportLink) -> None:
+        self._link, self.frame = link, Frame(Kind.DONE, 0)
+        self.send, self.fail, self.close = link.send, link.fail, link.close
+
+    def receive(self) -> Frame:
+        return self.frame
 
 
 class _ModelLink:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import trees
+from benchmarks.emulation import Wan
 from benchmarks.trees import OURS, PEER, bench_trees, shown
 
 
@@ -22,6 +23,21 @@ def test_trees_of_two_parties_stand_beside_xgboost():
         assert 1 <= one.bytes_ratio < 1.2, "what the protocol needs, and little more"
     assert theirs.bytes_ratio is None
     assert len(shown(rows).splitlines()) == 5
+
+
+def test_a_tree_over_lines_takes_two_round_trips_a_level_on_shares_and_none_with_order():
+    depth, columns, bins, rows = 3, 6, 16, 1500
+    order, known = bench_trees(
+        rows, columns=columns, rounds=3, depth=depth, bins=bins, protect=("order", "known"),
+        wan=Wan(80, 40),
+    )  # fmt: skip
+    assert (order.round_trips, known.round_trips) == (0, 2 * depth)
+    assert order.tree_s == 0
+    sums = 2 * 8 * columns * (bins + 1)  # of a node, by two holders of shares
+    assert known.tree_bytes > 2 * 8 * rows + 4 * sums
+    assert known.tree_s > known.round_trips * 0.04
+    assert order.auc == pytest.approx(known.auc, abs=0.02)
+    assert len(shown([order, known]).splitlines()) == 3
 
 
 def test_seeds_of_real_tables_are_written_as_they_come(monkeypatch, tmp_path):
@@ -46,5 +62,6 @@ def test_seeds_of_real_tables_are_written_as_they_come(monkeypatch, tmp_path):
     for row in rows:
         assert row.ours == pytest.approx(row.xgboost_on_our_bins, rel=0.02)
         assert row.ours < 0.3 < np.std(cells[:, 0])
+        assert row.xgboost_reordered == pytest.approx(row.xgboost, rel=0.1)
     assert out.read_text().splitlines()[1].startswith("made,RMSE,0,")
     assert "made" in shown(rows)

@@ -37,7 +37,7 @@ from vfl.session.exchange import HONEST, Own
 from vfl.session.label import EpochRecord, LabelParty, Objective
 from vfl.session.label.party import Beside, Records
 from vfl.session.progress import SessionProgress, Tell
-from vfl.session.secure_mode import FeatureRound, HelperRound
+from vfl.session.secure_mode import FeatureRound, HelperRound, LocalStreams
 from vfl.session.store.checkpoint import newest_common
 from vfl.session.terms import EXPLAIN
 from vfl.session.trace import Recorder, recorders_of, recording
@@ -71,6 +71,8 @@ class Options(TypedDict, total=False):
         on_epoch: told one record an epoch.
         on_progress: told how far the session is, about once a second.
         connect: makes the links; frames are handed over at once if not given.
+        carry: what the streams of a session whose network nobody holds go through, such as lines
+            that are computed.
         say: told how large a trace may get before it starts, and when a checkpoint is damaged.
         serving: further label parties whose tasks are served.
         explained: parties that learn what their columns add; see `Terms`.
@@ -87,6 +89,7 @@ class Options(TypedDict, total=False):
     on_epoch: Callable[[EpochRecord], None]
     on_progress: Tell
     connect: Connect
+    carry: Callable[[LocalStreams], LocalStreams]
     say: Callable[[str], None]
     serving: Sequence[str]
     explained: Sequence[str]

@@ -16,7 +16,7 @@ from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Mode, Terms, rules
 from vfl.session.label import Objective
 from vfl.session.label.party import Records
-from vfl.session.secure_mode import Revealed, SharedLink
+from vfl.session.secure_mode import LocalStreams, Revealed, SharedLink
 from vfl.session.trace import recorders_of
 from vfl.training.local import Options, PartiesSession
 from vfl.transport.link import Observed, local_pair
@@ -56,7 +56,8 @@ class WholeNetworkSession(PartiesSession):
             experiment.label.party,
             token_hex(16),
         )
-        self._streams = self._mode.local_streams(self.terms)
+        carry: Callable[[LocalStreams], LocalStreams] = options.get("carry", lambda one: one)
+        self._streams = carry(self._mode.local_streams(self.terms))
         outer: Mapping[str, Link] = self._streams.outer
         inner: Mapping[str, SharedLink] = self._streams.inner
         if mode == "serve":  # whoever is asked answers at once, in one thread

@@ -1,9 +1,12 @@
 """The model against times that were worked out by hand: 8 Mbps is a byte a microsecond."""
 
+from functools import partial
+
 import pytest
 
 from benchmarks.emulation import LinkModel, Wan
 from vfl.core.frame import HEADER_BYTES, Frame, Kind
+from vfl.mpc.in_process import Star
 from vfl.transport import local_pair
 
 PARTIES = ("P0", "P1", "P2")
@@ -58,3 +61,20 @@ def test_pipelining_hides_the_delay_until_the_line_is_full(model):
         bank.receive()
         bank.send(Frame(Kind.CUT, 0, BODY))
     assert model.now("P0") == pytest.approx(10 * 0.12 + 0.03)
+
+
+def test_streams_of_threads_keep_the_clocks_of_who_is_in_the_middle_and_of_all_others(model):
+    streams = model.star("P0", Star(PARTIES, "P0"))
+
+    def middle():
+        for name in ("P1", "P2"):
+            streams.inner[name].send(Frame(Kind.QUERY, 0, BODY))
+        return {streams.receive_any()[0] for _ in range(2)}
+
+    def answer(name):
+        streams.outer[name].send(streams.outer[name].receive())
+
+    programs = {"P0": middle, **{name: partial(answer, name) for name in ("P1", "P2")}}
+    streams.play(programs)
+    assert model.now("P0") == pytest.approx(0.02 + 0.05 + 0.01 + 0.05), "its line carries both"
+    assert model.hops == 2

@@ -1,0 +1,65 @@
+"""XGBoost's vertical mode: ``PYTHON -I xgboost_federated.py`` plays its server or a party.
+
+It runs in an environment whose XGBoost has the federated plug-in, and imports nothing of vfl. A
+line of JSON comes on standard input: of the server a port and how many parties there are, of a
+party also where the server is, its rank, files of its cells, and of rank 0 one of labels. Without
+an encryption plug-in gradients reach all parties as they are. The server cannot be told to listen
+on the loopback interface alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import xgboost
+from xgboost import collective, federated
+
+
+def main() -> None:
+    """Play until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the library prints must not get between the lines
+
+    def tell(**message: Any) -> None:
+        print(json.dumps(message), file=answers, flush=True)
+
+    job = json.loads(next(sys.stdin))
+    if job["rank"] is not None:
+        tell(**party(job))
+        sys.stdin.read()
+    else:
+        federated.run_federated_server(job["parties"], job["port"], blocking=False)
+        tell()
+        sys.stdin.read()
+    os._exit(0)  # the server has no other end
+
+
+def party(job: dict[str, Any]) -> dict[str, Any]:
+    """Train and answer the held-out rows; seconds, processor seconds, and what rank 0 answers."""
+    cells, tested = np.load(job["cells"]), np.load(job["tested"])
+    labels = None if job["labels"] is None else np.load(job["labels"])
+    with collective.CommunicatorContext(
+        dmlc_communicator="federated",
+        federated_server_address=job["server"],
+        federated_world_size=job["parties"],
+        federated_rank=job["rank"],
+    ):
+        collective.allreduce(np.zeros(1), collective.Op.SUM)  # all are here
+        began, busy = time.perf_counter(), time.process_time()
+        rows = xgboost.DMatrix(cells, labels, data_split_mode=1, nthread=1)
+        model = xgboost.train(job["asked"], rows, job["rounds"])
+        taken = {
+            "seconds": time.perf_counter() - began,
+            "cpu_s": time.process_time() - busy,
+        }
+        answer = model.predict(xgboost.DMatrix(tested, data_split_mode=1, nthread=1))
+    return taken | {"answer": [] if job["rank"] else answer.astype(float).tolist()}
+
+
+if __name__ == "__main__":
+    main()
