@@ -71,7 +71,11 @@ def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received
         )
     )
     shown = json.loads(well("join", "bank", "--table", "bank.csv", "--json").out)["says"]
-    assert shown == ["bottom = theirs:Bottom", "consent.max_width = 4096"]
+    assert shown == [
+        "bottom = theirs:Bottom",
+        "consent.members = lender",
+        "consent.max_width = 4096",
+    ]
     path.write_text(text.replace('"node.key"', '"../../elsewhere.key"'))
     (received / "node.key").unlink()
     done = refused("join", "bank", "--table", "bank.csv")

@@ -1,12 +1,14 @@
 """`vfl renew`, and the warnings of the commands that use a certificate."""
 
 import pytest
+from aged import made_ago
 
+from vfl.cli.federation import _renew_when_due
 from vfl.core.errors import AuthenticationError, LostPeerError
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder
-from vfl.transport import renew_server
-from vfl.transport.certificates import days_left
+from vfl.transport import renew_server, replace_authority
+from vfl.transport.certificates import days_left, ends_soon
 
 
 @pytest.fixture
@@ -14,11 +16,16 @@ def label(bank_project):
     return LabelFolder.find(bank_project)
 
 
+def aged_server(label):
+    """A certificate of 90 days, 85 of which are over."""
+    made_ago(85, lambda: renew_server(label.certificates, days=90))
+
+
 def test_a_certificate_is_renewed(vfl, label):
     renew_server(label.certificates, days=3)
     done = vfl("renew", "project")
     assert (done.code, done.out) == (0, "")
-    assert "is good for 89 days; restart vfl up" in done.err
+    assert "is good for 89 days; vfl up shows it" in done.err
     assert days_left(label.certificates / "server.pem") == 89
 
 
@@ -47,7 +54,7 @@ def test_a_partys_identity_is_replaced(well, refused, label, tmp_path):
     assert (bank / "node.key").read_bytes() == before[1]
     assert (bank / "identity.key").stat().st_mode & 0o777 == 0o600
     assert "\nssh-ed25519 " in (bank / "bank.pub").read_text()
-    assert "each keeps it as peers/bank.pub" in done.err
+    assert "each runs: vfl party accept bank.pub FOLDER" in done.err
     refused("renew", "project", "--identity")
 
 
@@ -61,8 +68,10 @@ def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
     monkeypatch.setattr(deployment, "start_superlink", stop)
     monkeypatch.setattr(deployment, "wait_for_superlink", stop)
     assert "warning" not in vfl(*command).err
-    renew_server(label.certificates, days=5)
-    assert "server.pem expires in 4 days; renew it with: vfl renew" in vfl(*command).err
+    aged_server(label)
+    ca_key = label.certificates / "ca.key"
+    ca_key.rename(ca_key.with_name("elsewhere"))
+    assert "server.pem expires in 4 days; vfl up renews it while ca.key" in vfl(*command).err
 
 
 def test_a_party_is_told_that_the_authority_ends(vfl, label, tmp_path, monkeypatch):
@@ -71,8 +80,27 @@ def test_a_party_is_told_that_the_authority_ends(vfl, label, tmp_path, monkeypat
 
     monkeypatch.setattr(deployment, "start_supernode", stop)
     assert "warning" not in vfl("up", "project/bank/party.toml").err
-    renew_server(label.certificates, days=5)
+    aged_server(label)
     short = (label.certificates / "server.pem").read_bytes()
     (tmp_path / "project/bank/ca.pem").write_bytes(short)
     done = vfl("up", "project/bank/party.toml")
     assert "ca.pem expires in 4 days; ask the label party" in done.err
+
+
+def test_vfl_up_renews_what_ends_and_no_more(label, capsys):
+    server = label.certificates / "server.pem"
+    _renew_when_due(label)
+    assert days_left(server) == 89
+    aged_server(label)
+    replace_authority(label.certificates)  # not every party may have it yet
+    _renew_when_due(label)
+    assert days_left(server) == 4
+    renew_server(label.certificates, days=90)
+    aged_server(label)
+    text = (label.app / "experiment.toml").read_text()
+    text = text.replace("certificate_days = 90.0", "certificate_days = 1")
+    (label.app / "experiment.toml").write_text(text)
+    _renew_when_due(label)
+    assert days_left(server) == 0
+    assert not ends_soon(server)
+    assert "renewed the certificate" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from vfl.config import DataSettings, Experiment, PartyFile
@@ -13,6 +14,7 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError
 from vfl.core.storage import Seal, locked, write_json, write_sealed_json
 from vfl.core.traffic import Ledger
+from vfl.datasets.alignment.positions import Agreed, Alignment
 from vfl.federation import deployment
 from vfl.federation.project import write_project
 from vfl.session.progress import ProgressReport
@@ -158,8 +160,12 @@ def test_every_state_of_a_project_names_the_next_step(vfl, project, monkeypatch,
     joins = then(3)
     for name, told in zip(here, joins, strict=True):
         assert told.startswith(f"vfl join {name} --table TABLE")
-        assert told.endswith(f"save its {name}.pub in {project.keys}")
+        assert told.endswith(f"here: vfl party accept {name}.pub {asked}")
         (project.keys / f"{name}.pub").write_text("ecdsa-sha2-nistp384 AAAA")
+    for name, told in zip(here, then(3), strict=True):
+        key = project.keys / f"{name}.pub"
+        assert told.startswith(f"vfl party accept {key} {asked} --fingerprint TEXT")
+        project.accept_key(name, key.read_bytes())
     assert then(3) == [f"vfl up {asked}"]
     monkeypatch.setattr(deployment, "connected", lambda folder: here)
     assert then(3) == ["vfl up bank/party.toml", "vfl up shop/party.toml"]
@@ -167,7 +173,12 @@ def test_every_state_of_a_project_names_the_next_step(vfl, project, monkeypatch,
     assert then(3) == ["vfl up shop/party.toml"]
     here["shop"] = True
     assert then(0) == [f"vfl align {asked}"]
-    write_json(project.path / "store" / "alignments" / "ours" / "source" / "0001.positions", {})
+    folder = project.path / "store" / "alignments" / "ours" / "source"
+    own = project.experiment().label.party
+    for version, parties in ((1, ("bank", own)), (2, ("bank", "shop", own))):
+        assert then(0) == [f"vfl align {asked}"]  # version 1 is of a time without the shop
+        agreed = Agreed("ours", parties, "plain", "ecdh")
+        Alignment(own, agreed, version, "00" * 32, "", 0, np.arange(0)).keep(folder)
     outcome = {"bytes": {}, "common": 3}
     run("align", outcome=outcome)
     assert then(0) == [f"vfl train {asked}"]

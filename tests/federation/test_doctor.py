@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import tomli_w
+from aged import made_ago
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -163,7 +164,7 @@ def certificate_at(folder, hosts=("127.0.0.1",), days=90):
     ("days", "hosts", "state", "told"),
     [
         (90, ["127.0.0.1"], "OK", "valid until"),
-        (3, ["127.0.0.1"], "WARN", "valid until"),
+        (1, ["127.0.0.1"], "OK", "valid until"),
         (0, ["127.0.0.1"], "FAIL", "expired"),
         (90, ["127.0.0.1", "lender.example"], "FAIL", "not for lender.example"),
     ],
@@ -172,6 +173,13 @@ def test_certificates(tmp_path, days, hosts, state, told):
     check = doctor.certificate("certificate", certificate_at(tmp_path, days=days), hosts)
     assert (check.state, told in check.found) == (state, True)
     assert bool(check.fix) is (state != "OK")
+
+
+def test_a_certificate_of_which_little_is_left(tmp_path):
+    path = made_ago(87, lambda: certificate_at(tmp_path, days=90))
+    check = doctor.certificate("certificate", path)
+    assert (check.state, "ends soon" in check.found) == ("WARN", True)
+    assert "vfl up renews" in check.fix
 
 
 def test_certificates_that_are_none(tmp_path):

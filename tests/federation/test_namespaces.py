@@ -13,6 +13,8 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
+from vfl.transport import fingerprint
+
 pytestmark = pytest.mark.net
 
 ATTACKS = machines.REPOSITORY / "scripts" / "attack_front_door"
@@ -61,8 +63,11 @@ def federation(network, table):
     for host, other in ((bank, shop), (shop, bank)):
         host.vfl("join", host.name, "--table", f"{host.name}/data.csv")
         sent = host.folder / host.name / f"{host.name}.pub"
-        lender.take(sent, f"project/label/keys/{host.name}.pub")
-        other.take(sent, f"{other.name}/peers/{host.name}.pub")
+        shown = fingerprint(sent.read_bytes())
+        for taker, folder in ((lender, "project"), (other, other.name)):
+            taker.take(sent, f"{host.name}.pub")
+            words = (f"{host.name}.pub", folder, "--fingerprint", shown)
+            taker.vfl("party", "accept", *words)
     lender.start("listens on", "up", "project/label")
     bank.start("is connected", "up", "bank/party.toml")
     shop.start("is connected", "up", "shop/party.toml")

@@ -74,7 +74,8 @@ def test_every_owner_has_a_folder(project):
         *("party.toml", "app/experiment.toml", "app/pyproject.toml", "app/vfl_app.py"),
         *("certificates/ca.pem", "certificates/ca.key"),
         *("certificates/server.pem", "certificates/server.key"),
-        *("keys/bank.pub", "keys/shop.pub", "identity.key", "identity.pub"),
+        *("keys/bank.pub", "keys/shop.pub", "keys/accepted.json"),
+        *("identity.key", "identity.pub"),
     }
 
 

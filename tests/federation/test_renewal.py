@@ -56,7 +56,8 @@ def test_renewals_on_a_real_superlink(project, services):
     # The second: the server's is of the new one. A party that did not follow is refused.
     renew_server(label.certificates)
     shutil.copy(left / "node.key", tmp_path / "old.key")
-    renew_node_key(left / "node.key", label.keys / "left.pub")
+    renew_node_key(left / "node.key", tmp_path / "left.pub")
+    label.accept_key("left", (tmp_path / "left.pub").read_bytes())
     start_superlink()
     assert deployment.register_nodes(label) == ["left"]  # which unregisters the old key
     start_left(folder, services).stop()

@@ -319,6 +319,10 @@ def test_a_partys_new_key_takes_the_place_of_the_old_one(project, control, tmp_p
     assert deployment.register_nodes(label) == ["bank"]  # this SuperLink knows no key twice
     assert "UnregisterNode" not in control.calls()
     renew_node_key(tmp_path / "node.key", label.keys / "bank.pub")
+    assert deployment.register_nodes(label) == []  # nobody has compared it: the old one counts
+    assert deployment.waiting_keys(label) == ["bank"]
+    label.accept_key("bank", (label.keys / "bank.pub").read_bytes())
+    assert deployment.waiting_keys(label) == []
     assert deployment.register_nodes(label) == ["bank"]
     assert control.calls()[2:] == ["UnregisterNode", "RegisterNode"]
     assert control.asked[4][1].node_id == 17

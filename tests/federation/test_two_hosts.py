@@ -108,13 +108,13 @@ def test_two_hosts_from_two_tables_to_an_answer(hosts, tmp_path, monkeypatch, ca
     shown = fingerprint(sent.read_bytes())
     assert f"fingerprint      {shown}" in out
     status = f"{sys.executable} -m vfl status"
-    assert "save its laboratory.pub" in hosts("clinic", f"{status} project || true")[0]
+    assert "vfl party accept laboratory.pub" in hosts("clinic", f"{status} project || true")[0]
 
-    hosts("clinic", up_clinic)
-    until(lambda: "listens on" in said(clinic / "clinic.log"))
-    # The key may also come while the SuperLink runs.
-    (clinic / "project" / "label" / "keys" / sent.name).write_bytes(sent.read_bytes())
-    until(lambda: f"the key of laboratory is {shown}" in said(clinic / "clinic.log"))
+    (clinic / sent.name).write_bytes(sent.read_bytes())
+    (read_out,) = re.findall(r'="([0-9a-f ]{39})"', up_clinic)
+    hosts("clinic", up_clinic.replace(read_out, shown))
+    until(lambda: "the SuperLink listens on" in said(clinic / "clinic.log"))
+    assert "the key of laboratory is registered" in said(clinic / "clinic.log")
     hosts("laboratory", up_laboratory)
     until(lambda: "is connected" in said(laboratory / "laboratory.log"))
     assert "vfl align" in hosts("clinic", f"{status} project")[0]

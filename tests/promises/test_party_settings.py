@@ -244,6 +244,7 @@ class TestPartySettings(SettingsWalk):
         ("consent.ranges", "{'train.momentum'=[0.0, 0.1]}", "bank"),
         ("consent.min_parties", "3", "bank"),
         ("consent.parties", "['insurer']", "bank"),
+        ("consent.members", "['nobody']", "bank"),
         ("consent.purposes", "['credit risk*']", "bank"),
         ("consent.modes", "['predict']", "bank"),
         ("consent.max_width", "3", "bank"),

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
+from aged import made_ago
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -194,9 +195,13 @@ def test_an_expired_authority_signs_nothing(folder):
 
 def test_what_is_said_before_a_certificate_ends(folder):
     path = folder / "server.pem"
-    renew_server(folder, days=31)
+    made_ago(59, lambda: renew_server(folder, days=90))
     assert expiry_warning(path, "renew it") is None
-    renew_server(folder, days=30)
+    renew_server(folder, days=1)  # which will be renewed in time
+    assert expiry_warning(path, "renew it") is None
+    made_ago(0.7, lambda: renew_server(folder, days=1))
+    assert "expires today" in expiry_warning(path, "renew it")
+    made_ago(60, lambda: renew_server(folder, days=90))
     assert days_left(path) == 29
     assert expiry_warning(path, "renew it") == (
         f"warning: the certificate {path} expires in 29 days; renew it"

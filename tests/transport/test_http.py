@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from vfl.transport import Front, FrontLimits
+from vfl.transport.certificates import Authority
 from vfl.transport.front import _Held, welcome
 from vfl.transport.http import HttpServer
 from vfl.transport.stream import listen
@@ -171,3 +172,53 @@ def test_nothing_is_held_of_connections_that_have_ended(server, dial, held):
     while held._strangers or held._known:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_no_request_is_lost_while_certificates_of_seconds_are_renewed(tmp_path):
+    authority, seconds = Authority.new("ca", 1), 3.0
+    (tmp_path / "ca").write_bytes(authority.ca_pem)
+
+    def renew():
+        made = authority.issue_for(["127.0.0.1"], seconds / 86400)
+        (tmp_path / "key").write_bytes(made.key_pem)  # a moment without its certificate
+        time.sleep(0.05)
+        (tmp_path / "cert").write_bytes(made.cert_pem)
+
+    renew()
+    files = {"ssl_certfile": tmp_path / "cert", "ssl_keyfile": tmp_path / "key"}
+    config = uvicorn.Config(echo, lifespan="off", log_level="critical", ws="none", **files)
+    server, listening = HttpServer(config, signals=False), listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    server.start(listening, "renewed")
+    context = ssl.create_default_context(cafile=tmp_path / "ca")
+
+    def ask():
+        client = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=5)
+        try:
+            client.request("POST", "/", b"x")
+        except BaseException:
+            client.close()
+            raise
+        serial = ssl.DER_cert_to_PEM_cert(client.sock.getpeercert(binary_form=True))
+        assert client.getresponse().read() == b"x"
+        return client, serial
+
+    try:
+        first, _ = ask()
+        ends, shown, at = time.monotonic() + 3.5 * seconds, set(), 0.0
+        while time.monotonic() < ends:
+            if time.monotonic() > at:
+                renew()
+                at = time.monotonic() + seconds / 6
+            client, serial = ask()
+            shown.add(serial)
+            client.close()
+            first.request("POST", "/", b"still")  # what is open stays
+            assert first.getresponse().read() == b"still"
+        assert len(shown) > 3
+        first.close()
+        time.sleep(seconds)
+        with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+            ask()
+    finally:
+        server.stop()

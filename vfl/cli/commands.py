@@ -19,6 +19,7 @@ from vfl.cli import (
     align,
     federation,
     new,
+    party,
     privacy,
     project,
     records,
@@ -77,6 +78,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Run a party": {
         "up": federation.up,
+        "party": party.app,
         "sessions": federation.sessions,
         "log": records.log,
         "forget": records.forget,

@@ -48,6 +48,13 @@ def up(
             help="The project, or its label folder; or a feature party's own file.",
         ),
     ] = Path(),
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME.pub=TEXT",
+            help="PROJECT: first take a party's key with this fingerprint, which it read out.",
+        ),
+    ] = None,
     ranks: Ranks = None,
     rank: Annotated[
         int | None,
@@ -73,7 +80,13 @@ def up(
         _run_rank(path, rank)
     folder, file = (path, path / "party.toml") if path.is_dir() else (path.parent, path)
     if (folder / "app").is_dir() or (path.is_dir() and not file.exists()):
-        _run_superlink(LabelFolder.find(folder))
+        label = LabelFolder.find(folder)
+        for given in accept or ():
+            from vfl.federation import members
+
+            key, _, read_out = given.partition("=")
+            members.accept(label.path, Path(key), read_out)
+        _run_superlink(label)
     else:
         _run_supernode(file)
 
@@ -81,13 +94,13 @@ def up(
 def superlink(project: Annotated[Path, typer.Argument(metavar="PROJECT")] = Path()) -> None:
     """Former name of `vfl up PROJECT`."""
     _renamed("superlink PROJECT", "up PROJECT")
-    up(project, None)
+    up(project)
 
 
 def supernode(party_file: OwnFile, ranks: Ranks = None) -> None:
     """Former name of `vfl up party.toml`."""
     _renamed("supernode party.toml", "up party.toml")
-    up(party_file, ranks)
+    up(party_file, ranks=ranks)
 
 
 def _renamed(former: str, today: str) -> None:
@@ -99,6 +112,7 @@ def _run_superlink(label: LabelFolder) -> None:
     from vfl.config import read_party_file
     from vfl.federation import deployment
 
+    _renew_when_due(label)
     for warning in label.certificate_warnings():
         say(warning)
     say("starting the SuperLink")
@@ -107,7 +121,7 @@ def _run_superlink(label: LabelFolder) -> None:
         new = deployment.register_nodes(label)
         address = label.experiment().federation.superlink
         say(f"the SuperLink listens on {address}; new keys: {', '.join(new) or 'none'}")
-        _say_fingerprints(label, new)
+        _say_waiting(label, new)
         files = {name: label.certificates / name for name in ("ca.pem", "server.pem")}
         party = read_party_file(label.party_file)
         with _monitored(party, files, lambda: service.alive):
@@ -122,17 +136,18 @@ def _run_superlink(label: LabelFolder) -> None:
 
 
 def _tender(label: LabelFolder) -> Callable[[], None]:
-    """What takes the keys of parties that join while the SuperLink runs."""
+    """What takes new keys while the SuperLink runs, and renews its certificate."""
     from vfl.core.errors import UserError
     from vfl.federation import deployment
 
     def stamps() -> dict[str, int]:
-        return {key.name: key.stat().st_mtime_ns for key in label.keys.glob("*.pub")}
+        return {key.name: key.stat().st_mtime_ns for key in label.keys.glob("*.*")}
 
     known = stamps()
 
     def tend() -> None:
         nonlocal known
+        _renew_when_due(label)
         if (now := stamps()) == known:
             return
         known = now
@@ -141,17 +156,35 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
         except (UserError, PeerError) as problem:
             print(logged(str(problem)), file=sys.stderr, flush=True)
         else:
-            _say_fingerprints(label, new)
+            _say_waiting(label, new)
 
     return tend
 
 
-def _say_fingerprints(label: LabelFolder, names: Sequence[str]) -> None:
+def _renew_when_due(label: LabelFolder) -> None:
+    """Renew the SuperLink's certificate before it ends; who connects from then on is shown it."""
+    from vfl.core.errors import UserError
+    from vfl.transport import renew_when_due
+
+    try:
+        days = label.experiment().federation.certificate_days
+        if renew_when_due(label.certificates, days):
+            say("renewed the certificate of the SuperLink")
+    except UserError as problem:  # the old one may be good for weeks
+        print(logged(str(problem)), file=sys.stderr, flush=True)
+
+
+def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
+    """Say which keys are registered now, and which wait for somebody to compare them."""
+    from vfl.federation import deployment
     from vfl.transport import fingerprint
 
-    for name in names:
-        shown = fingerprint((label.keys / f"{name}.pub").read_bytes())
-        say(f"the key of {name} is {shown}: is that what {name} reads out?")
+    for name in new:
+        say(f"the key of {name} is registered")
+    for name in deployment.waiting_keys(label):
+        key = label.keys / f"{name}.pub"
+        say(f"the key of {name} is {fingerprint(key.read_bytes())}; if {name} reads that out:")
+        say(f"vfl party accept {key} {label.path} --fingerprint TEXT")
 
 
 def _run_supernode(party_file: Path) -> None:
@@ -309,23 +342,25 @@ def renew(
         renew_node_key(private)
         public = write_public(party)
         say(f"wrote {private} and {public.file}, fingerprint {public.fingerprint}")
-        say(f"send {public.file.name} to the label party, for its folder keys")
-        say("when its vfl up has taken it, the old key is worth nothing any more:")
-        say("restart vfl up then")
+        say(f"send {public.file.name} to the label party, and read out the fingerprint; it runs:")
+        say(f"vfl party accept {public.file.name} PROJECT --fingerprint TEXT")
+        say("the old key is worth nothing then: restart vfl up")
         return
     if identity:
         raise typer.BadParameter("only a feature party has one", param_hint="--identity")
     stands = listening_in(path)
-    certificates = path / "certificates" if stands else LabelFolder.find(path).certificates
-    stands = stands or "vfl up"
+    label = None if stands else LabelFolder.find(path)
+    certificates = path / "certificates" if label is None else label.certificates
     if authority:
         replace_authority(certificates)
         say(f"{certificates / 'ca.pem'} trusts a new authority and the old one")
         say("give it to every party as its ca.pem, and let them restart vfl up")
         say("when all have: vfl renew PROJECT")
     else:
-        days = renew_server(certificates)
-        say(f"{certificates / 'server.pem'} is good for {days} days; restart {stands}")
+        asked = [] if label is None else [label.experiment().federation.certificate_days]
+        days = renew_server(certificates, *asked)
+        then = f"restart {stands}" if stands else "vfl up shows it to whoever connects"
+        say(f"{certificates / 'server.pem'} is good for {days} days; {then}")
 
 
 def _preload_parties() -> None:
@@ -479,4 +514,4 @@ def _new_identity(party: PartyFile) -> None:
     public = write_public(party)
     say(f"wrote {private} and {public.file}, fingerprint {public.fingerprint}")
     say(f"give {public.file.name} to every other party, by a way the label party does not")
-    say(f"control; each keeps it as {party.identity.peers}/{party.party}.pub")
+    say(f"control; each runs: vfl party accept {public.file.name} FOLDER --fingerprint TEXT")

@@ -151,7 +151,7 @@ def init(
     further = dict(map(_task_of, tasks or ()))
     labels = {label_party: label} | further
     given = (tables or [], ids or [], queries or [])
-    found = _described(*given, labels, label_party, project=folder is not None)
+    found = described(*given, labels, label_party, project=folder is not None)
     if folder is None:
         _write_party_file(found, label, party or dealer or middle or tasks)
         return
@@ -261,7 +261,7 @@ def _check_parties(names: list[str]) -> None:
         )
 
 
-def _described(
+def described(
     tables: list[str],
     ids: list[str],
     queries: list[str],

@@ -345,6 +345,8 @@ class FederationSettings(Settings):
         stream_port: where the SuperLink listens for the streams of all sessions; 0 takes a free
             port at each start, and the SuperLink's own port has both, which needs the same host.
         bind_host: address the stream listens on; empty means `stream_host`.
+        certificate_days: how long the SuperLink's certificate is good; `vfl up` renews it when a
+            third is left, 30 days at most.
         join_timeout_s: how long parties may take to come at the start.
         step_timeout_s: how long a party may take for one frame.
         rejoin_window_s: how long a cut stream may take to come back.
@@ -357,6 +359,7 @@ class FederationSettings(Settings):
     stream_host: Host = "127.0.0.1"
     stream_port: int = Field(default=0, ge=0, le=65535)
     bind_host: OptionalHost = ""
+    certificate_days: float = Field(default=90, gt=0, le=825)
     join_timeout_s: Seconds = 60.0
     step_timeout_s: Seconds = 30.0
     rejoin_window_s: Seconds = 8.0

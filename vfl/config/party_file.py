@@ -123,6 +123,8 @@ class Consent(Settings):
             where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
             pinned, so nobody can play them.
+        members: parties that a session may have beside this one, as globs of their names; with
+            anybody else in it, it is refused. `vfl init` lists those of the project.
         purposes: accepted purposes of sessions, as globs; ["credit risk*"] refuses a session that
             names no purpose.
         modes: train, evaluate, predict, align; and serve, which a file has to name.
@@ -176,6 +178,7 @@ class Consent(Settings):
     ranges: Ranges = Field(default_factory=dict, max_length=256)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
+    members: tuple[str, ...] = ("*",)
     purposes: tuple[str, ...] = ("*",)
     modes: tuple[str, ...] = ("train", "evaluate", "predict", "align")
     max_width: Annotated[int, Field(ge=1)] = 256

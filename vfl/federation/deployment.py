@@ -30,11 +30,13 @@ from vfl.core.storage import read_json, sweep, write_json
 from vfl.core.text import printable
 from vfl.federation import programs, upstream
 from vfl.federation.project import LabelFolder, node_parties
-from vfl.transport import check_not_expired, check_server, public_key_bytes
+from vfl.transport import check_not_expired, check_server, fingerprint, public_key_bytes
 
 _DATABASE = "superlink.db"
 #: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
+#: Digests of the keys that were taken from parties.
+_RETIRED = "retired.json"
 #: What a SuperNode says of the SuperLink's answer to a key it does not know; then it tries again.
 _UNKNOWN_KEY = "403 Forbidden"
 #: How long a command waits for a SuperLink that somebody is just starting, and how often it looks.
@@ -76,12 +78,13 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
-        (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
+        for file in (_NODES, _RETIRED):  # a new SuperLink knows nobody
+            (folder.state / file).unlink(missing_ok=True)
     environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
     try:
         service.wait_for(programs.READY)
-    except LostPeerError:
+    except BaseException:  # an interrupt too: nothing else would end it
         service.stop()
         raise
     return service
@@ -90,7 +93,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 def register_nodes(folder: LabelFolder) -> list[str]:
     """Register every party's public key under its name; the names that were new.
 
-    A party that had another key before, or has none any more, loses that one.
+    A party that had another key before, or has none any more, loses that one. A key that nobody
+    has accepted waits; see `waiting_keys`.
 
     Raises:
         UserError: a file of keys/ is no party's of the experiment, or no key of its own; all are
@@ -99,14 +103,18 @@ def register_nodes(folder: LabelFolder) -> list[str]:
     messages, new = upstream.CONTROL_MESSAGES.load(), []
     nodes_file = folder.state / _NODES
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
-    keys = _party_keys(folder)
+    keys, waiting = _party_keys(folder), waiting_keys(folder)
     digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
     for name in sorted(nodes):  # first, so that no failure leaves them
-        if nodes[name]["key"] != digests.get(name):
-            old = int(nodes.pop(name)["node"])
-            _ask(folder, "UnregisterNode", messages.UnregisterNodeRequest(node_id=old))
+        if nodes[name]["key"] != digests.get(name) and name not in waiting:
+            old = nodes.pop(name)
+            request = messages.UnregisterNodeRequest(node_id=int(old["node"]))
+            _ask(folder, "UnregisterNode", request)
             write_json(nodes_file, nodes)
+            _retire(folder, old)
     for name, key in keys.items():
+        if name in waiting:
+            continue
         public = public_key_bytes(key.read_bytes()) or b""
         try:
             request = messages.RegisterNodeRequest(public_key=public, name=name)
@@ -115,10 +123,42 @@ def register_nodes(folder: LabelFolder) -> list[str]:
             if "already in use" not in str(problem.got):
                 raise
         else:
-            nodes[name] = {"node": str(answer.node_id), "key": digests[name]}
+            nodes[name] = {
+                "node": str(answer.node_id),
+                "key": digests[name],
+                "public": hashlib.sha256(public).hexdigest(),
+            }
             write_json(nodes_file, nodes)
             new.append(name)
     return new
+
+
+def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
+    """Note a key that is no party's any more: Flower registers it no second time."""
+    file = folder.state / _RETIRED
+    known = read_json(file)["keys"] if file.exists() else []
+    if "public" in node:
+        write_json(file, {"keys": sorted({*known, node["public"]})})
+
+
+def was_registered(folder: LabelFolder, content: bytes) -> bool:
+    """Whether a SuperNode's key was taken from a party before."""
+    file, public = folder.state / _RETIRED, public_key_bytes(content) or b""
+    known = read_json(file)["keys"] if file.exists() else []
+    return hashlib.sha256(public).hexdigest() in known
+
+
+def waiting_keys(folder: LabelFolder) -> list[str]:
+    """Parties whose keys lie in keys/, and whose fingerprints nobody has compared yet."""
+    nodes_file, accepted = folder.state / _NODES, folder.accepted_keys()
+    nodes = read_json(nodes_file) if nodes_file.exists() else {}
+    waiting = []
+    for key in sorted(folder.keys.glob("*.pub")):
+        content = key.read_bytes()
+        registered = nodes.get(key.stem, {}).get("key") == hashlib.sha256(content).hexdigest()
+        if not registered and accepted.get(key.stem) != fingerprint(content):
+            waiting.append(key.stem)
+    return waiting
 
 
 def _party_keys(folder: LabelFolder) -> dict[str, Path]:
@@ -191,11 +231,13 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     )
     try:
         service.wait_for("SuperNode ID", refusal=_UNKNOWN_KEY)
-    except LostPeerError as problem:
+    except BaseException as problem:  # an interrupt too: nothing else would end it
         service.stop()
+        if not isinstance(problem, LostPeerError):
+            raise
         if _UNKNOWN_KEY in service.said():
             problem.got = "the SuperLink does not know this party's key"
-            problem.fix = f"the label party saves {party.party}.pub in label/keys, beside vfl up"
+            problem.fix = f"the label party takes it: vfl party accept {party.party}.pub PROJECT"
         if "Failed to activate SuperNode" in service.said():
             problem.got = "the SuperLink takes it for online still"
             problem.fix = "stop the other one with this key; one that was killed is free in 60 s"

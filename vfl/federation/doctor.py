@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -33,10 +33,10 @@ from vfl.core.errors import PeerError, RunFolderError
 from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
+from vfl.transport.certificates import ends_soon, fingerprint
 from vfl.transport.probe import CLOCK_TOLERANCE_S, Probe, port_is_free, probe_https
 from vfl.transport.router import router_port
 
-_SOON = timedelta(days=14)
 _LITTLE_ROOM_BYTES = 1_000_000_000
 _NO_ROOM_BYTES = 50_000_000
 _CLOCK_WARNING_S = 30
@@ -123,7 +123,8 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
         "server key", label.certificates / "server.key", "vfl init writes one with its certificate"
     )
     for name in node_parties(experiment):
-        yield public_key(name, label.keys / f"{name}.pub")
+        accepted = label.accepted_keys().get(name, "")
+        yield public_key(name, label.keys / f"{name}.pub", accepted)
     yield from superlink_here(federation.superlink, federation.bind_host, ca)
     at = federation.bind_host or federation.stream_host
     yield stream_port(at, federation.stream_port, label.streams)
@@ -254,7 +255,8 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
     now, last = datetime.now(UTC), found.not_valid_after_utc
     until = f"{path}, valid until {last:%Y-%m-%d}"
     if now > last:
-        return Check(name, "FAIL", f"{until}: expired", "make a new one, and copy its ca.pem")
+        cure = "vfl renew PROJECT; of ca.pem, vfl renew PROJECT --authority"
+        return Check(name, "FAIL", f"{until}: expired, today is {now:%Y-%m-%d}", cure)
     if now < found.not_valid_before_utc:
         first = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         return Check(name, "FAIL", f"{path}, valid from {first} on", "is this clock right?")
@@ -262,8 +264,11 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
     if absent:
         cure = "make one with these names, or use a name it has"
         return Check(name, "FAIL", f"{until}, but not for {', '.join(absent)}", cure)
-    if last - now < _SOON:
-        return Check(name, "WARN", until, "it ends soon: make a new one, and copy its ca.pem")
+    if ends_soon(path):
+        cure = (
+            "vfl up renews server.pem while ca.key is there; a new authority: vfl renew --authority"
+        )
+        return Check(name, "WARN", f"{until}: it ends soon", cure)
     return Check(name, "OK", until)
 
 
@@ -295,8 +300,14 @@ def node_key(path: Path) -> Check:
     return there
 
 
-def public_key(party: str, path: Path) -> Check:
-    """A feature party's public key at the label party, in the form Flower registers."""
+def public_key(party: str, path: Path, accepted: str) -> Check:
+    """A feature party's public key at the label party, in the form Flower registers.
+
+    Args:
+        party: whose.
+        path: the file.
+        accepted: the fingerprint that somebody compared.
+    """
     name = f"key of {party}"
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
@@ -307,6 +318,9 @@ def public_key(party: str, path: Path) -> Check:
         key = None
     if not isinstance(key, EllipticCurvePublicKey):
         return Check(name, "FAIL", f"{path} is no OpenSSH ECDSA public key", "one line ecdsa-sha2-")
+    if fingerprint(path.read_bytes()) != accepted:
+        cure = f"vfl party accept {path} PROJECT, as {party} reads its fingerprint out"
+        return Check(name, "WARN", f"{path} is another key than was accepted", cure)
     return Check(name, "OK", str(path))
 
 

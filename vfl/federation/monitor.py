@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from vfl.core.version import VERSION
 from vfl.session.store.party_folder import own_ledger
 from vfl.session.store.session_ledger import Entry, Spent
 from vfl.session.terms import Mode
-from vfl.transport.certificates import days_left
+from vfl.transport.certificates import time_left
 from vfl.transport.front import Front, FrontLimits, welcome
 from vfl.transport.http import HttpServer, Receive, Scope, Send, http_config
 from vfl.transport.stream import listen, require_loopback
@@ -103,12 +104,12 @@ class PartyMetrics:
     def _of_files(self) -> Iterator[Metric]:
         days = GaugeMetricFamily(
             "vfl_certificate_days_left",
-            "whole days until a certificate ends; negative once it has",
+            "days until a certificate ends; negative once it has",
             labels=["certificate"],
         )
         for name, path in self._certificates.items():
             try:
-                days.add_metric([name], days_left(path))
+                days.add_metric([name], time_left(path) / timedelta(days=1))
             except VFLError:  # not there yet; `vfl doctor` says so
                 continue
         yield days

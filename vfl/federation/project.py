@@ -40,19 +40,29 @@ from vfl.config.toml import MoreMistakes, check
 from vfl.config.validate import OF_A_PROJECT, UNNAMED_ALIGNMENT
 from vfl.core.address import Address, parse_host
 from vfl.core.errors import RunFolderError, UserError
-from vfl.core.storage import close_to_others, private_folder, sweep, write_text
+from vfl.core.storage import (
+    close_to_others,
+    private_folder,
+    read_json,
+    sweep,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from vfl.core.text import printable
 from vfl.core.version import VERSION
 from vfl.federation import bundle
 from vfl.session import secure_mode
 from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
-from vfl.transport import expiry_warning, write_trial_certificates
+from vfl.transport import expiry_warning, fingerprint, write_trial_certificates
 
 #: Ports of the label party, the first one of a SuperNode's own, and that of a second service.
-_SUPERLINK_PORT, _STREAM_PORT, _API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
+_SUPERLINK_PORT, _STREAM_PORT, API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
 #: The host of a project whose parties are all on this machine, which makes keys for them.
 ONE_MACHINE = "127.0.0.1"
+#: In the folder of keys: those whose fingerprints were compared.
+_ACCEPTED = "accepted.json"
 #: Rules for ids that are whole numbers at every party that was looked at.
 RULES_OF_NUMBERS = "decimal+zeros"
 #: What stands in a party's file for its table until somebody fills it in.
@@ -139,10 +149,20 @@ class LabelFolder:
         """Where the experiment's settings stand in its file."""
         return Locations.of(self.app / "experiment.toml", overrides)
 
+    def accept_key(self, name: str, content: bytes) -> None:
+        """Let a party connect with these public keys, whose fingerprint was compared."""
+        write_bytes(self.keys / f"{name}.pub", content)
+        write_json(self.keys / _ACCEPTED, self.accepted_keys() | {name: fingerprint(content)})
+
+    def accepted_keys(self) -> dict[str, str]:
+        """The fingerprints of the keys that were accepted, by party."""
+        file = self.keys / _ACCEPTED
+        return read_json(file) if file.exists() else {}
+
     def certificate_warnings(self) -> list[str]:
         """What is to be said about certificates of the SuperLink that end soon."""
         cures = {
-            "server.pem": "renew it with: vfl renew PROJECT",
+            "server.pem": "vfl up renews it while ca.key is there, and vfl renew PROJECT does",
             "ca.pem": "make a new authority with: vfl renew PROJECT --authority",
         }
         found = [expiry_warning(self.certificates / name, cure) for name, cure in cures.items()]
@@ -283,12 +303,15 @@ class Project:
             self._public["data"].setdefault("alignment", UNNAMED_ALIGNMENT)
         experiment = check(self._public, Experiment, where="the arguments")
         for position, file in enumerate(self._own.values()):
-            file["node"] = {"superlink": self._superlink, "api_port": _API_PORT + position}
+            file["node"] = {"superlink": self._superlink, "api_port": API_PORT + position}
         files = {}
         for name in (*self._own, experiment.label.party):
             file = self._file(name)
             has_columns = "role" not in file and "label" not in file["data"]
             consent = self._of_all | (self._of_features if has_columns else {})
+            if name in self._own:
+                leads = experiment.label.party
+                consent = consent | {"members": [leads, *(one for one in self._own if one != name)]}
             content = {"party": name, **file} | ({"consent": consent} if consent else {})
             files[name] = check(content, PartyFile, where="the arguments")
         notes = {name: table.lines for name, table in self._tables.items()}
@@ -340,7 +363,8 @@ def write_project(
         raise UserError("no other party can have the name of the label party's folder, 'label'")
     hosts = sorted({host, "127.0.0.1", "localhost", experiment.federation.stream_host})
     together = host == ONE_MACHINE
-    write_trial_certificates(label.certificates, hosts, nodes, with_keys=together)
+    days = experiment.federation.certificate_days
+    write_trial_certificates(label.certificates, hosts, nodes, with_keys=together, days=days)
     write_text(label.app / "experiment.toml", experiment_text(experiment))
     write_text(label.app / bundle.SHIM, bundle.shim())
     write_text(label.app / bundle.SETTINGS, bundle.settings(experiment.name))
@@ -348,19 +372,51 @@ def write_project(
     for name, party in parties.items():
         own = label.path if name == experiment.label.party else folder / name
         told = (notes or {}).get(name, ())
-        write_text(own / "party.toml", party_text(party, name in nodes, told))
         if name in nodes:
-            shutil.copy(label.certificates / "ca.pem", own / "ca.pem")
+            write_party(label, experiment, party, own, told, readme=not together)
+        else:
+            write_text(own / "party.toml", party_text(party, False, told))
         if name in nodes and together:
             shutil.move(label.certificates / f"{name}.key", own / "node.key")
-            shutil.move(label.certificates / f"{name}.pub", label.keys / f"{name}.pub")
+            made = label.certificates / f"{name}.pub"
+            label.accept_key(name, made.read_bytes())
+            made.unlink()
     signs = Identity.fresh()  # the label party's log
     signs.keep_at(label.path / "identity.key")
     signs.public.keep_at(label.path / "identity.pub")
     if together:
         write_identities(folder, nodes)
-    _write_readmes(folder, experiment, parties, together)
+    write_text(folder / "README.md", _readme("project_readme.md", experiment, together=together))
     return label
+
+
+def write_party(
+    label: LabelFolder,
+    experiment: Experiment,
+    party: PartyFile,
+    folder: Path,
+    notes: Sequence[str] = (),
+    *,
+    readme: bool,
+) -> None:
+    """Write the folder of a party that has a node, without a key.
+
+    Args:
+        label: the label party's folder.
+        experiment: the public part.
+        party: the party's own file.
+        folder: of the party.
+        notes: lines about its table, for the head of its file.
+        readme: whether its owner is told what to do with it.
+
+    Raises:
+        RunFolderError: the folder holds something already.
+    """
+    require_new(folder)
+    write_text(folder / "party.toml", party_text(party, True, notes))
+    shutil.copy(label.certificates / "ca.pem", folder / "ca.pem")
+    if readme:
+        write_text(folder / "README.md", _readme("party_readme.md", experiment, party=party))
 
 
 def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]) -> Path:
@@ -432,17 +488,14 @@ def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> s
     return f"{head}# Paths start at this file's folder.\n{found}\n{text}"
 
 
-def _write_readmes(
-    folder: Path, experiment: Experiment, parties: Mapping[str, PartyFile], together: bool
-) -> None:
-    """The project's README.md and, where parties have hosts of their own, one for each of them."""
+def _readme(template: str, experiment: Experiment, **more: Any) -> str:
+    """A README.md: of a project, or of a party that has a host of its own."""
     environment = Environment(
         loader=PackageLoader("vfl.federation"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    nodes = node_parties(experiment)
     known: dict[str, Any] = {
         "version": VERSION,
         "experiment": experiment,
@@ -451,12 +504,6 @@ def _write_readmes(
         "apart": secure_mode.make(experiment.secure).divides_rows,
         "middle": experiment.middle,
         "tasks": experiment.tasks or (),
-        "together": together,
-        "nodes": nodes,
+        "nodes": node_parties(experiment),
     }
-    text = environment.get_template("project_readme.md").render(known)
-    write_text(folder / "README.md", text)
-    for name in () if together else nodes:
-        own = known | {"party": parties[name]}
-        text = environment.get_template("party_readme.md").render(own)
-        write_text(folder / name / "README.md", text)
+    return environment.get_template(template).render(known | more)

@@ -64,9 +64,9 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
     told: Sequence[str] = ()
     if mode in ("evaluate", "predict"):  # which have no setting of their own
         told, overrides = overrides, []
-    experiment = read_experiment(folder / "experiment.toml", overrides)
+    today = experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
-        experiment = _as_trained(experiment, party.run_path(str(config["run"])))
+        experiment = _as_trained(today, party.run_path(run))
     if mode == "align":
         terms: Terms = AlignTerms.asked(experiment, run)
     else:
@@ -81,6 +81,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         resume=bool(config["resume"]),
         simulation=bool(config["party-files"]),
         settings=overrides,
+        today=today.feature_parties,
     )
 
 

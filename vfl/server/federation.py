@@ -106,6 +106,7 @@ class Federation:
         standing: the count of the label party's store, and those of parties; an alignment, which
             spends nothing, has none.
         alignment: the label party's own, which gives the order of the rows, if one does.
+        gone: parties that have left the project, for whom nobody waits.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Federation:
         partial: bool = False,
         standing: Standing | None = None,
         alignment: Alignment | None = None,
+        gone: Collection[str] = (),
     ) -> None:
         self.grid = grid
         self.terms = terms
@@ -136,7 +138,7 @@ class Federation:
         self._invited: dict[str, float] = {}
         self._returned_at = 0.0
         self.session = secrets.token_hex(16)
-        self._alignment = alignment
+        self._alignment, self._gone = alignment, gone
         self._start = 0
         self._nodes: dict[str, int] = {}
         self._node_of: dict[str, str] = {}
@@ -290,7 +292,7 @@ class Federation:
 
     def _wait_for_nodes(self) -> dict[str, int]:
         """Node ids by registered name; in a simulation by a made-up one, for nodes have none."""
-        wanted = rules.peers(self.terms)
+        wanted = [name for name in rules.peers(self.terms) if name not in self._gone]
         deadline = time.monotonic() + self.join_timeout_s
         while True:
             nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)

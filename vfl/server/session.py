@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -88,6 +88,7 @@ def run_session(
     simulation: bool = False,
     front: ServingFront | None = None,
     settings: Sequence[str] = (),
+    today: Collection[str] | None = None,
 ) -> None:
     """One session at the label party, its run folder included.
 
@@ -100,12 +101,13 @@ def run_session(
         simulation: whether Flower simulates the nodes; see `Federation`.
         front: what has rows answered; a session that serves opens one without it.
         settings: what was changed of the project's experiment, for the record.
+        today: the feature parties that the project has now; None where those of the terms are.
 
     Raises:
         VFLError: told to every party that is still there, and left in the run folder.
     """
     if terms.mode == "serve" and front is None:
-        _serve(grid, experiment, party, terms, simulation)
+        _serve(grid, experiment, party, terms, simulation, today)
         return
     path = party.run_path(terms.run)
     with locked(locked_for(path, terms.mode)):
@@ -123,7 +125,8 @@ def run_session(
                 with own_ledger(party).noted(terms):
                     run_alignment(grid, experiment, party, terms, folder, say, simulation)
                 return
-            session = LabelSession(grid, experiment, party, terms, folder, simulation, front)
+            gone = _gone(terms, today)
+            session = LabelSession(grid, experiment, party, terms, folder, simulation, front, gone)
             label, reports = session.play()
             if terms.mode == "train":
                 session.ledger.end(terms.run, label.weights_digest())
@@ -139,14 +142,39 @@ def run_session(
             raise problem from None  # Flower logs what comes out; what led to it may quote a cell
 
 
+def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
+    """Parties of a run that have left the project since.
+
+    Raises:
+        MissingPartyError: the session cannot be had without them.
+    """
+    gone = [] if today is None else [one for one in terms.feature_parties if one not in today]
+    whole = secure_mode.make(terms.secure).whole_network
+    without = terms.mode in ("predict", "serve") and terms.missing_rows == "token" and not whole
+    if gone and not without:
+        raise MissingPartyError(
+            f"party '{gone[0]}' has left this project",
+            where=f"run '{terms.run}', which it had part in",
+            want='to predict or serve without it: a run of data.missing_rows = "token"',
+            fix="train anew among the parties of today: vfl train PROJECT",
+        )
+    return gone
+
+
 def _serve(
-    grid: Grid, experiment: Experiment, party: PartyFile, terms: Terms, simulation: bool
+    grid: Grid,
+    experiment: Experiment,
+    party: PartyFile,
+    terms: Terms,
+    simulation: bool,
+    today: Collection[str] | None,
 ) -> None:
     """Serve a run, and then whichever other one is asked for; one that fails leaves what was."""
     first = RunFolder.open(party.run_path(terms.run))
 
     def session_of(experiment: Experiment, terms: Terms) -> Play:
-        settings: dict[str, Any] = {"simulation": simulation}
+        _gone(terms, today)  # now, and not once the service waits for somebody
+        settings: dict[str, Any] = {"simulation": simulation, "today": today}
         return lambda front: run_session(grid, experiment, party, terms, front=front, **settings)
 
     front: ServingFront | None = None
@@ -184,7 +212,9 @@ class LabelSession:
         folder: RunFolder,
         simulation: bool = False,
         front: ServingFront | None = None,
+        gone: Sequence[str] = (),
     ) -> None:
+        self.gone = gone
         self.grid = grid
         self.experiment = experiment
         self.party = party
@@ -354,6 +384,7 @@ class LabelSession:
                 partial=self._partial,
                 standing=meter.standing,
                 alignment=self.alignment,
+                gone=self.gone,
             ) as federation,
             further_ranks(party, self.ranks, patience, device) as ranks,
         ):
@@ -412,6 +443,7 @@ class LabelSession:
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
                 meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
+            label.aggregator.without = self.gone
             label.resume(start)
             if self.front is not None:
                 absent = [name for name in rules.peers(terms) if name not in links]
@@ -424,7 +456,8 @@ class LabelSession:
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)
             ranks.agree(label.weights_digest())
-            here = ends if terms.takers else {n: one.link for n, one in label.ends.items()}
+            ended = {n: one.link for n, one in label.ends.items() if n not in self.gone}
+            here = ends if terms.takers else ended
             return self._end(label, federation, here)
 
     def _ends_of(

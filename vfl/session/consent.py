@@ -170,7 +170,7 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
         ConsentError: every difference, asked and allowed.
     """
     _check_ranges(terms, party, consent)
-    differences = [*_of_any_party(terms, consent), *_epochs(terms, consent)]
+    differences = [*_of_any_party(terms, party, consent), *_epochs(terms, consent)]
     _refuse(party, [*differences, *_version(terms, consent)])
 
 
@@ -185,7 +185,10 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
     """
     _check_ranges(terms, party, consent)
     cuts = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
-    differences = [*_of_any_party(terms, consent), *_outside("codec", terms.codec, consent.codecs)]
+    differences = [
+        *_of_any_party(terms, party, consent),
+        *_outside("codec", terms.codec, consent.codecs),
+    ]
     differences += _above(consent, "max_bytes", cuts, f"up to {cuts} bytes of cuts")
     _refuse(party, differences)
     _refuse(party, [*_of_merger(terms, consent, max(most_rows(terms, split).values()))])
@@ -210,7 +213,11 @@ def check_tasks_consent(
         SpecError: codec or top cannot be built.
     """
     _check_ranges(terms, party, consent)
-    found = [*_of_any_party(terms, consent), *_epochs(terms, consent), *_version(terms, consent)]
+    found = [
+        *_of_any_party(terms, party, consent),
+        *_epochs(terms, consent),
+        *_version(terms, consent),
+    ]
     found += [*_of_plugins(terms, consent), *_of_rows(split, consent)]
     _refuse(party, found)  # within limits that bound the counting too
     needed = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
@@ -274,7 +281,7 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
         ConsentError: every difference, asked and allowed.
     """
     _check_ranges(terms, party, consent)
-    found = [*_of_any_party(terms, consent), *_version(terms, consent)]
+    found = [*_of_any_party(terms, party, consent), *_version(terms, consent)]
     if party != terms.label_party:  # which asks for it
         found += _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     _refuse(party, found)
@@ -416,7 +423,7 @@ def _refuse(party: str, differences: Sequence[Difference]) -> None:
 def _differences(
     terms: Terms, party: str, consent: Consent, split: Split, shared: Layers | None
 ) -> Iterator[Difference]:
-    yield from _of_any_party(terms, consent)
+    yield from _of_any_party(terms, party, consent)
     # Whether the label party may learn which of its rows the party has, whoever else has them.
     yield from _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     if branched := [name for name, one in terms.parties.items() if one.branches > 1]:
@@ -568,8 +575,12 @@ def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
     return list(_above(consent, "max_epochs", training + before, f"epochs {training}{more}"))
 
 
-def _of_any_party(terms: Terms, consent: Consent) -> Iterator[Difference]:
+def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Difference]:
     """What also concerns a party without columns."""
+    everybody = dict.fromkeys([*rules.peers(terms), *terms.tasks, terms.label_party])
+    for name in everybody:
+        if name != party and not any(fnmatchcase(name, one) for one in consent.members):
+            yield f"party '{name}'", f"members {', '.join(consent.members) or 'nobody'}"
     if terms.train.compile and not consent.compile:
         yield "compiled models", "compile = true"
     yield from _outside("mode", terms.mode, consent.modes)

@@ -15,12 +15,13 @@ from vfl.config.run_folder import PROGRESS, RunFolder
 from vfl.core.errors import LostPeerError, VFLError, read_record
 from vfl.core.storage import read_json, read_lines, worker_of
 from vfl.core.text import printable_lines
-from vfl.datasets.alignment.positions import last_version
+from vfl.datasets.alignment.positions import last_versions
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.session.progress import ProgressReport
 from vfl.session.secure_mode import third_party
 from vfl.session.store.party_folder import PartyFolder
+from vfl.session.terms import AlignTerms
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
 from vfl.training.promotion import promoted_runs, services_of
 
@@ -240,9 +241,15 @@ def _before_sessions(
     ]
     if keyless:
         return tuple(
-            f"vfl join {name}{'' if name in apart else ' --table TABLE'}   # there; then save its "
-            f"{name}.pub in {folder.keys}"
+            f"vfl join {name}{'' if name in apart else ' --table TABLE'}   # there; then here: "
+            f"vfl party accept {name}.pub {project}"
             for name in keyless
+        )
+    if waiting := deployment.waiting_keys(folder):
+        return tuple(
+            f"vfl party accept {_quoted(folder.keys / f'{name}.pub')} {project} --fingerprint TEXT"
+            f"   # as {name} reads it out"
+            for name in waiting
         )
     if superlink is None:
         return (f"vfl up {project}",)
@@ -264,9 +271,13 @@ def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]
 
 
 def needs_alignment(experiment: Experiment, party: PartyFile) -> bool:
-    """Whether a project names an alignment of which the label party has no version yet."""
+    """Whether a project names an alignment that its parties of today have not made yet."""
     name = experiment.data.alignment
-    return name is not None and not last_version(party.alignment_path(name))
+    if name is None:
+        return False
+    everybody = {*AlignTerms.asked(experiment, "status").everybody}
+    found = last_versions(party.alignment_path(name), party.party)
+    return all({*one.agreed.parties} != everybody for one in found)
 
 
 def _only_aligned(run: RunStatus) -> bool:

@@ -34,7 +34,7 @@ _SESSION_DAYS = 30
 #: How long the SuperLink's certificate is good, and how long the CA that renews it.
 SERVER_DAYS = 90
 AUTHORITY_DAYS = 1825
-#: From so many days before its end on, a certificate is spoken of.
+#: From so many days before its end on at most, a certificate is spoken of; see `ends_soon`.
 WARN_DAYS = 30
 _NEW_CA = "make a new one with: vfl renew PROJECT --authority"
 _CLOCK_SKEW = datetime.timedelta(hours=1)
@@ -143,22 +143,28 @@ def check_not_expired(path: Path) -> None:
         MissingDataError: there is no such file.
         UserError: it has expired, or is no certificate.
     """
-    ends = _certificates(path)[0].not_valid_after_utc
-    if ends < datetime.datetime.now(datetime.UTC):
+    ends, now = _certificates(path)[0].not_valid_after_utc, datetime.datetime.now(datetime.UTC)
+    if ends < now:
         raise UserError(
             "a certificate has expired",
             where=str(path),
-            got=f"valid until {ends:%Y-%m-%d %H:%M} UTC",
-            fix="put a new one and its key there; every party needs the ca.pem that signed it",
+            got=f"valid until {ends:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M} UTC",
+            fix="vfl renew PROJECT; while ca.key is there vfl up renews it by itself",
         )
 
 
 def write_trial_certificates(
-    folder: Path, hosts: Sequence[str], parties: Sequence[str], *, with_keys: bool = True
+    folder: Path,
+    hosts: Sequence[str],
+    parties: Sequence[str],
+    *,
+    with_keys: bool = True,
+    days: float = SERVER_DAYS,
 ) -> None:
     """Write ca.pem, ca.key, server.pem, server.key, and PARTY.key and PARTY.pub for each party.
 
-    Without `with_keys` no key of a party is made; its name is checked all the same. The CA and
+    Without `with_keys` no key of a party is made; its name is checked all the same. The server's
+    certificate is good for `days`. The CA and
     the server's files are PEM. The party's P-384 keys are in OpenSSH's formats: the public ones
     are for ``flwr supernode register``, the private ones for ``flower-supernode
     --auth-supernode-private-key``. All files get mode 0600.
@@ -174,7 +180,7 @@ def write_trial_certificates(
                 want="letters, digits, '_', '-' or '.', not 'ca' or 'server'",
             )
     authority = Authority.new("vfl CA", AUTHORITY_DAYS)
-    server = authority.issue_for(hosts, SERVER_DAYS)
+    server = authority.issue_for(hosts, days)
     contents = {
         "ca.pem": authority.ca_pem,
         "ca.key": authority.key_pem,
@@ -339,20 +345,55 @@ def days_left(path: Path) -> int:
         MissingDataError: there is no such file.
         UserError: it holds no certificate.
     """
-    end = _certificates(path)[0].not_valid_after_utc
-    return (end - datetime.datetime.now(datetime.UTC)) // datetime.timedelta(days=1)
+    return time_left(path) // datetime.timedelta(days=1)
+
+
+def time_left(path: Path) -> datetime.timedelta:
+    """Until the first certificate of a PEM file ends; negative once it has.
+
+    Raises:
+        MissingDataError, UserError: see `days_left`.
+    """
+    return _certificates(path)[0].not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+
+
+def ends_soon(path: Path) -> bool:
+    """Whether less than a third of a certificate's time is left, 30 days at most.
+
+    Raises:
+        MissingDataError, UserError: see `days_left`.
+    """
+    found = _certificates(path)[0]
+    whole = found.not_valid_after_utc - found.not_valid_before_utc - _CLOCK_SKEW
+    return time_left(path) < min(datetime.timedelta(days=WARN_DAYS), whole / 3)
 
 
 def expiry_warning(path: Path, fix: str) -> str | None:
     """One line about a certificate that has ended or soon will; None while there is time."""
-    left = days_left(path)
-    if left >= WARN_DAYS:
+    if not ends_soon(path):
         return None
-    when = "has expired" if left < 0 else f"expires in {left} days"
+    left = days_left(path)
+    when = "has expired" if left < 0 else f"expires in {left} days" if left else "expires today"
     return f"warning: the certificate {path} {when}; {fix}"
 
 
-def renew_server(folder: Path, days: int = SERVER_DAYS) -> int:
+def renew_when_due(folder: Path, days: float) -> bool:
+    """Renew server.pem as `renew_server` does, once it `ends_soon`; whether that was done.
+
+    Nothing is done without ca.key, and while ca.pem has two authorities: until every party has the
+    new one, the server's certificate stays with the old one.
+
+    Raises:
+        MissingDataError, UserError: see `renew_server`.
+    """
+    due = (folder / "ca.key").exists() and ends_soon(folder / "server.pem")
+    if not due or len(_certificates(folder / "ca.pem")) > 1:
+        return False
+    renew_server(folder, days)
+    return True
+
+
+def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
     """Replace server.pem and server.key: the same names, the CA whose key is ca.key.
 
     From then on ca.pem holds that CA alone.

@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.config import create_ssl_context
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from vfl.core.errors import UserError
@@ -198,7 +200,7 @@ class Connection:
 
     async def _open(self) -> None:
         """Hand the socket to uvicorn's protocol, TLS first."""
-        context = self._server.config.ssl
+        context = self._server.context()
         patience = self._limits.head_s if context else None
         try:
             await self._loop.connect_accepted_socket(
@@ -239,7 +241,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self.front = front or Front()
         self.opening: set[Connection] = set()
-        self._signals = signals
+        self._signals, self._files = signals, _stamps(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and be started."""
@@ -255,6 +257,30 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Any:
         """See `uvicorn.Server`."""
         return super().capture_signals() if self._signals else nullcontext()
+
+    def context(self) -> ssl.SSLContext | None:
+        """TLS for a connection that comes now, with the certificate as its file has it now.
+
+        Connections that are open keep theirs. Amid a renewal certificate and key may not belong to
+        each other, and the ones before still count.
+        """
+        config, now = self.config, _stamps(self.config)
+        if config.ssl is not None and now and now != self._files:
+            try:
+                renewed = create_ssl_context(
+                    certfile=str(config.ssl_certfile),
+                    keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
+                    password=config.ssl_keyfile_password,
+                    ssl_version=config.ssl_version,
+                    cert_reqs=config.ssl_cert_reqs,
+                    ca_certs=None if config.ssl_ca_certs is None else str(config.ssl_ca_certs),
+                    ciphers=config.ssl_ciphers,
+                )
+            except (OSError, ssl.SSLError):
+                return config.ssl
+            renewed.minimum_version = config.ssl.minimum_version
+            config.ssl, self._files = renewed, now
+        return config.ssl
 
     def start(self, listening: socket.socket, name: str) -> None:
         """Serve in a thread of this name; returns once it does.
@@ -285,6 +311,15 @@ class HttpServer(uvicorn.Server):
             server_state=self.server_state,
             app_state={**self.lifespan.state, CONNECTION: connection},
         )
+
+
+def _stamps(config: uvicorn.Config) -> tuple[int, ...]:
+    """When the files of a certificate and its key were written; empty without any."""
+    files = [one for one in (config.ssl_certfile, config.ssl_keyfile) if one is not None]
+    try:
+        return tuple(Path(one).stat().st_mtime_ns for one in files)
+    except OSError:
+        return ()
 
 
 class _Listener:

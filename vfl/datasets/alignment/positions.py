@@ -263,6 +263,10 @@ class Alignment:
     def _seal(self) -> Seal:
         return Seal("alignment", self.party, self.agreed.name, self.version)
 
+    def lacking(self, party: str) -> Alignment:
+        """The same without what it says of another party: as if that one had none of the rows."""
+        return replace(self, held={**self.held, party: np.zeros_like(self.held[party])})
+
     @classmethod
     def newest(cls, folder: Path, party: str) -> Alignment:
         """The last version in a folder.
@@ -278,6 +282,41 @@ class Alignment:
                 where=str(folder),
                 fix="vfl align makes one",
             )
+        return cls.read(folder, party, version)
+
+    @classmethod
+    def of_parties(cls, folder: Path, party: str, parties: Collection[str]) -> Alignment:
+        """The last version in a folder that was made by these parties and no others.
+
+        Parties that entered or left since have versions of their own, so a run keeps the order of
+        its own parties.
+
+        Raises:
+            MissingDataError: there is none.
+            RunFolderError: one is damaged, or another party's.
+        """
+        made_by: Collection[str] = ()
+        for version in reversed(versions(folder)):
+            found = cls.read(folder, party, version)
+            if {*found.agreed.parties} == {*parties}:
+                return found
+            made_by = made_by or found.agreed.parties
+        raise MissingDataError(
+            f"party '{party}' has no alignment of that name"
+            + (" among these parties" if made_by else ""),
+            where=str(folder),
+            got=", ".join(sorted(made_by)) or None,
+            want=", ".join(sorted(parties)),
+            fix="vfl align makes one",
+        )
+
+    @classmethod
+    def read(cls, folder: Path, party: str, version: int) -> Alignment:
+        """One version in a folder.
+
+        Raises:
+            RunFolderError: it is missing, damaged, or another party's.
+        """
         path = folder / f"{version:04d}.positions"
         payload = read_sealed(path, Seal("alignment", party, None, version))
         try:
@@ -300,10 +339,26 @@ class Alignment:
         return cls(party=party, agreed=agreed, version=version, **rest)
 
 
+def versions(folder: Path) -> list[int]:
+    """The numbers of the versions in a folder, ascending."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
+
+
+def last_versions(folder: Path, party: str) -> list[Alignment]:
+    """The last version of each set of parties in a folder, which sessions use; the newest last.
+
+    Raises:
+        RunFolderError: one is damaged, or another party's.
+    """
+    found = [Alignment.read(folder, party, version) for version in versions(folder)]
+    last = {frozenset(one.agreed.parties): one for one in found}
+    return sorted(last.values(), key=lambda one: one.version)
+
+
 def last_version(folder: Path) -> int:
     """The number of the last version in a folder; 0 where there is none."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(found[1]) for found in map(_VERSION.fullmatch, names) if found), default=0)
+    return max(versions(folder), default=0)
 
 
 def ids_digest(ids: np.ndarray) -> str:

@@ -16,7 +16,7 @@ from vfl.experiments.glance import Card, Glance
 from vfl.experiments.pages.build import ENVIRONMENT
 from vfl.experiments.pages.sections import Content, Section
 from vfl.experiments.tables import Table, date_text, list_text
-from vfl.session import PartyFolder
+from vfl.session.store.party_folder import part_of
 from vfl.session.store.session_log import Line, Verified
 
 Pairs = Mapping[str, str]
@@ -95,7 +95,7 @@ def model_cards(party: PartyFile, lines: Sequence[Line]) -> dict[str, dict[str, 
     found = {}
     for run in dict.fromkeys(line.run for line in lines if line.mode == "train"):
         ends = [line for line in lines if (line.run, line.mode) == (run, "train")]
-        part = PartyFolder(party.run_path(run) / "parties" / party.party)
+        part = part_of(party.run_path(run), party)
         try:
             card, erased = part.card(), part.forgotten()
         except RunFolderError:
@@ -192,7 +192,12 @@ def happened(line: Line) -> str:
         spent = "" if line.epsilon is None else f", epsilon {line.epsilon:.4g}"
         moved = f"{size(line.bytes_up)} up, {size(line.bytes_down)} down"
         return f"{line.outcome}; {line.rows} rows, {moved}{spent}"
+    who = " as ".join(line.parties)
     return line.outcome or {
+        "added": f"{who} entered the experiment",
+        "removed": f"{who} left: no session with it is consented to",
+        "renamed": f"{who} is known since",
+        "accepted": f"sessions with {who} are consented to; its key was read out",
         "restored": "the store was put back from a copy",
         "forgotten": f"{line.rows} rows were erased here",
         "withdrawn": f"{line.rows} rows left the alignment: another party erased them",

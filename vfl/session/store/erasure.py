@@ -38,7 +38,13 @@ from vfl.core.storage import (
 )
 from vfl.core.text import as_written
 from vfl.datasets.alignment.ids import normalise, read_own_ids
-from vfl.datasets.alignment.positions import Alignment, ids_digest, last_version
+from vfl.datasets.alignment.positions import (
+    Alignment,
+    ids_digest,
+    last_version,
+    last_versions,
+    versions,
+)
 from vfl.session.store.party_folder import (
     EXPLANATIONS,
     PartyFolder,
@@ -46,6 +52,7 @@ from vfl.session.store.party_folder import (
     digests_of_ids,
     own_alignment,
     own_ledger,
+    part_of,
     table_format,
 )
 from vfl.session.terms import Terms
@@ -207,17 +214,17 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
         for table in tables.values():
             table.require_file()
     wanted.spell(table.spelled for table in tables.values())
-    before = {name: Alignment.newest(folder, party.party) for name, folder in _alignments(party)}
+    before = [one for _, folder in _alignments(party) for one in last_versions(folder, party.party)]
     runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
     for run in sorted((party.store_path / "runs").glob("*")):
-        part = PartyFolder(run / "parties" / party.party)
+        part = part_of(run, party)
         if worker_of(run) is not None or worker_of(part.path) is not None:
             at_work.append(run.name)
             continue
         with locked(run):
             written = (run / PREDICTIONS, part.path / PREDICTIONS, part.path / EXPLANATIONS)
             cut_out += sum(_cut_lines(path, wanted) for path in written if path.exists())
-            found = _forget_run(part, wanted, before.values(), tables["source"].gone)
+            found = _forget_run(part, wanted, before, tables["source"].gone)
             if found is None:
                 unknown.append(run.name)
             elif any(found.values()):
@@ -252,7 +259,9 @@ class _Wanted:
     @classmethod
     def of(cls, party: PartyFile, ids: Sequence[str]) -> _Wanted:
         rules = {
-            Alignment.newest(folder, party.party).agreed.rules for _, folder in _alignments(party)
+            one.agreed.rules
+            for _, folder in _alignments(party)
+            for one in last_versions(folder, party.party)
         }
         texts = np.array(ids, dtype=object)
         alike = {spec: set(normalise(texts, spec)) for spec in rules | {"plain"}}
@@ -357,19 +366,26 @@ def _alignments(party: PartyFile) -> list[tuple[tuple[str, str], Path]]:
 
 
 def _forget_places(folder: Path, party: str, table: _Table) -> int:
-    """Let rows leave the newest version of an alignment; those before it are of no use, and go."""
-    newest = Alignment.newest(folder, party)
-    for version in range(1, newest.version):
-        (folder / f"{version:04d}.positions").unlink(missing_ok=True)
-    if not len(table.gone) or newest.table != table.before:
-        return 0
-    shorter = newest.without(newest.places_of(table.gone))
-    shorter.of_shorter_table(table.gone, table.after).keep(folder)
-    return len(shorter.withdrawn) - len(newest.withdrawn)
+    """Let rows leave the versions of an alignment that sessions use; the others go.
+
+    Returns:
+        How many left the newest one.
+    """
+    used = last_versions(folder, party)
+    for version in {*versions(folder)} - {one.version for one in used}:
+        (folder / f"{version:04d}.positions").unlink()
+    left = 0
+    for one in used:
+        left = 0
+        if len(table.gone) and one.table == table.before:
+            shorter = one.without(one.places_of(table.gone))
+            shorter.of_shorter_table(table.gone, table.after).keep(folder)
+            left = len(shorter.withdrawn) - len(one.withdrawn)
+    return left
 
 
 def _forget_run(
-    part: PartyFolder, wanted: _Wanted, alignments: Collection[Alignment], gone: np.ndarray
+    part: PartyFolder, wanted: _Wanted, alignments: Sequence[Alignment], gone: np.ndarray
 ) -> Mapping[str, int] | None:
     """Overwrite what a run recognises the rows by; what they were to it, None if unknown."""
     try:
@@ -423,7 +439,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
         gone = np.setdiff1d(alignment.positions, shorter.positions)
         texts = [one.replace(_UNIT, " ") for one in ids[gone[gone >= 0]]]
         for run in sorted((party.store_path / "runs").glob("*")):
-            _mark(PartyFolder(run / "parties" / party.party), texts)
+            _mark(part_of(run, party), texts)
     shorter.keep(alignment_folder(party, terms))
     more = len(shorter.withdrawn) - len(alignment.withdrawn)
     own_ledger(party).note("withdrawn", run=terms.run, asked_by=terms.label_party, rows=more)

@@ -726,10 +726,14 @@ def require_numbers(data: PartyData) -> None:
 
 
 def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
-    """The last version of the alignment that was agreed on; None where rows are joined by ids."""
+    """The last version of the alignment that was agreed on; None where rows are joined by ids.
+
+    That is the last one of the session's own parties: a run keeps it when others enter or leave.
+    """
     if terms.alignment is None:
         return None
-    found = Alignment.newest(alignment_folder(party, terms), party.party)
+    everybody = {*terms.parties, *terms.tasks, terms.label_party}
+    found = Alignment.of_parties(alignment_folder(party, terms), party.party, everybody)
     found.require(terms.missing_rows)
     return found
 
@@ -748,6 +752,12 @@ INJECTED_SECRET = "secret-for-trials"
 def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
     """The part of a run that belongs to this party."""
     return PartyFolder(party.run_path(terms.run) / "parties" / party.party)
+
+
+def part_of(run: Path, party: PartyFile) -> PartyFolder:
+    """The part of a run in a party's own store, also one of a time when it had another name."""
+    own, parts = run / "parties" / party.party, [*(run / "parties").glob("*")]
+    return PartyFolder(parts[0] if not own.exists() and len(parts) == 1 else own)
 
 
 def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:

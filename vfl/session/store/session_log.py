@@ -22,7 +22,7 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +43,8 @@ _ZEROS = "0" * 64
 #: Numbers of lines, and counts in them, stay below this.
 _MOST = 1 << 62
 _FORM = re.compile(rb'\{"line": (\{.*\}), "signature": "((?:[0-9a-f]{128})?)"\}')
-Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten", "withdrawn"]
+Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten", "withdrawn",
+                "added", "removed", "renamed", "accepted"]  # fmt: skip
 
 
 class Head(Settings):
@@ -68,7 +69,8 @@ class Line(Settings):
         before: SHA-256 of the line before; zeros in the first one.
         key: SHA-256 of the public key that signed it; empty without a key.
         consent: SHA-256 of the party's own file, which gave or refused consent.
-        run, mode, asked_by, parties, purpose, terms: of the session; `terms` is a digest.
+        run, mode, asked_by, parties, purpose, terms: of the session; `terms` is a digest. Of
+            "added", "removed" and "accepted" the party, of "renamed" its name before and after.
         rows, passes, statistics, bytes_up, bytes_down: what the session took; see `Spent`.
         epsilon: what it spent of one row's inputs; None where no epsilon is stated.
         outcome: how it ended, or why it was refused: "well", or the code and words of an error.
@@ -254,7 +256,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
     known = {key.sha256: key for key in keys}
     lines, problems, digests = list[Line](), list[str](), list[str]()
     counts = {"signed": 0, "unsigned": 0, "strange": 0}
-    before, party = _ZEROS, ""
+    before, party, names = _ZEROS, "", list[str]()
     for number, text in enumerate(texts, 1):
         digests.append(hashlib.sha256(text).hexdigest())
         found = _parsed(text)
@@ -264,6 +266,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
             continue
         line, body, signature = found
         party = party or line.party
+        names += [] if party in names else [party]
         if line.party != party:
             problems.append(f"line {number} is of party '{line.party}', not '{party}'")
         if line.number != number:
@@ -278,26 +281,31 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
             counts["signed"] += 1
         else:
             problems.append(f"line {number} is not as it was signed")
+        if line.event == "renamed" and line.parties[:1] == (party,):
+            party = line.parties[-1]
         lines.append(line)
         before = digests[-1]
     if content and not lines:
         raise DataError("this file is no log of sessions", where=str(path), want=f"a {NAME}")
     if torn:
         problems.append("the last line is torn: a kill, or a cut, while it was written")
-    anchored, more = _compared(party, digests, peers)
+    anchored, more = _compared({*names, party}, digests, peers)
     head = Head(number=len(digests), sha256=before)
     return Verified(
         party, lines, [*problems, *more], **counts, anchored=anchored, open=_open(lines), head=head
     )
 
 
-def _compared(party: str, digests: Sequence[str], peers: Iterable[Path]) -> tuple[int, list[str]]:
+def _compared(
+    names: Collection[str], digests: Sequence[str], peers: Iterable[Path]
+) -> tuple[int, list[str]]:
     """The largest number that others confirm, and what they contradict."""
     anchored, problems = 0, dict[str, None]()
     for path in peers:
         for text in read_bytes(path).split(b"\n"):
             found = _parsed(text)
-            kept = None if found is None else found[0].heads.get(party)
+            heads = {} if found is None else found[0].heads
+            kept = next((heads[name] for name in names if name in heads), None)
             if found is None or kept is None or not kept.number:
                 continue
             witness = f"party '{found[0].party}' met line {kept.number}"

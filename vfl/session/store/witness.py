@@ -165,6 +165,18 @@ class Witness:
         if counts:
             self._change(change)
 
+    def renamed(self, old: str, new: str) -> None:
+        """Keep under another name what a peer's count is known to be."""
+
+        def change(now: Counts) -> dict[str, Any]:
+            kept = {name: dict(getattr(now, name)) for name in ("peers", "doubted")}
+            return {
+                name: {new if peer == old else peer: count for peer, count in counts.items()}
+                for name, counts in kept.items()
+            }
+
+        self._change(change)
+
     def restored(self, lost_epsilon: float, lost_statistics: int = 0) -> None:
         """Move the count beyond all that was forgotten: the store was put back, and is to be used.
 

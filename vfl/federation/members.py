@@ -1,0 +1,645 @@
+"""Parties enter, leave and rename themselves while a project runs.
+
+The label party changes its experiment, every party its own file, with the same commands; nobody
+changes another's. Files are edited as text, so that what their owner wrote around a setting stays;
+the result is parsed, and compared with what was meant, before it is written.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from vfl.config import Experiment, PartyFile, read_party_file
+from vfl.config.experiment import PARTY_NAME
+from vfl.config.toml import Model, check, split_key
+from vfl.core.address import parse_address
+from vfl.core.errors import ConfigError, MissingDataError, UserError
+from vfl.core.storage import rename_sealed, write_bytes, write_text
+from vfl.datasets.alignment.positions import Alignment, versions
+from vfl.federation import deployment
+from vfl.federation.joining import make_keys, write_public
+from vfl.federation.project import (
+    API_PORT,
+    ONE_MACHINE,
+    LabelFolder,
+    Table,
+    node_parties,
+    write_party,
+)
+from vfl.session.store.identity import Identity
+from vfl.session.store.party_folder import own_ledger
+from vfl.transport import fingerprint, renew_node_key
+
+_HEADER = re.compile(r"^[ \t]*\[+[ \t]*([^\]\n]+?)[ \t]*\]+[ \t]*(?:#.*)?$")
+_KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
+#: Settings of a feature party that a new one takes from the others where these agree.
+_LIKE_OTHERS = ("width", "bottom")
+#: Where the experiment names a feature party in a key.
+_NAMED_IN = (("parties",), ("dp", "clips"))
+#: Where a party's own file lists parties.
+_LISTS = (("consent", "members"), ("consent", "parties"))
+_MOST_KEY_BYTES = 16_384
+_OLD_RUNS = "runs of before go on among their own parties; a training begins anew, without --from"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was done, and what is left for people to do.
+
+    Attributes:
+        done: sentences.
+        then: who does what next, in turn: the party and a command line or a sentence.
+        stays: what becomes of runs, alignments and files.
+    """
+
+    done: tuple[str, ...]
+    then: tuple[tuple[str, str], ...] = ()
+    stays: tuple[str, ...] = ()
+
+
+# --- at the label party --------------------------------------------------------------------------
+
+
+def add(label: LabelFolder, name: str, table: Table | None) -> Change:
+    """Add a feature party to a project: to its experiment, and a folder for the party to join with.
+
+    Where all parties are on one machine its keys are made; else it makes its own.
+
+    Args:
+        label: the label party's folder.
+        name: of the new party.
+        table: the party's, where it is on this machine.
+
+    Raises:
+        ConfigError: the name is taken, or the experiment would contradict itself.
+        RunFolderError: the party's folder holds something already.
+    """
+    experiment = label.experiment()
+    _require_new_name(experiment, name)
+    others, settings = node_parties(experiment), _like_the_others(experiment)
+    folder, together = label.path.parent / name, _on_one_machine(experiment)
+    if table is not None and not together:
+        raise ConfigError(
+            f"the table of '{name}' stays on that party's own host",
+            got="--table",
+            want="a project of one machine",
+            fix=f"leave it out; {name} runs vfl join {name} --table TABLE",
+        )
+
+    def entered(source: dict[str, str]) -> Edit:
+        said = settings | source
+        lines = [f"[parties.{name}]", *(f"{key} = {json.dumps(said[key])}" for key in said)]
+        return Edit(
+            lambda text: _below(text, "parties", lines),
+            lambda content: content["parties"].update({name: said}),
+        )
+
+    change = entered({}).of(label.app / "experiment.toml", Experiment)
+    trial = _trial(label, entered({"source": f"{name}/party.toml"}))
+    data = {"source": "data.csv", "id": "id"} if table is None else table.data
+    node = {"superlink": experiment.federation.superlink, "api_port": API_PORT}
+    if together:
+        node["api_port"] = 1 + max((_api_port(label, one) for one in others), default=API_PORT - 1)
+    consent = {"members": [experiment.label.party, *others]}
+    content = {"party": name, "data": data, "node": node, "consent": consent}
+    party = check(content, PartyFile, where="the arguments")
+    lines = () if table is None else table.lines
+    write_party(label, change.checked, party, folder, lines, readme=not together)
+    for one in (change, *trial):
+        one.write()
+    _note(label.party_file, "added", name)
+    if together:
+        return _added_here(label, change.checked, name, folder, others)
+    accept = f"vfl party accept {name}.pub"
+    read_out = "--fingerprint TEXT, as it reads it out"
+    then = [
+        (experiment.label.party, f"send {folder} to {name}"),
+        (name, f"vfl join {name} --table TABLE   # then send {name}.pub to all others"),
+        (experiment.label.party, f"{accept} {label.path} {read_out}"),
+        *((one, f"{accept} {one} {read_out}, if it consents") for one in others),
+        *((name, f"vfl party accept {one}.pub {name} {read_out}") for one in others),
+        (name, f"vfl up {name}"),
+    ]
+    done = f"{name} is in the experiment; {folder} is what it joins with, without a key"
+    return Change((done,), (*then, *_afresh(label, change.checked)), (_OLD_RUNS,))
+
+
+def _added_here(
+    label: LabelFolder, experiment: Experiment, name: str, folder: Path, others: Sequence[str]
+) -> Change:
+    """Keys of a party on this machine; what its owner, who is everybody's, runs then."""
+    keys = make_keys(folder)
+    label.accept_key(name, keys.file.read_bytes())
+    project = label.path.parent
+    for one in others:
+        with suppress(MissingDataError):  # a party that was moved to another host
+            own = Identity.kept_at(project / one / "identity.key")
+            own.public.keep_at(folder / "peers" / f"{one}.pub")
+    accept = f'vfl party accept {keys.file} {{}} --fingerprint "{keys.fingerprint}"'
+    then = [(one, accept.format(project / one)) for one in others]
+    then.append((name, f"vfl up {folder}"))
+    done = f"{name} is in the experiment; {folder} has its keys"
+    return Change((done,), (*then, *_afresh(label, experiment)), (_OLD_RUNS,))
+
+
+def remove(label: LabelFolder, name: str) -> Change:
+    """Take a feature party out of a project: its settings, its key, and positions it has part in.
+
+    Raises:
+        ConfigError: it is no feature party, or the only one.
+    """
+    experiment = label.experiment()
+    _require_feature_party(experiment, name)
+    if len(experiment.feature_parties) == 1:
+        raise ConfigError(f"'{name}' is the only feature party", fix="vfl party add NAME first")
+    change = _left(name).of(label.app / "experiment.toml", Experiment)
+    trial = _trial(label, _left(name))
+    for one in (change, *trial):
+        one.write()
+    for key in label.keys.glob(f"{name}.pub"):
+        key.unlink()
+    dropped, kept = _drop_positions(read_party_file(label.party_file), name)
+    _note(label.party_file, "removed", name)
+    done = [f"{name} is no part of the experiment, and its key is worth nothing any more"]
+    if dropped or kept:
+        done.append(f"{dropped + kept} versions of alignments forget which rows {name} has")
+    then = [(name, "stop vfl up; its folder, table, weights and log stay its own")]
+    then += [
+        (one, f"vfl party remove {name} {one}   # to refuse any further session with it")
+        for one in node_parties(change.checked)
+    ]
+    stays = [
+        f"runs with {name} can be looked at; vfl predict and vfl serve go on without it where "
+        'they were trained with data.missing_rows = "token", else: vfl train'
+    ]
+    return Change(tuple(done), (*then, *_afresh(label, change.checked)), tuple(stays))
+
+
+def rename(label: LabelFolder, old: str, new: str) -> Change:
+    """Call a feature party by another name in the experiment; its SuperNode needs a new key.
+
+    Flower knows a key by the name under which it was registered, and registers none twice.
+
+    Raises:
+        ConfigError: it is no feature party, or the new name is taken.
+    """
+    experiment = label.experiment()
+    _require_feature_party(experiment, old)
+    _require_new_name(experiment, new)
+    edit = _renamed_in_experiment(old, new)
+    change = edit.of(label.app / "experiment.toml", Experiment)
+    trial = _trial(label, edit)
+    for one in (change, *trial):
+        one.write()
+    (label.keys / f"{old}.pub").unlink(missing_ok=True)
+    own_ledger(read_party_file(label.party_file)).witness.renamed(old, new)
+    _note(label.party_file, "renamed", old, new)
+    then = [
+        (new, f"vfl party rename {old} {new} {old}   # with vfl up stopped; then send {new}.pub"),
+        (
+            experiment.label.party,
+            f"vfl party accept {new}.pub {label.path} --fingerprint TEXT, as {new} reads it out",
+        ),
+        (new, f"vfl up {old}"),
+    ]
+    then += [
+        (one, f"vfl party rename {old} {new} {one}")
+        for one in node_parties(change.checked)
+        if one != new
+    ]
+    return Change(
+        (f"{old} is called {new} in the experiment; the key of its SuperNode was for {old}",),
+        (*then, *_afresh(label, change.checked)),
+        (
+            "its identity, ledger and log go on; runs can be read: vfl status, report and log",
+            f"runs of before name {old}: to predict and serve with one, train anew",
+        ),
+    )
+
+
+# --- at any other party --------------------------------------------------------------------------
+
+
+def accept(folder: Path, public: Path, read_out: str) -> Change:
+    """Take another party's public keys, which its owner has read out, and consent to sessions.
+
+    Args:
+        folder: the label party's, or that of any other party.
+        public: NAME.pub of the party that enters.
+        read_out: the fingerprint, as that party reads it out.
+
+    Raises:
+        ConfigError: the fingerprint is another one, or the name is no party's.
+        UserError: the file holds no key.
+    """
+    name = public.stem
+    content = _read_key(public)
+    if not hmac.compare_digest(_hex(read_out).encode(), _hex(fingerprint(content)).encode()):
+        raise ConfigError(
+            "this is not the key that was read out",
+            where=str(public),
+            got="another fingerprint",
+            want="all 32 digits, as vfl join shows them at that party",
+            fix=f"let {name} send {name}.pub again, by another way",
+        )
+    if (folder / "app").is_dir():
+        label = LabelFolder(folder)
+        known = node_parties(label.experiment())
+        if name not in known:
+            raise ConfigError(
+                "no party of the experiment has this name",
+                got=public.name,
+                want=", ".join(f"{one}.pub" for one in known),
+                fix=f"vfl party add {name} {folder}",
+            )
+        if deployment.was_registered(label, content):
+            raise ConfigError(
+                "this key was taken from a party, and the SuperLink registers no key twice",
+                where=str(public),
+                fix=f"{name} runs vfl renew party.toml, and sends {name}.pub again",
+            )
+        label.accept_key(name, content)
+        _note(label.party_file, "accepted", name)
+        return Change((f"{name} may connect; vfl up registers its key",))
+    party = read_party_file(folder / "party.toml")
+    if name == party.party or not re.fullmatch(PARTY_NAME, name):
+        raise ConfigError("this is no other party's key", got=public.name, want="OTHER.pub")
+    members = party.consent.members
+    if not any(fnmatchcase(name, one) for one in members):
+        _in_lists(lambda text: _appended(text, name), lambda one: [name, *one], _LISTS[:1]).of(
+            folder / "party.toml", PartyFile
+        ).write()
+    write_bytes(party.beside(party.identity.peers) / f"{name}.pub", content)
+    _note(folder / "party.toml", "accepted", name)
+    return Change((f"{party.party} consents to sessions with {name}, whose key is pinned",))
+
+
+def withdraw(folder: Path, name: str) -> Change:
+    """Consent no longer to sessions with a party; its pinned key goes.
+
+    Raises:
+        ConfigError: the party's own file accepts anybody, or this is the party itself.
+    """
+    file = folder / "party.toml"
+    party = read_party_file(file)
+    if name == party.party:
+        raise ConfigError(
+            "a party leaves at the label party", fix=f"there: vfl party remove {name}"
+        )
+
+    def without(names: list[str]) -> list[str]:
+        return [one for one in names if one != name]
+
+    _in_lists(lambda text: _taken_out(text, name), without, _LISTS).of(file, PartyFile).write()
+    if any(fnmatchcase(name, one) for one in read_party_file(file).consent.members):
+        raise ConfigError(
+            f"party '{party.party}' consents to sessions with '{name}' still",
+            where=f"{file}: consent.members",
+            got=", ".join(party.consent.members),
+            fix="list there the parties that may be in a session",
+        )
+    (party.beside(party.identity.peers) / f"{name}.pub").unlink(missing_ok=True)
+    _note(file, "removed", name)
+    return Change((f"{party.party} refuses sessions with {name}, those of earlier runs included",))
+
+
+def follow(folder: Path, old: str, new: str) -> Change:
+    """Follow the renaming of a party, at that party or at another one.
+
+    Its ledgers go on under the new name. Positions are dropped: an alignment names its parties.
+
+    Raises:
+        ConfigError: its SuperNode runs, or the new name is taken.
+    """
+    file = folder / "party.toml"
+    party = read_party_file(file)
+    peers = party.beside(party.identity.peers)
+    if not re.fullmatch(PARTY_NAME, new) or new in (party.party, *party.consent.members):
+        raise ConfigError("this name is taken, or is none", got=new, want="a small letter, then "
+                          "at most 31 small letters, digits, '_' or '-'")  # fmt: skip
+    if party.party != old:
+        listed = _in_lists(
+            lambda text: _exchanged(text, old, new), lambda names: _swapped(names, old, new), _LISTS
+        )
+        listed.of(file, PartyFile).write()
+        if (peers / f"{old}.pub").exists():
+            (peers / f"{old}.pub").replace(peers / f"{new}.pub")
+        own_ledger(party).witness.renamed(old, new)
+        _note(file, "renamed", old, new)
+        return Change((f"{party.party} knows {old} as {new}",))
+    if deployment.supernode_runs(party):
+        raise UserError("this party's service runs", where=str(folder), fix="stop vfl up first")
+    change = Edit(
+        lambda text: _at_keys(text, ("party",), lambda value: _exchanged(value, old, new)),
+        lambda content: content.update(party=new),
+    ).of(file, PartyFile)
+    _note(file, "renamed", old, new)
+    for sealed in (*party.store_path.glob("sessions/**/*"), *party.store_path.glob("alignments/*")):
+        if sealed.is_file():
+            rename_sealed(sealed, old, new)
+    for positions in party.store_path.glob("alignments/*/*/*.positions"):
+        positions.unlink()
+    change.write()  # last: a kill before leaves a party that can be renamed again
+    (folder / f"{old}.pub").unlink(missing_ok=True)
+    renamed = read_party_file(file)
+    renew_node_key(renamed.beside(renamed.node.key))
+    keys = write_public(renamed)
+    done = (
+        f"{old} is called {new} in its own file and ledger; its folder stays {folder}",
+        f"its SuperNode has a new key; {keys.file} has fingerprint {keys.fingerprint}",
+    )
+    then = [("label party", f"vfl party accept {new}.pub PROJECT --fingerprint TEXT, as you read "
+             "it out"), (new, f"vfl up {folder}")]  # fmt: skip
+    return Change(done, tuple(then))
+
+
+# --- what they share -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A file's new text, which says what was meant."""
+
+    path: Path
+    text: str
+    checked: Any
+
+    def write(self) -> None:
+        """Put it in the file's place."""
+        write_text(self.path, self.text)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of a TOML file, as text and as settings."""
+
+    text: Callable[[str], str]
+    meant: Callable[[dict[str, Any]], object]
+
+    def of(self, path: Path, model: type[Model]) -> Changed:
+        """The file with the change, not written yet.
+
+        Raises:
+            ConfigError: the settings would contradict each other, or stand in the file in a way
+                that this cannot edit.
+        """
+        before = path.read_text(encoding="utf-8")
+        wanted = tomllib.loads(before)
+        self.meant(wanted)
+        checked = check(wanted, model, where=str(path))
+        after = self.text(before)
+        try:
+            is_meant = tomllib.loads(after) == wanted
+        except tomllib.TOMLDecodeError:
+            is_meant = False
+        if not is_meant:
+            raise ConfigError(
+                "this file is written in a way that this command does not edit",
+                where=str(path),
+                want="a table [parties.NAME] a party, and lists of names in one place",
+                fix="write it like that, or make the change by hand",
+            )
+        return Changed(path, after, checked)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A header or a setting: its key in full, and its lines."""
+
+    key: tuple[str, ...]
+    start: int
+    stop: int
+    header: bool
+
+
+def _items(lines: Sequence[str]) -> Iterator[_Item]:
+    table, at = tuple[str, ...](), 0
+    while at < len(lines):
+        stop = at + 1
+        if header := _HEADER.match(lines[at]):
+            table = split_key(header[1])
+            yield _Item(table, at, stop, header=True)
+        elif key := _KEY.match(lines[at]):
+            while stop < len(lines) and not _parses("".join(lines[at:stop])):
+                stop += 1
+            yield _Item((*table, *split_key(key[1])), at, stop, header=False)
+        at = stop
+
+
+def _parses(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _lines_of(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def _below(text: str, table: str, new: Sequence[str]) -> str:
+    """A new table below the last one of this kind; comments above the next table stay its own."""
+    lines = _lines_of(text if text.endswith("\n") else f"{text}\n")
+    headers = [item for item in _items(lines) if item.header]
+    last = max((n for n, item in enumerate(headers) if item.key[0] == table), default=-1)
+    end = len(lines) if last + 1 == len(headers) else headers[last + 1].start
+    while (end and lines[end - 1].lstrip().startswith(("#", "\n"))) or (
+        end and not lines[end - 1].strip()
+    ):
+        end -= 1
+    return "".join([*lines[:end], "\n", *(f"{one}\n" for one in new), *lines[end:]])
+
+
+def _without_keys(text: str, keys: Sequence[tuple[str, ...]]) -> str:
+    """A text without some tables and settings, and the comments right above their headers."""
+    lines, gone = _lines_of(text), set[int]()
+    for item in _items(lines):
+        if any(item.key[: len(key)] == key for key in keys):
+            gone |= {*range(item.start, item.stop)}
+            above = item.start - 1
+            while item.header and above >= 0 and lines[above].lstrip().startswith("#"):
+                gone.add(above)
+                above -= 1
+            if item.header and above >= 0 and not lines[above].strip():
+                gone.add(above)
+    return "".join(line for at, line in enumerate(lines) if at not in gone)
+
+
+def _at_keys(text: str, key: tuple[str, ...], change: Callable[[str], str]) -> str:
+    """A text with the lines of one setting changed."""
+    lines = _lines_of(text)
+    for item in _items(lines):
+        if not item.header and item.key == key:
+            changed = change("".join(lines[item.start : item.stop]))
+            return "".join([*lines[: item.start], changed, *lines[item.stop :]])
+    return text
+
+
+def _in_lists(
+    text: Callable[[str], str],
+    meant: Callable[[list[str]], list[str]],
+    lists: Sequence[tuple[str, str]],
+) -> Edit:
+    """A change of the lists of names that a party's own file has."""
+
+    def edit(content: str) -> str:
+        for key in lists:
+            content = _at_keys(content, key, text)
+        return content
+
+    def change(content: dict[str, Any]) -> None:
+        for table, key in lists:
+            if key in content.get(table, {}):
+                content[table][key] = meant(content[table][key])
+
+    return Edit(edit, change)
+
+
+def _appended(line: str, name: str) -> str:
+    head, bracket, rest = line.partition("[")
+    gap = "" if rest.lstrip().startswith("]") else "," if rest.startswith("\n") else ", "
+    return f'{head}{bracket}"{name}"{gap}{rest}'
+
+
+def _taken_out(line: str, name: str) -> str:
+    shorter = re.sub(rf"""(["']){re.escape(name)}\1[ \t]*(,[ \t]*)?""", "", line)
+    return re.sub(r",[ \t]*\]", "]", shorter)
+
+
+def _exchanged(line: str, old: str, new: str) -> str:
+    return re.sub(rf"""(["']){re.escape(old)}\1""", rf"\g<1>{new}\g<1>", line)
+
+
+def _swapped(names: Sequence[str], old: str, new: str) -> list[str]:
+    return [new if one == old else one for one in names]
+
+
+def _left(name: str) -> Edit:
+    keys = [(*table, name) for table in _NAMED_IN]
+
+    def meant(content: dict[str, Any]) -> None:
+        del content["parties"][name]
+        content.get("dp", {}).get("clips", {}).pop(name, None)
+
+    return Edit(lambda text: _without_keys(text, keys), meant)
+
+
+def _renamed_in_experiment(old: str, new: str) -> Edit:
+    word = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
+
+    def edit(text: str) -> str:
+        lines = _lines_of(text)
+        for item in _items(lines):
+            if any(item.key[: len(table) + 1] == (*table, old) for table in _NAMED_IN):
+                head, equals, value = lines[item.start].partition("=" if not item.header else "]")
+                named = item.header or old in split_key(head)
+                lines[item.start] = (word.sub(new, head, 1) if named else head) + equals + value
+        return "".join(lines)
+
+    def meant(content: dict[str, Any]) -> None:
+        for table in (content["parties"], content.get("dp", {}).get("clips", {})):
+            for key in [*table]:  # the order of parties is the order of their cuts
+                table[new if key == old else key] = table.pop(key)
+
+    return Edit(edit, meant)
+
+
+def _trial(label: LabelFolder, edit: Edit) -> list[Changed]:
+    """The same change of the trial in one process, where the project has one."""
+    path = label.path.parent / "trial.toml"
+    return [edit.of(path, Experiment)] if path.exists() else []
+
+
+def _on_one_machine(experiment: Experiment) -> bool:
+    return parse_address(experiment.federation.superlink).host == ONE_MACHINE
+
+
+def _require_new_name(experiment: Experiment, name: str) -> None:
+    taken = {experiment.label.party, *experiment.parties, *node_parties(experiment), "label"}
+    if name in taken or not re.fullmatch(PARTY_NAME, name):
+        raise ConfigError(
+            "a new party needs a name that is free",
+            got=name,
+            want="a small letter, then at most 31 small letters, digits, '_' or '-'; and not "
+            + ", ".join(sorted(taken)),
+        )
+
+
+def _require_feature_party(experiment: Experiment, name: str) -> None:
+    if name not in experiment.feature_parties:
+        raise ConfigError(
+            "this is no feature party of the project",
+            got=name,
+            want=", ".join(experiment.feature_parties),
+            fix="a label party, a dealer or a middle changes with vfl init",
+        )
+
+
+def _like_the_others(experiment: Experiment) -> dict[str, Any]:
+    """What the experiment says of a new party: what the others have in common, if anything."""
+    others = [experiment.parties[name].model_dump() for name in experiment.feature_parties]
+    return {
+        key: others[0][key] for key in _LIKE_OTHERS if all(one[key] == others[0][key]
+        for one in others)
+    }  # fmt: skip
+
+
+def _api_port(label: LabelFolder, name: str) -> int:
+    """The port of a party's SuperNode on this machine; a free one has to be above all."""
+    file = label.path.parent / name / "party.toml"
+    return read_party_file(file).node.api_port if file.exists() else API_PORT - 1
+
+
+def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
+    """Forget which rows a party has: how many versions of alignments went, and how many stay.
+
+    A version that lets runs go on where a party lacks rows stays, and says that it lacks all.
+    """
+    dropped = kept = 0
+    for folder in party.store_path.glob("alignments/*/*"):
+        for version in versions(folder):
+            found = Alignment.read(folder, party.party, version)
+            if name not in found.agreed.parties:
+                continue
+            if name in found.held:
+                found.lacking(name).keep(folder)
+                kept += 1
+            else:
+                (folder / f"{version:04d}.positions").unlink()
+                dropped += 1
+    return dropped, kept
+
+
+def _note(file: Path, event: Any, *parties: str) -> None:
+    """A line of the signed log of the party whose file this is."""
+    own_ledger(read_party_file(file)).note(event, parties=parties)
+
+
+def _afresh(label: LabelFolder, experiment: Experiment) -> list[tuple[str, str]]:
+    """What the label party runs once everybody is there."""
+    aligns = [f"vfl align {label.path}"] if experiment.data.alignment else []
+    return [(experiment.label.party, one) for one in (*aligns, f"vfl train {label.path}")]
+
+
+def _read_key(public: Path) -> bytes:
+    try:
+        content = public.read_bytes()
+    except OSError:
+        raise MissingDataError("there is no such key", where=str(public), want="NAME.pub") from None
+    if len(content) > _MOST_KEY_BYTES:
+        raise UserError("this is no public key", where=str(public), got="a large file")
+    return content
+
+
+def _hex(text: str) -> str:
+    return "".join(text.split()).lower()
