@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,8 @@ SPECS = (
     "rate:bits=4",
     "randtopk:k=3,alpha=0.2",
     "randtopk:k=2,alpha=0.2,values=8,packer=index",
+    "error_feedback:k=2,values=4,grad=4",
+    "aqsgd:values=4",
 )
 SHAPES = ((0, 12), (1, 3), (1, 12), (5, 12), (3, 40))
 GREETING_SHARE = 10  # one frame in ten is a greeting
@@ -84,8 +87,8 @@ def _coded(spec: str, rows: int, width: int) -> Iterator[Target]:
     wire_width = codec.wire_width(width)
     shape = (rows, wire_width)
     cut = torch.randn(shape, generator=generator(0, "fuzz", spec, rows, width))
-    sender = StepContext(STEP, training=True, secret=Secret.of_simulation(0, PEER))
-    reader = StepContext(STEP, training=True)
+    sender = StepContext(STEP, True, Secret.of_simulation(0, PEER), np.arange(rows))
+    reader = StepContext(STEP, training=True, rows=np.arange(rows))
     encoded = codec.encode(cut, sender)
     saved = codec.decode(encoded.payload, *shape, reader).saved
     gradient = codec.encode_grad(cut / 8, saved, sender)

@@ -1,12 +1,22 @@
 """SplitModule: one torch module whose cut is real frames."""
 
+import copy
+import re
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from vfl import SplitModule
-from vfl.core.errors import ConfigError, DataError, NonFiniteError, SpecError, WidthError
+from vfl import SplitModule, split
+from vfl.core.errors import (
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    SpecError,
+    VFLError,
+    WidthError,
+)
 from vfl.defenses import DEFENSES, Defense
 
 
@@ -98,3 +108,60 @@ def test_what_does_not_fit_is_refused():
     broken["shop"][0, 0] = np.nan
     with pytest.raises(NonFiniteError, match="party 'shop'"):
         SplitModule(bottoms, top, widths)(broken)
+
+
+def joined(bottom, width=4, **settings):
+    return SplitModule({"bank": bottom}, nn.Linear(4, 2), {"bank": width}, **settings)
+
+
+EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda: joined(nn.Linear(3, 4))({"bank": torch.ones(2, 5)}), "bank.*inputs.*(2, 5)"),
+        (lambda: joined(nn.Linear(3, 4))({"bank": torch.ones(2, 3).long()}), "bank.*int64"),
+        (lambda: joined(nn.Linear(3, 4))({"bank": [1.0, 2.0]}), "bank.*inputs"),
+        (lambda: joined(EMBEDDING)({"bank": torch.tensor([[77]])}), "index that it has no entry"),
+        (lambda: joined(nn.LSTM(3, 4))({"bank": torch.ones(2, 3)}), "gives no tensor"),
+        (lambda: joined(nn.Linear(3, 5), 5)({"bank": torch.ones(2, 3)}), "the top does not take"),
+        (lambda: joined("mlp"), "bottom that is a module"),
+        (lambda: joined(nn.Linear(3, 4), "4"), "width in whole numbers"),
+        (lambda: split("net", "0", torch.ones(2, 3)), "cut at layers"),
+        (lambda: split(nn.Linear(3, 2), 1, torch.ones(2, 3)), "cut at layers"),
+    ],
+)
+def test_mistakes_are_coded_and_show_no_value(run, words):
+    with pytest.raises(VFLError) as caught:
+        run()
+    assert re.search(words, str(caught.value), re.DOTALL)
+    assert "77" not in str(caught.value)
+    assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, IndexError)
+
+
+def test_every_party_has_the_same_rows():
+    bottoms, top, widths = parts()
+    model, uneven = SplitModule(bottoms, top, widths), batch() | {"shop": batch(5)["shop"]}
+    with pytest.raises(DataError, match="the same rows") as caught:
+        model(uneven)
+    assert "bank: 8 rows, shop: 5 rows" in str(caught.value)
+    with pytest.raises(DataError, match="the same rows"):
+        model(batch(), torch.zeros(7).long())
+
+
+def test_a_state_of_another_module_is_refused():
+    bottoms, top, widths = parts()
+    with pytest.raises(DataError, match="another module"):
+        joined(nn.Linear(3, 4)).load_state_dict(SplitModule(bottoms, top, widths).state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_module_trains_the_same():
+    bottoms, top, widths = parts()
+    model = SplitModule(bottoms, top, widths)
+    compiled = torch.compile(copy.deepcopy(model), backend="eager")
+    for one in (model, compiled):
+        one(batch()).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), compiled.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)

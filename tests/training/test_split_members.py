@@ -199,7 +199,7 @@ def train(model, data):
     for exchange in rules.schedule(terms, data["label"].split):
         rows = torch.from_numpy(exchange.rows)
         labels = data["label"].labels[rows]
-        outputs = model({name: data[name].inputs[rows] for name in COLUMNS}, labels)
+        outputs = model({name: data[name].inputs[rows] for name in COLUMNS}, labels, rows)
         loss = nn.functional.cross_entropy(outputs, labels) + model.extra_loss()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -230,6 +230,7 @@ OPTIONS = {
     "randtopk": "randtopk:k=3",
     "topk": "topk:k=3",
     "size": "size:k=3",
+    "error_feedback": "error_feedback:k=2",
 }
 DEFENSE_SPECS = [OPTIONS.get(name, name) for name in DEFENSES.names()]
 CODEC_SPECS = [OPTIONS.get(name, name) for name in CODECS.names()]

@@ -26,7 +26,7 @@ from vfl.core.frame import Observer
 from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
 from vfl.core.torch_internals import TorchDispatchMode
-from vfl.training.split import Addition, Crossings, arguments_of
+from vfl.training.split import Addition, Crossings, arguments_of, taking
 
 _FEATURE, _LABEL, _SERVER = "feature", "label", "server"
 #: Hooks of defenses that build a bottom or a top of their own.
@@ -83,6 +83,12 @@ def split(
     {'feature': ['0.weight', '0.bias'], 'label': ['2.weight', '2.bias']}
     """
     require_range("row_axes", row_axes, 1, 8)
+    if not isinstance(model, nn.Module) or not isinstance(at, str | Sequence | Mapping):
+        raise ConfigError(
+            "a model is cut at layers, by name",
+            got=f"a {type(model).__name__}, at a {type(at).__name__}",
+            want="a torch module, and names of model.named_modules()",
+        )
     given = _Given(example, frozenset(label_inputs))
     owners = _owners_of(at)
     traced = _trace(model, owners, given)
@@ -220,7 +226,8 @@ class CutModel(Crossings):
             for layer in dict.fromkeys(cut.layer for cut in self._cuts):
                 found = self.model.get_submodule(layer)
                 hooks.enter_context(found.register_forward_hook(partial(cross, layer)))
-            outputs = self.model(*inputs, **named)
+            with taking("the model", (*inputs, *named.values())):
+                outputs = self.model(*inputs, **named)
         if missed := [cut.layer for cut in self._cuts if cut.name not in arrived]:
             raise DataError(
                 "this forward pass does not reach a cut", where=missed[0], got=f"step {self.step}"

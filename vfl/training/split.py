@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.compression import Codec, StepContext
-from vfl.core.errors import ConfigError, DataError, SpecError
+from vfl.core.errors import ConfigError, DataError, SpecError, VFLError
 from vfl.core.frame import Frame, Kind, Observer
 from vfl.core.seeds import Secret, scoped
 from vfl.core.traffic import Ledger
@@ -110,6 +110,12 @@ class Crossings(nn.Module):
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_extra_state` gave."""
+        if set(state) != {"step", "codecs", "defense"} or set(state["codecs"]) != set(self._codecs):
+            raise DataError(
+                "this state is of another module",
+                got=f"parties {', '.join(map(str, state.get('codecs', ()))) or 'none'}",
+                want=f"parties {', '.join(self._codecs)}",
+            )
         self.step = int(state["step"])
         for name, codec in self._codecs.items():
             codec.load_state_dict(state["codecs"][name])
@@ -326,8 +332,11 @@ class SplitModule(Crossings):
         cuts = {
             name: self._cut(name, inputs[name], labels, context, addition) for name in self.bottoms
         }
+        _require_same_rows(cuts, labels)
         with self._top_draws.at(self.step) if self.training else nullcontext():
-            outputs: Tensor = self.top(self.merger(*cuts.values()))
+            merged = self.merger(*cuts.values())
+            with taking("the top", merged):
+                outputs: Tensor = self.top(merged)
             outputs = self._finish(cuts, labels, outputs, context, addition)
         self._count(addition)
         return outputs
@@ -348,7 +357,14 @@ class SplitModule(Crossings):
         args, named = arguments_of(inputs)
         rows = next(iter((*args, *named.values())))
         with self._draws[name].at(context.step) if self.training else nullcontext():
-            cut: Tensor = self.bottoms[name](*args, **named)
+            with taking(f"the bottom of party '{name}'", inputs):
+                cut: Tensor = self.bottoms[name](*args, **named)
+            if not isinstance(cut, Tensor):
+                raise DataError(
+                    f"the bottom of party '{name}' gives no tensor",
+                    got=f"a {type(cut).__name__}",
+                    want="one tensor, whose first axis is rows",
+                )
             shape = self._shapes[name]
             if len(shape) > 1 and cut.shape[1:] == shape:
                 cut = cut.flatten(1)
@@ -514,6 +530,57 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
     return defense
 
 
+@contextmanager
+def taking(whose: str, given: Any) -> Iterator[None]:
+    """Say which model could not take its inputs, and their axes and types; never a value.
+
+    Args:
+        whose: the model, in words.
+        given: its inputs: a tensor, or a sequence or a dict with some.
+
+    Raises:
+        DataError: an index, an axis or a type is wrong.
+    """
+    try:
+        yield
+    except (VFLError, torch.OutOfMemoryError):
+        raise
+    except IndexError:  # its text holds the index, which is a value of a row
+        raise DataError(
+            f"{whose} got an index that it has no entry for",
+            got=_described(given),
+            want="whole numbers from 0 on, below the size of its table",
+        ) from None
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{whose} does not take these inputs",
+            got=_described(given),
+            want="the axes and the type that its first layer takes",
+        ) from error
+
+
+def _described(given: Any) -> str:
+    """Axes and types of inputs."""
+    if isinstance(given, Tensor):
+        return f"axes {tuple(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
+    values = given.values() if isinstance(given, Mapping) else given
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return f"a {type(given).__name__}"
+    return "; ".join(map(_described, values)) or "nothing"
+
+
+def _require_same_rows(cuts: Mapping[str, Tensor], labels: Tensor | None) -> None:
+    """Refuse parties, or labels, of another number of rows than the others."""
+    rows = {name: len(cut) for name, cut in cuts.items()}
+    if labels is not None and labels.dim():
+        rows["the labels"] = len(labels)
+    if len(set(rows.values())) > 1:
+        raise DataError(
+            "a batch has the same rows at every party",
+            got=", ".join(f"{name}: {count} rows" for name, count in rows.items()),
+        )
+
+
 def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
     """Refuse labels that are not those of the batch and the task."""
     if labels.shape != (rows,):
@@ -561,6 +628,16 @@ def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, Any]) 
             "every party needs one bottom and one width",
             got=f"bottoms of {', '.join(bottoms)}; widths of {', '.join(widths)}",
         )
+    for name, bottom in bottoms.items():
+        width = widths[name]
+        axes = width if isinstance(width, Sequence) else [width]
+        if not isinstance(bottom, nn.Module) or any(isinstance(one, str) for one in axes):
+            raise ConfigError(
+                "a party has a bottom that is a module, and a width in whole numbers",
+                where=name,
+                got=f"a {type(bottom).__name__}, and a width of {type(width).__name__}",
+                fix="vfl.models.make_bottom(SPEC).build(shape, width) makes a module of a spec",
+            )
     if _LABEL in bottoms:
         raise ConfigError(
             "the label party's own columns cross no frame",

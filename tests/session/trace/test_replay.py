@@ -22,6 +22,8 @@ CODEC_SPECS = [
     "size:k=3",
     "sign",
     "rate",
+    "error_feedback:k=2",
+    "aqsgd",
 ]
 
 
