@@ -125,3 +125,27 @@ def test_a_dealer_has_no_table(well, refused):
     told = well("join", "loans/notary").out
     assert "notary.pub" in told
     assert "has no data" in refused("join", "loans/notary", "--table", "x.csv").err
+
+
+@pytest.mark.parametrize("name", ["node.key", "party.toml", "store", "peers/shop.pub", "more/a"])
+def test_a_link_that_leads_out_of_the_received_folder_is_refused(refused, received, name, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    mine = outside / "mine"
+    mine.write_text((received / "party.toml").read_text())
+    link = received / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside if name == "store" else mine)
+    before = mine.read_text()
+    done = refused("join", "bank", "--table", "bank.csv")
+    assert "leads outside of it" in done.err
+    assert str(link.relative_to(tmp_path)) in done.err
+    assert (mine.read_text(), [one.name for one in outside.iterdir()]) == (before, ["mine"])
+    assert not (received / "identity.key").exists()
+
+
+def test_a_link_within_the_received_folder_is_none_of_these(well, received):
+    (received / "ours").mkdir()
+    (received / "peers").symlink_to("ours")
+    well("join", "bank", "--table", "bank.csv")

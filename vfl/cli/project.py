@@ -217,8 +217,10 @@ def join(
     from vfl.federation.project import LabelFolder
 
     folder = joining.folder_of(folder)
-    file = folder / "party.toml"
-    party, leads = read_party_file(file), (folder / "app").is_dir()
+    file, leads = folder / "party.toml", (folder / "app").is_dir()
+    if not leads:
+        joining.require_no_way_out(folder)
+    party = read_party_file(file)
     facts: dict[str, Any] = {"party": party.party, "file": str(file)}
     if party.role == "data" or table is not None:
         report = joining.merge_table(folder, table, ids, label, query)

@@ -58,6 +58,23 @@ def folder_of(path: Path) -> Path:
     )
 
 
+def require_no_way_out(folder: Path) -> None:
+    """Refuse a folder in which a link leads to something of this machine outside of it.
+
+    Raises:
+        ConfigError: with the link; what it leads to was not opened.
+    """
+    whole = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(whole):
+            raise ConfigError(
+                "a link in the folder that was received leads outside of it",
+                where=str(path),
+                want="files of the folder alone: nothing of yours is read or written elsewhere",
+                fix="remove the link; a table elsewhere is named with --table",
+            )
+
+
 def merge_table(
     folder: Path, source: str | None, id_column: str | None, label: str | None, query: str | None
 ) -> TableReport:
