@@ -97,6 +97,38 @@ def test_whoever_was_lost_is_named_until_another_does_not_come_in_time():
     assert service.missing == "bank"
 
 
+def test_a_party_that_comes_back_with_the_tables_of_a_new_month(trained, monkeypatch):
+    """Its session reads them, and the label party's then does too; nobody starts the service."""
+    dying, real = threading.Event(), ServedParty.answer
+
+    def answer(self):
+        if dying.is_set() and self._feature.name == "shop":
+            dying.clear()
+            raise SystemExit
+        return real(self)
+
+    monkeypatch.setattr(ServedParty, "answer", answer)
+    expected, seen = predicted(trained.run), []
+    with start(trained, 5.0) as client:
+        assert same(answer_of(client, IDS[0]), expected[IDS[0]])
+        for name in (*PARTIES, "lender"):
+            table = trained.folder / name / "data.csv"
+            head, first, *others = table.read_text().splitlines(keepends=True)
+            assert first.startswith(IDS[0])
+            table.write_text("".join([head, *others]))
+        dying.set()
+        client.predict(IDS[1])
+        while (status := (found := client.predict(IDS[2]))[0]) != 200:
+            seen.append((status, found[1]["party"]))
+            time.sleep(0.05)
+        for each in IDS[1:5]:
+            assert same(answer_of(client, each), expected[each])
+        assert client.predict(IDS[0])[0] == 404
+    assert set(seen) <= {(503, "shop")}
+    notes = (trained.run / "notes.txt").read_text()
+    assert notes.count("serving goes on with the rows of the tables of today") == 1
+
+
 @pytest.mark.parametrize("disk", ["shop"], indirect=True)
 def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(disk, trained, monkeypatch):
     monkeypatch.setattr("vfl.session.serving._BLOCK_PASSES", 1)  # every pass is written

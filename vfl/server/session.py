@@ -19,6 +19,7 @@ from vfl.core.errors import (
     CheckpointError,
     ConfigError,
     LostPeerError,
+    MisalignedError,
     MissingPartyError,
     PeerFailedError,
     StorageError,
@@ -318,6 +319,10 @@ class LabelSession:
                 withdraw(self.party, self.terms, erased.places)
                 self._load()
                 self.say(erased.what)
+            except MisalignedError as changed:
+                if self.front is None or not self.front.lost(changed):
+                    raise
+                said = self._load_new_rows(changed, said)
             except _LOSSES as loss:
                 if self.front is not None and self.front.lost(loss):
                     said = self._goes_on(loss, said)
@@ -339,6 +344,17 @@ class LabelSession:
                 most = start - 1
                 self.say(f"{failure.what}; going back to an older checkpoint")
         raise AssertionError("the attempts have no end")
+
+    def _load_new_rows(self, changed: MisalignedError, said: str) -> str:
+        """Read the rows anew: whoever came back to a service has those of a newer alignment."""
+        what = f"{changed.what}; serving goes on with the rows of the tables of today"
+        try:
+            self._load()
+        except MisalignedError as own:  # its own table is newer than its alignment
+            what = f"{own.what}; serving goes on once vfl align has found the rows of all"
+        if what != said:
+            self.say(what)
+        return what
 
     def _goes_on(self, error: VFLError, said: str) -> str:
         """Say why a service waits, unless that was said last: a full disk fails every attempt."""

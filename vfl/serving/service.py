@@ -178,7 +178,7 @@ class Service:
         parties: the feature parties of the model that is served.
         model: what is served; answers are of no other, however a switch falls.
         missing: who is waited for; None while rows can be answered.
-        was_ready: whether rows of this model could be answered once.
+        was_ready: whether rows of this run could be answered once.
         remark_bytes: most bytes of what the model says of a row beside its outputs.
         loop: where all of this runs; set once it does.
     """
@@ -219,10 +219,15 @@ class Service:
         self._checked = 0.0
 
     def show(self, model: Served, parties: list[str], drift: Drift | None = None) -> None:
-        """Serve this model from the next session on; between two sessions."""
+        """Serve this model from the next session on; between two sessions.
+
+        Once rows could be answered it is the same run's, with other rows, and who was lost is
+        still waited for.
+        """
         self._drift = drift or Drift(None, None)
-        self.model, self.parties, self.was_ready = model, parties, False
-        self.missing = ", ".join(parties)
+        self.model, self.parties = model, parties
+        if not self.was_ready:
+            self.missing = ", ".join(parties)
 
     async def predict(
         self, model: Served, rows: list[int], inputs: Tensor | None = None, explain: bool = False

@@ -129,6 +129,15 @@ def test_however_often_it_tries_a_store_that_went_back_is_refused(tmp_path, name
     pair.meet()
 
 
+def test_a_peer_is_let_in_again_by_a_session_that_began_before_another_one(tmp_path):
+    """As where a service loses a party after a training beside it, or after a promotion."""
+    bank = Witness(tmp_path / "bank", "bank")
+    store = Witness(tmp_path / "lender", "lender")
+    served, trained = (Standing(store, "lender", run, "lender") for run in ("served", "trained"))
+    for session in (served, trained, served, served, trained):
+        bank.admit("lender", session.answer().count)  # which raises where a count went back
+
+
 def test_a_count_is_taken_once(tmp_path):
     """A copy that had no other session in the meantime announces the very count of the store."""
     lender = Witness(tmp_path, "lender")

@@ -269,8 +269,13 @@ class Standing:
         self._witness.require(known, f"party '{peer}'")
 
     def answer(self) -> Announcement:
-        """What this party says to a peer that comes; from the block that is reserved, if any."""
-        if self._base + self._sent + 1 >= self._reserved:
+        """What this party says to a peer that comes.
+
+        It is taken from this session's block, so that a full disk keeps nobody away, unless another
+        session of the store has announced more since.
+        """
+        last = self._witness.read().count == self._reserved
+        if not last or self._base + self._sent + 1 >= self._reserved:
             return self.announce()
         self._base += 1
         count = self._base + self._sent
