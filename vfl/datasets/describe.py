@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,7 @@ from vfl.datasets.table import (
     spaced,
 )
 
+Cells = TypeVar("Cells", pd.Series, np.ndarray)
 Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "constant", "other"]
 
 SAMPLE_ROWS = 100_000  # in which columns are compared with the label
@@ -500,7 +501,7 @@ def _truth(
         )
     draw = np.random.default_rng(0)
     taken = np.sort(draw.choice(rows, min(rows, SAMPLE_ROWS), replace=False, shuffle=False))
-    cells = _cells(table, label, taken, lambda block: block)
+    cells = pd.concat(_cells(table, label, taken, lambda block: block), ignore_index=True)
     fitted = draw.permutation(len(taken)) < len(taken) // 2
     if task == "regression":
         return _Truth(task, taken, fitted, cells.to_numpy(dtype=float)[:, None])
@@ -514,15 +515,16 @@ def _truth(
 
 
 def _cells(
-    table: Table, name: str, taken: np.ndarray, of: Callable[[pd.Series], pd.Series]
-) -> pd.Series:
-    """What is made of the cells at some rows, which are in ascending order."""
+    table: Table, name: str, taken: np.ndarray, of: Callable[[pd.Series], Cells]
+) -> list[Cells]:
+    """What is made of the cells at some rows, which are in ascending order, block by block."""
     found, start = [], 0
     for block in column_blocks(table, name):
         low, high = np.searchsorted(taken, (start, start + len(block)))
-        found.append(of(block.iloc[taken[low:high] - start]))
+        whole = high - low == len(block)
+        found.append(of(block if whole else block.iloc[taken[low:high] - start]))
         start += len(block)
-    return pd.concat(found, ignore_index=True)
+    return found
 
 
 def _report(
@@ -683,18 +685,21 @@ def _alone(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, float]:
     """
     kind, fitted = fact.kind, truth.fitted
 
-    def of(block: pd.Series) -> pd.Series:
+    def of(block: pd.Series) -> np.ndarray:
         if kind == "date":
-            return pd.Series(as_days(block, fact.dates))
+            return as_days(block, fact.dates)
         if kind in ("number", "boolean"):
-            return pd.Series(block.to_numpy(dtype=float, na_value=np.nan))
-        return pd.Series(as_texts(block))
+            return block.to_numpy(dtype=float, na_value=np.nan)
+        return as_texts(block)
 
-    cells = _cells(table, fact.name, truth.rows, of)
+    cells = np.concatenate(_cells(table, fact.name, truth.rows, of))
     codes = pd.factorize(cells)[0]
-    if kind != "text" and codes.max(initial=0) >= _BINS and cells[fitted].notna().any():
-        edges = np.unique(np.nanquantile(cells[fitted], np.linspace(0, 1, _BINS + 1)[1:-1]))
-        codes = np.where(cells.isna(), -1, np.searchsorted(edges, cells.to_numpy(dtype=float)))
+    if kind != "text" and codes.max(initial=0) >= _BINS:
+        missing = np.isnan(cells)
+        known = cells[fitted & ~missing]
+        if len(known):
+            edges = np.unique(np.quantile(known, np.linspace(0, 1, _BINS + 1)[1:-1]))
+            codes = np.where(missing, -1, np.searchsorted(edges, cells))
     codes = codes + 1  # a missing cell is a bin of its own
     bins, mean = codes.max(initial=0) + 1, truth.values[fitted].mean(0)
     counts = np.bincount(codes[fitted], minlength=bins)
@@ -720,7 +725,8 @@ def _auc(scores: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
     ones, zeros = int(positive.sum()), int((~positive).sum())
     if not ones or not zeros:
         return 0.5, 0.5
-    ranks = pd.Series(scores).rank().to_numpy()
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # the mean rank of equal scores
     area = (ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros)
     first, second = area / (2 - area), 2 * area**2 / (1 + area)
     spread = area * (1 - area) + (ones - 1) * (first - area**2) + (zeros - 1) * (second - area**2)
