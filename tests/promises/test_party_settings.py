@@ -26,7 +26,7 @@ from vfl.session.consent import check_explained, check_middles_consent, check_ta
 from vfl.session.exchange import Own
 from vfl.session.ranks.machines import RanksKey
 from vfl.session.ranks.processes import device_of
-from vfl.session.serving import Requests
+from vfl.session.serving import Requests, RowRate
 from vfl.session.store.identity import Identity, keys_of
 from vfl.session.store.party_folder import own_data, own_folder, own_ledger
 from vfl.session.store.session_ledger import Meter
@@ -125,7 +125,8 @@ def asked(party):
 
 def served(party):
     """How requests for rows are answered, three times the same ones and once many."""
-    requests = Requests(np.arange(3000), party.consent, Meter(), clock=lambda: 0.0)
+    rate = RowRate(party.consent.max_rows_per_second, clock=lambda: 0.0)
+    requests = Requests(np.arange(3000), party.consent, Meter(), rate)
     rows = [np.arange(3), np.arange(3), *np.split(np.arange(3000), 3)]
     frames = [Frame(Kind.ASK, 0, one.astype("<u4").tobytes()) for one in rows]
     return [str(type(requests.admit(one))) for one in frames]

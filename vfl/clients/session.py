@@ -56,7 +56,7 @@ from vfl.session.ranks.machines import further_ranks
 from vfl.session.ranks.processes import FurtherRanks, Order, device_of
 from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
 from vfl.session.secure_mode import FeatureRound, HelperRound, Layers
-from vfl.session.serving import Requests, require_servable
+from vfl.session.serving import Requests, own_rate, require_servable
 from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
     earlier_folder,
@@ -260,7 +260,7 @@ class _PartySession:
         weights = self._weights()
         middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
         if terms.mode == "serve":
-            requests = Requests(split.test, self.party.consent, meter)
+            requests = Requests(split.test, self.party.consent, meter, own_rate(self.party))
             ServedMiddle(middle, requests).run(self.say)
             return self._conclude(middle.weights_digest(), links.direct)
         meter.most = most_of_an_epoch(terms, split, limits_of_links(terms, self.name, split))
@@ -414,7 +414,7 @@ class _PartySession:
         if self.mode.needs_keys:
             self._agree_on_keys(feature.end)
         if terms.mode == "serve":
-            requests = Requests(data.asked, self.party.consent, meter)
+            requests = Requests(data.asked, self.party.consent, meter, own_rate(self.party))
             drift = self.folder.drift()
             try:
                 askers = 1 + len(terms.serving)
@@ -488,7 +488,8 @@ class _PartySession:
         if self.terms.mode == "serve":
             assert split is not None, "who has no rows does not answer"
             whole.get_ready()
-            requests, drift = Requests(split.test, consent, meter), folder.drift()
+            drift = folder.drift()
+            requests = Requests(split.test, consent, meter, own_rate(self.party))
             try:
                 ServedParty(whole, requests, drift).run(self.say)
             finally:

@@ -147,7 +147,8 @@ class Consent(Settings):
             of them, what each of their own columns adds to the answer of a row; see `--explain`.
         missing_rows: what may become of rows that some party lacks; with "token" the label party
             learns which of its rows this party has, those that others lack among them.
-        max_rows_per_second: that may be asked while serving; more is refused for the moment.
+        max_rows_per_second: that may be asked in all sessions that serve; more is refused for the
+            moment.
         max_queries: how often any one row may be asked in one session that serves; None sets no
             limit.
         max_epsilon: of one row's inputs, under all names of runs together; a session without an

@@ -14,16 +14,21 @@ it is a label party to them, and to the label party the only one that answers, a
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
+import struct
 import time
 from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 
-from vfl.config import Consent
+from vfl.config import Consent, PartyFile
 from vfl.core.errors import ConfigError, ConsentError, ExposedCutError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
+from vfl.core.storage import PRIVATE_FILE, writing
 from vfl.session import secure_mode
 from vfl.session.relay import Carried
 from vfl.session.schedule import QUERY_ROWS, ROW_BYTES
@@ -32,6 +37,8 @@ from vfl.session.terms import Terms
 from vfl.transport import ObservedPoll
 
 _ROW = np.dtype(f"<u{ROW_BYTES}")
+#: Of a `RowRate` on disk: rows that may be taken, and when that was.
+_BUCKET = struct.Struct("<dd")
 #: Rows, passes and bytes that are written to the ledger of sessions before they are sent.
 _BLOCK_ROWS, _BLOCK_PASSES = 1 << 16, 1 << 10
 
@@ -160,6 +167,57 @@ def refusals(
     return refused
 
 
+class RowRate:
+    """Rows that a party answers a second, in all of its sessions that serve: a token bucket.
+
+    Args:
+        most: rows a second; as many may come at once, and at least those of one request.
+        file: where all processes of the party count; None counts here alone.
+        clock: seconds that only grow, the same in every process.
+
+    >>> rate = RowRate(2000.0, clock=iter([0.0, 0.0, 0.0, 0.5]).__next__)
+    >>> rate.take(1500), rate.take(1500), rate.take(1500)
+    (True, False, True)
+    """
+
+    def __init__(
+        self, most: float, file: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._burst, self._clock = most, float(max(most, QUERY_ROWS)), clock
+        self._file, self._own = file, (self._burst, clock())
+
+    def take(self, rows: int) -> bool:
+        """Whether so many rows may be answered now; they are counted if they may."""
+        if self._file is None:
+            self._own, taken = self._after(self._own, rows)
+            return taken
+        with writing(self._file):
+            handle = os.open(self._file, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                kept = os.pread(handle, _BUCKET.size, 0)
+                state = _BUCKET.unpack(kept) if len(kept) == _BUCKET.size else self._own
+                state, taken = self._after(state, rows)
+                os.pwrite(handle, _BUCKET.pack(*state), 0)
+            finally:
+                os.close(handle)  # which lets go of the lock
+        return taken
+
+    def _after(self, state: tuple[float, float], rows: int) -> tuple[tuple[float, float], bool]:
+        """Rows that are left, and when, after some are taken; a clock began anew at a reboot."""
+        left, at = state
+        now = self._clock()
+        refilled = left + max(0.0, now - at) * self._most
+        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # also of NaN
+        taken = left >= rows
+        return (left - rows if taken else left, now), taken
+
+
+def own_rate(party: PartyFile) -> RowRate:
+    """The rate of a party by its own file, which all of its processes share."""
+    return RowRate(party.consent.max_rows_per_second, party.store_path / "row-rate")
+
+
 class Requests:
     """What a feature party is asked for while it serves, counted and held against its file.
 
@@ -167,7 +225,7 @@ class Requests:
         allowed: positions that may be asked, ascending.
         consent: the party's own limits.
         meter: of the session; what is sent is in the ledger of sessions before it is sent.
-        clock: seconds that only grow.
+        rate: of rows, which all sessions of the party share.
 
     Attributes:
         rows, different, most: rows answered, how many different ones, and how often the one
@@ -180,15 +238,14 @@ class Requests:
         allowed: np.ndarray,
         consent: Consent,
         meter: Meter,
-        clock: Callable[[], float] = time.monotonic,
+        rate: RowRate | None = None,
     ) -> None:
         self.refused = dict.fromkeys(Refused, 0)
         self.rows = self.different = self.most = 0
-        self._consent, self._meter, self._clock = consent, meter, clock
+        self._consent, self._meter = consent, meter
+        self._rate = rate or RowRate(consent.max_rows_per_second)
         self._counts = np.full(int(allowed.max(initial=-1)) + 1, -1, dtype=np.int64)
         self._counts[allowed] = 0
-        self._burst = max(consent.max_rows_per_second, QUERY_ROWS)
-        self._tokens, self._filled_at = float(self._burst), clock()
         self._written_rows = self._written_passes = 0
 
     def admit(self, frame: Frame) -> np.ndarray | Refused | None:
@@ -206,7 +263,6 @@ class Requests:
             self.refused[refusal] += 1
             return refusal
         self._counts[rows] = counts + 1
-        self._tokens -= len(rows)
         self.rows += len(rows)
         self.different += len(rows) - int(np.count_nonzero(counts))
         self.most = max(self.most, passes)
@@ -238,16 +294,13 @@ class Requests:
         )
 
     def _refusal(self, rows: int, passes: int) -> Refused | None:
-        now, rate = self._clock(), self._consent.max_rows_per_second
-        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * rate)
-        self._filled_at = now
-        if self._tokens < rows:
-            return Refused.BUSY
         limit = self._consent.max_queries
         if limit is not None and passes > limit:
             return Refused.OFTEN
         if sum(self._meter.bytes.values()) > self._consent.max_bytes:
             return Refused.SPENT
+        if not self._rate.take(rows):
+            return Refused.BUSY
         return None if self._written(rows, max(passes, self.most)) else Refused.SPENT
 
     def _written(self, rows: int, passes: int) -> bool:
