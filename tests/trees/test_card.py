@@ -5,6 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp
+from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import roc_auc_score
 
@@ -60,6 +61,38 @@ def test_bins_are_the_best_of_all(seed, how):
     assert value_of(counts, groups) == pytest.approx(want)
     assert (np.diff(groups[:-1]) >= 0).all()
     assert groups[-1] == groups[:-1].max() + 1, "missing cells have a bin of their own"
+
+
+#: Ends of bins and information values by optbinning 1.0.0, of columns of scikit-learn's breast
+#: cancer, malignant as event: OptimalBinning(dtype="numerical", solver="cp", divergence="iv",
+#: user_splits=the edges below, max_n_bins=5, min_bin_size=0.05, monotonic_trend="auto_asc_desc" or
+#: None), by the column and whether its rate is monotone. optbinning makes no bin without an event;
+#: in these columns no best merge has one.
+OPTBINNING = {
+    (1, True): ([13.846666666666666, 16.17, 18.09, 19.786666666666665], 1.1704305663052734),
+    (9, False): ([0.055, 0.0565, 0.060566666666666664, 0.07303333333333333], 0.19404399729401464),
+    (9, True): ([0.055, 0.0565], 0.11966321240262426),
+    (20, False): ([13.01, 14.97, 16.80333333333333, 18.79], 6.6744363089728385),
+    (24, True): (
+        [0.1097, 0.13673333333333332, 0.146, 0.16406666666666667],
+        0.9431170046180619,
+    ),
+}
+
+
+@pytest.mark.parametrize(("column", "monotone"), OPTBINNING)
+def test_bins_and_information_values_are_those_of_optbinning(column, monotone):
+    table, benign = load_breast_cancer(return_X_y=True)
+    cells, bad = table[:, column].round(4), 1 - benign
+    edges = np.unique(np.quantile(cells, np.linspace(0, 1, 13)[1:-1]))
+    counts = np.zeros((len(edges) + 2, 2), np.int64)
+    np.add.at(counts, (np.searchsorted(edges, cells, side="right"), bad), 1)
+    how = "auto" if monotone else "none"
+    groups = merged(counts, most=5, least_rows=int(np.ceil(0.05 * len(cells))), monotone=how)
+    splits, value = OPTBINNING[column, monotone]
+    assert edges[np.flatnonzero(np.diff(groups[:-1]))].tolist() == pytest.approx(splits)
+    _, values = evidence(grouped(counts, groups)[:-1], counts.sum(axis=0))
+    assert values.sum() == pytest.approx(value, rel=1e-9)
 
 
 def test_categories_of_like_rates_share_a_bin():

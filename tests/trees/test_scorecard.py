@@ -318,7 +318,8 @@ def test_the_tutorial_goes_from_two_tables_to_a_served_model_and_a_card(
     serving = Serving(run, lambda: serve(run, settings()))
     try:
         serving.client.wait_ready()
-        status, told = serving.client.predict(tested[0])
+        (body,) = re.findall(r"-d '(.*?)' http", page)
+        status, told = serving.client.ask("/predict", json.loads(body))
         assert status == 200, told
     finally:
         serving.stop()

@@ -66,6 +66,10 @@ def test_one_process_grows_the_trees_of_a_federation(session, capsys):
     assert alone["weights_sha256"] == together["weights_sha256"]
     assert alone["test_auc"] == together["test_auc"]
     evaluate(RunFolder.open(session.folder / "alone"))
+    page = build_report(session.folder / "alone").read_text()
+    assert "Importance" in page
+    assert "dense float32" not in page, "nobody sends a cut"
+    assert all(name in page.partition("Importance")[2] for name in ("income", "city", "age"))
     told = importance_of(session.folder / "alone")["columns"]
     assert [one["name"] for one in told] == ["income", "city", "age"], "most gain first"
     print_importance(session.folder / "alone")

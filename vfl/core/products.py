@@ -48,7 +48,8 @@ class Product:
         cases: name of a secure mode -> path of the `vfl.experiments.scenarios.Cases` that says what
             attackers of its runs hold.
         takes_missing_rows: names of secure modes whose sessions take rows that some party lacks.
-        sections: entry of a run's summary -> path of what shows it as a section of the run's page.
+        sections: entry of a run's summary, or of its last evaluation -> path of what shows it as a
+            section of the run's page, from the entry and the run's folder.
         listeners: file in the folder of a party that listens -> the commands that do. `vfl renew`
             renews the certificate of such a folder.
     """

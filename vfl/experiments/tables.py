@@ -128,6 +128,15 @@ def number_text(value: float | None) -> str:
     return NOT_MEASURED if value is None else three_digits(value)
 
 
+def p_value_text(value: float | None) -> str:
+    """A p-value, of which very small ones are a bound.
+
+    >>> p_value_text(4.9e-203), p_value_text(0.0315)
+    ('< 0.001', '0.0315')
+    """
+    return "< 0.001" if value is not None and value < 0.001 else number_text(value)
+
+
 def percent_text(fraction: float | None) -> str:
     """A fraction as percent.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def importance(run: Run, json: Json = False) -> None:
     heads = [name for name in _FIGURES if name in table["columns"][0]]
     print(f"{'':<32}" + "".join(f"{name:>13}" for name in heads))
     for one in [*table["parties"], *table["columns"]]:
-        whose = one["party"] if "column" not in one else f"{one['party']}: {_called(one)}"
+        whose = one["party"] if "column" not in one else f"{one['party']}: {column_name(one)}"
         told = (f"{one[name]:>13}" if name == "splits" else f"{one[name]:>13.4f}" for name in heads)
         print(f"{whose:<32}" + "".join(told))
 
@@ -93,5 +94,6 @@ def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, A
     ]
 
 
-def _called(one: dict[str, Any]) -> str:
+def column_name(one: Mapping[str, Any]) -> str:
+    """A column's name where it is known, else its number at its owner."""
     return str(one.get("name", f"column {one['column']}"))

@@ -1,13 +1,15 @@
-"""What the page of a run shows of a regression."""
+"""What the page of a run shows of a forest and of a regression."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vfl.experiments.loaded_run import finite
 from vfl.experiments.pages.sections import Section
-from vfl.experiments.tables import Table, number_text
+from vfl.experiments.tables import Table, number_text, p_value_text, percent_text
+from vfl.trees.command import column_name, importance_of
 
 _OF_REGRESSION = (
     "Of columns with mean 0 and standard deviation 1 in the training rows; a feature party's "
@@ -15,11 +17,47 @@ _OF_REGRESSION = (
 )
 
 
-def regression(fitted: Mapping[str, Any]) -> Section:
+_OF_IMPORTANCE = (
+    "On {rows} test rows of the last evaluation. Gain: share of the gains of all splits. "
+    "Permutation: growth of the mean loss where the answers are those of other rows. Shapley: mean "
+    "absolute part of a margin. A feature party's columns have numbers where its files are "
+    "elsewhere."
+)
+
+
+def importance(found: Mapping[str, Any], run: Path) -> Section:
+    """The section of a run's page about what a forest makes of parties and columns.
+
+    Args:
+        found: the entry "importance" of an evaluation.
+        run: the run's folder, which may know names of columns.
+    """
+    table = importance_of(run)
+    return Section(
+        title="Importance",
+        tables=[_figures(table["parties"], "Party"), _figures(table["columns"], "Party", "Column")],
+        below=_OF_IMPORTANCE.format(rows=found["rows"]),
+        roomy=True,
+    )
+
+
+def _figures(players: Sequence[Mapping[str, Any]], *words: str) -> Table:
+    """A line for each party, or for each column."""
+    rows = [
+        [one["party"], *([column_name(one)] if len(words) > 1 else [])]
+        + [f"{one['splits']:,}", percent_text(one["gain"])]
+        + [number_text(one[name]) for name in ("permutation", "shapley")]
+        for one in players
+    ]
+    return Table([*words, "Splits", "Gain", "Permutation", "Shapley"], rows, words=len(words))
+
+
+def regression(fitted: Mapping[str, Any], run: Path) -> Section:
     """The section of a run's page about its regression.
 
     Args:
         fitted: the entry "regression" of the run's summary.
+        run: the run's folder.
     """
     return Section(
         title="Regression",
@@ -35,13 +73,12 @@ def _coefficients(fitted: Mapping[str, Any]) -> Table:
     rows = []
     for one in fitted["columns"]:
         known = finite(one)
-        p_value = known.get("p_value")
         row = [
             str(one["party"]),
             str(one["column"]),
             number_text(known.get("coefficient")),
             number_text(known.get("standard_error")),
-            "< 0.001" if p_value is not None and p_value < 0.001 else number_text(p_value),
+            p_value_text(known.get("p_value")),
             number_text(known.get("lower")),
             number_text(known.get("upper")),
         ]

@@ -27,6 +27,9 @@ PRODUCT = Product(
         },
     },
     takes_missing_rows=("trees",),
-    sections={"regression": "vfl.trees.pages:regression"},
+    sections={
+        "importance": "vfl.trees.pages:importance",
+        "regression": "vfl.trees.pages:regression",
+    },
     cases={"trees": "vfl.trees.attacks.cases:TreesCases"},
 )

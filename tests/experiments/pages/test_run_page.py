@@ -104,7 +104,7 @@ DEALER = "beaver:dealer=notary"
         ({"summary": SENT | {"wire_ratio": 1.01}}, "as large as dense float32"),
         ({"summary": SENT | {"wire_ratio": 1.5}}, "1.5 times the size of dense float32"),
         ({"config": OWN}, "left held its own columns and a bottom model"),
-        ({"config": OWN}, "the labels and the top model together with columns of its own"),
+        ({"config": OWN}, "the labels, columns of its own and the top model"),
         (
             {"summary": SENT | {"secure": DEALER, "bytes_up": {"left": 1, "notary": 1}}},
             "left and right each held their own columns and shares of first layers that nobody has",

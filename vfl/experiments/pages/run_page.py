@@ -131,9 +131,10 @@ def _sections(
         yield Section(
             title="Evaluations", tables=[evaluations], below=_evaluated_rows(run), roomy=True
         )
+    last = run.evaluations[-1] if run.evaluations else {}
     for name, path in products.sections().items():
-        if (figures := run.summary.get(name)) is not None:
-            yield named(path)(figures)
+        if (figures := run.summary.get(name, last.get(name))) is not None:
+            yield named(path)(figures, run.path)
     yield Section(title="Compression and defense", pairs=_methods(run, attacked))
     if (revealed := _revealed(run.summary.get("revealed"))) is not None:
         yield Section(title="What was revealed", tables=[revealed], below=_OF_REVEALED, roomy=True)
@@ -370,7 +371,8 @@ def _sent(run: LoadedRun) -> Card:
         total = sum(sent) if sent else run.last("sent")
     seconds = run.figure("seconds")
     time = "" if seconds is None else f"in {seconds_text(seconds)}"
-    size = "" if total is None else _size_note(run.figure("wire_ratio"))
+    cuts = total is not None and not run.summary.get("keeps")  # other models send none
+    size = _size_note(run.figure("wire_ratio")) if cuts else ""
     return Card("On the wire", bytes_text(total), ", ".join(filter(None, (size, time))))
 
 
@@ -388,7 +390,7 @@ def _size_note(wire_ratio: float | None) -> str:
 def _who_held_what(run: LoadedRun) -> str:
     features = tuple(party for party in run.parties if party != run.label_party)
     owner = run.label_party or "the label party"
-    own = " together with columns of its own" if run.label_party in run.parties else ""
+    own = ", columns of its own" if run.label_party in run.parties else ""
     model, models = "a bottom model", "their bottom models"
     mode = run.word("secure").partition(":")[0]
     keeps = run.summary.get("keeps")
@@ -405,7 +407,7 @@ def _who_held_what(run: LoadedRun) -> str:
     top = f" and {keeps[1]}" if keeps else "" if mode == "permuted" else " and the top model"
     if middle := run.config.get("middle", {}).get("party"):
         top = f" and the head, {middle} the model in the middle and no data"
-    labels = f"{owner} held the labels{top}{own}"
+    labels = f"{owner} held the labels{own}{top}"
     if run.tasks:
         labels = f"{list_text((owner, *run.tasks))} each held labels and a top model of their own"
     return f"{holders}; {labels}. {_MODES.get(run.head['mode'], '')}".strip()

@@ -181,7 +181,8 @@ class PartyFolder:
         head = ["id", *(f"shapley_{name}{output}" for name in columns for output in outputs)]
         rows = data.split.test
         ids = rows if data.ids is None else data.ids[rows]
-        cells = zip(ids.tolist(), values.reshape(len(rows), -1).tolist(), strict=True)
+        digits = np.char.mod("%.7g", values.reshape(len(rows), -1)).tolist()
+        cells = zip(ids.tolist(), digits, strict=True)
         table = (dict(zip(head, [name, *own], strict=True)) for name, own in cells)
         write_text(self.path / EXPLANATIONS, csv_text(head, table))
 

@@ -17,7 +17,14 @@ from vfl.experiments.glance import Glance
 from vfl.experiments.pages.build import ENVIRONMENT
 from vfl.experiments.pages.charts import Drawing, Series, line_drawing
 from vfl.experiments.pages.sections import Content, Section
-from vfl.experiments.tables import Table, date_text, list_text, percent_text, three_digits
+from vfl.experiments.tables import (
+    Table,
+    date_text,
+    list_text,
+    p_value_text,
+    percent_text,
+    three_digits,
+)
 from vfl.session.label.scored import Scored
 from vfl.trees.scorecard.card import PARTS, CardColumn
 from vfl.trees.scorecard.loaded import Line, LoadedCard
@@ -225,8 +232,12 @@ def regression_table(loaded: LoadedCard) -> Table:
     for place, line in enumerate(loaded.lines):
         column = line.column
         if column.on_card:
-            numbers = (column.coefficient, column.error, column.p_value)
-            shown = [three_digits(one) if math.isfinite(one) else "" for one in numbers]
+            texts = zip(
+                (column.coefficient, column.error, column.p_value),
+                (three_digits, three_digits, p_value_text),
+                strict=True,
+            )
+            shown = [text(one) if math.isfinite(one) else "" for one, text in texts]
             found.append([line.party, line.name, *shown, f"{inflation[place]:.2f}"])
     head = ["party", "column", "coefficient", "standard error", "p-value", "variance inflation"]
     return Table(head, found, words=2)
