@@ -1,5 +1,7 @@
 """What goes wrong, its exit code, and that no message holds a cell, an id or a Python traceback."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -73,6 +75,23 @@ def test_a_partys_own_mistake_names_its_own_file_and_line(vfl, tmp_path, table):
 def test_a_project_is_checked_before_it_is_submitted(vfl, bank_project, monkeypatch, setting):
     monkeypatch.setattr(federated, "run_session", lambda *arguments, **options: 1 / 0)
     mistake(vfl("train", "project", "-s", setting))
+
+
+@pytest.mark.parametrize("option", [("--device", "cuda"), ("--runs", "here"), ("--download",)])
+def test_a_projects_parties_decide_what_an_experiment_file_is_told(vfl, bank_project, option):
+    done = vfl("train", "project", *option)
+    assert done.code == 2
+    assert f"{option[0]}: each party's own file says this" in done.err
+
+
+def test_only_a_project_is_simulated_and_only_with_every_folder(vfl, bank_project, breast_cancer):
+    done = vfl("train", breast_cancer, "--engine", "simulation")
+    assert done.code == 2
+    assert "--engine: only a project has an engine" in done.err
+    shutil.rmtree(bank_project / "bank")
+    told = mistake(vfl("train", "project", "--engine", "simulation"))
+    assert "the file of one is not here" in told
+    assert f"  where {bank_project / 'bank' / 'party.toml'}\n" in told
 
 
 @pytest.mark.parametrize("command", ["check", "train"])

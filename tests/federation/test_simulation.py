@@ -8,7 +8,6 @@ from importlib.util import find_spec
 import pytest
 
 from vfl.core.storage import read_json
-from vfl.federation import deployment
 from vfl.training import demo, federated
 
 # Looked for and not imported: every worker that collects tests would take three seconds for it.
@@ -20,25 +19,11 @@ pytestmark = [
 SETTINGS = ["train.epochs=2", "label.class_weight=balanced"]
 
 
-def simulated(folder, label):
-    """A training in Flower's simulation; its run folder."""
-    superlink = deployment.start_superlink(label, simulation=True)
-    try:
-        return federated.run_session(
-            label,
-            "train",
-            "simulated",
-            extra={"label-file": str(label.party_file), "party-files": str(folder)},
-            federation="num-supernodes=2 client-resources-num-cpus=1",
-        )
-    finally:
-        superlink.stop()
-
-
 def test_a_simulation_gives_the_weights_of_one_process(tmp_path):
     folder = tmp_path / "project"
     label = demo.write_demo(folder, [*SETTINGS, "codec=randtopk:k=8,alpha=0.2"])
-    path = simulated(folder, label)
+    with federated.simulation(label):
+        path = federated.run_session(label, "train", "simulated", simulated=True)
     alone = demo.run_in_process(folder, label, lambda record: None)
     found, same = (read_json(run / "summary.json") for run in (path, alone))
     assert found["weights_sha256"] == same["weights_sha256"]

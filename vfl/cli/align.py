@@ -113,7 +113,9 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
     print(f"{'sent':<16} {size(sum(found.payload_bytes.values()))}, in all")
 
 
-def align_on_the_federation(label: LabelFolder, settings: list[str]) -> dict[str, Any]:
+def align_on_the_federation(
+    label: LabelFolder, settings: list[str], simulated: bool = False
+) -> dict[str, Any]:
     """Align with the parties of a project; what came out."""
     from vfl.config.run_folder import new_run_name
     from vfl.core.storage import read_json
@@ -123,7 +125,13 @@ def align_on_the_federation(label: LabelFolder, settings: list[str]) -> dict[str
     say(f"submitting alignment {name}")
     tell = progress_line.show
     run = federated.run_session(
-        label, "align", name, overrides=settings, on_note=say, on_progress=tell
+        label,
+        "align",
+        name,
+        overrides=settings,
+        on_note=say,
+        on_progress=tell,
+        simulated=simulated,
     )
     progress_line.end()
     facts: dict[str, Any] = read_json(run / federated.OUTCOMES["align"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from vfl.config.run_folder import RunFolder
 
 
+#: Options that mean something for an experiment file alone, and for a project alone.
+_OF_A_FILE, _OF_A_PROJECT = ("runs", "download", "device"), ("engine",)
 Explain = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,6 +54,7 @@ Explain = Annotated[
 
 
 def train(
+    context: typer.Context,
     path: Annotated[
         Path,
         typer.Argument(
@@ -73,28 +77,41 @@ def train(
     ] = None,
     download: Download = False,
     device: Device = "cpu",
+    engine: Annotated[
+        Literal["deployment", "simulation"],
+        typer.Option(help="Of a project: its SuperNodes, or Flower's simulation of all of them."),
+    ] = "deployment",
     write: Write = None,
     json: Json = False,
 ) -> None:
     """Train an experiment.
 
     An experiment file trains with every party in this process. A project, the folder that
-    `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected. A run that
-    was interrupted goes on from its last checkpoint with `--resume RUN`, as it was started. With
-    `--from RUN` every party begins with its own weights of a run that ended well, and encodes its
-    table as that run did.
+    `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected. With
+    `--engine simulation` none needs to run: Flower simulates the parties of a project whose folders
+    all lie on this machine. A run that was interrupted goes on from its last checkpoint with
+    `--resume RUN`, as it was started. With `--from RUN` every party begins with its own weights of
+    a run that ended well, and encodes its table as that run did.
     """
     if resume and (settings or start):
         raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set, --from")
     if start is not None:
         settings = [*(settings or []), _beginning(path, start, runs)]
+    project = path.is_dir()
+    for option in _OF_A_FILE if project else _OF_A_PROJECT:
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                "each party's own file says this" if project else "only a project has an engine",
+                param_hint=f"--{option}",
+            )
     if write:
         from vfl.training.writers import WRITERS
 
         for spec in write:
             WRITERS.make(spec).check()  # now, and not after hours of training
-    if path.is_dir():
-        folder = on_the_federation(path, settings or [], resume)
+    if project:
+        folder = on_the_federation(path, settings or [], resume, simulated=engine == "simulation")
         _compare_with_label_party(folder)
         write_elsewhere(folder, write)
         show_training(folder, json)
@@ -442,7 +459,9 @@ def report(
         typer.launch(str(page))
 
 
-def on_the_federation(project: Path, settings: list[str], resume: Path | None = None) -> Path:
+def on_the_federation(
+    project: Path, settings: list[str], resume: Path | None = None, simulated: bool = False
+) -> Path:
     """Train with the parties of a project; the run's folder."""
     label, experiment = project_of(project, settings)
     from vfl.config import read_party_file
@@ -451,29 +470,32 @@ def on_the_federation(project: Path, settings: list[str], resume: Path | None = 
     from vfl.training import federated
     from vfl.training.status import needs_alignment
 
-    if not resume:
-        party = read_party_file(label.party_file)
-        check_public(experiment, label.locations(settings), party)
-        if needs_alignment(experiment, party):
-            say("no alignment yet: finding the rows that all parties have")
-            align_on_the_federation(label, settings)
-    name = resume.resolve().name if resume else new_run_name(experiment.name)
-    say(f"{'resuming' if resume else 'submitting'} run {name}")
-    try:
-        return federated.run_session(
-            label,
-            "train",
-            name,
-            overrides=settings,
-            on_epoch=say_epoch,
-            on_note=say,
-            on_progress=progress_line.show,
-            extra={"resume": resume is not None},
-        )
-    except KeyboardInterrupt:
-        folder = read_party_file(label.party_file).run_path(name)
-        say(f"only this command ended: the SuperLink goes on with the run, in {folder}")
-        raise
+    with federated.simulation(label) if simulated else nullcontext():
+        if not resume:
+            party = read_party_file(label.party_file)
+            check_public(experiment, label.locations(settings), party)
+            if needs_alignment(experiment, party):
+                say("no alignment yet: finding the rows that all parties have")
+                align_on_the_federation(label, settings, simulated)
+        name = resume.resolve().name if resume else new_run_name(experiment.name)
+        say(f"{'resuming' if resume else 'submitting'} run {name}")
+        try:
+            return federated.run_session(
+                label,
+                "train",
+                name,
+                overrides=settings,
+                on_epoch=say_epoch,
+                on_note=say,
+                on_progress=progress_line.show,
+                resume=resume is not None,
+                simulated=simulated,
+            )
+        except KeyboardInterrupt:
+            folder = read_party_file(label.party_file).run_path(name)
+            if not simulated:
+                say(f"only this command ended: the SuperLink goes on with the run, in {folder}")
+            raise
 
 
 def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:

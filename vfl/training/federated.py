@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from itertools import takewhile
 from pathlib import Path
@@ -13,12 +14,19 @@ from typing import Any
 
 from vfl.config import read_party_file
 from vfl.config.run_folder import PROGRESS, locked_for, next_evaluation
-from vfl.core.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
+from vfl.core.errors import (
+    LostPeerError,
+    MissingDataError,
+    PeerError,
+    RunFolderError,
+    VFLError,
+    read_record,
+)
 from vfl.core.products import modes
 from vfl.core.storage import locked, read_json, write_text
 from vfl.core.text import printable, printable_lines
 from vfl.federation import deployment
-from vfl.federation.project import LabelFolder
+from vfl.federation.project import LabelFolder, node_parties
 from vfl.session.progress import ProgressReport, Tell
 
 _TICK_S = 0.1
@@ -47,6 +55,48 @@ def label_folder_of(run: Path) -> LabelFolder:
     return LabelFolder.find(run)
 
 
+@contextmanager
+def simulation(folder: LabelFolder) -> Iterator[None]:
+    """A SuperLink of Flower's simulation engine, which plays all parties of a project itself.
+
+    Args:
+        folder: the label party's. The other parties' folders lie beside it.
+
+    Raises:
+        MissingDataError: the folder of a party is not there.
+        LostPeerError: the SuperLink did not start.
+        MissingPackageError: Ray, Flower's engine, is not installed.
+    """
+    _folder_of_all(folder)
+    superlink = deployment.start_superlink(folder, simulation=True)
+    try:
+        yield
+    finally:
+        superlink.stop()
+
+
+def _folder_of_all(folder: LabelFolder) -> Path:
+    """Where the folders of all parties lie."""
+    beside = folder.path.resolve().parent
+    files = [beside / name / "party.toml" for name in node_parties(folder.experiment())]
+    if missing := [file for file in files if not file.exists()]:
+        raise MissingDataError(
+            "a simulation plays every party, and the file of one is not here",
+            where=str(missing[0]),
+            want="the folders of all parties beside the label party's",
+            fix="train over the network: vfl up at each party, then vfl train without --engine",
+        )
+    return beside
+
+
+def _a_node_each(count: int) -> str:
+    """Flower's configuration of a simulation in which all nodes are there at once.
+
+    Ray lets a node wait where those before it take all CPUs, so it is told of one CPU a node.
+    """
+    return f"num-supernodes={count} init-args-num-cpus={count} client-resources-num-cpus=1"
+
+
 def run_session(
     folder: LabelFolder,
     mode: str,
@@ -56,8 +106,8 @@ def run_session(
     on_epoch: Callable[[Mapping[str, Any]], None] = lambda record: None,
     on_note: Callable[[str], None] = lambda line: None,
     on_progress: Tell = lambda report: None,
-    extra: Mapping[str, str | bool] | None = None,
-    federation: str = "",
+    resume: bool = False,
+    simulated: bool = False,
 ) -> Path:
     """Submit one session and wait for its end.
 
@@ -69,8 +119,8 @@ def run_session(
         on_epoch: called with each epoch's record as it comes.
         on_note: called with one line about who came, who went away, and what is done about it.
         on_progress: told how far the session is, about once a second.
-        extra: more of Flower's run configuration (a simulation's party files).
-        federation: Flower's federation configuration, for a simulation.
+        resume: whether the run goes on from its last checkpoint.
+        simulated: whether the SuperLink is that of `simulation`.
 
     Returns:
         The run's folder.
@@ -93,9 +143,14 @@ def run_session(
         _FollowedProgress(path / PROGRESS, on_progress),
         _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(_record(line, path))),
     ]
-    if not federation:
+    config: dict[str, str | bool] = {"resume": resume}
+    federation = ""
+    if simulated:
+        config |= {"label-file": str(folder.party_file), "party-files": str(_folder_of_all(folder))}
+        federation = _a_node_each(len(node_parties(folder.experiment())))
+    else:
         deployment.wait_for_superlink(folder, on_note)
-    run_id = deployment.submit(folder, mode, run, overrides, extra, federation)
+    run_id = deployment.submit(folder, mode, run, overrides, config, federation)
     asked = time.monotonic()
     while not (outcome.exists() or failure.exists()):
         for file in followed:
