@@ -6,6 +6,7 @@ import shlex
 import sys
 import tomllib
 import warnings
+from functools import cache
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -106,9 +107,14 @@ def commands_of(page):
     return [shlex.split(code, comments=True)[1:] for code in found]
 
 
+@cache
+def whole_command():
+    return typer.main.get_command(app)
+
+
 def command_named(words):
     """The command that some words call, and the words that are left."""
-    command = typer.main.get_command(app)
+    command = whole_command()
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         assert words[0] in command.commands, f"there is no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
