@@ -7,13 +7,14 @@ thousand, and groups of neighbouring probabilities beyond that.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from vfl.core.errors import ConfigError
-from vfl.session.label.calibration import CURVES
-from vfl.session.label.scored import Scored
+
+if TYPE_CHECKING:
+    from vfl.session.label.scored import Scored
 
 #: Shares of the rows that a threshold flags, as the table of thresholds lists them.
 FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -196,6 +197,10 @@ def calibrated(validation: Scored, probability: np.ndarray, how: str = "isotonic
         probability: to be calibrated, axes (rows,).
         how: "isotonic" or "platt".
     """
+    import torch
+
+    from vfl.session.label.calibration import CURVES
+
     curve, rows = CURVES[how](), validation.counts.ravel()
     chances = np.repeat(np.repeat(validation.values, 2), rows)
     curve.fit(chances, np.repeat(np.tile([0, 1], len(validation.values)), rows))
