@@ -141,6 +141,17 @@ def test_both_ends_of_a_link_have_the_same_surrogates(session):
         assert all(torch.equal(here[name], there[name]) for name in here)
 
 
+def test_a_trained_party_keeps_no_cut_of_any_row(session):
+    """Surrogates stand in checkpoints; `vfl forget` could not take a row out of weights."""
+    session.run()
+    for party in (*session.clients, session.label):
+        assert not [name for name in party.weights() if "codec" in name]
+        state = party.training_state()["state"]
+        assert [name for name in state if name.endswith("/values")]
+    for client in session.clients:
+        client.end.load_state_dict(client.weights())
+
+
 def module(codec="error_feedback:k=3"):
     torch.manual_seed(0)
     return SplitModule({"bank": nn.Linear(6, 8)}, nn.Linear(8, 2), {"bank": 8}, codec=codec)

@@ -21,7 +21,7 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward, require_rows_apart
 from vfl.session import EarlyStopping, Exchange, Terms, secure_mode
 from vfl.session.dp_plan import PrivacyPlan, RowsAtBranches, refuse_beside_dp
-from vfl.session.exchange import CutTerms, FeatureEnd, Own
+from vfl.session.exchange import CutTerms, FeatureEnd, Own, lasting
 from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure_mode import FeatureRound
 
@@ -206,7 +206,7 @@ class FeatureParty:
 
     def weights(self) -> dict[str, Tensor]:
         """This party's own weights; they never leave it."""
-        return {name: value.cpu() for name, value in self.end.state_dict().items()}
+        return lasting(self.end.state_dict(), {"codec": self.end.codec})
 
     def weights_digest(self) -> str:
         """SHA-256 of the weights, the only thing about them that is ever told."""

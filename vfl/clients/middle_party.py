@@ -32,6 +32,7 @@ from vfl.session.exchange import (
     LabelEnd,
     Own,
     gather,
+    lasting,
     restore,
     set_training,
 )
@@ -122,7 +123,7 @@ class MiddleParty:
         if weights is not None:
             self.load_weights(weights)
         self.checkpoints = own.checkpoints
-        self.stopping = EarlyStopping(train, self.weights, self.load_weights)
+        self.stopping = EarlyStopping(train, self._state, self.load_weights)
         self._cuts = CutAggregator(self.ends, ledger or Ledger(), self.stopping)
 
     def begin(self, exchange: Exchange) -> None:
@@ -175,7 +176,7 @@ class MiddleParty:
         """What training needs to go on exactly; gradients that parties have not taken included."""
         return {
             "end": self.end.training_state(),
-            "state": self.weights(),
+            "state": self._state(),
             "gradients": {name: end.sent_state() for name, end in self.ends.items()},
             "course": self.stopping.state(),
         }
@@ -190,6 +191,10 @@ class MiddleParty:
 
     def weights(self) -> dict[str, Tensor]:
         """The party's own weights, and the state of every codec; they never leave it."""
+        return lasting(self._state(), self._stateful())
+
+    def _state(self) -> dict[str, Tensor]:
+        """All of it, of the training as well."""
         state = gather(self.end.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 

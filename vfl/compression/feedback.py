@@ -84,7 +84,9 @@ class _Surrogates:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` gave; nothing of a finished run, whose rows are forgotten."""
+        if not state:
+            return
         self._slots = {row: slot for slot, row in enumerate(state["rows"].tolist())}
         self._table = state["values"].clone()
         steps = [int(name.split(".")[1]) for name in state if name.endswith(".rows")]

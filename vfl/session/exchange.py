@@ -255,6 +255,12 @@ def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor
     return state
 
 
+def lasting(state: Mapping[str, Tensor], owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
+    """A gathered state without what codecs keep for each row: no model needs it once trained."""
+    passing = tuple(f"{name}/" for name, one in owners.items() if getattr(one, "needs_rows", False))
+    return {name: value.cpu() for name, value in state.items() if not name.startswith(passing)}
+
+
 def restore(model: nn.Module, owners: Mapping[str, Stateful], state: Mapping[str, Tensor]) -> None:
     """Load what `gather` gave."""
     model.load_state_dict({key: value for key, value in state.items() if "/" not in key})

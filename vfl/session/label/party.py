@@ -53,6 +53,7 @@ from vfl.session.exchange import (
     drop_gradients,
     filled,
     gather,
+    lasting,
     restore,
     set_training,
 )
@@ -811,7 +812,7 @@ class LabelParty(AnyLabelParty):
             self.ends = _ends(terms, mode, defense, own, links)
             merger = models.make_merger(terms.merge).build(terms.widths)
         task = objective.make_task()
-        stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
+        stopping = EarlyStopping(terms.train, self._state, self.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
         missing = self._take_models(top, bottom, merger, own)
         self._optimizer, self._steps = None, Optimization(terms.train)
@@ -935,6 +936,10 @@ class LabelParty(AnyLabelParty):
 
     def weights(self) -> dict[str, Tensor]:
         """The label party's own weights and states; they never leave it."""
+        return lasting(self._state(), self._stateful())
+
+    def _state(self) -> dict[str, Tensor]:
+        """All of it, of the training as well."""
         state = gather(self.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 
@@ -957,7 +962,7 @@ class LabelParty(AnyLabelParty):
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on exactly: weights, optimiser, and what was counted."""
         return {
-            "state": self.weights(),
+            "state": self._state(),
             "optimizer": self._optimizer.state_dict() if self._optimizer else {},
             "progress": self.progress.state(),
             "course": self.stopping.state(),
