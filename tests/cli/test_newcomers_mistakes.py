@@ -197,6 +197,7 @@ def test_a_supernodes_port_in_use_is_named_with_its_setting(monkeypatch, tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         monkeypatch.setenv(programs.LOCAL_API_VARIABLE, str(tmp_path / "local"))
+        monkeypatch.setenv(programs.STARTER_VARIABLE, str(os.getppid()))
         monkeypatch.setattr("sys.argv", ["flower-supernode", "--port", str(port)])
         with pytest.raises(SystemExit) as ended:
             programs.supernode()

@@ -118,7 +118,7 @@ def test_answers_about_as_many_rows_are_of_one_length(local, trained_run):
         ([tensor("ids", [1], "BYTES")], {}, 422),
         ([tensor("ids", ["1"], "INT64")], {}, 422),
         ([tensor("ids", [True], "INT64")], {}, 422),
-        ([tensor("ids", [1.5], "FP64")], {}, 422),
+        ([tensor("ids", [1.5], "FP64")], {}, 404),
         ([tensor("ids", [None])], {}, 422),
         ([tensor("ids", ["1"], "STRING")], {}, 422),
         ([tensor("ids", ["absent"])], {}, 404),

@@ -5,6 +5,7 @@ import threading
 import time
 import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 from frame_targets import SPECS
@@ -46,12 +47,13 @@ def test_rows_are_those_of_the_largest_exchange(terms, data):
 def test_real_frames_fit_and_one_byte_more_is_refused(experiment, data, codec, width):
     terms, split = terms_of(experiment, codec, width), data["bank"].split
     limits, rows = frame_limits(terms, "bank", split), most_rows(terms, split)
-    ours, at = make(codec), StepContext(0, training=True, secret=Secret.of_simulation(0, "bank"))
+    places, secret = np.arange(rows[Kind.CUT]), Secret.of_simulation(0, "bank")
+    ours, at = make(codec), StepContext(0, training=True, secret=secret, rows=places)
     ours.check(width)
     shape = (rows[Kind.CUT], ours.wire_width(width))
     cut = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100
     sent = ours.encode(cut, at)
-    saved = ours.decode(sent.payload, *shape, StepContext(0, training=True)).saved
+    saved = ours.decode(sent.payload, *shape, StepContext(0, training=True, rows=places)).saved
     real = {
         (Kind.CUT, "up"): sent.payload,
         (Kind.QUERY, "up"): ours.encode(cut[: rows[Kind.QUERY]], INFERENCE).payload,

@@ -42,8 +42,7 @@ def follow(label, monkeypatch):
         monkeypatch.setattr(deployment, "submit", lambda *_: submitted(path))
         monkeypatch.setattr(deployment, "run_state", state if callable(state) else lambda *_: state)
         notes, epochs = [], []
-        extra = {"resume": resume}
-        options = {"on_note": notes.append, "on_epoch": epochs.append, "extra": extra}
+        options = {"on_note": notes.append, "on_epoch": epochs.append, "resume": resume}
         options["on_progress"] = on_progress
         try:
             return federated.run_session(label, "train", "one", **options), notes, epochs

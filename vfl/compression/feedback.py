@@ -239,7 +239,7 @@ class AQSGD(RowFeedback):
     ...     print(len(codec.encode(cut, context).payload))  # dense; then 4 bits each and a scale
     ...     codec.commit(step)
     512
-    72
+    68
     """
 
     def __init__(
