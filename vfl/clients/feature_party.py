@@ -206,7 +206,8 @@ class FeatureParty:
 
     def weights(self) -> dict[str, Tensor]:
         """This party's own weights; they never leave it."""
-        return lasting(self.end.state_dict(), {"codec": self.end.codec})
+        codecs = {"codec": self.end.codec} if isinstance(self.end, FeatureEnd) else {}
+        return lasting(self.end.state_dict(), codecs)
 
     def weights_digest(self) -> str:
         """SHA-256 of the weights, the only thing about them that is ever told."""
