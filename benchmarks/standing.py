@@ -318,7 +318,6 @@ def _round(made: Standing, outcome: Outcome, loss: Loss, away_s: float, number: 
         time.sleep(away_s)
         made.bring(loss.party)
         loss.back_at = time.monotonic()
-        loss.left = sum(Path(f"/proc/{pid}").exists() for pid in left)
     late = time.monotonic() + _PATIENCE_S
     while time.monotonic() < late and not np.isfinite(loss.answered_at):
         time.sleep(_LOOK_S)
@@ -326,6 +325,7 @@ def _round(made: Standing, outcome: Outcome, loss: Loss, away_s: float, number: 
     if not meanwhile:
         promoting.start()
     promoting.join()
+    loss.left = sum(Path(f"/proc/{pid}").exists() for pid in left)
 
 
 def bench_standing(

@@ -5,6 +5,7 @@ one's folder, and root's home, where the interpreter may lie, is hidden from it 
 """
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -94,12 +95,24 @@ class Host:
         assert done.returncode == 0, f"vfl {arguments}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
+    def json(self, *arguments):
+        """Run a vfl command that is to succeed and prints JSON on standard output; that."""
+        done = self.run(sys.executable, "-m", "vfl", *arguments)
+        assert done.returncode == 0, f"vfl {arguments}: {done.stdout}{done.stderr}"
+        return json.loads(done.stdout)
+
     def start(self, marker, *arguments, timeout_s=120):
-        """Start a vfl command and wait for what it says when it is ready."""
-        log = self.folder / f"{arguments[0]}.said"
+        """Start a vfl command, or that of an interpreter, and wait until it says it is ready.
+
+        Returns:
+            Its process, with an id of its own.
+        """
+        named = arguments[0] != sys.executable
+        line = (sys.executable, "-m", "vfl", *arguments) if named else arguments
+        log = self.folder / f"{Path(arguments[not named]).stem}.said"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                self.command(sys.executable, "-m", "vfl", *arguments),
+                self.command(*line),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -111,6 +124,16 @@ class Host:
             assert process.poll() is None, log.read_text(errors="replace")
             assert time.monotonic() < deadline, log.read_text(errors="replace")
             time.sleep(0.1)
+        return process
+
+    def write(self, name, text):
+        """Its user writes a file."""
+        path = self.folder / name
+        before = path.with_name(f".{path.name}.new")
+        before.write_text(text, encoding="utf-8")
+        before.chmod(0o600)
+        os.chown(before, self.user, self.user)
+        before.replace(path)
 
     def take(self, source, name):
         """Put a folder or a file here that its owner was given."""
