@@ -136,7 +136,7 @@ def _run_superlink(label: LabelFolder) -> None:
 
 
 def _tender(label: LabelFolder) -> Callable[[], None]:
-    """What takes new keys while the SuperLink runs, and renews its certificate."""
+    """A function that registers accepted keys and renews the certificate of a running SuperLink."""
     from vfl.core.errors import UserError
     from vfl.federation import deployment
 
