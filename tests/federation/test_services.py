@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -22,11 +24,11 @@ from vfl.core.errors import (
     PeerFailedError,
     UserError,
 )
-from vfl.core.processes import Service
+from vfl.core.processes import PIPE, Process, Service
 from vfl.federation import deployment
 from vfl.federation.bundle import check_bundle
 from vfl.federation.deployment import supernode_command
-from vfl.federation.programs import LocalApi, flower_environment
+from vfl.federation.programs import STARTER_VARIABLE, LocalApi, flower_environment
 from vfl.federation.project import ONE_MACHINE, write_project
 from vfl.transport import public_key_bytes, renew_node_key, session_certificate
 from vfl.transport.stream import listen
@@ -98,6 +100,23 @@ def test_nothing_of_flower_calls_home(tmp_path, monkeypatch):
     assert environment["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin"
     assert environment["KEPT"] == "yes"
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "1"
+
+
+def test_a_session_ends_with_the_command_that_was_killed_and_not_with_its_own_parent():
+    """Else it answers requests beside the session of the command that is started next."""
+    follows = "import time; from vfl.federation import programs; programs._end_with_starter(); "
+    follows += "print('follows', flush=True); time.sleep(60)"
+    with subprocess.Popen(["sleep", "60"]) as starter:
+        environment = os.environ | {STARTER_VARIABLE: str(starter.pid)}
+        session = Process("a session", [sys.executable, "-c", follows], environment, stdout=PIPE)
+        try:
+            assert session.receive() == "follows"
+            starter.kill()
+            # Nobody has waited for the command, so its process id is still there.
+            assert session.ends_within(5.0)
+        finally:
+            session.stop()
+    assert session.exit_code == -signal.SIGTERM
 
 
 def test_a_supernode_is_told_its_key_its_authority_and_its_own_file(project):

@@ -19,12 +19,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,7 +63,7 @@ STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
 #: Which program of Flower a service's standing worker runs; a service without it has no worker, and
 #: a worker without it is a shared one, which runs those of every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
-#: Process id of who started a service, which ends with it.
+#: Process id of the command that started a service; the service and its sessions end with it.
 STARTER_VARIABLE = "VFL_SERVICE_STARTER"
 #: Starts a standing worker.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
@@ -471,18 +472,28 @@ class SessionsAtOnce:
 
 
 def _end_with_starter() -> None:
-    """Have this service end, as after SIGTERM, once the process that started it is gone.
+    """Have this process end, as after SIGTERM, once the command that started its service is gone.
 
-    One that was killed ends nothing itself, and what it leaves would keep its ports.
+    A command that was killed ends nothing itself. A service that it leaves would keep its ports,
+    and a session would go on answering beside the one of the command that is started next.
     """
-    starter = int(os.environ[STARTER_VARIABLE])
+    if starter := os.environ.get(STARTER_VARIABLE):
+        follow = partial(_follow, int(starter))
+        threading.Thread(target=follow, name="vfl-starter", daemon=True).start()
 
-    def watch() -> None:
-        while os.getppid() == starter:
-            time.sleep(_LOOK_S)
-        os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="vfl-starter", daemon=True).start()
+def _follow(starter: int) -> None:
+    """End this process once another one, which need not be its parent, has ended."""
+    with suppress(ProcessLookupError):
+        if sys.platform == "linux":  # where a process that ended may keep its number for a while
+            ended = select.poll()
+            ended.register(os.pidfd_open(starter), select.POLLIN)
+            ended.poll()
+        else:
+            while True:
+                os.kill(starter, 0)
+                time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _start_superexec(api: LocalApi, address: str) -> None:
@@ -519,6 +530,7 @@ def superexec() -> None:
 
     The worker begins first: nothing else takes as long.
     """
+    _end_with_starter()
     api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
     if program := os.environ.get(WORKER_VARIABLE):
         shared = os.environ.get(SHARED_VARIABLE)
@@ -609,6 +621,7 @@ def control_client(state: Path) -> Any:
 
 def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
     """Go on with a program of Flower that unpacks a bundle, once its bundles are checked."""
+    _end_with_starter()
     with _printed_errors():
         module, program = runtime.load(), command.load()
         accepted = _accepted()
