@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vfl.attacks import Grant
 from vfl.attacks.active import make_adversary
@@ -253,8 +254,19 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
     label = data[experiment.label.party]
     rows = torch.from_numpy(label.split.test)[: settings.pictures]
     cuts = kind_of_cases(experiment)(experiment, data, settings, folder).cuts(rows)
-    drawn = pictures_of(cuts, labels_of(label)[0][rows])
-    write_json(path, stamp() | about | drawn)
+    keep_pictures_of(folder.path, cuts, labels_of(label)[0][rows], about)
+
+
+def keep_pictures_of(run: Path, cuts: Tensor, labels: Tensor, about: Mapping[str, Any]) -> None:
+    """Keep what some rows' cut looks like.
+
+    Args:
+        run: the run's folder.
+        cuts: axes (rows, width).
+        labels: int64, axes (rows,).
+        about: how many rows were asked for, and whose.
+    """
+    write_json(run / PICTURES, stamp() | dict(about) | pictures_of(cuts, labels))
 
 
 def _cell(

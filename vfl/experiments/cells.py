@@ -107,7 +107,12 @@ class GridFolder:
         return self.path / "stale" / cell.name
 
     def write(
-        self, experiment: Experiment, cells: Sequence[Cell], command: str, notes: Sequence[str] = ()
+        self,
+        experiment: Experiment,
+        cells: Sequence[Cell],
+        command: str,
+        notes: Sequence[str] = (),
+        modules: Mapping[str, Any] | None = None,
     ) -> None:
         """Say what the grid is; what earlier calls trained of it stays.
 
@@ -116,6 +121,8 @@ class GridFolder:
             cells: what is trained.
             command: how to repeat it.
             notes: what a reader of the results must know.
+            modules: record of the functions that build and train its modules; None of a grid that
+                an experiment describes as a whole. See `vfl.experiments.module_grid.Recipe`.
 
         Raises:
             RunFolderError: the folder is that of a single run, of another version, or of a grid
@@ -130,6 +137,12 @@ class GridFolder:
         created, kind = datetime.now(UTC).isoformat(timespec="seconds"), kind_of(experiment)
         if (self.path / GRID).exists():
             created = self.head("created")
+            if (self.modules is None) is not (modules is None):
+                raise RunFolderError(
+                    "this is the folder of a grid of a module, or the new one is and this is not",
+                    where=str(self.path),
+                    fix="give another folder with --out, or out=",
+                )
             if self.kind != kind:
                 raise RunFolderError(
                     f"this is the folder of a grid of another kind, {self.kind}",
@@ -159,6 +172,8 @@ class GridFolder:
         about = stamp() | {"name": experiment.name, "kind": kind}
         about |= {"created": created, "command": command}
         write_text(self.path / CONFIG, to_toml(experiment))
+        if modules is not None:
+            about |= {"modules": dict(modules)}
         write_json(self.path / GRID, about | {"notes": list(notes), "cells": listed})
 
     def experiment(self) -> Experiment:
@@ -183,6 +198,12 @@ class GridFolder:
         """What its cells are for."""
         kind: Kind = self._record().get("kind", "codecs")
         return kind
+
+    @property
+    def modules(self) -> Mapping[str, Any] | None:
+        """Which functions build and train its modules; None where an experiment says it all."""
+        found: Mapping[str, Any] | None = self._record().get("modules")
+        return found
 
     def head(self, key: str) -> Any:
         """`name`, `created`, `command`, `vfl` or `notes`."""
@@ -304,24 +325,24 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def code_of(*parts: str | type) -> str:
+def code_of(*parts: str | type | FunctionType) -> str:
     """A digest of vfl's version, some modules' source, and what they import of plug-ins' code.
 
     That is of the rooms of attacks, codecs, defenses and models, of the room they stand in
     themselves, or of the package or folder of whoever wrote them. A change of another attack leaves
     it as it is.
 
-    A class of a notebook's cell has no source file: what its functions compile to stands for it.
+    A class or function of a notebook's cell has no source file: what it compiles to stands for it.
 
     Args:
-        parts: classes of plug-ins, ours or another package's, each for the module it stands in; and
-            names of modules of what shows an attack its victim.
+        parts: classes of plug-ins and functions, ours or another package's, each for the module it
+            stands in; and names of modules of what shows an attack its victim.
     """
     digest = hashlib.sha256(VERSION.encode())
     for name in sorted(_needed({one if isinstance(one, str) else one.__module__ for one in parts})):
         digest.update(name.encode())
         digest.update(_source(name))
-    made = {one for one in parts if isinstance(one, type) and _is_of_a_cell(one)}
+    made = {one for one in parts if not isinstance(one, str) and _is_of_a_cell(one)}
     for one in sorted(made, key=lambda one: one.__qualname__):
         digest.update("\n".join(_compiled(one, set())).encode())
     return digest.hexdigest()[:_DIGITS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -32,8 +32,9 @@ from vfl.experiments.attack_runner import AttackRunner, FinishedAttack
 from vfl.experiments.checks import check_attacks_fit, check_grid
 from vfl.experiments.results import Record, attacks_of
 from vfl.experiments.scenarios import INFERENCE_TIME, Cases, Scenario, attacker_of, scenarios_of
-from vfl.experiments.scores import ScoresFile
+from vfl.experiments.scores import AttackJob, ScoreRecord, ScoresFile
 from vfl.training.cutting import CutModel
+from vfl.training.fitting import answered, apart, by_party, device_of, labelled, moved
 from vfl.training.split import Crossings, SplitModule, arguments_of
 
 
@@ -157,13 +158,13 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
         DataError: a batch has no label a row, or a cut of other rows.
     """
     seen = _Seen()
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     arrived: list[Tensor] = []
     hook = model.decoders[party].register_forward_pre_hook(lambda _, got: arrived.append(got[0]))
     try:
         for batch in loader:
-            inputs, labels = _labelled(batch)
-            columns, others, outputs = _asked(model, party, _moved(inputs, device))
+            inputs, labels = labelled(batch)
+            columns, others, outputs = _asked(model, party, moved(inputs, device))
             rows, cut = len(labels), arrived.pop()
             if labels.dim() != 1 or len(columns.first) != rows or len(cut) % rows:
                 raise DataError(
@@ -196,54 +197,21 @@ def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
     return torch.allclose(whole[:few], part, rtol=1e-3, atol=1e-4)
 
 
-def _labelled(batch: Any) -> tuple[Any, Tensor]:
-    """A batch's inputs and labels: the last of a tuple, or what a dict calls labels.
-
-    Raises:
-        DataError: it has none.
-    """
-    if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
-        return {name: one for name, one in batch.items() if name != "labels"}, batch["labels"]
-    if isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[-1], Tensor):
-        return batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
-    raise DataError(
-        "a batch has no labels",
-        where="the loader",
-        got=f"a {type(batch).__name__}",
-        want="a tuple (inputs, ..., labels), or a dict with 'labels'",
-    )
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """The same with tensors on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: _moved(one, device) for name, one in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_moved(one, device) for one in value)
-    return value
-
-
 def _asked(model: Crossings, party: str, inputs: Any) -> tuple[_Columns, Mapping[str, Tensor], int]:
     """One query: the party's inputs, those of others that its layers are called with, outputs."""
     with torch.no_grad():
-        if isinstance(model, SplitModule):
-            if isinstance(inputs, tuple):  # one a party, in the order of the module's
-                inputs = dict(zip(model.bottoms, inputs, strict=True))
-            outputs = model(inputs)
-            args, named = arguments_of(inputs[party])
-            own: dict[str | int, Any] = dict(enumerate(args))
-            own.update(named.items())
-            others: dict[str, Any] = {}
-        else:
-            assert isinstance(model, CutModel)
-            args, named = arguments_of(inputs)
-            outputs = model(*args, **named)
-            by_name = model.arguments(args, named)
-            mine = model.inputs_of(party)
-            own = {name: one for name, one in by_name.items() if name in mine}
-            others = {name: one for name, one in by_name.items() if name not in mine}
+        outputs = answered(model, inputs)
+    inputs, _ = apart(inputs)
+    if isinstance(model, CutModel):
+        args, named = arguments_of(inputs)
+        by_name = model.arguments(args, named)
+        mine = model.inputs_of(party)
+        own: dict[str | int, Any] = {name: one for name, one in by_name.items() if name in mine}
+        others = {name: one for name, one in by_name.items() if name not in mine}
+    else:
+        args, named = arguments_of(by_party(model, inputs)[party])
+        own, others = dict(enumerate(args)), {}
+        own.update(named.items())
     outputs = getattr(outputs, "logits", outputs)
     classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
     tensors = {name: one for name, one in own.items() if isinstance(one, Tensor)}
@@ -377,6 +345,77 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
+class ModuleAttacks:
+    """Attacks on a feature party's cuts of a trained module.
+
+    Args:
+        model: the module; a copy is asked.
+        loader: gives the rows that leaked labels are drawn from.
+        test: gives the rows that are attacked; None takes a random half of the loader's.
+        settings: attacks, leaks, draws, baselines and who attacks.
+
+    Attributes:
+        settings: the same, without what such a module cannot be set against.
+        data: the rows of the feature party and of the label party.
+        cuts: what crossed, of all rows, axes (rows, width).
+
+    Raises:
+        UserError: an attack needs more than such a party holds, or a leak does not fit the rows.
+        DataError: a loader's batches have no label a row.
+    """
+
+    def __init__(
+        self,
+        model: Crossings,
+        loader: Iterable[Any],
+        test: Iterable[Any] | None,
+        settings: GridSettings,
+    ) -> None:
+        self._experiment = experiment = model.experiment
+        settings = settings.of_task(experiment.label.task)
+        check_grid(experiment, settings)
+        _require_in_use(settings)
+        asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
+        with scoped(experiment.seed):  # a loader that shuffles gives the same order in each call
+            seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
+        self.data = _data_of(experiment.label.party, party, seen, experiment.seed)
+        check_attacks_fit(experiment, settings, self.data)
+        self.cuts = torch.cat([cut for one in seen for cut in one.cuts])
+        victim = _ModuleVictim(asked, party, self.data, self.cuts, seen[0].bottom)
+        if not victim.has_bottom:
+            _require_cuts_alone(settings)
+            without = [one for one in settings.baselines if one in ("raw", "pca", "random")]
+            settings = settings.model_copy(update={"baselines": tuple(without)})
+        self.settings = settings.model_copy(update={"reconstructions": False})
+        cases = _ModuleCases(asked, self.data, self.settings, victim)
+        self._runner = AttackRunner(experiment, self.data, self.settings, cases=cases)
+
+    def on_victim(self) -> list[AttackJob]:
+        """Every attack on the module's own cuts."""
+        return attack_plan(self.settings).on_victim()
+
+    def baselines(self) -> list[AttackJob]:
+        """What these are set against."""
+        return attack_plan(self.settings).baselines(self.settings.baselines)
+
+    def test_cuts(self, most: int) -> tuple[Tensor, Tensor]:
+        """What crossed of the first test rows, axes (rows, width), and their labels."""
+        label = self.data[self._experiment.label.party]
+        assert label.labels is not None
+        rows = torch.from_numpy(label.split.test)[:most]
+        return self.cuts[rows], label.labels[rows]
+
+    def run(
+        self,
+        jobs: Sequence[AttackJob],
+        out: Path,
+        on_end: Callable[[FinishedAttack], None] = lambda ended: None,
+    ) -> list[ScoreRecord]:
+        """The score of each job; the folder `out` keeps scores, and what has one is not run."""
+        with scoped(self._experiment.seed):
+            return list(self._runner.run(jobs, ScoresFile(out), on_end))
+
+
 def attack_module(
     model: Crossings,
     loader: Iterable[Any],
@@ -385,7 +424,7 @@ def attack_module(
     out: Path | None = None,
     on_end: Callable[[FinishedAttack], None] = lambda ended: None,
 ) -> list[Record]:
-    """Attack a feature party's cuts of a trained module; see `vfl.attack`.
+    """Attack a feature party's cuts of a trained module; see `vfl.attack` and `ModuleAttacks`.
 
     Args:
         model: the module; a copy is asked.
@@ -394,33 +433,12 @@ def attack_module(
         settings: attacks, leaks, draws, baselines and who attacks.
         out: a folder that keeps scores; what has one is not run again.
         on_end: gets every attack as it ends.
-
-    Raises:
-        UserError: an attack needs more than such a party holds, or a leak does not fit the rows.
-        DataError: a loader's batches have no label a row.
     """
-    experiment = model.experiment
-    settings = settings.of_task(experiment.label.task)
-    check_grid(experiment, settings)
-    _require_in_use(settings)
-    asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
-    seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
-    data = _data_of(experiment.label.party, party, seen, experiment.seed)
-    check_attacks_fit(experiment, settings, data)
-    cuts = torch.cat([cut for one in seen for cut in one.cuts])
-    victim = _ModuleVictim(asked, party, data, cuts, seen[0].bottom)
-    if not victim.has_bottom:
-        _require_cuts_alone(settings)
-        without = [one for one in settings.baselines if one in ("raw", "pca", "random")]
-        settings = settings.model_copy(update={"baselines": tuple(without)})
-    settings = settings.model_copy(update={"reconstructions": False})
-    cases = _ModuleCases(asked, data, settings, victim)
-    runner = AttackRunner(experiment, data, settings, cases=cases)
-    plan = attack_plan(settings)
-    jobs = plan.on_victim() + plan.baselines(settings.baselines)
-    with tempfile.TemporaryDirectory() as forgotten, scoped(experiment.seed):
-        scores = list(runner.run(jobs, ScoresFile(out or Path(forgotten)), on_end))
-    return attacks_of(experiment, scores, settings.baselines)
+    attacked = ModuleAttacks(model, loader, test, settings)
+    jobs = [*attacked.on_victim(), *attacked.baselines()]
+    with tempfile.TemporaryDirectory() as forgotten:
+        scores = attacked.run(jobs, out or Path(forgotten), on_end)
+    return attacks_of(model.experiment, scores, attacked.settings.baselines)
 
 
 def _require_in_use(settings: GridSettings) -> None:
@@ -463,22 +481,41 @@ def _require_cuts_alone(settings: GridSettings) -> None:
 
 def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, PartyData]:
     """The rows of the feature party and of the label party, as a session has them."""
-    labels = torch.cat([one for part in seen for one in part.labels])
-    counts = [sum(map(len, part.labels)) for part in seen]
-    if len(seen) == 1:
-        order = torch.randperm(counts[0], generator=generator(seed, "halves"))
-        first, second = order[: counts[0] // 2].sort().values, order[counts[0] // 2 :].sort().values
+    parts = [torch.cat(part.labels) for part in seen]
+    if len(parts) == 1:
+        order = torch.randperm(len(parts[0]), generator=generator(seed, "halves"))
+        half = len(order) // 2
+        split = _split(order[:half].sort().values, order[half:].sort().values)
     else:
-        first, second = torch.arange(counts[0]), torch.arange(counts[0], sum(counts))
-    none = np.empty(0, np.int64)
-    split = Split(first.numpy(), none, second.numpy())
-    classes = None
-    if not labels.is_floating_point():
-        labels = labels.long()
-        classes = tuple(range(max(seen[0].outputs, int(labels.max()) + 1)))
+        first, second = map(len, parts)
+        split = _split(torch.arange(first), torch.arange(first, first + second))
+    task = "regression" if parts[0].is_floating_point() else "classification"
+    truth = data_of_labels(label, parts, task, seen[0].outputs, split)
     inputs = torch.cat([one for part in seen for one in part.inputs])
-    digest = bytes(32)
-    return {
-        party: PartyData(party, inputs, None, None, split, digest),
-        label: PartyData(label, None, labels, classes, split, digest),
-    }
+    return {party: PartyData(party, inputs, None, None, split, bytes(32)), label: truth}
+
+
+def data_of_labels(
+    name: str, parts: Sequence[Tensor], task: str, classes: int, split: Split | None = None
+) -> PartyData:
+    """A label party's rows.
+
+    Args:
+        name: the party.
+        parts: labels of the training rows, then of the test rows, axes (rows,).
+        task: "classification" or "regression".
+        classes: outputs of the model; more where a label is above them.
+        split: of the rows; None takes the parts as they are.
+    """
+    labels, known = torch.cat(list(parts)), None
+    if task == "classification":
+        labels = labels.long()
+        known = tuple(range(max(classes, int(labels.max()) + 1)))
+    if split is None:
+        first = len(parts[0])
+        split = _split(torch.arange(first), torch.arange(first, len(labels)))
+    return PartyData(name, None, labels, known, split, bytes(32))
+
+
+def _split(train: Tensor, test: Tensor) -> Split:
+    return Split(train.numpy(), np.empty(0, np.int64), test.numpy())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vfl.config import Experiment, GridSettings, Locations, with_overrides
 from vfl.config.run_folder import RunFolder, new_run_name
@@ -17,6 +18,7 @@ from vfl.experiments.attack_runner import FinishedAttack
 from vfl.experiments.attack_tables import summary_table
 from vfl.experiments.glance import Glance
 from vfl.experiments.loaded_run import LoadedRun
+from vfl.experiments.module_grid import Build, Fit, Recipe
 from vfl.experiments.modules import attack_module
 from vfl.experiments.pages import build_report, glance
 from vfl.experiments.results import Record, table_of
@@ -24,8 +26,10 @@ from vfl.experiments.scheduler import FinishedCell
 from vfl.experiments.study import (
     Kind,
     Results,
+    Study,
     framed,
     overrides_of,
+    plan_modules,
     plan_study,
     run_study,
     train_alone,
@@ -260,28 +264,52 @@ def _shown(step: Any) -> Callable[[FinishedAttack], None]:
     return ended
 
 
-def compare(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
+def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> Results:
     """Compare codecs; see `vfl compare`.
 
     Args:
-        experiment: as of `train`.
-        settings: overrides.
+        experiment: as of `train`; or a function `build(codec, defense, seed)` that makes an
+            untrained `SplitModule`, or what `vfl.split` makes, or the function's name
+            "package.module:function".
+        settings: overrides; or the loaders of a module, see `grid`.
         options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; besides them `out`
-            (its folder), `jobs`, `ray`, `device` and `progress`.
+            (its folder), `jobs`, `ray`, `device` and `progress`; of a module `defenses` too, each
+            of which is trained with every codec.
     """
-    return _study("compare", experiment, settings, **options)
+    if _is_build(experiment):
+        return _module_study("compare", experiment, *settings, **options)
+    return _study("compare", cast(AnyExperiment, experiment), settings, **options)
 
 
-def grid(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
+def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> Results:
     """Attack every defense with everything; see `vfl grid`.
 
+    A module of your own is built by `build(codec, defense, seed)` for each cell, trained on the
+    batches of a loader, tested and attacked::
+
+        vfl.grid(build, loader, test, defenses=["cut_noise:std=1"], attacks=["light"], seeds=[0, 1])
+
+    `fit=function(model, loader)` is your own training loop; without it, Adam trains for `epochs=10`
+    with `learning_rate=1e-3`. A loader is anything that gives batches anew each time, or a function
+    of the seed that makes one; without `test`, every fifth batch is held out. Where all functions
+    have names that Python can import, `jobs` and `ray` train in other processes. The same call goes
+    on in the folder `out` where an earlier one stopped.
+
     Args:
-        experiment: as of `train`.
-        settings: overrides.
+        experiment: as of `compare`.
+        settings: overrides; or of a module, a loader of the training rows, and one of test rows.
         options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
-            besides them `out`, `jobs`, `ray`, `device` and `progress`.
+            besides them `out`, `jobs`, `ray`, `device` and `progress`; of a module `codec`,
+            `test`, `fit`, `epochs`, `learning_rate` and `name`.
+
+    Raises:
+        ConfigError: `build` leaves out a setting that it was asked for, or a function has no name
+            where other processes need it.
+        DataError: `build` gives no split module, or a loader gives its batches once.
     """
-    return _study("grid", experiment, settings, **options)
+    if _is_build(experiment):
+        return _module_study("grid", experiment, *settings, **options)
+    return _study("grid", cast(AnyExperiment, experiment), settings, **options)
 
 
 def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
@@ -293,6 +321,64 @@ def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
         options: settings of `[value]`; besides them `out`, `jobs`, `ray`, `device` and `progress`.
     """
     return _study("value", experiment, settings, **options)
+
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def _is_build(given: AnyExperiment | Build) -> bool:
+    """Whether it is a function that builds modules, or the name of one."""
+    return callable(given) or (isinstance(given, str) and bool(_NAME.fullmatch(given)))
+
+
+def _module_study(
+    kind: Literal["compare", "grid"],
+    build: Any,
+    loader: Any = None,
+    test: Any = None,
+    *,
+    fit: Fit | str | None = None,
+    epochs: int = 10,
+    learning_rate: float = 1e-3,
+    codec: str = "none",
+    defense: str = "none",
+    name: str = "module",
+    out: str | Path | None = None,
+    jobs: int = 1,
+    device: str = "cpu",
+    progress: bool = True,
+    ray: str | None = None,
+    **options: object,
+) -> Results:
+    if loader is None:
+        raise UserError("a module is trained on rows", want=f"vfl.{kind}(build, loader, test)")
+    own = {"epochs": epochs, "learning_rate": learning_rate}
+    recipe = Recipe.of(build, loader, test, fit, **own)
+    study = plan_modules(kind, recipe, name, codec, defense, options)
+    said = ", ".join(recipe.names.get(role, role) for role in ("build", "loader"))
+    command = f"vfl.{kind}({said}, ...) in Python, with the same arguments"
+    return _run(
+        study, Path(out or Path("runs") / name), command, jobs, device, progress, ray, recipe
+    )
+
+
+def _run(
+    study: Study,
+    path: Path,
+    command: str,
+    jobs: int,
+    device: str,
+    progress: bool,
+    ray: str | None,
+    recipe: Recipe | None = None,
+) -> Results:
+    """Run a study with a bar."""
+    with _bar("cells", len(study.cells), progress) as step:
+
+        def ended(cell: FinishedCell) -> None:
+            step(cell.cell.title + (" failed" if cell.failure else ""), cell.done, cell.total)
+
+        return run_study(study, path, command, None, jobs, device, ended, ray, recipe)
 
 
 def _study(
@@ -309,15 +395,9 @@ def _study(
 ) -> Results:
     overrides = [*settings, *overrides_of(kind, options)]
     made, locations, called = _read(experiment, overrides)
-    study = plan_study(kind, made, locations)
-    with _bar("cells", len(study.cells), progress) as step:
-
-        def ended(cell: FinishedCell) -> None:
-            step(cell.cell.title + (" failed" if cell.failure else ""), cell.done, cell.total)
-
-        path = Path(out) if out is not None else Path("runs") / made.name
-        command = _command(kind, called, overrides, path, device, "--out", str(path))
-        return run_study(study, path, command, None, jobs, device, ended, ray)
+    path = Path(out) if out is not None else Path("runs") / made.name
+    command = _command(kind, called, overrides, path, device, "--out", str(path))
+    return _run(plan_study(kind, made, locations), path, command, jobs, device, progress, ray)
 
 
 def _read(

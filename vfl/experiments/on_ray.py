@@ -164,7 +164,8 @@ class RayWorker:
             try:
                 if self._actor is None:
                     self._actor = self._cluster.actor(grid, self._device)
-                rows = self._cluster.rows(self._folder, cell)
+                named = self._folder.modules is not None  # its functions make its rows
+                rows = None if named else self._cluster.rows(self._folder, cell)
                 version, files = ray.get(self._actor.run.remote(cell.name, held, rows))
             except ray.exceptions.RayActorError:
                 self._actor = None
@@ -202,7 +203,9 @@ class _Remote:
         use_one_thread()
         self._grid, self._device = grid, device
 
-    def run(self, name: str, held: Files, data: Mapping[str, PartyData]) -> tuple[str, Files]:
+    def run(
+        self, name: str, held: Files, data: Mapping[str, PartyData] | None
+    ) -> tuple[str, Files]:
         """Run one cell from what its folder held; what it holds afterwards."""
         with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place:
             root = Path(place)
@@ -211,7 +214,7 @@ class _Remote:
             folder = GridFolder(root)
             (cell,) = [one for one in folder.cells() if one.name == name]
             _unpacked(root, cell, held)
-            run_cell(cell, folder, data, self._device)
+            run_cell(cell, folder, data or {}, self._device)
             return VERSION, _packed(root, cell)
 
 

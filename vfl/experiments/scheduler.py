@@ -29,8 +29,18 @@ from vfl.core.errors import LostPeerError, RunFolderError, VFLError
 from vfl.core.storage import write_json
 from vfl.datasets import PartyData
 from vfl.experiments.attack_grid import attack_cell
-from vfl.experiments.cells import CODEC, FAILURE, LOCK, Cell, GridFolder, failure_of, is_done
+from vfl.experiments.cells import (
+    CODEC,
+    FAILURE,
+    LOCK,
+    Cell,
+    GridFolder,
+    data_digest,
+    failure_of,
+    is_done,
+)
 from vfl.experiments.checks import require_test_rows
+from vfl.experiments.module_grid import Recipe, run_module_cell
 from vfl.experiments.outside import OUTSIDE_FAILURE, attack_from_outside
 from vfl.experiments.staleness import put_aside_if_stale
 from vfl.experiments.training import DataCache, measure_cell, train_cell
@@ -113,6 +123,7 @@ def run_cells(
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
     cluster: RayCluster | None = None,
     outside: bool = False,
+    recipe: Recipe | None = None,
 ) -> list[FinishedCell]:
     """Run every cell that is not done yet.
 
@@ -127,13 +138,15 @@ def run_cells(
         cluster: whose machines run the cells, as many at a time as find room unless `jobs` is more
             than 1; None runs them on this one.
         outside: only attacks from outside are run, on what is there.
+        recipe: of a grid of modules, their functions; None imports them by the names in the folder.
 
     Returns:
         The cells that failed; the others are whole.
 
     Raises:
         RunFolderError: another process is at it.
-        ConfigError: some parties lack rows, which what is measured of a cell cannot do without.
+        ConfigError: some parties lack rows, which what is measured of a cell cannot do without; or
+            other processes cannot import a module's functions.
     """
     for cell in cells:
         refuse(of_complete_rows(cell.experiment, "a comparison, a value or a grid"))
@@ -142,14 +155,17 @@ def run_cells(
     if cluster is not None and jobs == 1:
         jobs = cluster.places
     jobs = max(1, min(jobs, len(waiting)))
+    if recipe is not None and (jobs > 1 or cluster is not None):
+        recipe.require_names()
 
     def worker() -> Worker:
         if cluster is not None:
             from vfl.experiments.on_ray import RayWorker
 
             return RayWorker(folder, device, cluster)
-        here = InProcessWorker if jobs == 1 else ProcessWorker
-        return here(folder, device, outside)
+        if jobs == 1:
+            return InProcessWorker(folder, device, outside, recipe)
+        return ProcessWorker(folder, device, outside)
 
     failed, ran, began = list[FinishedCell](), 0, time.monotonic()
     with _alone(folder.path):
@@ -263,6 +279,7 @@ def run_cell(
     rows: DataCache | Mapping[str, PartyData],
     device: str = "cpu",
     outside: bool = False,
+    recipe: Recipe | None = None,
 ) -> None:
     """Bring a cell to its end, from wherever an earlier call left it.
 
@@ -275,11 +292,15 @@ def run_cell(
         rows: every party's, or where they come from.
         device: where the models run.
         outside: only attacks from outside are run, on what is there.
+        recipe: see `run_cells`.
     """
     failed = folder.cells_path / cell.name / (OUTSIDE_FAILURE if outside else FAILURE)
     path = failed.parent
     try:
         failed.unlink(missing_ok=True)
+        if (modules := folder.modules) is not None:
+            run_module_cell(cell, folder, recipe or Recipe.of_record(modules), device)
+            return
         data = rows.of(rows_of(folder, cell)) if isinstance(rows, DataCache) else rows
         require_test_rows(cell.experiment, data)
         if outside:
@@ -288,7 +309,7 @@ def run_cell(
         if folder.kind == "value":
             run_value_cell(cell, folder, data, device)
             return
-        put_aside_if_stale(cell, folder, data)
+        put_aside_if_stale(cell, folder, data_digest(data))
         if folder.kind == "attacks":
             attack_cell(cell, folder, data, device)
         else:
@@ -321,16 +342,22 @@ class InProcessWorker:
     Args:
         folder: of the grid.
         device: where models run.
-        outside: see `run_cell`.
+        outside, recipe: see `run_cell`.
     """
 
-    def __init__(self, folder: GridFolder, device: str, outside: bool = False) -> None:
+    def __init__(
+        self,
+        folder: GridFolder,
+        device: str,
+        outside: bool = False,
+        recipe: Recipe | None = None,
+    ) -> None:
         self._folder, self._device, self._outside = folder, device, outside
-        self._cache = DataCache()
+        self._cache, self._recipe = DataCache(), recipe
 
     def run(self, cell: Cell) -> None:
         """Run a cell; what went wrong is in its folder afterwards."""
-        run_cell(cell, self._folder, self._cache, self._device, self._outside)
+        run_cell(cell, self._folder, self._cache, self._device, self._outside, self._recipe)
         processes.return_memory()  # the C library keeps what a victim freed, some 40 MB each
 
     def stop(self) -> None:

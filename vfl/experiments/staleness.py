@@ -27,7 +27,9 @@ CODE, ROWS = "its code has changed since", "its rows have changed since"
 NOTE = "stale.json"
 
 
-def put_aside_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
+def put_aside_if_stale(
+    cell: Cell, folder: GridFolder, rows: str, built: Mapping[str, str] | None = None
+) -> None:
     """Put a cell's run aside unless rows and plug-ins are those it came from.
 
     What they are now is written beside the cells, for the next call to compare with.
@@ -35,9 +37,10 @@ def put_aside_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyD
     Args:
         cell: what is going to be trained, or was.
         folder: of its grid.
-        data: every party's rows.
+        rows: digest of every party's rows, see `vfl.experiments.cells.data_digest`.
+        built: of a module, `built`, a digest of the code that builds and trains it.
     """
-    before, now = _record(cell, folder), _made_of(cell, data)
+    before, now = _record(cell, folder), _made_of(cell, rows) | dict(built or {})
     moment = datetime.now(UTC).isoformat(timespec="microseconds")
     if why := _change(before, now):
         for run in (folder.cells_path / cell.name, folder.aside(cell)):
@@ -48,7 +51,7 @@ def put_aside_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyD
 
 def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
     """Whether a cell's run came from other rows or plug-ins than there are, or nobody knows."""
-    return bool(_change(_record(cell, folder), _made_of(cell, data)))
+    return bool(_change(_record(cell, folder), _made_of(cell, data_digest(data))))
 
 
 def stale_cells(folder: GridFolder) -> dict[str, str]:
@@ -69,6 +72,8 @@ def stale_cells(folder: GridFolder) -> dict[str, str]:
             latest[rows[cell.name]] = own
     for name, today in now.items():
         today["data"] = latest[rows[name]].get("data", "")
+        if "built" in records[name]:  # only a call that has the module's functions compares them
+            today["built"] = records[name]["built"]
         if why := _change(records[name], today):
             found[name] = why
     return found
@@ -84,7 +89,7 @@ def _change(before: Mapping[str, Any], now: Mapping[str, str]) -> str:
     """What is different, in words; empty where nothing is."""
     if not before:
         return UNKNOWN
-    if before.get("code") != now["code"]:
+    if before.get("code") != now["code"] or before.get("built") != now.get("built"):
         return CODE
     return "" if before.get("data") == now["data"] else ROWS
 
@@ -105,8 +110,8 @@ def _record(cell: Cell, folder: GridFolder) -> dict[str, str]:
     return read_json(path) if path.exists() else {}
 
 
-def _made_of(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, str]:
-    return {"data": data_digest(data), "code": _code_of(cell)}
+def _made_of(cell: Cell, rows: str) -> dict[str, str]:
+    return {"data": rows, "code": _code_of(cell)}
 
 
 def _code_of(cell: Cell) -> str:

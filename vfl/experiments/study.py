@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vfl.config import Experiment, Locations, ValueSettings
+from vfl.config import Experiment, Locations, ValueSettings, with_overrides
+from vfl.config.toml import several
 from vfl.core.errors import RunFolderError
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.comparison import comparison_of, plan_lines
 from vfl.experiments.glance import Glance
+from vfl.experiments.module_grid import Recipe, check_study, variant_name
 from vfl.experiments.outside import is_stored, list_attackers, load_attackers
 from vfl.experiments.pages import build_report, glance, write_results
 from vfl.experiments.pages.build import render
@@ -81,6 +83,41 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
     return Study(kind, experiment, cells, (), [cell.title for cell in cells])
 
 
+def plan_modules(
+    kind: Kind, recipe: Recipe, name: str, codec: str, defense: str, options: Mapping[str, object]
+) -> Study:
+    """The cells of a study of modules.
+
+    Args:
+        kind: "compare" or "grid".
+        recipe: builds them.
+        name: of the study.
+        codec: where codecs are not compared.
+        defense: where defenses are not compared.
+        options: settings of `[compare]` or `[grid]`; besides them `defenses` of a comparison.
+
+    Raises:
+        ConfigError, SpecError: see `plan_study`; or a setting that has no meaning for modules, or a
+            codec or a defense with which none can be built.
+    """
+    given = dict(options)
+    against: Sequence[str] = ()
+    if kind == "compare":
+        against = several(given.pop("defenses", ()))
+    made = with_overrides(recipe.experiment(name, codec, defense), overrides_of(kind, given))
+    check_study(kind, made)
+    if against and made.compare is not None:
+        variants = {variant_name(one): (f"defense={one}",) for one in against}
+        compared = made.compare.model_copy(update={"variants": variants})
+        made = made.model_copy(update={"compare": compared})
+    study = plan_study(kind, made)
+    for one in dict.fromkeys(
+        (cell.experiment.codec, cell.experiment.defense) for cell in study.cells
+    ):
+        recipe.module(*one, study.cells[0].experiment.seed)
+    return study
+
+
 def run_study(
     study: Study,
     path: Path,
@@ -90,6 +127,7 @@ def run_study(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
     ray: str | None = None,
+    recipe: Recipe | None = None,
 ) -> Results:
     """Train what is not trained yet, and write tables and page.
 
@@ -103,6 +141,7 @@ def run_study(
         on_end: gets every cell as it ends.
         ray: address of a Ray cluster that trains, or "auto", and behind commas what a cell takes,
             such as "auto,cpus=2,gpus=0.5"; None trains on this machine.
+        recipe: of a study of modules, how they are built and trained.
     """
     cluster = None
     if ray is not None:
@@ -110,10 +149,11 @@ def run_study(
 
         cluster = RayCluster.of(ray)
     folder = GridFolder(path)
-    folder.write(study.experiment, study.cells, command, study.notes)
+    modules = None if recipe is None else recipe.record
+    folder.write(study.experiment, study.cells, command, study.notes, modules)
     chosen = study.cells if cells is None else cells
-    failed = run_cells(folder, chosen, jobs, device, on_end, cluster)
-    whole = len(chosen) == len(study.cells)
+    failed = run_cells(folder, chosen, jobs, device, on_end, cluster, recipe=recipe)
+    whole = len(chosen) == len(study.cells) and recipe is None
     if study.kind != "value" and whole and len(study.experiment.parties) > 1:
         train_alone(path, jobs, device, on_end)
     return write_study(folder, failed)
@@ -175,7 +215,14 @@ def add_attack(
         UserError: the file does not run, names nobody, or its attack does not fit.
         SpecError: an attack cannot be built.
     """
-    folder, found = GridFolder(path), load_attackers(file, specs)
+    folder = GridFolder(path)
+    if folder.modules is not None:
+        raise RunFolderError(
+            "victims of this grid are modules, which only their own functions build",
+            where=str(path),
+            fix="register the attack, and call vfl.grid(build, loader, attacks=...) on this folder",
+        )
+    found = load_attackers(file, specs)
     list_attackers(folder, found)
     stored = [one for one in folder.cells() if is_stored(one, folder)]
     if not stored:

@@ -146,8 +146,15 @@ def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]
 def _measured(client: FeatureParty, rows: Tensor, batch_size: int, secret: Secret) -> Any:
     assert isinstance(client.end, FeatureEnd), "a comparison refuses shared first layers"
     codec, cut = client.end.codec.unmasked, client.cut(rows)
+    return codec_figures(codec, cut, client.end.width, batch_size, secret)
+
+
+def codec_figures(
+    codec: Codec, cut: Tensor, width: int, batch_size: int, secret: Secret
+) -> dict[str, Any]:
+    """What a codec makes of a cut, for `codec.json`; see `measure_codec` and `unit_usage`."""
     units = unit_usage(codec, cut)
-    sizes = measure_codec(codec, cut, width=client.end.width, batch_size=batch_size, secret=secret)
+    sizes = measure_codec(codec, cut, width=width, batch_size=batch_size, secret=secret)
     bound = sizes.entropy_bound_bytes
     finite = {"entropy_bound_bytes": bound if math.isfinite(bound) else None}  # NaN is no JSON
     return asdict(sizes) | finite | units

@@ -18,7 +18,7 @@ from vfl.config.validate import check_one_label_party
 from vfl.core.errors import RunFolderError
 from vfl.core.storage import stamp, write_json
 from vfl.core.traffic import Ledger
-from vfl.experiments.cells import CODEC, Cell, GridFolder, is_done, is_grid
+from vfl.experiments.cells import CODEC, Cell, GridFolder, data_digest, is_done, is_grid
 from vfl.experiments.statistics import Estimate, paired_difference
 from vfl.experiments.tables import MEASURES, SHARES, score_text
 
@@ -192,7 +192,7 @@ def run_value_cell(
 
     what, path = cell.about["what"], folder.cells_path / cell.name
     rows = data if len(cell.experiment.parties) > 1 or _is_split(cell) else gathered(cell, data)
-    put_aside_if_stale(cell, folder, rows)
+    put_aside_if_stale(cell, folder, data_digest(rows))
     if BOOSTING in what:
         _boost(cell, folder, rows)
     else:

@@ -284,7 +284,7 @@ class CutModel(Crossings):
         if cut.back or not defenses.uses(self._defense, "local_loss"):
             return None
         (name,) = self._rows_of[cut.name]
-        (rows,) = _tensors(dict(_named(self._signature, inputs, named))[name])
+        (rows,) = tensors_of(dict(_named(self._signature, inputs, named))[name])
         return rows
 
     def _refuse_defense(self, spec: str, outputs: Any, by_row: bool) -> None:
@@ -367,9 +367,9 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        read = frozenset(map(self.value, _tensors((args, kwargs or {}))))
+        read = frozenset(map(self.value, tensors_of((args, kwargs or {}))))
         in_place = func.__name__.partition(".")[0].endswith("_") or "out" in (kwargs or {})
-        for made in _tensors(result):
+        for made in tensors_of(result):
             if in_place or self._memory(made) not in self._value_at:
                 layer = self.layers[-1] if self.layers else ""
                 self.events.append((self.new_value(made), read, layer))
@@ -469,7 +469,7 @@ class _Traced:
         last = _FEATURE if any(cut.owner == _SERVER for cut in self.cuts) else _LABEL
         # The values that each party's operations touch, one entry for each time that it computes.
         self._stages = [(cut.owner, self._before(cut.left)) for cut in self.cuts]
-        ends = list(map(self.tape.value, _tensors(self.outputs)))
+        ends = list(map(self.tape.value, tensors_of(self.outputs)))
         self._stages.append((last, self._before(ends)))
 
     def parts(self) -> dict[str, list[str]]:
@@ -622,7 +622,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
             )
     tape, cuts = _Tape(), []
     arguments = given.by_name(model)
-    inputs = {tape.value(one): name for name, value in arguments for one in _tensors(value)}
+    inputs = {tape.value(one): name for name, value in arguments for one in tensors_of(value)}
     weights: dict[int, list[str]] = defaultdict(list)
     for name, held in _weights(model):
         weights[tape.value(held)].append(name)
@@ -634,7 +634,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
         tape.layers.pop()
 
     def cross(owner: str, layer: str, module: nn.Module, args: Any, output: Any) -> Any:
-        left = list(_tensors(output))
+        left = list(tensors_of(output))
         if not left or any(not one.is_floating_point() for one in left):
             raise DataError(
                 "a cut holds floating-point numbers",
@@ -715,23 +715,23 @@ def _logits(outputs: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
     """The tensors of an argument or of an output, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for one in value.values():
-            yield from _tensors(one)
+            yield from tensors_of(one)
     elif isinstance(value, tuple | list):
         for one in value:
-            yield from _tensors(one)
+            yield from tensors_of(one)
     elif is_dataclass(value) and not isinstance(value, type):
         for place in fields(value):
-            yield from _tensors(getattr(value, place.name))
+            yield from tensors_of(getattr(value, place.name))
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same output with every tensor changed, in the order of `_tensors`."""
+    """The same output with every tensor changed, in the order of `tensors_of`."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

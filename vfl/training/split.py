@@ -24,6 +24,7 @@ from vfl.core.frame import Frame, Kind, Observer
 from vfl.core.seeds import Secret, scoped
 from vfl.core.traffic import Ledger
 from vfl.defenses.base import LabelKind, Undefended
+from vfl.privacy import PrivacyStatement
 from vfl.session.exchange import Draws, check_finite, check_shape, secret_of_end
 from vfl.training.specs import checked
 
@@ -92,6 +93,15 @@ class Crossings(nn.Module):
         self._acting = [*self._on_labels, *defenses.uses(self._defense, "local_loss")]
         self._prepared = not defenses.uses(self._defense, "prepare")
         self._additions: list[Addition] = []
+
+    @property
+    def codecs(self) -> Mapping[str, Codec]:
+        """The codec of each cut, with what it has learned."""
+        return self._codecs
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        """What the defense promises; empty where it promises nothing that can be stated."""
+        return self._defense.privacy()
 
     def extra_loss(self) -> Tensor:
         """What codec and defense add to the loss of the last forward pass; 0 if nothing.

@@ -15,6 +15,7 @@ from torch import Tensor
 from vfl import compression
 from vfl.core.storage import write_text
 from vfl.core.text import formula_free
+from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData
 from vfl.session import Terms, secure_mode
 from vfl.session.label.party import AnyLabelParty, Progress
@@ -44,17 +45,10 @@ def summarise(
     links = [(terms.codec, terms.parties[name].width) for name in terms.feature_parties]
     if terms.middle is not None:
         links.append((terms.middle.codec, terms.middle.width))
-    total = sum(width for _, width in links)
-    dense_bytes = 4 * progress.train_rows * total
-    sent = {"up": 0, "down": 0}
-    for row in ledger.rows():
-        if row.phase == "train":
-            sent[row.direction] += row.wire_bytes
-    ratios = (compression.make(codec).formula_ratio(width) * width for codec, width in links)
-    formula: float | None = sum(ratios) / total
+    dense_bytes = 4 * progress.train_rows * sum(width for _, width in links)
     mode = secure_mode.make(terms.secure)
     if mode.reads_cells:  # nobody sends a cut, dense or not
-        dense_bytes, formula = 0, None
+        dense_bytes, links = 0, []
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
     if (unseen := party.data.unseen) is not None:
@@ -82,23 +76,43 @@ def summarise(
         figures["warnings"] = doubted
     return figures | {
         "guess": guess_of(party.data),
-        "bytes_up": ledger.bytes_by_party("up"),
-        "bytes_down": ledger.bytes_by_party("down"),
         "steps": progress.train_steps,
         "steps_per_second": None if speed is None else round(speed, 1),
         "seconds": round(progress.train_seconds, 3),
         "codec": terms.codec,
         "defense": terms.defense,
-        "formula_ratio": formula,
-        "wire_ratio": sum(sent.values()) / (2 * dense_bytes) if dense_bytes else None,
-        "wire_ratio_up": sent["up"] / dense_bytes if dense_bytes else None,
-        "wire_ratio_down": sent["down"] / dense_bytes if dense_bytes else None,
+        **traffic_figures(ledger, links, dense_bytes),
         "secure": terms.secure,
         "trust": secure_mode.promise(terms),
         "privacy": [one.as_dict() for one in party.privacy()],
         "revealed": [asdict(one) for one in revealed(terms, progress) + party.revealed()],
         "weights_sha256": weights_sha256,
         "run": run,
+    }
+
+
+def traffic_figures(
+    ledger: Ledger, links: Sequence[tuple[str, int]], dense_bytes: int
+) -> dict[str, Any]:
+    """Bytes of each party, and sizes beside dense float32; see `summarise`.
+
+    Args:
+        ledger: what crossed.
+        links: codec and width of each; none where no cut crosses.
+        dense_bytes: of the training's cuts one way, as plain float32; 0 where no cut crosses.
+    """
+    sent = {"up": 0, "down": 0}
+    for row in ledger.rows():
+        if row.phase == "train":
+            sent[row.direction] += row.wire_bytes
+    ratios = [compression.make(codec).formula_ratio(width) * width for codec, width in links]
+    return {
+        "bytes_up": ledger.bytes_by_party("up"),
+        "bytes_down": ledger.bytes_by_party("down"),
+        "formula_ratio": sum(ratios) / sum(width for _, width in links) if links else None,
+        "wire_ratio": sum(sent.values()) / (2 * dense_bytes) if dense_bytes else None,
+        "wire_ratio_up": sent["up"] / dense_bytes if dense_bytes else None,
+        "wire_ratio_down": sent["down"] / dense_bytes if dense_bytes else None,
     }
 
 

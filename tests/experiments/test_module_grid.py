@@ -1,0 +1,245 @@
+"""`vfl.compare` and `vfl.grid` on modules that a caller builds and trains."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import vfl
+from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError
+from vfl.experiments.module_grid import Recipe
+from vfl.experiments.results import COLUMNS
+from vfl.experiments.study import add_attack
+
+COLUMNS_OF_ROWS, ROWS = 6, 300
+EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_attack.py"
+QUIET = {"progress": False}
+QUICK = {"seeds": [0], "leaks": [5], "draws": 1, "attacks": ["logistic"], "baselines": ["raw"]}
+
+
+def rows(seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(ROWS) % 3
+    centres = 3 * torch.randn(3, COLUMNS_OF_ROWS, generator=draw)
+    return centres[labels] + torch.randn(ROWS, COLUMNS_OF_ROWS, generator=draw), labels
+
+
+def loaders():
+    inputs, labels = rows()
+    parts = (slice(0, 200), slice(200, ROWS))
+    train, test = (TensorDataset(inputs[part], labels[part]) for part in parts)
+    return DataLoader(train, 50, shuffle=True), DataLoader(test, 50)
+
+
+def build(codec, defense, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(COLUMNS_OF_ROWS, 8), nn.ReLU(), nn.Linear(8, 3))
+    example = torch.zeros(2, COLUMNS_OF_ROWS)
+    return vfl.split(net, "1", example, codec=codec, defense=defense, seed=seed)
+
+
+def figure(table, training, measure, subject="test rows"):
+    found = table[(table.training == training) & (table.measure == measure)]
+    return found[found.subject == subject].value.tolist()
+
+
+def test_a_comparison_counts_what_its_training_sent(tmp_path):
+    train, test = loaders()
+    asked = {"codecs": ["none", "topk:k=2"], "seeds": [0, 1], "epochs": 3, "learning_rate": 0.02}
+    found = vfl.compare(build, train, test, out=tmp_path, **asked, **QUIET)
+    table = found.table
+    assert not found.failed
+    assert list(table.columns) == COLUMNS
+    header, steps = 16, 3 * 4
+    cuts = steps * (4 * 50 * 8 + header)
+    assert figure(table, "none", "bytes_up", "feature") == [cuts] * 2
+    assert figure(table, "none", "bytes_down", "feature") == [cuts] * 2
+    assert figure(table, "none", "wire_ratio", "training") == [cuts / (4 * 600 * 8)] * 2
+    assert all(
+        less < more
+        for less, more in zip(
+            figure(table, "topk:k=2", "bytes_up", "feature"),
+            figure(table, "none", "bytes_up", "feature"),
+            strict=True,
+        )
+    )
+    accuracy = table[(table.measure == "accuracy") & (table.subject == "test rows")]
+    assert accuracy.value.min() > 0.6
+    assert accuracy.guess.between(0.33, 0.35).all()
+    assert (tmp_path / "report.html").exists()
+    assert "forward" in found.text
+
+
+def test_the_number_behind_a_codec_is_looked_for(tmp_path):
+    train, test = loaders()
+    asked = {"codecs": ["none", "topk:k=?"], "levels": [45], "seeds": [0], "epochs": 1}
+    table = vfl.compare(build, train, test, out=tmp_path, **asked, **QUIET).table
+    assert set(table.codec) == {"none", "topk:k=3"}
+
+
+def trained_with(count):
+    """A loop of the caller's own, which counts how often it ran and averages weights."""
+
+    def loop(model, loader):
+        count.append(model.experiment.defense)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        for epoch in range(3):
+            for inputs, labels in loader:
+                answers = model(inputs, labels=labels)
+                loss = nn.functional.cross_entropy(answers, labels) + model.extra_loss()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            if epoch:
+                average.update_parameters(model)
+        return average.module
+
+    return loop
+
+
+def test_a_grid_stands_beside_its_guess_and_goes_on_where_it_stopped(tmp_path):
+    train, test = loaders()
+    ran = []
+    asked = {
+        "defenses": ["dcor:alpha=0.1"],
+        "codecs": ["topk:k=1"],
+        "out": tmp_path,
+        **QUICK,
+        **QUIET,
+    }
+    found = vfl.grid(build, train, test, fit=trained_with(ran), **asked)
+    assert not found.failed
+    assert ran == ["none", "dcor:alpha=0.1", "none"]
+    table = found.table
+    attacks = table[(table.evaluator == "attack") & (table.measure == "accuracy")]
+    assert set(attacks.training) == {"none", "dcor:alpha=0.1", "topk:k=1"}
+    assert attacks.guess.between(0.3, 0.4).all()
+    assert attacks.no_model.notna().all()
+    assert set(attacks.stale) == {""}
+    again = vfl.grid(build, train, test, fit=trained_with(ran), **asked)
+    assert len(ran) == 3, "what is trained stays"
+    assert again.table.equals(table)
+    more = asked | {"attacks": ["logistic", "kmeans"]}
+    wider = vfl.grid(build, train, test, fit=trained_with(ran), **more).table
+    assert len(ran) == 3, "an attack more needs no training"
+    assert set(wider[wider.evaluator == "attack"].subject) == {"logistic", "kmeans"}
+    assert vfl.Results.of(tmp_path).table.equals(wider), "whoever reads needs no function"
+    with pytest.raises(RunFolderError, match="modules"):
+        add_attack(tmp_path, EXAMPLE)
+
+
+def test_other_rows_or_code_train_anew(tmp_path):
+    ran = []
+    train, test = loaders()
+    asked = {"codecs": ["none"], "seeds": [0], "out": tmp_path, **QUIET}
+    vfl.compare(build, train, test, fit=trained_with(ran), **asked)
+    shuffled = DataLoader(train.dataset, 40, shuffle=True, generator=torch.Generator())
+    vfl.compare(build, shuffled, test, fit=trained_with(ran), **asked)
+    assert len(ran) == 2, "another batch size is another experiment"
+    batches = [(inputs + 1, labels) for inputs, labels in train]
+    vfl.compare(build, batches, test, fit=trained_with(ran), **asked)
+    assert len(ran) == 3, "other rows"
+    for answer, trained in ((8, 4), (8, 4), (9, 5)):
+        vfl.compare(in_a_notebook(answer), batches, test, fit=trained_with(ran), **asked)
+        assert len(ran) == trained, "a cell that runs again is the same code"
+    assert len(list((tmp_path / "stale").glob("*/*"))) == 3
+
+
+def in_a_notebook(number):
+    """`build` with code that no file holds."""
+    names = {"__name__": "a_notebook", "made": build}
+    exec(
+        f"def build(codec, defense, seed, number={number}): return made(codec, defense, seed)",
+        names,
+    )
+    return names["build"]
+
+
+def test_processes_train_the_same(tmp_path, monkeypatch):
+    module = tmp_path / "recipe_of_a_student.py"
+    module.write_text(
+        textwrap.dedent("""
+            import torch
+            import vfl
+            from torch import nn
+
+            def build(codec, defense, seed):
+                torch.manual_seed(seed)
+                net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+                made = {"codec": codec, "defense": defense, "seed": seed}
+                return vfl.split(net, "1", torch.zeros(2, 6), **made)
+
+            def batches(seed):
+                draw = torch.Generator().manual_seed(seed)
+                labels = torch.arange(60) % 3
+                inputs = torch.eye(6)[labels] + 0.1 * torch.randn(60, 6, generator=draw)
+                return list(zip(inputs.split(10), labels.split(10)))
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    asked = {"codecs": ["none", "topk:k=2"], "seeds": [0], "epochs": 2, **QUIET}
+    build, batches = "recipe_of_a_student:build", "recipe_of_a_student:batches"
+    apart = vfl.compare(build, batches, jobs=2, out=tmp_path / "apart", **asked)
+    assert not apart.failed
+    here = vfl.compare(build, batches, out=tmp_path / "here", **asked)
+    for name in ("accuracy", "bytes_up", "log_loss"):
+        kept = [one.table[one.table.measure == name].value.tolist() for one in (apart, here)]
+        assert kept[0] == kept[1]
+    head = json.loads((tmp_path / "apart" / "grid.json").read_text())
+    assert head["modules"]["names"] == {"build": build, "loader": batches}
+
+
+def test_functions_of_a_notebook_train_here_alone(tmp_path):
+    train, test = loaders()
+    with pytest.raises(ConfigError, match="by name") as caught:
+        vfl.compare(build, train, test, codecs=["none"], jobs=2, out=tmp_path, **QUIET)
+    assert "loader, test" in caught.value.got
+    with pytest.raises(UserError, match="notebook"):
+        Recipe.of_record(Recipe.of(build, train, test).record)
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "options", "error", "words"),
+    [
+        (lambda c, d, s: build("none", d, s), None, {}, ConfigError, "other settings"),
+        (lambda c, d, s: nn.Linear(2, 2), None, {}, DataError, "no split module"),
+        (build, iter([]), {}, DataError, "anew for each epoch"),
+        (build, [], {}, DataError, "both training and test"),
+        (build, None, {"codecs": ["no_codec"]}, UserError, "no codec is called"),
+        (build, None, {"defenses": ["no_defense"]}, UserError, "no defense is called"),
+        (build, None, {"folds": 3, "seeds": None}, ConfigError, "no meaning"),
+        ("no_such_module:build", None, {}, ConfigError, "no function has that name"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else None,
+)
+def test_what_cannot_be_compared_is_refused_before_anything_trains(
+    tmp_path, made, given, options, error, words
+):
+    loader, test = loaders() if given is None else (given, None)
+    asked = {"codecs": ["topk:k=2"], "seeds": [0], "out": tmp_path, **QUIET, **options}
+    with pytest.raises(error, match=words):
+        vfl.compare(made, loader, test, **asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_fifth_batch_is_held_out_without_test_rows(tmp_path):
+    inputs, labels = rows()
+    batches = list(zip(inputs.split(30), labels.split(30), strict=True))
+    table = vfl.compare(
+        build, batches, codecs=["none"], seeds=[0], epochs=1, out=tmp_path, **QUIET
+    ).table
+    assert figure(table, "none", "train_rows", "training") == [240]
+    assert figure(table, "none", "test_rows", "training") == [60]
+
+
+def test_defenses_of_a_comparison_are_trained_with_every_codec(tmp_path):
+    train, test = loaders()
+    asked = {"codecs": ["none", "topk:k=2"], "defenses": ["none", "dcor:alpha=0.1"], "seeds": [0]}
+    table = vfl.compare(build, train, test, epochs=1, out=tmp_path, **asked, **QUIET).table
+    assert len(set(zip(table.codec, table.defense, strict=True))) == 4

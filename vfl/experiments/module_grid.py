@@ -1,0 +1,582 @@
+"""Grids and comparisons of modules that a caller builds: `vfl.grid(build, loader, ...)`.
+
+A cell is a run folder as of any grid, so tables, pages and the scheduler are the same. In the place
+of an experiment's models and rows stand functions of the caller. A function that another process
+can import is known by its name there, "package.module:function"; one of a notebook trains in the
+process that called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import ConfigError, DataError, UserError
+from vfl.core.registry import named
+from vfl.core.seeds import Secret, derive, scoped
+from vfl.core.storage import stamp, weights_digest, write_json
+from vfl.datasets import PartyData
+from vfl.experiments.attack_grid import keep_pictures_of
+from vfl.experiments.attack_runner import codes_of
+from vfl.experiments.cells import (
+    CODEC,
+    HONEST,
+    PICTURES,
+    Cell,
+    GridFolder,
+    code_of,
+    grid_settings_of,
+)
+from vfl.experiments.modules import ModuleAttacks, data_of_labels
+from vfl.experiments.scenarios import attacker_of
+from vfl.experiments.scores import BASELINES, OF_CELL, setting_text, write_scores
+from vfl.experiments.staleness import put_aside_if_stale
+from vfl.experiments.training import codec_figures
+from vfl.session import Checkpoints
+from vfl.session.label.quality import classification_quality, regression_quality
+from vfl.session.label.summary import guess_of, traffic_figures
+from vfl.training.cutting import tensors_of
+from vfl.training.fitting import answered, device_of, fit, labelled, loss_of, moved
+from vfl.training.split import Crossings
+
+#: Makes an untrained module from the specs of a codec and a defense, and a seed.
+Build = Callable[[str, str, int], Crossings]
+#: Trains a module on a loader; it may return another one, such as an average of weights.
+Fit = Callable[[Crossings, Iterable[Any]], Crossings | None]
+#: Where a cell's trained module lies in its run folder.
+_MODULE = "module"
+#: A codec is measured on so many bytes of the cut of the test rows, at most.
+_MEASURED_BYTES = 2**26
+#: Without test rows, one batch in so many is held out.
+_HELD_OUT = 5
+_ROLES = ("build", "loader", "test", "fit")
+
+
+@dataclass(eq=False)
+class Recipe:
+    """How the modules of a grid are built and trained, and on which rows.
+
+    Attributes:
+        build: makes an untrained module; see `Build`.
+        loader: gives batches of the training rows, anew each time that it is iterated; or a
+            function of the seed that makes it.
+        test: of the test rows, likewise; None holds a fifth of the loader's batches out.
+        fit: trains; None is `vfl.training.fitting.fit` with the following settings.
+        epochs, learning_rate: of that.
+        names: what other processes import, by role.
+    """
+
+    build: Build
+    loader: Any
+    test: Any = None
+    fit: Fit | None = None
+    epochs: int = 10
+    learning_rate: float = 1e-3
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._rows: tuple[int, Rows] | None = None
+
+    @classmethod
+    def of(cls, build: Any, loader: Any, test: Any = None, fit: Any = None, **own: Any) -> Recipe:
+        """A recipe of functions, or of their names.
+
+        Raises:
+            ConfigError: a name names nothing.
+        """
+        given = dict(zip(_ROLES, (build, loader, test, fit), strict=True))
+        names = {role: name for role, one in given.items() if (name := _name_of(one)) is not None}
+        found = {
+            role: _imported(role, one) if isinstance(one, str) else one
+            for role, one in given.items()
+        }
+        return cls(**found, names=names, **own)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Recipe:
+        """The recipe of a grid's folder, in another process.
+
+        Raises:
+            UserError: it has functions that no other process can import.
+        """
+        if record["here"]:
+            raise UserError(
+                "this grid was made of functions of a notebook or a script",
+                got=", ".join(record["here"]),
+                want="functions of a module that Python can import",
+                fix="call vfl.grid or vfl.compare again in that notebook, with jobs=1",
+            )
+        own = {name: record[name] for name in ("epochs", "learning_rate")}
+        return cls.of(*(record["names"].get(role) for role in _ROLES), **own)
+
+    @property
+    def here(self) -> list[str]:
+        """Roles of what only this process has."""
+        return [
+            role for role in _ROLES if getattr(self, role) is not None and role not in self.names
+        ]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For the grid's folder."""
+        own = {"epochs": self.epochs, "learning_rate": self.learning_rate}
+        return {"names": dict(self.names), "here": self.here, **own}
+
+    def require_names(self) -> None:
+        """Refuse several processes where one of them alone has the functions.
+
+        Raises:
+            ConfigError: with what has no name.
+        """
+        if self.here:
+            raise ConfigError(
+                "other processes import what they train by name",
+                where="jobs, ray",
+                got=f"no name of {', '.join(self.here)}",
+                want="functions at the top of a module that Python can import, or their names "
+                "'package.module:function'",
+                fix="jobs=1 trains in this process; a loader's name is that of a function of the "
+                "seed",
+            )
+
+    def built(self) -> str:
+        """A digest of the code and the settings that modules come from."""
+        functions = [getattr(self, role) for role in _ROLES]
+        known = [one for one in functions if isinstance(one, FunctionType | type)]
+        code = code_of(*known)
+        settings = "" if self.fit else f"{self.epochs} {self.learning_rate}"
+        return f"{code} {settings}".strip()
+
+    def module(self, codec: str, defense: str, seed: int) -> Crossings:
+        """An untrained module.
+
+        Args:
+            codec: a spec.
+            defense: a spec.
+            seed: of its weights, and in the place of the parties' secrets.
+
+        Raises:
+            DataError: `build` gives something else.
+            ConfigError: the module has another codec, defense or seed than was asked for.
+        """
+        asked = codec, defense, seed
+        with scoped(derive(seed, "build")):
+            made = self.build(*asked)
+        if not isinstance(made, Crossings):
+            raise DataError(
+                "build gives no split module",
+                got=f"a {type(made).__name__}",
+                want="a SplitModule, or what vfl.split makes",
+            )
+        found = made.experiment.codec, made.experiment.defense, made.experiment.seed
+        if found != asked:
+            raise ConfigError(
+                "build gives a module of other settings than it was asked for",
+                got=_settings_text(*found),
+                want=_settings_text(*asked),
+                fix="build(codec, defense, seed) hands all three on to vfl.split or SplitModule",
+            )
+        return made
+
+    def of_cell(self, experiment: Experiment, device: str) -> Crossings:
+        """The untrained module of a cell; see `module`."""
+        return self.module(experiment.codec, experiment.defense, experiment.seed).to(device)
+
+    def experiment(self, name: str, codec: str, defense: str) -> Experiment:
+        """What its modules have in common, as an experiment that says so.
+
+        Args:
+            name: of the study.
+            codec: where codecs are not compared.
+            defense: where defenses are not compared.
+        """
+        made = self.module(codec, defense, 0).experiment
+        train: dict[str, Any] = {"batch_size": self.rows(0).batch_size}
+        if self.fit is None:
+            train |= {"epochs": self.epochs, "learning_rate": self.learning_rate}
+        update = {
+            "name": name,
+            "purpose": "functions of the caller make models and rows: see grid.json",
+            "train": made.train.model_copy(update=train),
+        }
+        return made.model_copy(update=update)
+
+    def rows(self, seed: int) -> Rows:
+        """The rows of a seed; those of the last one are kept."""
+        if not any(isinstance(one, FunctionType | type) for one in (self.loader, self.test)):
+            seed = 0  # the same rows for all seeds
+        if self._rows is None or self._rows[0] != seed:
+            with scoped(derive(seed, "loader")):
+                self._rows = seed, Rows.of(_made(self.loader, seed), _made(self.test, seed))
+        return self._rows[1]
+
+    def trained(
+        self, model: Crossings, rows: Rows, on_epoch: Callable[[dict[str, Any]], None]
+    ) -> Crossings:
+        """The module once it is trained; what `fit` returns takes its place."""
+        with scoped(derive(model.experiment.seed, "fit")):
+            if self.fit is None:
+                fit(model, rows.loader, self.epochs, self.learning_rate, on_epoch)
+                return model
+            found = self.fit(model, rows.loader)
+        if found is not None and not isinstance(found, Crossings):
+            raise DataError(
+                "fit returns what cannot be attacked",
+                got=f"a {type(found).__name__}",
+                want="None, or a split module such as the average of AveragedModel.module",
+            )
+        return found or model
+
+
+def _settings_text(codec: str, defense: str, seed: int) -> str:
+    return f"codec '{codec}', defense '{defense}', seed {seed}"
+
+
+def _name_of(given: Any) -> str | None:
+    """The name under which another process can import a function; None where it cannot."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, FunctionType | type) or given.__module__ == "__main__":
+        return None
+    module = sys.modules.get(given.__module__)
+    is_there = getattr(module, given.__qualname__, None) is given and hasattr(module, "__file__")
+    return f"{given.__module__}:{given.__qualname__}" if is_there else None
+
+
+def _imported(role: str, name: str) -> Any:
+    try:
+        return named(name)
+    except (ImportError, AttributeError, ValueError):
+        raise ConfigError(
+            "no function has that name",
+            where=role,
+            got=name,
+            want="'package.module:function', as Python imports it here",
+        ) from None
+
+
+def _made(given: Any, seed: int) -> Any:
+    """A loader, or what a function makes of a seed."""
+    return given(seed) if isinstance(given, FunctionType | type) else given
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a grid's cells.
+
+    Attributes:
+        loader: batches of the training rows.
+        test: of the test rows.
+        digest: of all rows, whatever their order.
+        batch_size: rows of the first training batch.
+        labels: of the training rows and of the test rows, as they came.
+    """
+
+    loader: Iterable[Any]
+    test: Iterable[Any]
+    digest: str
+    batch_size: int
+    labels: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, loader: Iterable[Any], test: Iterable[Any] | None) -> Rows:
+        """The rows of two loaders, or of one, of which batches are held out.
+
+        Raises:
+            DataError: a loader gives its batches once, or none, or a batch has no labels.
+        """
+        if test is None:
+            loader, test = _held_out(list(_again(loader)))
+        sums, labels = [], []
+        for one in (loader, test):
+            found, own, of_labels = _sum_of(one)
+            # Where rows are drawn anew in each pass, as of augmented pictures, labels stand for all
+            sums.append(found if _sum_of(one)[0] == found else of_labels)
+            labels.append(own)
+        digest = hashlib.sha256(repr(sums).encode()).hexdigest()[:12]
+        first = len(labelled(next(iter(loader)))[1])
+        return cls(loader, test, digest, first, (labels[0], labels[1]))
+
+    def data(self, name: str, task: str, classes: int) -> PartyData:
+        """The label party's rows, as a session has them."""
+        return data_of_labels(name, self.labels, task, classes)
+
+
+def _again(loader: Any) -> Iterable[Any]:
+    """The loader, if it can be iterated twice."""
+    if not isinstance(loader, Iterable) or iter(loader) is loader:
+        raise DataError(
+            "a loader gives its batches anew for each epoch",
+            where="the loader",
+            got=f"a {type(loader).__name__}",
+            want="a DataLoader, a list of batches, or a function of the seed that makes one",
+        )
+    return loader
+
+
+def _held_out(batches: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Batches to train on, and every fifth one to test on."""
+    if len(batches) < 2:
+        raise DataError(
+            "one batch is both training and test rows",
+            where="the loader",
+            fix="test=, a loader of test rows",
+        )
+    every = min(_HELD_OUT, len(batches))
+    first = [one for place, one in enumerate(batches, 1) if place % every]
+    return first, batches[every - 1 :: every]
+
+
+def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
+    """A sum over digests of rows, the labels as they came, and the sum over those alone."""
+    total, of_labels, found = 0, 0, list[Tensor]()
+    for batch in _again(loader):
+        inputs, labels = labelled(batch)
+        tensors = [one.cpu() for one in (*tensors_of(inputs), labels)]
+        by_row = [one for one in tensors if one.dim() and len(one) == len(labels)]
+        whole = [one for one in tensors if not any(one is other for other in by_row)]
+        total += sum(_row_digests(by_row)) + sum(_digest(_bytes_of(one[None])) for one in whole)
+        of_labels += sum(_row_digests([labels.cpu()]))
+        found.append(labels.cpu())
+    if not found:
+        raise DataError("the loader gives no batch", where="the loader")
+    return total, torch.cat([one.flatten(1) if one.dim() > 1 else one for one in found]), of_labels
+
+
+def _row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
+    joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
+    return map(_digest, joined)
+
+
+def _digest(row: np.ndarray) -> int:
+    return int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:16], "big")
+
+
+def _bytes_of(values: Tensor) -> np.ndarray:
+    """Axes (rows, bytes)."""
+    dense = values.to_dense() if values.layout is not torch.strided else values
+    flat = dense.detach().reshape(len(dense), -1).contiguous()
+    return flat.view(torch.uint8).numpy()
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str = "cpu") -> None:
+    """Bring a cell to its end: train its module unless it is trained, then attack or measure it.
+
+    Args:
+        cell: what is trained.
+        folder: of its grid.
+        recipe: builds and trains.
+        device: where the module runs.
+    """
+    path = folder.cells_path / cell.name
+    rows = recipe.rows(cell.experiment.seed)
+    put_aside_if_stale(cell, folder, rows.digest, {"built": recipe.built()})
+    if cell.victim == BASELINES:
+        model = recipe.of_cell(cell.experiment, device)
+    else:
+        model = _trained_module(cell, folder, recipe, rows, device)
+    if folder.kind == "attacks":
+        _attack(model, cell, folder, rows)
+    elif not (path / CODEC).exists():
+        write_json(path / CODEC, _codec_record(model, rows))
+
+
+def _trained_module(
+    cell: Cell, folder: GridFolder, recipe: Recipe, rows: Rows, device: str
+) -> Crossings:
+    """The module of a cell, as it was trained or is trained now."""
+    path, experiment = folder.cells_path / cell.name, cell.experiment
+    model = recipe.of_cell(experiment, device)
+    kept = Checkpoints(path / _MODULE, experiment.label.party, cell.name, recipe.built())
+    if (path / "summary.json").exists():
+        model.load_state_dict(kept.load(0))
+        return model
+    if path.exists():
+        shutil.rmtree(path)  # ended before it was trained
+    run = RunFolder.create(path, experiment, "in-process", str(folder.head("command")))
+    began = time.perf_counter()
+    with _counted(model) as dense_bytes:
+        found = recipe.trained(model, rows, run.epoch)
+    seconds, ledger = time.perf_counter() - began, model.ledger
+    links = [(experiment.codec, party.width) for party in experiment.parties.values()]
+    traffic = traffic_figures(ledger, links, sum(dense_bytes.values()))
+    figures, classes = _tested(found, rows.test)
+    guess = guess_of(rows.data(experiment.label.party, found.task, classes)) if classes else {}
+    kept.save(0, found.state_dict())
+    state = {name: one for name, one in found.state_dict().items() if isinstance(one, Tensor)}
+    summary = {
+        **{f"test_{name}": value for name, value in figures.items()},
+        "epochs": recipe.epochs if recipe.fit is None else None,
+        "guess": guess,
+        "steps": model.step,
+        "steps_per_second": round(model.step / seconds, 1),
+        "seconds": round(seconds, 3),
+        "codec": experiment.codec,
+        "defense": experiment.defense,
+        **traffic,
+        "secure": experiment.secure,
+        "privacy": [one.as_dict() for one in found.privacy()],
+        "weights_sha256": weights_digest(state),
+        "run": str(path),
+    }
+    run.finish(summary, ledger)
+    return found
+
+
+@contextmanager
+def _counted(model: Crossings) -> Iterator[dict[str, int]]:
+    """Bytes of training cuts as dense float32, by party, while the block runs."""
+    found = dict.fromkeys(model.decoders, 0)
+
+    def count(party: str, width: int, end: torch.nn.Module, given: tuple[Tensor]) -> None:
+        if model.training and end is model.decoders[party]:  # a copy of the module has the hook too
+            found[party] += 4 * len(given[0]) * width
+
+    hooks = [
+        model.decoders[name].register_forward_pre_hook(partial(count, name, party.width))
+        for name, party in model.experiment.parties.items()
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tested(model: Crossings, test: Iterable[Any]) -> tuple[dict[str, float], int]:
+    """Quality on the test rows, and the number of classes; 1 of numbers, 0 of a label a token."""
+    device, outputs, codes, losses = device_of(model), [], [], []
+    model.eval()
+    with torch.no_grad():
+        for batch in test:
+            inputs, labels = moved(labelled(batch), device)
+            by_row = labels.dim() == 1
+            answer = answered(model, inputs, None if by_row else labels)
+            logits = getattr(answer, "logits", answer)
+            if by_row:
+                outputs.append(logits.float().cpu())
+                codes.append(labels.cpu())
+            else:
+                losses.append((len(labels), float(loss_of(answer, labels, model.task))))
+    if losses:
+        rows = sum(count for count, _ in losses)
+        return {"loss": sum(count * loss for count, loss in losses) / rows}, 0
+    whole, truth = torch.cat(outputs), torch.cat(codes)
+    if model.task == "regression":
+        return regression_quality(whole.reshape(-1, 1), truth.float()), 1
+    return classification_quality(whole, truth.long()), whole.shape[1]
+
+
+def _codec_record(model: Crossings, rows: Rows) -> dict[str, Any]:
+    """The record `codec.json`: what each codec makes of the cut of test rows."""
+    cuts: dict[str, list[Tensor]] = {name: [] for name in model.encoders}
+    hooks = [
+        end.register_forward_hook(partial(_keep, cuts[name]))
+        for name, end in model.encoders.items()
+    ]
+    device, asked = device_of(model), 0
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in rows.test:
+                inputs, labels = moved(labelled(batch), device)
+                answered(model, inputs)
+                asked += len(labels)
+                if sum(4 * one.numel() for own in cuts.values() for one in own) > _MEASURED_BYTES:
+                    break
+    finally:
+        for hook in hooks:
+            hook.remove()
+    seed = model.experiment.seed
+    parties = {
+        name: codec_figures(
+            model.codecs[name],
+            torch.cat(own),
+            model.experiment.parties[name].width,
+            rows.batch_size,
+            Secret.of_simulation(seed, name),
+        )
+        for name, own in cuts.items()
+        if own  # in a U-shape the cut that comes back has no such end
+    }
+    counts = {"train_rows": len(rows.labels[0]), "test_rows": len(rows.labels[1])}
+    return stamp() | {"train": {}, "parties": parties, **counts}
+
+
+def _keep(into: list[Tensor], module: torch.nn.Module, given: Any, sent: Tensor) -> None:
+    into.append(sent.detach().float().cpu())
+
+
+def _attack(model: Crossings, cell: Cell, folder: GridFolder, rows: Rows) -> None:
+    """Run every attack of the grid that has no score yet."""
+    path, settings = folder.cells_path / cell.name, grid_settings_of(folder.experiment())
+    attacked = ModuleAttacks(model, rows.loader, rows.test, settings)
+    jobs = attacked.baselines() if cell.victim == BASELINES else attacked.on_victim()
+    scores = attacked.run(jobs, path)
+    first = cell.experiment.seed == settings.seeds[0] and cell.victim != BASELINES
+    if first and settings.pictures and model.task == "classification":
+        _draw(attacked, path, attacker_of(cell.experiment, settings), settings.pictures)
+    write_scores(path / OF_CELL, setting_text(settings), scores, codes_of(scores))
+
+
+def _draw(attacked: ModuleAttacks, path: Path, party: str, most: int) -> None:
+    """Keep what the cut of test rows looks like, unless that is there."""
+    if not (path / PICTURES).exists():
+        shown = attacked.test_cuts(most)
+        keep_pictures_of(path, *shown, {"rows": most, "party": party})
+
+
+# --- planning -------------------------------------------------------------------------------------
+
+
+def check_study(kind: str, experiment: Experiment) -> None:
+    """Refuse settings of a study that have no meaning for modules.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    grid, compare = experiment.grid, experiment.compare
+    asked: dict[str, object] = {}
+    if grid is not None:
+        honest = [one for one in grid.adversaries if one != HONEST]
+        asked = {"models": grid.models, "adversaries": honest, "record": grid.record}
+        asked |= {"leaks_from": grid.leaks_from == "validation"}
+        asked |= {"unlabelled": grid.unlabelled == "validation"}
+    if compare is not None:
+        asked = {"folds": compare.folds, "accuracy": compare.accuracy}
+    for name, value in asked.items():
+        if value:
+            raise ConfigError(
+                "this setting has no meaning where functions build and train the module",
+                where=f"{kind}.{name}",
+                want="training and test rows alone, as the loaders give them",
+                fix=f"leave {name} out, or use an experiment file",
+            )
+
+
+def variant_name(spec: str) -> str:
+    """A defense as the name of a variant.
+
+    >>> variant_name("cut_noise:std=0.5")
+    'cut_noise-std-0.5'
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", spec)[:32].strip("-")
