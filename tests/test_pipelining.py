@@ -161,7 +161,16 @@ RICH = {
 }
 
 
-@pytest.mark.parametrize("codec", [RICH["codec"], "error_feedback:k=2", "aqsgd"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        RICH["codec"],
+        "error_feedback:k=2",
+        "aqsgd",
+        "splitfc:keep=0.5",
+        "fedlite:pieces=2,clusters=4",
+    ],
+)
 @pytest.mark.parametrize("in_flight", [1, 17])
 def test_going_back_to_a_checkpoint_changes_nothing(data, tmp_path, in_flight, codec):
     """Kills in the middle of an epoch, with everything in flight, and right after a drain."""

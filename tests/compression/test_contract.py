@@ -61,6 +61,14 @@ class TestRegisteredCodecs(CodecContract):
         "error_feedback:k=12,values=4,packer=bitmap,scale=row,grad=4",
         "aqsgd",
         "aqsgd:values=1,scale=row,grad=fp32",
+        "c3sl:rows=2",
+        "c3sl:rows=5,values=4,grad=4,keys=unitary",
+        "splitfc",
+        "splitfc:keep=1,bits=1,grad=2",
+        "bottlenet:k=4",
+        "bottlenet:k=12,psnr=5,values=fp32,grad=4",
+        "fedlite:pieces=4,clusters=3",
+        "fedlite:pieces=12,clusters=2,correction=0,grad=4",
     )
 
     def test_every_registered_name_is_here(self):

@@ -46,6 +46,10 @@ SPECS = (
     "randtopk:k=2,alpha=0.2,values=8,packer=index",
     "error_feedback:k=2,values=4,grad=4",
     "aqsgd:values=4",
+    "c3sl:rows=2,values=8,grad=4",
+    "splitfc:keep=0.5,bits=3,grad=3",
+    "bottlenet:k=2",
+    "fedlite:pieces=1,clusters=3,grad=4",
 )
 SHAPES = ((0, 12), (1, 3), (1, 12), (5, 12), (3, 40))
 GREETING_SHARE = 10  # one frame in ten is a greeting

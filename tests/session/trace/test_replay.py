@@ -24,6 +24,10 @@ CODEC_SPECS = [
     "rate",
     "error_feedback:k=2",
     "aqsgd",
+    "c3sl:rows=3",
+    "splitfc:keep=0.5",
+    "bottlenet:k=3",
+    "fedlite:pieces=2,clusters=4",
 ]
 
 

@@ -1,0 +1,87 @@
+"""BottleNet++: a learned encoder and decoder around a noisy channel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl.compression.coding.values import value_code
+from vfl.compression.packed import DenseCodec, Scale
+from vfl.core.errors import WidthError
+from vfl.core.registry import require_range
+
+_MOST_DECIBELS = 100
+
+
+class BottleNet(DenseCodec):
+    """Sends k numbers between 0 and 1 a row, which a network at each end makes and reads.
+
+    The feature party's encoder is a linear layer, batch normalisation and a sigmoid; the label
+    party's decoder a linear layer, batch normalisation and a rectifier. In training Gaussian noise
+    joins the numbers before they are sent, so that the code bears few bits. A prediction has none.
+
+    Source: Shao, Zhang 2020, "BottleNet++: an end-to-end approach for feature compression in
+    device-edge co-inference systems", ICC workshops, sections II-B and II-C (additive white
+    Gaussian noise); linear layers stand for its convolutions, for a cut has one axis.
+
+    Args:
+        k: numbers a row.
+        psnr: peak signal-to-noise ratio of the channel in training, in decibels; the peak is 1, so
+            the noise has deviation 10^(-psnr/20).
+        values: the bits of a number from 1 to 8, ``bf16`` or ``fp32``.
+        scale: see `DenseCodec`.
+        grad: see `DenseCodec`.
+
+    >>> f"{BottleNet(k=4, values='8').formula_ratio(width=128):.2%}"
+    '0.78%'
+    """
+
+    def __init__(
+        self,
+        k: int,
+        psnr: float = 20.0,
+        values: str = "8",
+        scale: Scale = "batch",
+        grad: str = "fp32",
+    ) -> None:
+        require_range("k", k, 1)
+        require_range("psnr", psnr, 0, _MOST_DECIBELS)
+        super().__init__(value_code(values), "dense", scale, grad)
+        self.k = k
+        self.psnr = psnr
+
+    def check(self, width: int) -> None:
+        if self.k > width:
+            raise WidthError(
+                f"a cut that is {width} wide is not reduced to {self.k} numbers",
+                got=f"k = {self.k}",
+                want=f"k <= {width}",
+            )
+
+    def wire_width(self, width: int) -> int:
+        return self.k
+
+    def client_module(self, width: int) -> nn.Module:
+        layers = [nn.Linear(width, self.k), nn.BatchNorm1d(self.k), nn.Sigmoid()]
+        return nn.Sequential(*layers, GaussianChannel(10 ** (-self.psnr / 20)))
+
+    def server_module(self, width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.k, width), nn.BatchNorm1d(width), nn.ReLU())
+
+
+class GaussianChannel(nn.Module):
+    """Adds normal noise in training; draws follow the party's secret there.
+
+    Args:
+        deviation: of the noise.
+    """
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__()
+        self.deviation = deviation
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Axes (rows, k), in and out."""
+        if not self.training:
+            return numbers
+        return numbers + self.deviation * torch.randn_like(numbers)
