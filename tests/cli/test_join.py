@@ -31,7 +31,7 @@ def test_a_table_and_keys_go_into_the_folder_that_was_received(vfl, well, receiv
     assert party.table.dates == {"opened": "%d.%m.%Y"}
     assert (party.table.id, party.table.id_type) == ("customer_id", "number")
     assert Path(party.table.source) == Path("bank.csv").resolve()
-    assert "# opened" in (received / "party.toml").read_text()
+    assert "#| opened" in (received / "party.toml").read_text()
 
     content = (received / "bank.pub").read_bytes()
     assert f"fingerprint      {fingerprint(content)}\n" in done.out
@@ -60,6 +60,41 @@ def test_source_and_id_alone_are_enough(well, refused, received, tmp_path):
     assert found["dates"] == {"opened": "%d.%m.%Y"}
     assert found["id_type"] == "text"  # as its owner said
     assert "vfl join" not in well("check", "bank/party.toml").out
+
+
+def test_comments_of_a_files_owner_stay(well, received, tmp_path):
+    (tmp_path / "bank.csv").rename(received / "ours.csv")
+    path = received / "party.toml"
+    text = path.read_text().replace(
+        'source = "data.csv"\nid = "id"\n',
+        """source = "data.csv"  # of the "warehouse" # 2
+# whom it is about
+id = 'customer_id'
+columns = [  # the old ones
+    "a#b",
+    # those of tax
+]
+separator = ";"
+""",
+    )
+    path.write_text(text.replace("[consent]\n", "[consent]  # by the board\n"))
+    well("join", "bank", "--table", "bank/ours.csv")
+    found = path.read_text()
+    assert 'source = "ours.csv"  # of the "warehouse" # 2\n# whom it is about\nid = ' in found
+    assert '# the old ones\n# those of tax\ncolumns = [\n    "' in found
+    assert "[consent]  # by the board\n" in found
+    assert found.count("#| opened") == 1
+    assert read_party_file(path).table.dates == {"opened": "%d.%m.%Y"}
+    well("join", "bank")
+    assert path.read_text() == found
+
+
+def test_a_file_that_cannot_be_edited_stays(refused, received):
+    path = received / "party.toml"
+    text = path.read_text().replace('[data]\nsource = "data.csv"\nid = "id"\n', "")
+    path.write_text(before := 'data = { source = "data.csv", id = "customer_id" }\n' + text)
+    assert "does not edit" in refused("join", "bank", "--table", "bank.csv").err
+    assert path.read_text() == before
 
 
 def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received):

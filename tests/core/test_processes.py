@@ -67,7 +67,7 @@ def test_a_service_that_is_refused_is_not_waited_for(tmp_path):
     service, started = python("it", script, tmp_path / "log"), time.monotonic()
     try:
         with pytest.raises(LostPeerError, match="it did not start") as caught:
-            service.wait_for("ready", refusal="no such key")
+            service.wait_for("ready", refusals=["no such key"])
         assert caught.value.where == "no such key"
         assert time.monotonic() - started < HANGS_S
     finally:

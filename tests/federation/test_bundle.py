@@ -163,7 +163,7 @@ def test_a_supernode_finds_our_programs_first(project, monkeypatch):
         def __init__(self, name, command, environment, log):
             started.append(environment)
 
-        def wait_for(self, marker, timeout_s=60.0, refusal=None):
+        def wait_for(self, marker, timeout_s=60.0, refusals=()):
             pass
 
     monkeypatch.setattr(deployment, "Service", Recorded)

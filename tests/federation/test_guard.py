@@ -327,6 +327,23 @@ def test_another_thread_may_ring(held):
     held.bell.ring()  # nobody is there any more
 
 
+def test_only_the_owner_of_a_key_that_was_taken_back_hears_that_it_was():
+    application = Application()
+
+    async def is_shops(key):
+        return key == SHOP
+
+    async def nobody(key):
+        return False
+
+    guard = network_guard(application, nobody, lambda path, body: True, was_registered=is_shops)
+    assert ask(guard, PULL, headers=signed(OTHER, SHOP)) == (410, 0)
+    assert ask(guard, PULL, headers=signed(OWNER, SHOP)) == (403, 0)
+    assert ask(guard, PULL, headers=signed()) == (403, 0)
+    assert ask(guard, "/v1/fleet/register-node", headers=signed(OTHER, SHOP)) == (403, 0)
+    assert application.bodies == []
+
+
 def test_without_a_bell_nothing_is_held(network):
     _, guard = network
     assert [ask(guard, PULL, headers=signed()) for _ in range(2)] == [(200, 1)] * 2

@@ -95,7 +95,9 @@ def test_a_party_enters_and_one_leaves_a_running_federation(federation, vfl, tmp
     assert "goes on from a run of another network" in warm.said()
 
     vfl("party", "remove", "shop", project)
-    federation.nodes.pop("shop").stop()
+    shop = federation.nodes.pop("shop")
+    assert shop.wait(60) == 3
+    assert "error[V404]: the label party has taken the key of 'shop' back" in shop.last_words()
     gone = federation.ask("predict", second)
     assert gone.wait() == 3
     assert "error[V401]: party 'shop' has left this project" in gone.last_words()

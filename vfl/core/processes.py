@@ -185,21 +185,21 @@ class Service(Process):
             )
 
     def wait_for(
-        self, marker: str, timeout_s: float = 120.0, *, refusal: str | None = None
+        self, marker: str, timeout_s: float = 120.0, *, refusals: Sequence[str] = ()
     ) -> None:
         """Block until the log shows a text.
 
         Args:
             marker: the text.
             timeout_s: how long it may take.
-            refusal: a text after which the other cannot come, however long a program tries again.
+            refusals: texts after which the other cannot come, however long a program tries again.
 
         Raises:
             LostPeerError: the process ended, or the text did not come in time.
         """
         deadline = monotonic() + timeout_s
         while marker not in (said := self.said()):
-            hopeless = refusal is not None and refusal in said
+            hopeless = any(one in said for one in refusals)
             if hopeless or not self.alive or monotonic() > deadline:
                 state = "still starting" if self.alive else f"exit {self.exit_code}"
                 where, got, fix = _reason(said)

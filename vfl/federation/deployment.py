@@ -35,10 +35,10 @@ from vfl.transport import check_not_expired, check_server, fingerprint, public_k
 _DATABASE = "superlink.db"
 #: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
-#: Digests of the keys that were taken from parties.
-_RETIRED = "retired.json"
 #: What a SuperNode says of the SuperLink's answer to a key it does not know; then it tries again.
 _UNKNOWN_KEY = "403 Forbidden"
+#: And to a key that was taken from a party, which no trying again brings back.
+_TAKEN_BACK = "410 Gone"
 #: How long a command waits for a SuperLink that somebody is just starting, and how often it looks.
 START_PATIENCE_S, _LOOK_S = 15.0, 0.2
 _START_SUPERLINK = "is the SuperLink running? start it with: vfl up PROJECT"
@@ -78,7 +78,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
-        for file in (_NODES, _RETIRED):  # a new SuperLink knows nobody
+        for file in (_NODES, programs.RETIRED):  # a new SuperLink knows nobody
             (folder.state / file).unlink(missing_ok=True)
     environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
@@ -135,7 +135,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
 
 def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
     """Note a key that is no party's any more: Flower registers it no second time."""
-    file = folder.state / _RETIRED
+    file = folder.state / programs.RETIRED
     known = read_json(file)["keys"] if file.exists() else []
     if "public" in node:
         write_json(file, {"keys": sorted({*known, node["public"]})})
@@ -143,7 +143,7 @@ def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
 
 def was_registered(folder: LabelFolder, content: bytes) -> bool:
     """Whether a SuperNode's key was taken from a party before."""
-    file, public = folder.state / _RETIRED, public_key_bytes(content) or b""
+    file, public = folder.state / programs.RETIRED, public_key_bytes(content) or b""
     known = read_json(file)["keys"] if file.exists() else []
     return hashlib.sha256(public).hexdigest() in known
 
@@ -214,7 +214,8 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     """A feature party's SuperNode, connected.
 
     Raises:
-        AuthenticationError: the SuperLink's certificate is not accepted.
+        AuthenticationError: the SuperLink's certificate is not accepted, or the SuperLink takes
+            this party's key no more.
         ClockError: its clock and this machine's are too far apart.
         LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
@@ -230,11 +231,20 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
         home / "supernode.log",
     )
     try:
-        service.wait_for("SuperNode ID", refusal=_UNKNOWN_KEY)
+        service.wait_for("SuperNode ID", refusals=(_UNKNOWN_KEY, _TAKEN_BACK))
     except BaseException as problem:  # an interrupt too: nothing else would end it
         service.stop()
         if not isinstance(problem, LostPeerError):
             raise
+        if _TAKEN_BACK in service.said():
+            raise AuthenticationError(
+                f"the label party has taken the key of '{party.party}' back",
+                where=f"the SuperLink at {party.node.superlink}",
+                got="a key that was registered once",
+                want="a party of the project, with the key that the label party accepted last",
+                fix="ask the label party: it has removed this party, or accepted another key of "
+                f"it; vfl renew {file} makes a new key for it to accept",
+            ) from None
         if _UNKNOWN_KEY in service.said():
             problem.got = "the SuperLink does not know this party's key"
             problem.fix = f"the label party takes it: vfl party accept {party.party}.pub PROJECT"

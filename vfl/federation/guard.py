@@ -115,8 +115,13 @@ SILENT_S = HOLD_S + 1.0
 _ARRIVING = "/v1/fleet/activate-node"
 #: Told of the key of a SuperNode that comes after it was gone, before the application is.
 Arrives = Callable[[bytes], Awaitable[None]]
-#: Who calls, as far as the headers prove it; None for whoever may not pass.
+#: Who calls, as far as the headers prove it; None for whoever may not pass. It raises
+#: `FormerCallerError` for who might once.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
+
+
+class FormerCallerError(Exception):
+    """The key of a SuperNode that was registered, and is not any more."""
 
 
 class Bell:
@@ -205,7 +210,10 @@ class Guard:
             return await self._application(scope, receive, send)
         if scope["type"] != "http":  # a web socket; none of the routes is one
             return await send({"type": "websocket.close", "code": 1008})
-        caller = await self._caller(scope) if self._has_route(scope) else None
+        try:
+            caller = await self._caller(scope) if self._has_route(scope) else None
+        except FormerCallerError:
+            return await _refuse(send, 410)
         if caller is None:
             # Not 401: a SuperNode takes that for an order to end without a word.
             return await _refuse(send, 403)
@@ -252,6 +260,7 @@ def network_guard(
     acceptable: Acceptable,
     bell: Bell | None = None,
     arrives: Arrives | None = None,
+    was_registered: IsRegistered | None = None,
 ) -> Guard:
     """The guard that other machines meet: Fleet, for registered SuperNodes.
 
@@ -264,6 +273,8 @@ def network_guard(
         acceptable: whether the body of a request may reach the application.
         bell: see `Guard`.
         arrives: see `Guard`.
+        was_registered: whether one that is not was so before. Its SuperNode is answered 410 Gone,
+            and need not try again; without this it is answered as a stranger, 403.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -272,10 +283,15 @@ def network_guard(
             signature = b64decode(_header(scope, SIGNATURE_HEADER), validate=True)
         except ValueError:
             return None
-        if not await is_registered(key):
+        former = not await is_registered(key)
+        if former and not (was_registered and await was_registered(key)):
             return None
         signed = _header(scope, TIME_HEADER)
-        return key if await asyncio.to_thread(_is_signed, key, signed, signature) else None
+        if not await asyncio.to_thread(_is_signed, key, signed, signature):
+            return None
+        if former:
+            raise FormerCallerError
+        return key
 
     limits = FLEET_ROUTES, FLEET_BODY_BYTES
     return Guard(application, *limits, caller, acceptable, FLEET_BODIES_AT_ONCE, bell, arrives)

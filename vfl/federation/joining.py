@@ -6,17 +6,20 @@ usual, and no key is written outside of it.
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vfl.config import DataSettings, Experiment, PartyFile, read_party_file
+from vfl.config.edit import Edit, with_settings, without_keys
 from vfl.config.toml import check
 from vfl.config.validate import UNNAMED_ALIGNMENT
 from vfl.core.errors import ConfigError, MissingDataError
 from vfl.core.storage import database_beside, is_database, write_bytes, write_text
 from vfl.datasets.describe import TableReport, describe
-from vfl.federation.project import RULES_OF_NUMBERS, LabelFolder, experiment_text, party_text
+from vfl.federation.project import RULES_OF_NUMBERS, LabelFolder, with_notes
 from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
 from vfl.transport import fingerprint, node_key_pair, public_half
@@ -116,17 +119,31 @@ def merge_table(
     report = describe(place, None, id_column, label, query=query or said.get("query"))
     given = {"source": source} | ({"label": label} if label else {})
     data = report.settings() | said | given
-    experiment = None
     if (folder / "app").is_dir():
         experiment = _at_the_label_party(LabelFolder(folder), report)
         if party.party not in experiment.parties:
             data.pop("columns", None)
-    content = {"party": party.party, "data": data}
-    checked = check(content, PartyFile, where="the table")
-    has_node = experiment is None
-    text = party_text(party.model_copy(update={"data": checked.data}), has_node, report.lines())
-    write_text(folder / "party.toml", text)
+    checked = check({"party": party.party, "data": data}, PartyFile, where="the table")
+    changed = _edit_of_data(checked, said.keys() - given.keys()).of(party.path, PartyFile)
+    write_text(party.path, with_notes(changed.text, report.lines()))
     return report
+
+
+def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
+    """A change of a party's [data]; settings that are kept stay as they are written."""
+    content: dict[str, Any] = wanted.model_dump(mode="json", exclude_unset=True, exclude_none=True)[
+        "data"
+    ]
+
+    def changed(before: Mapping[str, Any]) -> dict[str, Any]:
+        return content | {key: before[key] for key in kept & before.keys() & content.keys()}
+
+    def text(file: str) -> str:
+        before = tomllib.loads(file)["data"]
+        gone = [("data", key) for key in before.keys() - content.keys()]
+        return with_settings(without_keys(file, gone), ("data",), changed(before))
+
+    return Edit(text, lambda file: file.update(data=changed(file["data"])))
 
 
 def _seen_from(folder: Path, table: Path) -> str:
@@ -137,22 +154,32 @@ def _seen_from(folder: Path, table: Path) -> str:
 
 
 def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
-    """The experiment as the label party's table has it, written anew where it says otherwise."""
+    """The experiment as the label party's table has it, edited where it says otherwise."""
     experiment = label.experiment()
-    content = experiment.model_dump(mode="json", exclude_none=True)
-    own = experiment.label.party
-    if report.task is not None:
-        content["label"]["task"] = report.task
+    own, said = experiment.label.party, dict[tuple[str, ...], dict[str, Any]]()
+    if report.task is not None and report.task != experiment.label.task:
+        said["label",] = {"task": report.task}
     if report.features and third_party(experiment) is None and own not in experiment.parties:
-        content["parties"][own] = {}
+        said["parties",] = {own: {}}
     if experiment.data.alignment is None:
-        content["data"]["alignment"] = UNNAMED_ALIGNMENT
+        said["data",] = {"alignment": UNNAMED_ALIGNMENT}
     if report.whole_ids and experiment.data.id_rules == DataSettings().id_rules:
-        content["data"]["id_rules"] = RULES_OF_NUMBERS
-    changed = check(content, Experiment, where=str(label.app))
-    if changed != experiment:
-        write_text(label.app / "experiment.toml", experiment_text(changed))
-    return changed
+        said.setdefault(("data",), {})["id_rules"] = RULES_OF_NUMBERS
+
+    def text(file: str) -> str:
+        for table, settings in said.items():
+            file = with_settings(file, table, settings)
+        return file
+
+    def meant(content: dict[str, Any]) -> None:
+        for (table,), settings in said.items():
+            content.setdefault(table, {}).update(settings)
+
+    changed = Edit(text, meant).of(label.app / "experiment.toml", Experiment)
+    if said:
+        changed.write()
+    after: Experiment = changed.checked
+    return after
 
 
 def make_keys(folder: Path) -> PublicKeys:

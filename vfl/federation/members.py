@@ -1,8 +1,7 @@
 """Parties enter, leave and rename themselves while a project runs.
 
 The label party changes its experiment, every party its own file, with the same commands; nobody
-changes another's. Files are edited as text, so that what their owner wrote around a setting stays;
-the result is parsed, and compared with what was meant, before it is written.
+changes another's. Files are edited as text, see `vfl.config.edit`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import Experiment, PartyFile, read_party_file
+from vfl.config.edit import Changed, Edit, at_keys, below, items_of, without_keys
 from vfl.config.experiment import PARTY_NAME
-from vfl.config.toml import Model, check, split_key
+from vfl.config.toml import check, split_key
 from vfl.core.address import parse_address
 from vfl.core.errors import ConfigError, MissingDataError, UserError
-from vfl.core.storage import rename_sealed, write_bytes, write_text
+from vfl.core.storage import rename_sealed, write_bytes
 from vfl.datasets.alignment.positions import Alignment, versions
 from vfl.federation import deployment
 from vfl.federation.joining import make_keys, write_public
@@ -39,8 +38,6 @@ from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_ledger
 from vfl.transport import fingerprint, renew_node_key
 
-_HEADER = re.compile(r"^[ \t]*\[+[ \t]*([^\]\n]+?)[ \t]*\]+[ \t]*(?:#.*)?$")
-_KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
 #: Settings of a feature party that a new one takes from the others where these agree.
 _LIKE_OTHERS = ("width", "bottom")
 #: Where the experiment names a feature party in a key.
@@ -99,7 +96,7 @@ def add(label: LabelFolder, name: str, table: Table | None) -> Change:
         said = settings | source
         lines = [f"[parties.{name}]", *(f"{key} = {json.dumps(said[key])}" for key in said)]
         return Edit(
-            lambda text: _below(text, "parties", lines),
+            lambda text: below(text, "parties", lines),
             lambda content: content["parties"].update({name: said}),
         )
 
@@ -339,7 +336,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
     if deployment.supernode_runs(party):
         raise UserError("this party's service runs", where=str(folder), fix="stop vfl up first")
     change = Edit(
-        lambda text: _at_keys(text, ("party",), lambda value: _exchanged(value, old, new)),
+        lambda text: at_keys(text, ("party",), lambda value: _exchanged(value, old, new)),
         lambda content: content.update(party=new),
     ).of(file, PartyFile)
     _note(file, "renamed", old, new)
@@ -365,126 +362,6 @@ def follow(folder: Path, old: str, new: str) -> Change:
 # --- what they share -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Changed:
-    """A file's new text, which says what was meant."""
-
-    path: Path
-    text: str
-    checked: Any
-
-    def write(self) -> None:
-        """Put it in the file's place."""
-        write_text(self.path, self.text)
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A change of a TOML file, as text and as settings."""
-
-    text: Callable[[str], str]
-    meant: Callable[[dict[str, Any]], object]
-
-    def of(self, path: Path, model: type[Model]) -> Changed:
-        """The file with the change, not written yet.
-
-        Raises:
-            ConfigError: the settings would contradict each other, or stand in the file in a way
-                that this cannot edit.
-        """
-        before = path.read_text(encoding="utf-8")
-        wanted = tomllib.loads(before)
-        self.meant(wanted)
-        checked = check(wanted, model, where=str(path))
-        after = self.text(before)
-        try:
-            is_meant = tomllib.loads(after) == wanted
-        except tomllib.TOMLDecodeError:
-            is_meant = False
-        if not is_meant:
-            raise ConfigError(
-                "this file is written in a way that this command does not edit",
-                where=str(path),
-                want="a table [parties.NAME] a party, and lists of names in one place",
-                fix="write it like that, or make the change by hand",
-            )
-        return Changed(path, after, checked)
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A header or a setting: its key in full, and its lines."""
-
-    key: tuple[str, ...]
-    start: int
-    stop: int
-    header: bool
-
-
-def _items(lines: Sequence[str]) -> Iterator[_Item]:
-    table, at = tuple[str, ...](), 0
-    while at < len(lines):
-        stop = at + 1
-        if header := _HEADER.match(lines[at]):
-            table = split_key(header[1])
-            yield _Item(table, at, stop, header=True)
-        elif key := _KEY.match(lines[at]):
-            while stop < len(lines) and not _parses("".join(lines[at:stop])):
-                stop += 1
-            yield _Item((*table, *split_key(key[1])), at, stop, header=False)
-        at = stop
-
-
-def _parses(text: str) -> bool:
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
-
-
-def _lines_of(text: str) -> list[str]:
-    return text.splitlines(keepends=True)
-
-
-def _below(text: str, table: str, new: Sequence[str]) -> str:
-    """A new table below the last one of this kind; comments above the next table stay its own."""
-    lines = _lines_of(text if text.endswith("\n") else f"{text}\n")
-    headers = [item for item in _items(lines) if item.header]
-    last = max((n for n, item in enumerate(headers) if item.key[0] == table), default=-1)
-    end = len(lines) if last + 1 == len(headers) else headers[last + 1].start
-    while (end and lines[end - 1].lstrip().startswith(("#", "\n"))) or (
-        end and not lines[end - 1].strip()
-    ):
-        end -= 1
-    return "".join([*lines[:end], "\n", *(f"{one}\n" for one in new), *lines[end:]])
-
-
-def _without_keys(text: str, keys: Sequence[tuple[str, ...]]) -> str:
-    """A text without some tables and settings, and the comments right above their headers."""
-    lines, gone = _lines_of(text), set[int]()
-    for item in _items(lines):
-        if any(item.key[: len(key)] == key for key in keys):
-            gone |= {*range(item.start, item.stop)}
-            above = item.start - 1
-            while item.header and above >= 0 and lines[above].lstrip().startswith("#"):
-                gone.add(above)
-                above -= 1
-            if item.header and above >= 0 and not lines[above].strip():
-                gone.add(above)
-    return "".join(line for at, line in enumerate(lines) if at not in gone)
-
-
-def _at_keys(text: str, key: tuple[str, ...], change: Callable[[str], str]) -> str:
-    """A text with the lines of one setting changed."""
-    lines = _lines_of(text)
-    for item in _items(lines):
-        if not item.header and item.key == key:
-            changed = change("".join(lines[item.start : item.stop]))
-            return "".join([*lines[: item.start], changed, *lines[item.stop :]])
-    return text
-
-
 def _in_lists(
     text: Callable[[str], str],
     meant: Callable[[list[str]], list[str]],
@@ -494,7 +371,7 @@ def _in_lists(
 
     def edit(content: str) -> str:
         for key in lists:
-            content = _at_keys(content, key, text)
+            content = at_keys(content, key, text)
         return content
 
     def change(content: dict[str, Any]) -> None:
@@ -531,15 +408,15 @@ def _left(name: str) -> Edit:
         del content["parties"][name]
         content.get("dp", {}).get("clips", {}).pop(name, None)
 
-    return Edit(lambda text: _without_keys(text, keys), meant)
+    return Edit(lambda text: without_keys(text, keys), meant)
 
 
 def _renamed_in_experiment(old: str, new: str) -> Edit:
     word = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
 
     def edit(text: str) -> str:
-        lines = _lines_of(text)
-        for item in _items(lines):
+        lines = text.splitlines(keepends=True)
+        for item in items_of(lines):
             if any(item.key[: len(table) + 1] == (*table, old) for table in _NAMED_IN):
                 head, equals, value = lines[item.start].partition("=" if not item.header else "]")
                 named = item.header or old in split_key(head)

@@ -17,6 +17,7 @@ The names inside Flower that are used stand in `vfl.federation.upstream`.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import secrets
 import select
@@ -35,7 +36,13 @@ from vfl.config import read_party_file
 from vfl.core.address import parse_address
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
 from vfl.core.processes import DEVNULL, Process
-from vfl.core.storage import close_to_others, private_folder, write_bytes, write_text
+from vfl.core.storage import (
+    close_to_others,
+    private_folder,
+    read_json,
+    write_bytes,
+    write_text,
+)
 from vfl.federation import upstream
 from vfl.federation.bundle import check_bundle
 from vfl.federation.guard import (
@@ -67,6 +74,8 @@ WORKER_VARIABLE = "VFL_STANDING_WORKER"
 STARTER_VARIABLE = "VFL_SERVICE_STARTER"
 #: Starts a standing worker.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
+#: A SuperLink's file with digests of the keys that were taken from parties.
+RETIRED = "retired.json"
 #: A service prints it once all its ports are open.
 READY = "vfl: all ports are open"
 
@@ -299,7 +308,8 @@ async def _serve_superlink(
     local = local_guard(app, routes, api.secret, _registers_by_name, bell)
     servers = [_server(local, options, api.certificate, api.key)]
     if len(listeners) > 1:
-        network = network_guard(app, _registered(app), _names_its_sender, bell, _arrives(app))
+        keys = _registered(app), _names_its_sender, bell, _arrives(app)
+        network = network_guard(app, *keys, _taken_back(api.folder.parent / RETIRED))
         files = Path(options["ssl_certfile"]), Path(options["ssl_keyfile"])
         servers.append(_server(network, options, *files, lifespan="off"))
     loop = asyncio.get_running_loop()
@@ -360,6 +370,16 @@ def _registered(app: Any) -> Callable[[bytes], Any]:
         return await asyncio.to_thread(state.get_node_id_by_public_key, key) is not None
 
     return is_registered
+
+
+def _taken_back(retired: Path) -> Callable[[bytes], Any]:
+    """Whether a key was taken from a party, by the file of their digests."""
+
+    async def was_registered(key: bytes) -> bool:
+        known = read_json(retired)["keys"] if retired.exists() else ()
+        return hashlib.sha256(key).hexdigest() in known
+
+    return was_registered
 
 
 def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:

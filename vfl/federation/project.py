@@ -69,6 +69,8 @@ RULES_OF_NUMBERS = "decimal+zeros"
 _TABLE = {"source": "data.csv", "id": "id"}
 _CONSENT = Consent()
 #: In a party's own file, below the table of ranges.
+#: Begins a note about a table in its party's file.
+_NOTE = "#|"
 _RANGES = (
     "# Every number of a session has a range; vfl check PARTY.toml lists them. Your own, such as:\n"
     "# train.learning_rate = [0.0, 0.1]\n"
@@ -482,10 +484,21 @@ def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> s
         leave_out = {"consent": True, "node": True, "identity": True}
     if party.data is not None:  # what it does not say is found out when the party joins
         leave_out["data"] = OwnData.model_fields.keys() - party.data.model_fields_set
-    found = "".join(f"# {printable(line)}".rstrip() + "\n" for line in notes)
-    found = f"#\n{found}" if found else ""
     text = to_toml(party, leave_out).replace("[consent.ranges]\n", f"[consent.ranges]\n{_RANGES}")
-    return f"{head}# Paths start at this file's folder.\n{found}\n{text}"
+    return with_notes(f"{head}# Paths start at this file's folder.\n\n{text}", notes)
+
+
+def with_notes(text: str, notes: Sequence[str]) -> str:
+    """A party's own file with notes about its table at its head, in place of earlier ones.
+
+    Args:
+        text: the file.
+        notes: one a line; a sign of their own tells them from comments of the file's owner.
+    """
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_NOTE)]
+    head = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    found = [f"{_NOTE} {printable(line)}".rstrip() + "\n" for line in notes]
+    return "".join([*lines[:head], *found, *lines[head:]])
 
 
 def _readme(template: str, experiment: Experiment, **more: Any) -> str:

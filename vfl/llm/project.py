@@ -157,4 +157,4 @@ def start_standing(
         log = project / name / "log.txt"
         service = Service(f"the {name}", line, os.environ, log)
         services.callback(service.stop)
-        service.wait_for("listens on", refusal="error[")
+        service.wait_for("listens on", refusals=["error["])

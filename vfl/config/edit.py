@@ -1,0 +1,210 @@
+"""Change settings in a TOML file as text, so that what its owner wrote around them stays.
+
+The result is parsed, and compared with what was meant, before it is written.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from vfl.config.toml import Model, check, split_key
+from vfl.core.errors import ConfigError
+from vfl.core.storage import write_text
+
+_HEADER = re.compile(r"^[ \t]*\[+[ \t]*([^\]\n]+?)[ \t]*\]+[ \t]*(?:#.*)?$")
+_STRING_OR_COMMENT = re.compile(
+    r'''""".*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|(#[^\n]*)''', re.DOTALL
+)
+_KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A file's new text, which says what was meant."""
+
+    path: Path
+    text: str
+    checked: Any
+
+    def write(self) -> None:
+        """Put it in the file's place."""
+        write_text(self.path, self.text)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of a TOML file, as text and as settings."""
+
+    text: Callable[[str], str]
+    meant: Callable[[dict[str, Any]], object]
+
+    def of(self, path: Path, model: type[Model]) -> Changed:
+        """The file with the change, not written yet.
+
+        Raises:
+            ConfigError: the settings would contradict each other, or stand in the file in a way
+                that this cannot edit.
+        """
+        before = path.read_text(encoding="utf-8")
+        wanted = tomllib.loads(before)
+        self.meant(wanted)
+        checked = check(wanted, model, where=str(path))
+        after = self.text(before)
+        try:
+            is_meant = tomllib.loads(after) == wanted
+        except tomllib.TOMLDecodeError:
+            is_meant = False
+        if not is_meant:
+            raise ConfigError(
+                "this file is written in a way that this command does not edit",
+                where=str(path),
+                want="a header for each table, [parties.NAME] a party, each setting in one place",
+                fix="write it like that, or make the change by hand",
+            )
+        return Changed(path, after, checked)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A header or a setting: the table that it stands in, its key in full, and its lines."""
+
+    table: tuple[str, ...]
+    key: tuple[str, ...]
+    start: int
+    stop: int
+    header: bool
+
+
+def items_of(lines: Sequence[str]) -> Iterator[Item]:
+    """The headers and settings of a TOML file, in their order; not comments and blank lines."""
+    table, at = tuple[str, ...](), 0
+    while at < len(lines):
+        stop = at + 1
+        if header := _HEADER.match(lines[at]):
+            table = split_key(header[1])
+            yield Item(table, table, at, stop, header=True)
+        elif key := _KEY.match(lines[at]):
+            while stop < len(lines) and not _parses("".join(lines[at:stop])):
+                stop += 1
+            yield Item(table, (*table, *split_key(key[1])), at, stop, header=False)
+        at = stop
+
+
+def _parses(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def below(text: str, table: str, new: Sequence[str]) -> str:
+    """A new table below the last one of this kind; comments above the next table stay its own."""
+    return _inserted(text, lambda item: item.key[0] == table, ["", *new])
+
+
+def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]) -> str:
+    """A text whose table has some settings, changed or new; the others stay.
+
+    The lines of a setting stay where it has that value, and its comments in any case.
+    """
+    now: Any = tomllib.loads(text)
+    for part in table:
+        now = now.get(part, {})
+    for key, value in settings.items():
+        if key not in now:
+            text = _with_new(text, table, key, value)
+        elif now[key] != value:
+            text = _with_changed(text, table, key, now[key], value)
+    return text
+
+
+def _with_changed(text: str, table: tuple[str, ...], key: str, before: Any, after: Any) -> str:
+    whole = (*table, key)
+    of_tables = isinstance(before, dict), isinstance(after, dict)
+    if of_tables == (True, True) and not _has_setting(text, whole):  # not {...} in one line
+        text = without_keys(text, [(*whole, name) for name in before.keys() - after.keys()])
+        return with_settings(text, whole, after)
+    if any(of_tables):
+        return _with_new(without_keys(text, [whole]), table, key, after)
+    written = tomli_w.dumps({key: after})
+    return at_keys(text, whole, lambda lines: _commented(lines, written))
+
+
+def _with_new(text: str, table: tuple[str, ...], key: str, value: Any) -> str:
+    if isinstance(value, dict):  # a table of its own
+        content: dict[str, Any] = {key: value}
+        for part in reversed(table):
+            content = {part: content}
+        lines = ["", *tomli_w.dumps(content).splitlines()]
+        return _inserted(text, lambda item: item.key[: len(table)] == table, lines)
+    if not any(
+        item.header and item.key == table for item in items_of(text.splitlines(keepends=True))
+    ):
+        text = f"{_ended(text)}\n[{'.'.join(table)}]\n"
+    lines = tomli_w.dumps({key: value}).splitlines()
+    return _inserted(text, lambda item: item.table == table, lines)
+
+
+def _has_setting(text: str, key: tuple[str, ...]) -> bool:
+    items = items_of(text.splitlines(keepends=True))
+    return any(item.key == key and not item.header for item in items)
+
+
+def _inserted(text: str, after: Callable[[Item], bool], new: Sequence[str]) -> str:
+    """New lines behind the last item of some, else at the end."""
+    lines = _ended(text).splitlines(keepends=True)
+    end = max((item.stop for item in items_of(lines) if after(item)), default=len(lines))
+    return "".join([*lines[:end], *(f"{one}\n" for one in new), *lines[end:]])
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("\n") else f"{text}\n"
+
+
+def _commented(before: str, written: str) -> str:
+    """A setting as it is written now, with the comments of the lines that it stood in."""
+    before, comments = _ended(before), _comments_of(before)
+    written = f"{before.partition('=')[0].rstrip()} ={written.partition('=')[2]}"
+    if not comments:
+        return written
+    if len(comments) == before.count("\n") == written.count("\n") == 1:
+        return f"{written.rstrip()}  {comments[0]}\n"
+    return "".join(f"{one}\n" for one in comments) + written
+
+
+def _comments_of(text: str) -> list[str]:
+    """The comments among the lines of a setting, whose texts may hold the same sign."""
+    return [found[1].rstrip() for found in _STRING_OR_COMMENT.finditer(text) if found[1]]
+
+
+def without_keys(text: str, keys: Sequence[tuple[str, ...]]) -> str:
+    """A text without some tables and settings, and the comments right above their headers."""
+    lines, gone = text.splitlines(keepends=True), set[int]()
+    for item in items_of(lines):
+        if any(item.key[: len(key)] == key for key in keys):
+            gone |= {*range(item.start, item.stop)}
+            above = item.start - 1
+            while item.header and above >= 0 and lines[above].lstrip().startswith("#"):
+                gone.add(above)
+                above -= 1
+            if item.header and above >= 0 and not lines[above].strip():
+                gone.add(above)
+    return "".join(line for at, line in enumerate(lines) if at not in gone)
+
+
+def at_keys(text: str, key: tuple[str, ...], change: Callable[[str], str]) -> str:
+    """A text with the lines of one setting changed."""
+    lines = text.splitlines(keepends=True)
+    for item in items_of(lines):
+        if not item.header and item.key == key:
+            changed = change("".join(lines[item.start : item.stop]))
+            return "".join([*lines[: item.start], changed, *lines[item.stop :]])
+    return text
