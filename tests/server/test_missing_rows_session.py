@@ -15,13 +15,21 @@ from stand_in_flower import Flower
 
 from vfl.clients.serving import ServedParty
 from vfl.config import Experiment
-from vfl.core.errors import ConfigError, ConsentError, MisalignedError, ProtocolError, VFLError
+from vfl.core.errors import (
+    ConfigError,
+    ConsentError,
+    MisalignedError,
+    MissingPartyError,
+    ProtocolError,
+    VFLError,
+)
 from vfl.core.frame import Kind
 from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
 from vfl.datasets.alignment.gaps import role_of
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Send, run_roles
+from vfl.federation.members import _drop_positions
 from vfl.serving.front import settings_file
 from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training.run import load_data, session_of
@@ -277,6 +285,47 @@ def test_a_party_that_dies_is_replaced_until_it_is_back(session, serving, monkey
     back = wait_for(client, row, [])
     assert same(back, expected[row])
     assert json.loads(client.ask("/ready")[1]) == {"ready": True}
+
+
+@pytest.mark.parametrize("session", [TREES], indirect=True)
+def test_trees_do_not_go_on_without_a_party_that_left_the_project(session):
+    session.play("align")
+    session.play("train")
+    for mode in ("evaluate", "predict", "serve"):
+        with pytest.raises(MissingPartyError, match="'shop' has left this project") as refused:
+            session.play(mode, today=["bank"])
+        assert "a network that was trained with data.missing_rows" in str(refused.value)
+
+
+def test_a_network_goes_on_without_a_party_that_left_the_project(session):
+    session.play("align")
+    session.play("train")
+    session.play("predict")
+    before = predicted(session.run)
+    lender = session.flower.files["lender"]
+    assert _drop_positions(lender, "shop") == (0, 1)
+    messages = len(session.flower.threads)
+    with pytest.raises(MissingPartyError, match="party 'shop' has left this project"):
+        session.play("evaluate", today=["bank"])
+    assert len(session.flower.threads) == messages  # nobody was asked for it
+    session.play("predict", today=["bank"])
+    after = predicted(session.run)
+    owned = session.owned
+    assert after.keys() == owned["bank"] | owned["shop"]
+    for row, answer in after.items():
+        assert (answer == before[row]) is (row not in owned["shop"])
+    assert len(session.flower.threads) == messages + 1
+
+    settings_file(session.run, settings(timeout_s=8.0))
+    service = Serving(session.run, lambda: session.play("serve", today=["bank"]))
+    try:
+        service.client.wait_ready()
+        for row in (min(owned["bank"]), min(owned["shop"] - owned["bank"])):
+            told = service.client.predict(row)[1]["predictions"][0]
+            assert same(told, after[row])
+            assert told["missing"] == [n for n in PARTIES if n == "shop" or row not in owned[n]]
+    finally:
+        service.stop()
 
 
 def wait_for(client, row, missing):

@@ -119,8 +119,13 @@ class PlayedSession:
         """What is played, with some settings changed."""
         return Experiment.model_validate(self._content | changes)
 
-    def play(self, mode="train", *, run="run", resume=False, enough=None, told=(), **changes):
-        """What the label party's links saw of a session, submitted with what is `told`."""
+    def play(
+        self, mode="train", *, run="run", resume=False, enough=None, told=(), today=None, **changes
+    ):
+        """What the label party's links saw of a session, submitted with what is `told`.
+
+        `today` are the feature parties that the project has by now; None where none has left.
+        """
         Noting.seen, Noting.enough = [], enough
         experiment = self.experiment(**changes)
         lender = self.flower.files["lender"]
@@ -130,7 +135,7 @@ class PlayedSession:
         else:
             terms = own_terms(experiment, mode, run, lender).asked_with(told)
         try:
-            run_session(self.flower, experiment, lender, terms, resume=resume)
+            run_session(self.flower, experiment, lender, terms, resume=resume, today=today)
         finally:
             for thread in self.flower.threads:
                 thread.join(timeout=60)

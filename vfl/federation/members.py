@@ -175,8 +175,8 @@ def remove(label: LabelFolder, name: str) -> Change:
         for one in node_parties(change.checked)
     ]
     stays = [
-        f"runs with {name} can be looked at; vfl predict and vfl serve go on without it where "
-        'they were trained with data.missing_rows = "token", else: vfl train'
+        f"runs with {name} can be looked at; vfl predict and vfl serve go on without it with "
+        'networks that were trained with data.missing_rows = "token", else: vfl train'
     ]
     return Change(tuple(done), (*then, *_afresh(label, change.checked)), tuple(stays))
 

@@ -156,7 +156,8 @@ def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
         raise MissingPartyError(
             f"party '{gone[0]}' has left this project",
             where=f"run '{terms.run}', which it had part in",
-            want='to predict or serve without it: a run of data.missing_rows = "token"',
+            want="to predict or serve without it: a network that was trained with "
+            'data.missing_rows = "token"',
             fix="train anew among the parties of today: vfl train PROJECT",
         )
     return gone
