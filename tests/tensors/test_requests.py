@@ -35,7 +35,9 @@ GOOD_STEPS = {
     "divide": [16], "blank": [[2, 3]], "mask": [[2, 3], None],
     "scale": [5], "reshape": [[3, 2]], "expand": [[4, 2, 3]], "sum_to": [[1, 3]],
     "spread": [torch.zeros(2).long(), [2, 3]], "sum": [[0, 1], True], "pad": [[1, 1, 0, 2]],
-    "stack": [-1],
+    "stack": [-1], "cat": [0], "leading": [0, 30],
+    "product": ["conv2d", [1, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1]],
+    "by": [ONE, "conv2d", False, [1, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1]],
 }  # fmt: skip
 WHOLE = (-(2**70), 2**70, 1.5, math.nan, math.inf, True, "7", None, [1])
 REAL = (-1e300, 1e300, 2**70, math.nan, math.inf, True, "7", None)

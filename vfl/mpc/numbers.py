@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vfl.mpc.ring import ELEMENT_BITS, Operation, matmul
+from vfl.mpc.ring import ELEMENT_BITS, Composed, Operation, matmul, matmul_each
 
 #: Uppermost bit of a ring element, and all bits below it.
 SIGN = ELEMENT_BITS - 1
@@ -24,8 +24,6 @@ LOW = (1 << SIGN) - 1
 BITS = 61
 P = (1 << BITS) - 1
 _HALF, _LIMB = 31, 21
-#: Terms of a product below which torch's own loop over the first axis is faster.
-_SMALL = 1 << 17
 
 
 class Ring:
@@ -64,15 +62,11 @@ class Ring:
         return one * two
 
     def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
-        """A bilinear map; of matrices one may have an axis in front, or both."""
-        if operation is not matmul or left.dim() == right.dim() == 2:
-            return operation(left, right)
-        if left.shape[-2] * left.shape[-1] * right.shape[-1] < _SMALL:
-            return left @ right
-        count = len(left) if left.dim() == 3 else len(right)
-        pairs = [(left[at] if left.dim() == 3 else left, right[at] if right.dim() == 3 else right)
-                 for at in range(count)]  # fmt: skip
-        return torch.stack([matmul(*pair) for pair in pairs])
+        """A bilinear map; of matrices, and of maps made of them, with any axes in front."""
+        if isinstance(operation, Composed):
+            pair = self.additive(operation.left, left), self.additive(operation.right, right)
+            return self.additive(operation.after, self.product(matmul, *pair))
+        return matmul_each(left, right) if operation is matmul else operation(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
         """A map that only moves and adds elements."""
@@ -152,6 +146,8 @@ class Field(Ring):
         return found
 
     def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
+        if isinstance(operation, Composed):
+            return super().product(operation, left, right)
         return self.matmul(left, right) if operation is matmul else self.mul(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -49,6 +50,8 @@ _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
 _NARROW = (np.int16, np.int32)
 #: Terms up to which a product of one row is faster as a sum, where no loop is compiled.
 _FEW_TERMS = 1 << 18
+#: Terms of a product below which torch's own loop over further axes is faster.
+_SMALL_PRODUCT = 1 << 17
 #: Values a pass takes at once where there are several, so that they stay in a core's own cache.
 _BLOCK = 16384
 
@@ -186,6 +189,45 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
     if right.shape[1] == 1:
         return torch.from_numpy(right[:, 0].numpy() @ left.numpy())[:, None]
     return matmul(left.t(), right)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A bilinear map made of a product of matrices, such as a convolution.
+
+    Attributes:
+        left: a map of the left factor that only moves and adds elements.
+        right: likewise of the right factor.
+        after: likewise of the product. All three take a tensor with further axes in front.
+    """
+
+    left: Callable[[Tensor], Tensor]
+    right: Callable[[Tensor], Tensor]
+    after: Callable[[Tensor], Tensor]
+
+    def __call__(self, left: Tensor, right: Tensor) -> Tensor:
+        """The map of ring elements."""
+        return self.after(matmul_each(self.left(left), self.right(right)))
+
+
+def matmul_each(left: Tensor, right: Tensor) -> Tensor:
+    """Products of matrices; axes (*batch, rows, inner) and (*batch, inner, columns) broadcast.
+
+    >>> matmul_each(torch.ones(2, 1, 3).long(), torch.ones(3, 1).long()).tolist()
+    [[[3]], [[3]]]
+    """
+    if left.dim() == right.dim() == 2:
+        return matmul(left, right)
+    if left.shape[-2] * left.shape[-1] * right.shape[-1] < _SMALL_PRODUCT:
+        return left @ right
+    if right.dim() == 2:
+        rows = matmul(left.reshape(-1, left.shape[-1]), right)
+        return rows.reshape(*left.shape[:-1], right.shape[-1])
+    front = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
+    lefts = left.expand(*front, *left.shape[-2:]).reshape(-1, *left.shape[-2:])
+    rights = right.expand(*front, *right.shape[-2:]).reshape(-1, *right.shape[-2:])
+    found = torch.stack([matmul(*pair) for pair in zip(lefts, rights, strict=True)])
+    return found.reshape(*front, *found.shape[1:])
 
 
 def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Size:

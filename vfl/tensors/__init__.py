@@ -17,8 +17,8 @@ from vfl.core import lazy_names
 
 if TYPE_CHECKING:
     from vfl.tensors.base import ChainTensor
-    from vfl.tensors.fixed import FixedPrecisionTensor, fix_precision
-    from vfl.tensors.methods import hook, share, unhook
+    from vfl.tensors.fixed import FixedPrecisionTensor
+    from vfl.tensors.methods import fix_precision, hook, share, unhook
     from vfl.tensors.pointers import PointerTensor
     from vfl.tensors.private import PrivateTraining, pate
     from vfl.tensors.remote import Pool, Ticket, serve
@@ -53,7 +53,7 @@ _HOMES = {
     "Ticket": "vfl.tensors.remote",
     "Worker": "vfl.tensors.workers",
     "find": "vfl.tensors.workers",
-    "fix_precision": "vfl.tensors.fixed",
+    "fix_precision": "vfl.tensors.methods",
     "get": "vfl.tensors.workers",
     "hook": "vfl.tensors.methods",
     "pate": "vfl.tensors.private",

@@ -21,16 +21,19 @@ from torch.nn import functional
 from vfl.core.errors import UserError
 
 _NAMES = """
-add sub rsub mul div neg pow square sqrt exp log abs sign clamp matmul mm bmm
-relu sigmoid tanh softmax log_softmax linear conv2d avg_pool2d
-mean sum cumsum argmax argmin lt le gt ge eq ne where cat stack
+add sub rsub mul div neg pow square sqrt rsqrt reciprocal exp log abs sign clamp erf
+matmul mm bmm relu leaky_relu hardtanh sigmoid tanh gelu silu softmax log_softmax dropout
+linear conv2d avg_pool2d max_pool2d adaptive_avg_pool2d layer_norm batch_norm
+mean var sum cumsum amax amin max min argmax argmin maximum minimum lt le gt ge eq ne
+where masked_fill cat stack gather index_select flip roll pad
 mse_loss l1_loss cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits
 zeros_like ones_like clone addcmul addcdiv lerp
 __rsub__ __radd__ __rmul__ __rtruediv__ __rpow__ __rmatmul__ __pow__
 add_ sub_ mul_ div_ zero_ addcmul_ addcdiv_ lerp_ sqrt_ copy_
 """
 _VIEWS = """
-reshape view flatten t transpose permute squeeze unsqueeze expand detach float double long
+reshape view flatten t transpose permute movedim squeeze unsqueeze expand narrow select
+detach float double long
 __getitem__
 """
 _EMPTY = torch.empty(0)

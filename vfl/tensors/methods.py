@@ -1,4 +1,4 @@
-"""`share` for modules, and the methods that `hook` gives to torch's classes."""
+"""`fix_precision`, `share` for modules, and the methods that `hook` gives to torch's classes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,60 @@ from typing import Any
 
 import torch
 
-from vfl.tensors.fixed import BITS, fix_precision
+from vfl.core.errors import UserError
+from vfl.core.registry import require_range
+from vfl.tensors.fixed import FixedPrecisionTensor, public
+from vfl.tensors.layers import OPERATIONS
+from vfl.tensors.pointers import PointerTensor
+from vfl.tensors.shares import Session
 from vfl.tensors.workers import get, on_parameters, send
 
+BITS = 16
+FixedPrecisionTensor.operations = OPERATIONS
+
 _METHODS: dict[type, dict[str, Any]] = {}
+
+
+def fix_precision(tensor: Any, bits: int = BITS) -> Any:
+    """Reals as fixed-precision numbers; of a pointer, see `share`.
+
+    Args:
+        tensor: a torch tensor, or a pointer whose values its worker will share.
+        bits: after the point, 8 to 20.
+    """
+    require_range("bits", bits, 8, 20)
+    if isinstance(tensor, PointerTensor):
+        return Unshared(tensor, bits)
+    return public(tensor, bits, bits).requires_grad_(tensor.requires_grad)
+
+
+class Unshared:
+    """What a pointer's worker is going to share.
+
+    Args:
+        pointer: to a torch tensor.
+        bits: after the point.
+    """
+
+    def __init__(self, pointer: PointerTensor, bits: int) -> None:
+        self.pointer, self.bits = pointer, bits
+
+    def __repr__(self) -> str:
+        return f"<{self.bits} bits, not shared yet: {self.pointer!r}>"
+
+    def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
+        """The worker splits its values among the holders; its rule goes with every share."""
+        session, owner = Session.of(holders, dealer, mac), self.pointer.location
+        if owner.remote != dealer.remote:
+            raise UserError(
+                "the tensor is in another process than the holders, or they are and it is not",
+                got=repr(self.pointer),
+                fix="take holders that are elsewhere as it is, or get() it first if you may",
+            )
+        result = FixedPrecisionTensor(
+            session.split_at(self.pointer, self.bits), self.bits, self.bits
+        )
+        return result.requires_grad_(self.pointer.requires_grad)
 
 
 def share(

@@ -33,6 +33,7 @@ from vfl.core.registry import shortened
 from vfl.mpc.many.members import MOST_HOLDERS
 from vfl.mpc.ring import ELEMENT_BITS
 from vfl.session.store.witness import MOST as MOST_COUNT
+from vfl.tensors.convolution import NUMBERS
 from vfl.tensors.pointers import Ref
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +83,10 @@ Dims = Annotated[list[Dim], Field(max_length=_MOST_AXES)]
 Padding = Annotated[int, Field(strict=True, ge=0, le=1 << 20)]
 Around = Annotated[list[Padding], Field(max_length=2 * _MOST_AXES)]
 Product = Literal["mul", "matmul"]
+Convolution = Literal["conv2d", "conv2d_input", "conv2d_weight"]
+Axes = Annotated[list[Annotated[int, Field(strict=True, ge=0, le=1 << 20)]],
+                 Field(min_length=NUMBERS, max_length=NUMBERS)]  # fmt: skip
+Place = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS - 2)]
 #: Of a computation on shares: a place in it, and how many hold shares.
 Role = Annotated[int, Field(strict=True, ge=0, le=MOST_HOLDERS)]
 Holders = Annotated[int, Field(strict=True, ge=2, le=MOST_HOLDERS)]
@@ -175,15 +180,17 @@ def _adapters(types: Mapping[str, Any]) -> Mapping[str, TypeAdapter[Any]]:
 
 #: The parameters of each step on shares, and of each linear map behind its name.
 STEPS = _adapters({
-    "plus": tuple[Values], "product": tuple[Product], "divide": tuple[Shift],
-    "negative": tuple[()], "transposed": tuple[()], "blank": tuple[Sizes],
+    "plus": tuple[Values], "product": tuple[Product] | tuple[Convolution, Axes],
+    "divide": tuple[Shift], "negative": tuple[()], "leading": tuple[Place, Place],
+    "transposed": tuple[()], "blank": tuple[Sizes],
     "mask": tuple[Sizes, Text | None], "input": tuple[()], "disclose": tuple[()],
 })  # fmt: skip
 MAPS = _adapters({
-    "scale": tuple[Factor], "by": tuple[Values, Product, Flag], "add": tuple[()],
+    "scale": tuple[Factor], "add": tuple[()],
+    "by": tuple[Values, Product, Flag] | tuple[Values, Convolution, Flag, Axes],
     "reshape": tuple[Sizes], "expand": tuple[Sizes], "sum_to": tuple[Sizes],
     "gather": tuple[Values], "spread": tuple[Values, Sizes], "sum": tuple[Dims, Flag],
-    "pad": tuple[Around], "stack": tuple[Dim], "clone": tuple[()],
+    "pad": tuple[Around], "stack": tuple[Dim], "cat": tuple[Dim], "clone": tuple[()],
 })  # fmt: skip
 
 

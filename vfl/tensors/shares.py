@@ -33,6 +33,7 @@ from vfl.mpc.ring import ELEMENT_BITS, Operation, encode, matmul
 from vfl.mpc.shares import SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.tensors.base import Link, axes
+from vfl.tensors.convolution import KINDS, Geometry, convolution
 from vfl.tensors.keys import seal
 from vfl.tensors.pointers import (
     ME,
@@ -45,7 +46,12 @@ from vfl.tensors.pointers import (
 )
 from vfl.tensors.wire import packed
 
-_OPERATIONS: dict[str, Operation] = {"mul": torch.mul, "matmul": matmul}
+
+def bilinear(name: str, numbers: Sequence[int] = ()) -> Operation:
+    """The product of a request; `numbers` are those of a convolution's `Geometry`."""
+    if name in KINDS:
+        return convolution(name, Geometry.of(numbers))
+    return torch.mul if name == "mul" else matmul
 
 
 # Linear maps. Each takes tensors with an axis in front: of holders, of a value and its MAC, or of
@@ -86,6 +92,7 @@ LINEAR: Mapping[str, Callable[..., Tensor]] = {
     "sum": _summed,
     "pad": lambda stack, around: torch.nn.functional.pad(stack, tuple(around)),
     "stack": lambda stack, dim, *others: _stacked(dim, stack, *others),
+    "cat": lambda stack, dim, *others: torch.cat((stack, *others), dim + 1 if dim >= 0 else dim),
     "clone": torch.clone,
 }
 
@@ -98,12 +105,12 @@ def mapped(
     if name == "scale":  # by a public number
         return numbers.mul(first, parameters[0])
     if name == "by":  # by a public tensor, from the right or the left
-        elements, operation, from_left = parameters
+        elements, operation, from_left, *rest = parameters
         elements = numbers.lift(elements)
         if operation == "mul":
             return numbers.mul(reach(first, elements.dim()), elements)
         pair = (elements, first) if from_left else (first, elements)
-        return numbers.product(matmul, *pair)
+        return numbers.product(bilinear(operation, *rest), *pair)
     linear = LINEAR[name]
     return numbers.additive(lambda one, *rest: linear(one, *parameters, *rest), first, *others)
 
@@ -132,8 +139,8 @@ def perform(
 
     Args:
         member: a holder, the dealer, or all of them as one.
-        kind: "linear", "plus", "product", "divide", "negative", "transposed"; with MACs also
-            "mask", "input" and "disclose".
+        kind: "linear", "plus", "product", "divide", "negative", "leading", "transposed"; with MACs
+            also "mask", "input" and "disclose".
         operands: its shares.
         parameters: of the step.
     """
@@ -150,15 +157,14 @@ def perform(
         case "plus":
             return Found(member.plus(operands[0], member.numbers.lift(parameters[0])))
         case "product":
-            operation = _OPERATIONS[parameters[0]]
-            if isinstance(member, Lockstep):
-                return _lockstep_product(member, operands, operation)
-            one, two = member.open(*operands)
-            return Found(SharedTensor(member.multiply(one, two, operation).share, 0), [one, two])
+            operation = bilinear(*parameters)
+            return _product(member, operands, operation)
         case "divide":
             return Found(SharedTensor(member.divide(operands[0], parameters[0]).share, 0))
         case "negative" if isinstance(member, Member | AuthenticatedMember):
             return Found(member.is_negative(operands[0]))
+        case "leading" if isinstance(member, Member | AuthenticatedMember):
+            return Found(member.leading(operands[0], range(parameters[0], parameters[1] + 1)))
         case "blank":
             return Found(SharedTensor(blank(parameters[0]), 0))
         case "transposed":
@@ -212,16 +218,17 @@ def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
     return Found(shared, readers=masked.readers, final=True)
 
 
-def _lockstep_product(
-    member: Lockstep, operands: Sequence[SharedTensor], operation: Operation
-) -> Found:
-    """As `Found`; of element-wise factors both get as many axes."""
-    dims = [each.share.dim() for each in operands]
-    if operation is matmul or dims[0] == dims[1]:
-        one, two = member.open(*operands)
-        return Found(SharedTensor(member.multiply(one, two, operation).share, 0), [one, two])
-    one, two = (SharedTensor(reach(each.share, max(dims) - 1), 0) for each in operands)
-    return Found(SharedTensor(member.multiply(one, two, torch.mul).share, 0))
+def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: Operation) -> Found:
+    """As `Found`; behind an axis in front, element-wise factors both get as many axes."""
+    one, two = operands
+    most = max(one.share.dim(), two.share.dim())
+    same = not member.front or operation is not torch.mul or one.share.dim() == two.share.dim()
+    if not same:
+        one, two = (SharedTensor(reach(each.share, most - 1), 0) for each in operands)
+    one, *rest = member.open(*([one] if one is two else [one, two]))
+    two = rest[0] if rest else one
+    found = SharedTensor(member.multiply(one, two, operation).share, 0)
+    return Found(found, [one, two] if same else ())
 
 
 def elements_of(
@@ -275,8 +282,8 @@ class Ring(Link, ABC):
         """The sum with public elements; no message."""
 
     @abstractmethod
-    def product(self, other: Any, operation: str) -> Any:
-        """The bilinear map "mul" or "matmul" of these and others of the same kind."""
+    def product(self, other: Any, operation: str, *numbers: Any) -> Any:
+        """A bilinear map of these and others of the same kind, as `bilinear` names it."""
 
     @abstractmethod
     def divide(self, shift: int) -> Any:
@@ -287,8 +294,15 @@ class Ring(Link, ABC):
         """1 where an element is below 0, else 0."""
 
     @abstractmethod
+    def leading(self, low: int, high: int) -> Any:
+        """Where the leading one of a magnitude is, from place `low` to `high`; then the sign.
+
+        Axes (places + 1, *those of the elements): 1 at that place, and last 1 below 0.
+        """
+
+    @abstractmethod
     def transposed(self) -> Any:
-        """Rows and columns exchanged."""
+        """The last two axes exchanged."""
 
     @abstractmethod
     def reveal(self, requester: str) -> Tensor:
@@ -313,9 +327,9 @@ class Here(Ring):
         """See `Ring`."""
         return Here(self.elements + public)
 
-    def product(self, other: Here, operation: str) -> Here:
+    def product(self, other: Here, operation: str, *numbers: Any) -> Here:
         """See `Ring`."""
-        return Here(_OPERATIONS[operation](self.elements, other.elements))
+        return Here(RING.product(bilinear(operation, *numbers), self.elements, other.elements))
 
     def divide(self, shift: int) -> Here:
         """See `Ring`."""
@@ -325,9 +339,15 @@ class Here(Ring):
         """See `Ring`."""
         return Here((self.elements < 0).long())
 
+    def leading(self, low: int, high: int) -> Here:
+        """See `Ring`."""
+        magnitude = self.elements.abs()
+        places = [(magnitude >> place) == 1 for place in range(low, high + 1)]
+        return Here(torch.stack([*places, self.elements < 0]).long())
+
     def transposed(self) -> Here:
         """See `Ring`."""
-        return Here(self.elements.t())
+        return Here(self.elements.mT)
 
     def reveal(self, requester: str) -> Tensor:
         """See `Ring`."""
@@ -363,10 +383,13 @@ class Shares(Ring):
         """See `Ring`."""
         return self.session.do("plus", [self], public)
 
-    def product(self, other: Shares, operation: str) -> Shares:
+    def product(self, other: Shares, operation: str, *numbers: Any) -> Shares:
         """See `Ring`; what was opened under a mask stays so for later products."""
         if operation == "matmul":
-            fits = len(self.shape) == len(other.shape) == 2 and self.shape[1] == other.shape[0]
+            fits = len(self.shape) == len(other.shape) >= 2 and self.shape[-1] == other.shape[-2]
+            fits = fits and self.shape[:-2] == other.shape[:-2]
+        elif operation in KINDS:
+            fits = True  # as its geometry was made of these axes
         else:
             fits = _broadcast(self.shape, other.shape)
         if not fits:  # before any party has begun
@@ -375,7 +398,7 @@ class Shares(Ring):
                 got=f"{axes(self.shape)} and {axes(other.shape)}",
                 fix="compare their shapes",
             )
-        return self.session.do("product", [self, other], operation)
+        return self.session.do("product", [self, other], operation, *numbers)
 
     def divide(self, shift: int) -> Shares:
         """See `Ring`."""
@@ -385,9 +408,13 @@ class Shares(Ring):
         """See `Ring`."""
         return self.session.do("negative", [self])
 
+    def leading(self, low: int, high: int) -> Shares:
+        """See `Ring`."""
+        return self.session.do("leading", [self], low, high)
+
     def transposed(self) -> Shares:
         """See `Ring`; an opening stays one."""
-        if len(self.shape) != 2:
+        if len(self.shape) < 2:
             raise UserError("only matrices are transposed", got=axes(self.shape))
         return self.session.do("transposed", [self])
 
@@ -504,7 +531,7 @@ class LockstepSession(Session):
         super().__init__(holders, dealer, mac)
         self._member = Lockstep(len(holders))
         self._open_rules = [Rule() for _ in self.workers]
-        self._apart: LocalMembers | None = None
+        self._members: LocalMembers | None = None
         self.count = 0
 
     def __len__(self) -> int:
@@ -526,8 +553,8 @@ class LockstepSession(Session):
         self.require_own(operands)
         rules = self._rules(operands)
         values = [each.parts.value for each in operands]
-        if kind == "negative":
-            return self._kept(self._negative(values[0]), rules)
+        if kind in ("negative", "leading"):
+            return self._kept(self._apart(kind, values[0], parameters), rules)
         if kind == "linear":  # the shortest way, for there are many
             share = mapped(RING, parameters[0], parameters[1:], [each.share for each in values])
             return self._kept(SharedTensor(share, 0), rules)
@@ -556,14 +583,16 @@ class LockstepSession(Session):
         self.count += 1
         return Shares(self, Stack(value, rules, self), value.share.shape[1:])
 
-    def _negative(self, value: SharedTensor) -> SharedTensor:
+    def _apart(self, kind: str, value: SharedTensor, parameters: Sequence[Any]) -> SharedTensor:
         """By parties of their own: the words of a comparison have no axis of holders."""
-        if self._apart is None:
-            self._apart = LocalMembers(len(self.workers) - 1)
-            weakref.finalize(self, self._apart.close)
+        if self._members is None:
+            self._members = LocalMembers(len(self.workers) - 1)
+            weakref.finalize(self, self._members.close)
         parts = [*value.share, blank(value.share.shape[1:])]
-        found = self._apart.run(
-            lambda member: member.is_negative(SharedTensor(parts[member.role], 0))
+        found = self._members.run(
+            lambda member: (
+                perform(member, kind, [SharedTensor(parts[member.role], 0)], parameters).value
+            )
         )
         return SharedTensor(torch.stack([each.share for each in found[:-1]]), 0)
 

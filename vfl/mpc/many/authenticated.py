@@ -243,6 +243,27 @@ class AuthenticatedMember(BeaverEngine):
         above = FIELD.mul(FIELD.sub(whole.share, rest.share), pow(_OFFSET, -1, P))
         return self.plus(SharedTensor(FIELD.sub(above * 0, above), 0), torch.ones_like(c))
 
+    def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
+        """See `vfl.mpc.many.members.Member.leading`; by comparisons with every power of two.
+
+        An element beyond the last place has its leading one there.
+        """
+        negative = self.is_negative(shared)
+        sign = self.plus(SharedTensor(FIELD.mul(negative.share, P - 2), 0), _ones(shared.shape[1:]))
+        magnitude = self.multiply(SharedTensor(shared.share, 0), sign)
+        powers = torch.tensor([1 << place for place in places])
+        powers = FIELD.lift(-powers).reshape(-1, *[1] * (shared.share.dim() - 1))
+        whole = magnitude.share[:, None].expand(-1, len(places), *shared.shape[1:])
+        below = self.is_negative(
+            self.plus(SharedTensor(whole, 0), powers.expand(len(places), *shared.shape[1:]))
+        )
+        if self.deals:
+            return SharedTensor(self._blank((len(places) + 1, *shared.shape[1:])), 0)
+        last = self.plus(SharedTensor(FIELD.sub(below.share * 0, below.share)[:, -1:], 0),
+                         _ones((1, *shared.shape[1:])))  # fmt: skip
+        between = FIELD.sub(below.share[:, 1:], below.share[:, :-1])
+        return SharedTensor(torch.cat([between, last.share, negative.share[:, None]], 1), 0)
+
     def _numbers(self, c: Tensor, wraps: Tensor, bits: Tensor, flip: Tensor) -> SharedTensor:
         """One is 0 if the public number is the smaller one, or with the flip the larger one.
 
@@ -276,6 +297,10 @@ class AuthenticatedMember(BeaverEngine):
     def sum_of(self, one: SharedTensor, two: SharedTensor) -> SharedTensor:
         """The sum of two shared tensors; no message."""
         return one if self.deals else SharedTensor(FIELD.add(one.share, two.share), 0)
+
+
+def _ones(shape: Sequence[int]) -> Tensor:
+    return torch.ones(tuple(shape), dtype=torch.int64)
 
 
 def fresh(shape: Sequence[int]) -> Tensor:

@@ -169,6 +169,21 @@ class Member(BeaverEngine):
             carry, propagate = self._carried(carry, propagate, stride, last=True)
         return SharedTensor(self.numbers_of(self._flipped(total ^ carry, -1), [SIGN]).share[0], 0)
 
+    def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
+        """Where the leading one of each magnitude is, and its sign; no fraction bits.
+
+        Nothing is disclosed. 88 n bytes, eight rounds. Of a negative element the leading one is
+        that of its complement, which is one less than its magnitude.
+
+        Returns:
+            Axes (places + 1, *its own): 1 at the leading one's place, if it is among those asked;
+            last, 1 where an element is below 0.
+        """
+        words = self.bits_of(shared)
+        magnitude = words ^ (words >> SIGN)  # each holder flips by its own share of the sign
+        top = self.highest_bit(magnitude)  # whose uppermost bit is 0, so the sign fits there
+        return self.numbers_of((top & LOW) | (words & ~LOW), [*places, SIGN])
+
     def apply(
         self, shared: SharedTensor, function: Callable[[Tensor], Tensor], where: str, bits: int = -1
     ) -> SharedTensor:

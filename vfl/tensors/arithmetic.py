@@ -1,0 +1,500 @@
+"""Arithmetic of fixed-precision tensors: moves, sums, products, comparisons, choices.
+
+Every function takes and gives `FixedPrecisionTensor`, with gradients, and discloses nothing. What
+it costs on shares of two holders without MACs, where a round is one message to and fro:
+
+    moves, sums            no message
+    product                one round; the division of a factor that is a product itself one more
+    product with a number  no round, or that division
+    sign, comparison       five rounds
+    leading one            eight rounds
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vfl.core.errors import UserError
+from vfl.tensors.base import axes
+from vfl.tensors.convolution import Geometry, Kind
+from vfl.tensors.fixed import FixedPrecisionTensor, Vjp, public
+from vfl.tensors.shares import Here, Ring
+
+FP: TypeAlias = FixedPrecisionTensor
+#: Fraction bits beyond twice the precision that a product may have.
+_SLACK = 4
+#: Bits before the point that values may have, and those that an element has for all of them.
+MOST_BITS, ROOM_BITS = 26, 62
+#: Leading bits of a small factor of something that keeps its fraction, and what is called small.
+_SHORT_BITS, _SMALL = 8, 1 / 8
+
+
+def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
+    """A tensor of a ring, whose gradient goes to the operands on the tape."""
+    found = FP(child, bits, like.precision)
+    if torch.is_grad_enabled():
+        found._tape = tuple(each for each in tape if each[0].requires_grad)
+    return found
+
+
+def with_gradient(value: FP, *tape: tuple[FP, Vjp]) -> FP:
+    """The same elements with a gradient of their own."""
+    return made(value.child, value.bits, value, *tape)
+
+
+def mapped(a: FP, vjp: Vjp, name: str, *parameters: Any) -> FP:
+    """A linear map of `vfl.tensors.shares.LINEAR`."""
+    return made(a.child.linear(name, *parameters), a.bits, a, (a, vjp))
+
+
+def number(value: float, like: FP) -> FP:
+    """A public number."""
+    return public(torch.tensor(value, dtype=torch.float64), like.precision, like.precision)
+
+
+def whole(values: Tensor, like: FP) -> FP:
+    """Public whole numbers, or booleans."""
+    return public(values, 0, like.precision)
+
+
+def both(a: Any, b: Any) -> tuple[FP, FP]:
+    """Two operands, of which one may be a number."""
+    like = a if isinstance(a, FP) else b
+    one, two = (each if isinstance(each, FP) else number(each, like) for each in (a, b))
+    return one, two
+
+
+def at_precision(a: FP, precision: int) -> FP:
+    """The same elements in a computation of another precision; no gradient."""
+    return FP(a.child, a.bits, precision)
+
+
+def detached(a: FP) -> FP:
+    """The same without its gradient."""
+    found = FP(a.child, a.bits, a.precision)
+    found._divided = a._divided
+    return found
+
+
+# Sums.
+
+
+def finer(a: FP, bits: int) -> FP:
+    """With more fraction bits."""
+    if bits <= a.bits:
+        return a
+    return made(a.child.linear("scale", 1 << (bits - a.bits)), bits, a, (a, lambda g: g))
+
+
+def add(a: Any, b: Any, alpha: float = 1) -> FP:
+    """The sum a + alpha b."""
+    a, b = both(a, b)
+    if alpha != 1:
+        b = mul(b, alpha)
+    most = 2 * a.precision + _SLACK
+    a, b = a.divided(most), b.divided(most)
+    bits = max(a.bits, b.bits)
+    a, b = finer(a, bits), finer(b, bits)
+    tape = ((a, lambda g: summed_to(g, a.shape)), (b, lambda g: summed_to(g, b.shape)))
+    if isinstance(a.child, Here) and not isinstance(b.child, Here):
+        child = b.child.plus(a.child.elements)
+    elif isinstance(b.child, Here):
+        child = a.child.plus(b.child.elements)
+    else:
+        child = a.child.linear("add", others=[b.child])
+    return made(child, bits, a, *tape)
+
+
+def neg(a: FP) -> FP:
+    """The negative."""
+    return mapped(a, neg, "scale", -1)
+
+
+def sub(a: Any, b: Any, alpha: float = 1) -> FP:
+    """The difference a - alpha b."""
+    return add(a, b, -alpha) if isinstance(a, FP) or alpha != 1 else add(neg(b), a)
+
+
+def summed_to(a: FP, shape: torch.Size) -> FP:
+    """Summed over the axes that a broadcast has made."""
+    if a.shape == shape:
+        return a
+    return mapped(a, lambda g: expand(g, a.shape), "sum_to", shape)
+
+
+def expand(a: FP, shape: torch.Size) -> FP:
+    """Broadcast to these axes."""
+    if a.shape == shape:
+        return a
+    return mapped(a, lambda g: summed_to(g, a.shape), "expand", shape)
+
+
+def total(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
+    """The sum over axes."""
+    dims = dimensions(a, dim)
+    kept = torch.Size(1 if at in dims else size for at, size in enumerate(a.shape))
+    return mapped(a, lambda g: expand(reshape(g, kept), a.shape), "sum", dims, keepdim)
+
+
+def mean(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
+    """The mean over axes."""
+    found = total(a, dim, keepdim)
+    return mul(found, found.numel() / a.numel())
+
+
+def dimensions(a: FP, dim: Any) -> tuple[int, ...]:
+    """Axes by their numbers; None is all."""
+    if dim is None:
+        return tuple(range(a.dim()))
+    return tuple(each % a.dim() for each in ((dim,) if isinstance(dim, int) else dim))
+
+
+# Products.
+
+
+def mul(a: Any, b: Any) -> FP:
+    """The product of every two elements."""
+    if not isinstance(a, FP):
+        a, b = b, a
+    if not isinstance(b, FP):
+        return scaled(a, float(b))
+    return times(
+        a,
+        b,
+        "mul",
+        lambda g: summed_to(mul(g, b), a.shape),
+        lambda g: summed_to(mul(g, a), b.shape),
+    )
+
+
+def scaled(a: FP, factor: float) -> FP:
+    """Times a public number, of which as many leading bits count as of a fraction.
+
+    With a fraction that is finer than a product's, such as an average of squares has, a factor near
+    1 leaves it so: a - a (1 - factor), of elements below 2^18.
+    """
+    if factor == 0:
+        return mapped(a, lambda g: scaled(g, 0), "scale", 0)
+    if factor != 1 and abs(1 - factor) <= _SMALL and a.bits > 2 * a.precision:
+        return sub(a, scaled_briefly(a, 1 - factor).divided(a.bits))
+    ratio, shift = _ratio(factor, a.precision)
+    if shift > 0 and abs(ratio) > 1:
+        a = a.divided(max(a.precision, ROOM_BITS - MOST_BITS - a.precision))
+    return _times_ratio(a, ratio, shift, factor)
+
+
+def scaled_briefly(a: FP, factor: float) -> FP:
+    """Times a small public number of which eight leading bits count; no message.
+
+    It has the fraction of a product at least, so elements have to be below 2^(54 - bits).
+    """
+    return _times_ratio(a, *_ratio(factor, _SHORT_BITS), factor)
+
+
+def _ratio(factor: float, bits: int) -> tuple[int, int]:
+    """A whole number, and the bits by which it is larger than the factor."""
+    shift = bits - math.frexp(factor)[1]
+    if float(factor).is_integer():
+        shift = min(shift, 0) if abs(factor) >= 2.0**bits else 0
+    ratio = round(factor * 2.0**shift)
+    spare = (ratio & -ratio).bit_length() - 1
+    return ratio >> spare, shift - spare
+
+
+def _times_ratio(a: FP, ratio: int, shift: int, factor: float) -> FP:
+    child = a.child
+    if ratio != 1 or shift < 0:
+        child = child.linear("scale", ratio << max(-shift, 0))
+    return made(child, a.bits + max(shift, 0), a, (a, lambda g: scaled(g, factor)))
+
+
+def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[Any] = ()) -> FP:
+    """A bilinear map; its fraction is that of both factors."""
+    most, left, right = 2 * a.precision + _SLACK, a, b
+    if left.bits + right.bits > most:
+        left = left.divided()
+    if left.bits + right.bits > most:
+        right = right.divided() if b is not a else left
+    if isinstance(b.child, Here):
+        child = left.child.linear("by", right.child.elements, operation, False, *numbers)
+    elif isinstance(a.child, Here):
+        child = right.child.linear("by", left.child.elements, operation, True, *numbers)
+    else:
+        child = left.child.product(right.child, operation, *numbers)
+    return made(child, left.bits + right.bits, a, (a, to_a), (b, to_b))
+
+
+def square(a: FP) -> FP:
+    """The square; half of what a product sends."""
+    plain = detached(a if 2 * a.bits <= 2 * a.precision + _SLACK else a.divided())
+    found = times(plain, plain, "mul", neg, neg)
+    return with_gradient(found, (a, lambda g: mul(mul(a, 2), g)))
+
+
+def power(a: FP, exponent: Any) -> FP:
+    """A power by a positive whole number."""
+    if exponent == 1:
+        return a
+    if not float(exponent).is_integer() or exponent < 1:
+        FP.refuse("a power that is no positive whole number")
+    exponent = int(exponent)
+    half = square(power(a, exponent // 2)) if exponent > 2 else a
+    return square(a) if exponent == 2 else mul(half, a) if exponent % 2 else half
+
+
+def matmul(a: FP, b: FP) -> FP:
+    """The product of matrices; further axes in front are batches, as torch has them."""
+    if a.dim() == 1:
+        found = matmul(reshape(a, 1, -1), b)
+        return reshape(found, *found.shape[:-2], found.shape[-1])
+    if b.dim() == 1:
+        return reshape(matmul(a, reshape(b, -1, 1)), *a.shape[:-1])
+    if b.dim() == 2 and a.dim() > 2:
+        rows = matmul(reshape(a, -1, a.shape[-1]), b)
+        return reshape(rows, *a.shape[:-1], b.shape[-1])
+    if a.shape[-1] != b.shape[-2]:
+        _unfit("two tensors cannot be multiplied", a, b)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    a, b = expand(a, batch + a.shape[-2:]), expand(b, batch + b.shape[-2:])
+    return times(
+        a, b, "matmul", lambda g: matmul(g, transposed(b)), lambda g: matmul(transposed(a), g)
+    )
+
+
+def transposed(a: FP) -> FP:
+    """The last two axes exchanged; what was opened for a product stays so."""
+    found = made(a.child.transposed(), a.bits, a, (a, transposed))
+    if a._divided is not None:
+        found._divided = FP(a._divided.child.transposed(), a._divided.bits, a.precision)
+    return found
+
+
+def convolved(a: FP, b: FP, kind: Kind, geometry: Geometry) -> FP:
+    """One of the three bilinear maps of a convolution; see `vfl.tensors.convolution`."""
+
+    def to_images(g: FP) -> FP:
+        return convolved(g, b, "conv2d_input", geometry)
+
+    def to_filters(g: FP) -> FP:
+        return convolved(a, g, "conv2d_weight", geometry)
+
+    if kind != "conv2d":
+        to_images = to_filters = _once
+    return times(a, b, kind, to_images, to_filters, [geometry.numbers()])
+
+
+def _once(g: FP) -> FP:
+    FP.refuse("a second derivative of a convolution")
+
+
+# Moves.
+
+
+def reshape(a: FP, *shape: Any) -> FP:
+    """Other axes."""
+    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    return mapped(a, lambda g: reshape(g, a.shape), "reshape", _resolved(a.shape, sizes))
+
+
+def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
+    """With the length that -1 stands for."""
+    if -1 not in sizes:
+        return tuple(sizes)
+    rest = -math.prod(sizes)
+    return tuple(shape.numel() // max(rest, 1) if size == -1 else size for size in sizes)
+
+
+def gathered(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
+    """Elements in another order, some of them, or some several times."""
+    indices = pick(torch.arange(a.numel()).reshape(a.shape))
+
+    def back(g: FP) -> FP:
+        return mapped(g, lambda h: gathered(h, pick), "spread", indices, a.shape)
+
+    return mapped(a, back, "gather", indices)
+
+
+def picked(a: FP, index: Any) -> FP:
+    """``a[index]``: slices, lists and public tensors of places or booleans."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(each, FP) for each in parts):
+        FP.refuse("an index that is shared, whose result has axes that would show it")
+    return gathered(a, lambda indices: indices[index])
+
+
+def stack(parts: Sequence[FP], dim: int = 0) -> FP:
+    """Tensors of the same axes along a new one."""
+    return _joined(parts, dim, "stack", lambda at: lambda indices: indices.select(dim, at))
+
+
+def cat(parts: Sequence[FP], dim: int = 0) -> FP:
+    """Tensors one after another along an axis."""
+    starts = [sum(each.shape[dim] for each in parts[:at]) for at in range(len(parts))]
+
+    def of(at: int) -> Callable[[Tensor], Tensor]:
+        return lambda indices: indices.narrow(dim, starts[at], parts[at].shape[dim])
+
+    return _joined(parts, dim, "cat", of)
+
+
+def _joined(
+    parts: Sequence[FP], dim: int, name: str, of: Callable[[int], Callable[[Tensor], Tensor]]
+) -> FP:
+    shared = next((each.child for each in parts if not isinstance(each.child, Here)), None)
+    bits = max(each.bits for each in parts)
+    parts = [finer(each, bits) for each in parts]
+    children = [each.child for each in parts]
+    if shared is not None:  # public parts become shares without a message: nothing plus them
+        children = [
+            _blank(shared, each.shape).plus(each.elements) if isinstance(each, Here) else each
+            for each in children
+        ]
+
+    def at(index: int) -> Vjp:
+        return lambda g: gathered(g, of(index))
+
+    first, *others = children
+    child = first.linear(name, dim, others=others)
+    return made(child, bits, parts[0], *((each, at(index)) for index, each in enumerate(parts)))
+
+
+def _blank(shared: Any, shape: torch.Size) -> Any:
+    nothing = shared.linear("scale", 0).linear("sum", list(range(len(shared.shape))), False)
+    return nothing.linear("expand", tuple(shape))
+
+
+def unbound(a: FP, dim: int = 0) -> list[FP]:
+    """Slices along an axis."""
+    return [
+        gathered(a, lambda indices, at=at: indices.select(dim, at))  # type: ignore[misc]
+        for at in range(a.shape[dim])
+    ]
+
+
+def padded(a: FP, around: Sequence[int], mode: str = "constant", value: Any = None) -> FP:
+    """Public values around; see `torch.nn.functional.pad`."""
+    around = [int(each) for each in around]
+    if mode != "constant" or min(around) < 0:
+        FP.refuse("pad by another mode than constant, or to fewer elements")
+    places = torch.nn.functional.pad(torch.arange(a.numel()).reshape(a.shape) + 1, around) - 1
+
+    def back(g: FP) -> FP:
+        return gathered(g, lambda at: at.reshape(-1)[(places.reshape(-1) >= 0)].reshape(a.shape))
+
+    found = mapped(a, back, "pad", around)
+    if not value:
+        return found
+    return add(found, public((places < 0).double() * value, a.precision, a.precision))
+
+
+# Comparisons, and choices by them.
+
+
+def less(a: Any, b: Any) -> FP:
+    """1 where a < b, else 0."""
+    apart = sub(a, b)
+    return made(apart.child.negative(), 0, apart)
+
+
+def negated(a: FP) -> FP:
+    """1 - a, of a comparison."""
+    return sub(whole(torch.ones(()), a), a)
+
+
+def different(a: Any, b: Any) -> FP:
+    """1 where the two differ, else 0."""
+    apart = sub(a, b)
+    below, above = unbound(less(stack([apart, neg(apart)]), 0))
+    return add(below, above)
+
+
+def chosen(condition: FP, a: Any, b: Any) -> FP:
+    """A where the condition is 1, b where it is 0; one round."""
+    apart = sub(a, b) if isinstance(a, FP) or isinstance(b, FP) else number(a - b, condition)
+    return add(mul(apart, condition), b)
+
+
+def relu(a: FP, inplace: bool = False) -> FP:
+    """max(a, 0)."""
+    positive = less(0, a)
+    return times(a, positive, "mul", lambda g: mul(g, positive), lambda g: g)
+
+
+def sign(a: FP) -> FP:
+    """1, 0 or -1."""
+    below, above = unbound(less(stack([a, neg(a)]), 0))
+    return sub(above, below)
+
+
+def absolute(a: FP) -> FP:
+    """The magnitude; of 0 the derivative is 1."""
+    return mul(a, sub(1.0, mul(less(a, 0), 2)))
+
+
+def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
+    """Within bounds; both are compared at once."""
+    bounds = [(each, low) for each, low in ((min, True), (max, False)) if each is not None]
+    apart = [sub(a, each) if low else sub(each, a) for each, low in bounds]
+    beyond = unbound(less(stack([expand(each, a.shape) for each in apart]), 0))
+    found = a
+    for (bound, _), out in zip(bounds, beyond, strict=True):
+        found = chosen(out, bound, found)
+    return found
+
+
+def largest(
+    a: FP, dim: int, *, smallest: bool = False, places: bool = False
+) -> tuple[FP, FP | None]:
+    """The largest elements along an axis, and their places, of equal ones the first.
+
+    Of n elements log2(n) times a comparison and a choice, with places one choice more.
+
+    Args:
+        a: of at least one element along the axis.
+        dim: the axis, which the result lacks.
+        smallest: the smallest elements instead.
+        places: whether places are wanted.
+    """
+    value = gathered(a, lambda at: at.movedim(dim, 0))
+    found: FP | None = None
+    if places:
+        indices = torch.arange(value.shape[0]).reshape(-1, *[1] * (a.dim() - 1))
+        found = whole(indices.expand(value.shape), a)
+    while (count := value.shape[0]) > 1:
+        one, two = _pairs(value)
+        second = less(two, one) if smallest else less(one, two)
+        rest = slice(count - count % 2, None)
+        value = _with_rest(chosen(second, two, one), picked(value, rest))
+        if found is not None:
+            one, two = _pairs(found)
+            found = _with_rest(chosen(second, two, one), picked(found, rest))
+    return picked(value, 0), None if found is None else picked(found, 0)
+
+
+def _pairs(a: FP) -> tuple[FP, FP]:
+    end = a.shape[0] // 2 * 2
+    return picked(a, slice(0, end, 2)), picked(a, slice(1, end, 2))
+
+
+def _with_rest(a: FP, rest: FP) -> FP:
+    return cat([a, rest]) if len(rest) else a
+
+
+def maximum(a: Any, b: Any) -> FP:
+    """The larger of every two elements."""
+    return chosen(less(a, b), b, a)
+
+
+def minimum(a: Any, b: Any) -> FP:
+    """The smaller of every two elements."""
+    return chosen(less(a, b), a, b)
+
+
+def _unfit(what: str, a: FP, b: FP) -> None:
+    got = f"{axes(a.shape)} and {axes(b.shape)}"
+    raise UserError(what, got=got, fix="compare their shapes")

@@ -1,0 +1,389 @@
+"""Functions of fixed-precision tensors that no ring has: polynomials, powers of two, squarings.
+
+Each says its range, within which its error is that of the table in docs/results/tensors.md, and
+its rounds on shares of two holders without MACs. None discloses anything: an argument beyond the
+range is not noticed, and its result is wrong.
+
+An argument x of 1 / x, log, sqrt and the like is brought to [1/2, 1) first, by its leading one; the
+function is a polynomial there. A polynomial of degree 7 or 15 takes three or four products one
+after the other (Paterson and Stockmeyer 1973), of a variable from -1 to 1. Polynomials interpolate
+at Chebyshev's points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from vfl.tensors.arithmetic import (
+    FP,
+    add,
+    at_precision,
+    clamp,
+    detached,
+    gathered,
+    largest,
+    less,
+    made,
+    mul,
+    neg,
+    number,
+    picked,
+    power,
+    square,
+    stack,
+    sub,
+    summed_to,
+    times,
+    total,
+    unbound,
+    whole,
+    with_gradient,
+)
+
+#: Fraction bits within polynomials, whose values are below 8.
+_INNER_BITS = 26
+#: An argument that is brought to [1/2, 1) is from 2^-precision to 2^16.
+_MOST_POWER = 15
+#: Squarings of an exponential, and its fraction bits: the result may be 2^(62 - 2 bits).
+_SQUARINGS, _EXP_BITS = 7, 22
+#: Where curves that end in 0 and 1 are taken to have ended.
+_ENDS = {"sigmoid": 11.0, "normal": 5.0}
+#: Beyond this the normal density is nothing.
+_FLAT = 8.0
+#: Fraction bits of an inverse that is multiplied, of that product, and of powers of two in roots.
+_QUOTIENT_BITS, _SCALED_BITS, _ROOT_BITS = 20, 28, 24
+#: Fraction bits of an argument with a leading one, and of those the ones below the least root's.
+_FINEST_BITS, _BELOW_ROOTS = 40, 8
+
+
+# Polynomials.
+
+
+@lru_cache(maxsize=32)
+def coefficients(name: str, degree: int, low: float, high: float) -> tuple[float, ...]:
+    """Of t from -1 to 1, of a function of x from `low` to `high`; the constant first.
+
+    >>> [round(each, 3) for each in coefficients("reciprocal", 3, 0.5, 1.0)]
+    [1.331, -0.444, 0.166, -0.055]
+    """
+    series = np.polynomial.Chebyshev.interpolate(
+        np.vectorize(_CURVES[name]), degree, domain=[low, high]
+    )
+    return tuple(float(each) for each in np.polynomial.chebyshev.cheb2poly(series.coef))
+
+
+_CURVES: dict[str, Callable[[float], float]] = {
+    "reciprocal": lambda x: 1 / x,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "log": math.log,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "normal": lambda x: 0.5 * math.erfc(-x / math.sqrt(2)),
+}
+
+
+def polynomial(t: FP, weights: Sequence[float]) -> FP:
+    """A polynomial of 8 or 16 coefficients: five or seven rounds.
+
+    Args:
+        t: from -1 to 1; its precision is that of the powers.
+        weights: the constant first.
+    """
+    power = square(t)
+    parts = [_line(t, *weights[at : at + 2]) for at in range(0, len(weights), 2)]
+    while len(parts) > 1:
+        odds = stack([*parts[1::2], power]).divided()  # in one division
+        power = picked(odds, -1)
+        found = unbound(mul(odds if len(parts) > 2 else picked(odds, slice(0, -1)), power))
+        parts, power = [add(*pair) for pair in zip(parts[::2], found, strict=False)], found[-1]
+    return parts[0]
+
+
+def _line(t: FP, constant: float, slope: float) -> FP:
+    """A line with the fraction of a product, whatever its slope is."""
+    bits = t.bits + t.precision
+    child = t.child.linear("scale", round(slope * 2.0**t.precision))
+    return made(child.plus(torch.tensor(round(constant * 2.0**bits))), bits, t)
+
+
+# Arguments with a leading one.
+
+
+@dataclass(frozen=True)
+class Octave:
+    """A magnitude x' 2^(e + 1) with x' in [1/2, 1), as shares of both.
+
+    Attributes:
+        t: 4 x' - 3, from -1 to 1.
+        leading: axes (powers, *those of the argument): 1 at its e, else 0.
+        to_one: what the argument was multiplied with, 2^-(e + 1) and its sign.
+        low: the first e.
+    """
+
+    t: FP
+    leading: FP
+    to_one: FP
+    low: int
+
+    def curve(self, name: str, bits: int = _INNER_BITS) -> FP:
+        """A function of x', off by at most 3e-6; six rounds."""
+        return polynomial(self.t, coefficients(name, 7, 0.5, 1.0)).divided(bits)
+
+    def weighted(self, weight: Callable[[int], float], bits: int) -> FP:
+        """A weight of its e; no message."""
+        weights = [round(weight(self.low + at) * 2.0**bits) for at in range(len(self.leading))]
+        column = torch.tensor(weights).reshape(-1, *[1] * (self.leading.dim() - 1))
+        child = self.leading.child.linear("by", column, "mul", False).linear("sum", [0], False)
+        return FP(child, bits, _INNER_BITS)
+
+
+def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool = False) -> Octave:
+    """Bring a magnitude to [1/2, 1): ten rounds, with a sign eleven.
+
+    Args:
+        x: of a magnitude from 2^low to 2^(high + 1).
+        low: minus its precision if not given.
+        high: the largest e.
+        signed: whether an element may be below 0.
+    """
+    x = x.divided(max(2 * x.precision, _FINEST_BITS))
+    low = -min(x.precision, x.bits) if low is None else low
+    flags = FP(x.child.leading(x.bits + low, x.bits + high), 0, _INNER_BITS)
+    leading = picked(flags, slice(0, -1))
+    found = Octave(x, leading, x, low)
+    to_one = found.weighted(lambda e: 2.0 ** -(e + 1), high + 1)
+    if signed:
+        to_one = exact(to_one, sub(whole(torch.ones(()), x), mul(picked(flags, -1), 2)))
+    normal = exact(at_precision(x, _INNER_BITS), to_one)
+    return Octave(sub(mul(normal, 4.0), 3.0).divided(), leading, to_one, low)
+
+
+def exact(a: FP, b: FP) -> FP:
+    """A product of which the caller knows that it fits, whatever the fractions are; one round."""
+    found = times(FP(a.child, 0, a.precision), FP(b.child, 0, b.precision), "mul", neg, neg)
+    return FP(found.child, a.bits + b.bits, a.precision)
+
+
+# Quotients and roots.
+
+
+def quotient(a: FP, b: Octave, inverse: FP | None = None) -> FP:
+    """A / b of a below 2^24 and a quotient below 2^17; ten rounds, four with the inverse."""
+    inverse = b.curve("reciprocal", _QUOTIENT_BITS) if inverse is None else inverse
+    scaled = exact(a.divided(max(a.precision, _QUOTIENT_BITS)), inverse).divided(_SCALED_BITS)
+    return at_precision(exact(scaled, b.to_one), a.precision)
+
+
+def div(a: Any, b: Any) -> FP:
+    """A / b; by a tensor from 2^-precision to 2^16 in magnitude, 21 rounds. Of 0 the result is 0.
+
+    >>> from vfl.tensors import fix_precision
+    >>> x, y = fix_precision(torch.tensor([3.0])), fix_precision(torch.tensor([-8.0]))
+    >>> (x / y).get().float_precision()
+    tensor([-0.3750])
+    """
+    if not isinstance(b, FP):
+        return mul(a, 1 / b)
+    with torch.no_grad():
+        divisor = octave(b, signed=True)
+        inverse = divisor.curve("reciprocal", _QUOTIENT_BITS)
+        a = a if isinstance(a, FP) else number(a, b)
+        found = quotient(a, divisor, inverse)
+
+    def to_b(g: FP) -> FP:
+        return summed_to(neg(quotient(mul(g, found), divisor, inverse)), b.shape)
+
+    return with_gradient(
+        found, (a, lambda g: summed_to(quotient(g, divisor, inverse), a.shape)), (b, to_b)
+    )
+
+
+def reciprocal(a: FP) -> FP:
+    """1 / a of 2^-precision to 2^16 in magnitude; 18 rounds. Of 0 the result is 0."""
+    with torch.no_grad():
+        divisor = octave(a, signed=True)
+        found = at_precision(exact(divisor.curve("reciprocal"), divisor.to_one), a.precision)
+    return with_gradient(found, (a, lambda g: neg(mul(g, square(found)))))
+
+
+def sqrt(a: FP) -> FP:
+    """The square root of 2^-precision to 2^16; 17 rounds. Of 0 the result is 0.
+
+    Of a fraction finer than a product's the least argument is 2^(8 - bits).
+    """
+    with torch.no_grad():
+        fine = a.bits > 2 * a.precision
+        argument = octave(a, low=_BELOW_ROOTS - min(a.bits, _FINEST_BITS) if fine else None)
+        found = _root(argument, "sqrt", 0.5, a)
+    return with_gradient(found, (a, lambda g: mul(mul(g, _root(argument, "rsqrt", -0.5, a)), 0.5)))
+
+
+def rsqrt(a: FP) -> FP:
+    """1 / sqrt(a) of 2^-precision to 2^16; 17 rounds. Of 0 the result is 0."""
+    with torch.no_grad():
+        found = _root(octave(a), "rsqrt", -0.5, a)
+
+    def back(g: FP) -> FP:
+        return mul(mul(g, found), mul(square(found), -0.5))
+
+    return with_gradient(found, (a, back))
+
+
+def _root(argument: Octave, name: str, power: float, like: FP) -> FP:
+    scale = argument.weighted(lambda e: 2.0 ** (power * (e + 1)), _ROOT_BITS)
+    return at_precision(exact(argument.curve(name), scale), like.precision)
+
+
+# Exponentials and logarithms.
+
+
+def exp(a: FP) -> FP:
+    """e^a of -115 to 12: (1 + t + t^2 / 2)^128 with t = a / 128; 16 rounds.
+
+    >>> from vfl.tensors import fix_precision
+    >>> torch.exp(fix_precision(torch.tensor([-1.0]))).get().float_precision()
+    tensor([0.3679])
+    """
+    with torch.no_grad():
+        found = at_precision(_exponential(detached(a)), a.precision)
+    return with_gradient(found, (a, lambda g: mul(g, found)))
+
+
+def _exponential(a: FP) -> FP:
+    a = a.divided()
+    t = FP(a.child, a.bits + _SQUARINGS, a.bits + _SQUARINGS)
+    found = add(add(mul(square(t), 0.5), t), 1.0)
+    for _ in range(_SQUARINGS):
+        found = square(at_precision(found, _EXP_BITS).divided())
+    return found
+
+
+def log(a: FP) -> FP:
+    """The natural logarithm of 2^-precision to 2^16; 16 rounds. Of 0 or less it is anything."""
+    with torch.no_grad():
+        found = _logarithm(octave(a), a)
+    return with_gradient(found, (a, lambda g: div(g, a)))
+
+
+def _logarithm(argument: Octave, like: FP) -> FP:
+    powers = argument.weighted(lambda e: (e + 1) * math.log(2), _INNER_BITS)
+    return at_precision(add(argument.curve("log"), powers), like.precision)
+
+
+def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
+    """exp(a) over its sum along an axis; an element 115 below the largest is too far.
+
+    Of n elements log2(n) comparisons and choices, and 36 rounds.
+    """
+    with torch.no_grad():
+        found = _shares_of_sum(a, dim)[0]
+
+    def back(g: FP) -> FP:
+        return mul(found, sub(g, total(mul(g, found), dim, keepdim=True)))
+
+    return with_gradient(found, (a, back))
+
+
+def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
+    """The logarithm of `softmax`, at the same cost; the softmax itself for the gradient."""
+    with torch.no_grad():
+        above, parts, sums = _exponentials(a, dim)
+        found = sub(above, _logarithm(sums, a))
+
+    def back(g: FP) -> FP:
+        share = at_precision(quotient(parts, sums), a.precision)
+        return sub(g, mul(share, total(g, dim, keepdim=True)))
+
+    return with_gradient(found, (a, back))
+
+
+def _exponentials(a: FP, dim: int) -> tuple[FP, FP, Octave]:
+    """Less the largest; the exponentials of that; and their sum, from 1 to their number."""
+    a = detached(a)
+    most, _ = largest(a, dim)
+    above = sub(a, unsqueezed(most, dim))
+    parts = _exponential(above)
+    sums = octave(total(parts, dim, keepdim=True), low=-1, high=a.shape[dim].bit_length())
+    return above, parts, sums
+
+
+def _shares_of_sum(a: FP, dim: int) -> tuple[FP, Octave]:
+    _, parts, sums = _exponentials(a, dim)
+    return at_precision(quotient(parts, sums), a.precision), sums
+
+
+def unsqueezed(a: FP, dim: int) -> FP:
+    """With an axis of length 1."""
+    return gathered(a, lambda at: at.unsqueeze(dim))
+
+
+# Curves from 0 to 1.
+
+
+def sigmoid(a: FP) -> FP:
+    """1 / (1 + exp(-a)), of any a; 16 rounds."""
+    with torch.no_grad():
+        found = _step(detached(a), "sigmoid")
+        slope: list[FP] = []
+
+    def back(g: FP) -> FP:
+        if not slope:
+            slope.append(sub(found, square(found)))
+        return mul(g, slope[0])
+
+    return with_gradient(found, (a, back))
+
+
+def tanh(a: FP) -> FP:
+    """2 sigmoid(2 a) - 1; see there."""
+    return sub(mul(sigmoid(mul(a, 2)), 2), whole(torch.ones(()), a))
+
+
+def silu(a: FP, inplace: bool = False) -> FP:
+    """A sigmoid(a); two rounds more than that."""
+    return mul(a, sigmoid(a))
+
+
+def gelu(a: FP, approximate: str = "none") -> FP:
+    """A times the normal distribution function, of any a; 18 rounds."""
+    if approximate != "none":
+        return mul(a, sigmoid(mul(add(a, mul(power(a, 3), 0.044715)), math.sqrt(8 / math.pi))))
+    with torch.no_grad():
+        normal = _step(detached(a), "normal")
+
+    return mul(a, with_gradient(normal, (a, lambda g: _density(g, a))))
+
+
+def erf(a: FP) -> FP:
+    """2 N(a sqrt 2) - 1 of the normal distribution function N, of any a; 17 rounds."""
+    with torch.no_grad():
+        normal = _step(detached(mul(a, math.sqrt(2))), "normal")
+    found = sub(mul(normal, 2), whole(torch.ones(()), a))
+    return with_gradient(found, (a, lambda g: mul(_density(g, mul(a, math.sqrt(2))), math.sqrt(8))))
+
+
+def _density(g: FP, a: FP) -> FP:
+    """A gradient times exp(-a^2 / 2) / sqrt(2 pi)."""
+    squares = square(clamp(detached(a), -_FLAT, _FLAT))
+    return mul(g, mul(exp(mul(squares, -0.5)), 1 / math.sqrt(2 * math.pi)))
+
+
+def _step(a: FP, name: str) -> FP:
+    """A curve f with f(-x) = 1 - f(x): a polynomial to its end, there 0 and 1."""
+    end = _ENDS[name]
+    a = a.divided()
+    flags = less(stack([a, add(a, end), sub(end, a)]), 0)
+    below, left, right = unbound(flags)
+    inside = add(sub(sub(whole(torch.ones(()), a), mul(below, 2)), right), left)  # and its sign
+    magnitude = at_precision(mul(a, inside), _INNER_BITS)
+    t = sub(mul(magnitude, 2 / end), 1.0).divided()
+    curve = polynomial(t, coefficients(name, 15, 0.0, end)).divided(_INNER_BITS)
+    found = add(exact(curve, inside), add(below, sub(right, left)))
+    return at_precision(found, a.precision)
