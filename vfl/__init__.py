@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vfl.experiments.study import Results
     from vfl.session import trace
     from vfl.training.cutting import split
+    from vfl.training.recorder import record
     from vfl.training.split import SplitModule
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "attack",
     "compare",
     "grid",
+    "record",
     "split",
     "trace",
     "train",
@@ -44,6 +46,7 @@ _HOMES = {
     "train": "vfl.experiments.notebook",
     "value": "vfl.experiments.notebook",
     "SplitModule": "vfl.training.split",
+    "record": "vfl.training.recorder",
     "split": "vfl.training.cutting",
     "VFLClassifier": "vfl.estimators",
     "VFLRegressor": "vfl.estimators",

@@ -17,6 +17,7 @@ from vfl.experiments.study import add_attack
 
 COLUMNS_OF_ROWS, ROWS = 6, 300
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_attack.py"
+ATTACKS = ["logistic", "gradient_similarity"]
 QUIET = {"progress": False}
 QUICK = {"seeds": [0], "leaks": [5], "draws": 1, "attacks": ["logistic"], "baselines": ["raw"]}
 
@@ -131,6 +132,40 @@ def test_a_grid_stands_beside_its_guess_and_goes_on_where_it_stopped(tmp_path):
     assert vfl.Results.of(tmp_path).table.equals(wider), "whoever reads needs no function"
     with pytest.raises(RunFolderError, match="modules"):
         add_attack(tmp_path, EXAMPLE)
+
+
+def test_attacks_on_gradients_are_given_a_recorded_training(tmp_path):
+    train, test = loaders()
+    ran = []
+    asked = {"defenses": ["none"], **QUICK, **QUIET}
+    gradients = {"attacks": ATTACKS, "out": tmp_path / "first"}
+    found = vfl.grid(build, train, test, fit=trained_with(ran), **asked | gradients)
+    assert not found.failed
+    assert len(ran) == 1
+    later = asked | {"out": tmp_path / "later"}
+    vfl.grid(build, train, test, fit=trained_with(ran), **later)
+    again = vfl.grid(build, train, test, fit=trained_with(ran), **later | {"attacks": ATTACKS})
+    assert len(ran) == 3, "recorded once more, to the same weights"
+    kept = [one.table[one.table.evaluator == "attack"].value.tolist() for one in (found, again)]
+    assert kept[0] == kept[1]
+    vfl.grid(build, train, test, fit=trained_with(ran), **later | {"attacks": ATTACKS})
+    assert len(ran) == 3, "scores stay"
+
+
+def test_a_training_that_cannot_be_repeated_is_not_recorded_later(tmp_path):
+    train, test = loaders()
+    moved = iter(range(100))
+
+    def loop(model, loader):
+        with torch.no_grad():
+            model.model[0].bias.add_(next(moved))
+
+    asked = {"defenses": ["none"], "out": tmp_path, **QUICK, **QUIET}
+    vfl.grid(build, train, test, fit=loop, **asked)
+    found = vfl.grid(build, train, test, fit=loop, **asked | {"attacks": ATTACKS})
+    assert [one.failure["what"] for one in found.failed] == [
+        "training once more, to record it, gave other weights"
+    ]
 
 
 def test_other_rows_or_code_train_anew(tmp_path):

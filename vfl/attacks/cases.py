@@ -630,6 +630,7 @@ def training_case(
     party: str,
     k: int,
     draw: torch.Generator,
+    new_top: TopMaker | None = None,
 ) -> Case:
     """The labels of the training rows against what a feature party was sent; see `seeking` too.
 
@@ -640,6 +641,7 @@ def training_case(
         party: the feature party that attacks.
         k: leaked training labels of each class; 0 leaks nothing.
         draw: which rows leak.
+        new_top: makes an untrained top for cuts of a width; None is the experiment's.
 
     Raises:
         TooFewRowsError: a class has fewer rows to leak.
@@ -662,7 +664,7 @@ def training_case(
         unlabelled=seen,
         exchanges=exchanges,
         prior=_prior_of(label),
-        new_top=top_recipe(experiment, classes),
+        new_top=new_top or top_recipe(experiment, classes),
     )
     threat = ThreatModel("feature party", "training", _with_leaks(TRAINING, k, classes))
     return seeking(Case(View(threat, classes, holdings), labels[targets]))

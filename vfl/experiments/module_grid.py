@@ -14,20 +14,19 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, DataError, UserError
+from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError
 from vfl.core.registry import named
 from vfl.core.seeds import Secret, derive, scoped
 from vfl.core.storage import stamp, weights_digest, write_json
@@ -43,7 +42,7 @@ from vfl.experiments.cells import (
     code_of,
     grid_settings_of,
 )
-from vfl.experiments.modules import ModuleAttacks, data_of_labels
+from vfl.experiments.modules import ModuleAttacks, data_of_labels, reads_training
 from vfl.experiments.scenarios import attacker_of
 from vfl.experiments.scores import BASELINES, OF_CELL, setting_text, write_scores
 from vfl.experiments.staleness import put_aside_if_stale
@@ -52,7 +51,16 @@ from vfl.session import Checkpoints
 from vfl.session.label.quality import classification_quality, regression_quality
 from vfl.session.label.summary import guess_of, traffic_figures
 from vfl.training.cutting import tensors_of
-from vfl.training.fitting import answered, device_of, fit, labelled, loss_of, moved
+from vfl.training.fitting import (
+    answered,
+    device_of,
+    fit,
+    labelled,
+    loss_of,
+    moved,
+    row_digests,
+)
+from vfl.training.recorder import ModuleTrace
 from vfl.training.split import Crossings
 
 #: Makes an untrained module from the specs of a codec and a defense, and a seed.
@@ -348,31 +356,15 @@ def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
     total, of_labels, found = 0, 0, list[Tensor]()
     for batch in _again(loader):
         inputs, labels = labelled(batch)
-        tensors = [one.cpu() for one in (*tensors_of(inputs), labels)]
+        tensors = [*tensors_of(inputs), labels]
         by_row = [one for one in tensors if one.dim() and len(one) == len(labels)]
         whole = [one for one in tensors if not any(one is other for other in by_row)]
-        total += sum(_row_digests(by_row)) + sum(_digest(_bytes_of(one[None])) for one in whole)
-        of_labels += sum(_row_digests([labels.cpu()]))
+        total += sum(row_digests(by_row)) + sum(sum(row_digests([one[None]])) for one in whole)
+        of_labels += sum(row_digests([labels]))
         found.append(labels.cpu())
     if not found:
         raise DataError("the loader gives no batch", where="the loader")
     return total, torch.cat([one.flatten(1) if one.dim() > 1 else one for one in found]), of_labels
-
-
-def _row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
-    joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
-    return map(_digest, joined)
-
-
-def _digest(row: np.ndarray) -> int:
-    return int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:16], "big")
-
-
-def _bytes_of(values: Tensor) -> np.ndarray:
-    """Axes (rows, bytes)."""
-    dense = values.to_dense() if values.layout is not torch.strided else values
-    flat = dense.detach().reshape(len(dense), -1).contiguous()
-    return flat.view(torch.uint8).numpy()
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -390,31 +382,40 @@ def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str 
     path = folder.cells_path / cell.name
     rows = recipe.rows(cell.experiment.seed)
     put_aside_if_stale(cell, folder, rows.digest, {"built": recipe.built()})
+    attacked = folder.kind == "attacks"
+    recorded = attacked and reads_training(grid_settings_of(folder.experiment()))
+    trace: ModuleTrace | None = None
     if cell.victim == BASELINES:
         model = recipe.of_cell(cell.experiment, device)
     else:
-        model = _trained_module(cell, folder, recipe, rows, device)
-    if folder.kind == "attacks":
-        _attack(model, cell, folder, rows)
+        model, trace = _trained_module(cell, folder, recipe, device, recorded=recorded)
+
+    def recording() -> ModuleTrace:
+        return _recorded_again(cell, path, recipe, device) if trace is None else trace
+
+    if attacked:
+        _attack(model, cell, folder, rows, recording)
     elif not (path / CODEC).exists():
         write_json(path / CODEC, _codec_record(model, rows))
 
 
 def _trained_module(
-    cell: Cell, folder: GridFolder, recipe: Recipe, rows: Rows, device: str
-) -> Crossings:
-    """The module of a cell, as it was trained or is trained now."""
+    cell: Cell, folder: GridFolder, recipe: Recipe, device: str, *, recorded: bool
+) -> tuple[Crossings, ModuleTrace | None]:
+    """The module of a cell, and the trace of its training if it is trained and recorded now."""
     path, experiment = folder.cells_path / cell.name, cell.experiment
+    rows = recipe.rows(experiment.seed)
     model = recipe.of_cell(experiment, device)
     kept = Checkpoints(path / _MODULE, experiment.label.party, cell.name, recipe.built())
     if (path / "summary.json").exists():
         model.load_state_dict(kept.load(0))
-        return model
+        return model, None
     if path.exists():
         shutil.rmtree(path)  # ended before it was trained
     run = RunFolder.create(path, experiment, "in-process", str(folder.head("command")))
     began = time.perf_counter()
-    with _counted(model) as dense_bytes:
+    trace = ModuleTrace(model) if recorded else None
+    with _counted(model) as dense_bytes, nullcontext() if trace is None else trace:
         found = recipe.trained(model, rows, run.epoch)
     seconds, ledger = time.perf_counter() - began, model.ledger
     links = [(experiment.codec, party.width) for party in experiment.parties.values()]
@@ -422,7 +423,6 @@ def _trained_module(
     figures, classes = _tested(found, rows.test)
     guess = guess_of(rows.data(experiment.label.party, found.task, classes)) if classes else {}
     kept.save(0, found.state_dict())
-    state = {name: one for name, one in found.state_dict().items() if isinstance(one, Tensor)}
     summary = {
         **{f"test_{name}": value for name, value in figures.items()},
         "epochs": recipe.epochs if recipe.fit is None else None,
@@ -435,11 +435,38 @@ def _trained_module(
         **traffic,
         "secure": experiment.secure,
         "privacy": [one.as_dict() for one in found.privacy()],
-        "weights_sha256": weights_digest(state),
+        "weights_sha256": _digest_of(found),
         "run": str(path),
     }
     run.finish(summary, ledger)
-    return found
+    return found, trace
+
+
+def _digest_of(model: Crossings) -> str:
+    state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
+    return weights_digest(state)
+
+
+def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> ModuleTrace:
+    """Train a cell once more, to the same weights, and record it.
+
+    Raises:
+        RunFolderError: the weights are others.
+    """
+    model = recipe.of_cell(cell.experiment, device)
+    with ModuleTrace(model) as trace:
+        found = recipe.trained(model, recipe.rows(cell.experiment.seed), lambda epoch: None)
+    before, now = str(RunFolder(path).summary()["weights_sha256"]), _digest_of(found)
+    if before != now:
+        raise RunFolderError(
+            "training once more, to record it, gave other weights",
+            where=str(path),
+            got=f"weights {now[:8]}...",
+            want=f"weights {before[:8]}...",
+            fix="draw nothing in build, fit and loader but from torch's generator; or give another "
+            "folder, where the first training records",
+        )
+    return trace
 
 
 @contextmanager
@@ -526,10 +553,16 @@ def _keep(into: list[Tensor], module: torch.nn.Module, given: Any, sent: Tensor)
     into.append(sent.detach().float().cpu())
 
 
-def _attack(model: Crossings, cell: Cell, folder: GridFolder, rows: Rows) -> None:
+def _attack(
+    model: Crossings,
+    cell: Cell,
+    folder: GridFolder,
+    rows: Rows,
+    recording: Callable[[], ModuleTrace],
+) -> None:
     """Run every attack of the grid that has no score yet."""
     path, settings = folder.cells_path / cell.name, grid_settings_of(folder.experiment())
-    attacked = ModuleAttacks(model, rows.loader, rows.test, settings)
+    attacked = ModuleAttacks(model, rows.loader, rows.test, settings, recording)
     jobs = attacked.baselines() if cell.victim == BASELINES else attacked.on_victim()
     scores = attacked.run(jobs, path)
     first = cell.experiment.seed == settings.seeds[0] and cell.victim != BASELINES

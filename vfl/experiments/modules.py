@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.attacks.base import OwnBottom, before_last
-from vfl.attacks.cases import Part, Victim
+from vfl.attacks.cases import Frames, Part, Victim, training_case
 from vfl.attacks.scoring import Case
 from vfl.attacks.view import Evidence, Grant, Holdings
 from vfl.config import GridSettings
@@ -31,11 +31,27 @@ from vfl.experiments.attack_grid import attack_plan
 from vfl.experiments.attack_runner import AttackRunner, FinishedAttack
 from vfl.experiments.checks import check_attacks_fit, check_grid
 from vfl.experiments.results import Record, attacks_of
-from vfl.experiments.scenarios import INFERENCE_TIME, Cases, Scenario, attacker_of, scenarios_of
+from vfl.experiments.scenarios import (
+    INFERENCE_TIME,
+    TRAINING_TIME,
+    Cases,
+    Scenario,
+    attacker_of,
+    scenarios_of,
+)
 from vfl.experiments.scores import AttackJob, ScoreRecord, ScoresFile
 from vfl.training.cutting import CutModel
-from vfl.training.fitting import answered, apart, by_party, device_of, labelled, moved
-from vfl.training.split import Crossings, SplitModule, arguments_of
+from vfl.training.fitting import (
+    answered,
+    apart,
+    columns_of,
+    device_of,
+    labelled,
+    moved,
+    row_digests,
+)
+from vfl.training.recorder import ModuleTrace
+from vfl.training.split import Crossings, SplitModule
 
 
 @dataclass(eq=False)
@@ -142,11 +158,16 @@ class _Reached(Exception):
 
 @dataclass(eq=False)
 class _Seen:
-    """What a module's parties held and sent of a loader's rows, in their order."""
+    """What a module's parties held and sent of a loader's rows, in their order.
+
+    `digests` are those of the party's inputs, and `rows` positions that batches give, if they do.
+    """
 
     cuts: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     bottom: _Bottom | None = None
     outputs: int = 0
 
@@ -175,6 +196,10 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
             seen.cuts.append(cut.reshape(rows, -1).float().cpu())
             seen.inputs.append(columns.flat())
             seen.labels.append(labels.cpu())
+            seen.digests += row_digests(columns.values())
+            seen.rows += (
+                [] if (given := apart(inputs)[1]) is None else torch.as_tensor(given).tolist()
+            )
             seen.outputs = outputs
             if len(seen.labels) == 1 and not columns.shared:
                 bottom = _Bottom(model, party, columns, others)
@@ -201,25 +226,10 @@ def _asked(model: Crossings, party: str, inputs: Any) -> tuple[_Columns, Mapping
     """One query: the party's inputs, those of others that its layers are called with, outputs."""
     with torch.no_grad():
         outputs = answered(model, inputs)
-    inputs, _ = apart(inputs)
-    if isinstance(model, CutModel):
-        args, named = arguments_of(inputs)
-        by_name = model.arguments(args, named)
-        mine = model.inputs_of(party)
-        own: dict[str | int, Any] = {name: one for name, one in by_name.items() if name in mine}
-        others = {name: one for name, one in by_name.items() if name not in mine}
-    else:
-        args, named = arguments_of(by_party(model, inputs)[party])
-        own, others = dict(enumerate(args)), {}
-        own.update(named.items())
     outputs = getattr(outputs, "logits", outputs)
     classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
-    tensors = {name: one for name, one in own.items() if isinstance(one, Tensor)}
-    rows = len(next(iter(tensors.values())))
-    by_row = {name: one for name, one in tensors.items() if len(one) == rows and not one.is_sparse}
-    rest = {name: one for name, one in others.items() if isinstance(one, Tensor)}
-    shared = len(by_row) < len(own) or any(len(one) != rows for one in rest.values())
-    return _Columns(by_row, shared or len(rest) < len(others)), rest, classes
+    by_row, others, shared = columns_of(model, party, inputs)
+    return _Columns(by_row, shared), others, classes
 
 
 class _ModuleVictim(Victim):
@@ -269,10 +279,10 @@ class _ModuleVictim(Victim):
         return Holdings(
             bottom=None if own is None else lambda: copy.deepcopy(own),
             new_bottom=None if core is None else lambda: _fresh(core),
-            new_top=self._new_top,
+            new_top=self.new_top,
         )
 
-    def _new_top(self, width: int) -> nn.Module:
+    def new_top(self, width: int) -> nn.Module:
         """An untrained top; a linear layer where the module's own takes other cuts."""
         if self._top is not None and self._top[1] == width:
             return _fresh(self._top[0])
@@ -316,6 +326,8 @@ class _ModuleCases(Cases):
         data: every party's rows.
         settings: who attacks.
         victim: the feature party.
+        frames: gives those of its training, as `vfl.record` recorded it.
+        digest: of that training; empty where it follows from the weights.
     """
 
     def __init__(
@@ -324,8 +336,11 @@ class _ModuleCases(Cases):
         data: Mapping[str, PartyData],
         settings: GridSettings,
         victim: _ModuleVictim,
+        frames: Callable[[], Frames],
+        digest: str,
     ) -> None:
         self._model, self._own_victim = model, victim
+        self._trained, self._digest = frames, digest
         super().__init__(model.experiment, data, settings)
 
     def _begin(self) -> None:
@@ -334,11 +349,14 @@ class _ModuleCases(Cases):
     @property
     def weights_sha256(self) -> str:
         state = {name: one for name, one in self._model.state_dict().items() if _is_tensor(one)}
-        return weights_digest(state)
+        return weights_digest(state) + self._digest
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
-        assert scenario == INFERENCE_TIME, "others were refused"
-        return super().case(scenario, k, draw)
+        if scenario == INFERENCE_TIME:
+            return super().case(scenario, k, draw)
+        assert scenario == TRAINING_TIME, "others were refused"
+        found, new_top = self._trained(), self._own_victim.new_top
+        return training_case(self.experiment, self.data, found, self.party, k, draw, new_top)
 
 
 def _is_tensor(value: object) -> bool:
@@ -353,6 +371,8 @@ class ModuleAttacks:
         loader: gives the rows that leaked labels are drawn from.
         test: gives the rows that are attacked; None takes a random half of the loader's.
         settings: attacks, leaks, draws, baselines and who attacks.
+        trace: of its training, for attacks that read it; or a function that records it if a score
+            is not there yet, where the trace follows from the weights.
 
     Attributes:
         settings: the same, without what such a module cannot be set against.
@@ -370,11 +390,12 @@ class ModuleAttacks:
         loader: Iterable[Any],
         test: Iterable[Any] | None,
         settings: GridSettings,
+        trace: ModuleTrace | Callable[[], ModuleTrace] | None = None,
     ) -> None:
         self._experiment = experiment = model.experiment
         settings = settings.of_task(experiment.label.task)
         check_grid(experiment, settings)
-        _require_in_use(settings)
+        _require_granted(settings, trace is not None)
         asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
         with scoped(experiment.seed):  # a loader that shuffles gives the same order in each call
             seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
@@ -387,7 +408,17 @@ class ModuleAttacks:
             without = [one for one in settings.baselines if one in ("raw", "pca", "random")]
             settings = settings.model_copy(update={"baselines": tuple(without)})
         self.settings = settings.model_copy(update={"reconstructions": False})
-        cases = _ModuleCases(asked, self.data, self.settings, victim)
+        digests = [one for part in seen for one in part.digests]
+        rows = [one for part in seen for one in part.rows]
+
+        @cache
+        def frames() -> Frames:
+            assert trace is not None, "attacks that read it were refused"
+            found = trace if isinstance(trace, ModuleTrace) else trace()
+            return found.decoded(party, digests, rows if len(rows) == len(digests) else None)
+
+        digest = trace.digest if isinstance(trace, ModuleTrace) else ""
+        cases = _ModuleCases(asked, self.data, self.settings, victim, frames, digest)
         self._runner = AttackRunner(experiment, self.data, self.settings, cases=cases)
 
     def on_victim(self) -> list[AttackJob]:
@@ -423,6 +454,7 @@ def attack_module(
     settings: GridSettings,
     out: Path | None = None,
     on_end: Callable[[FinishedAttack], None] = lambda ended: None,
+    trace: ModuleTrace | None = None,
 ) -> list[Record]:
     """Attack a feature party's cuts of a trained module; see `vfl.attack` and `ModuleAttacks`.
 
@@ -433,26 +465,43 @@ def attack_module(
         settings: attacks, leaks, draws, baselines and who attacks.
         out: a folder that keeps scores; what has one is not run again.
         on_end: gets every attack as it ends.
+        trace: of the module's training, for attacks that read it.
     """
-    attacked = ModuleAttacks(model, loader, test, settings)
+    attacked = ModuleAttacks(model, loader, test, settings, trace)
     jobs = [*attacked.on_victim(), *attacked.baselines()]
     with tempfile.TemporaryDirectory() as forgotten:
         scores = attacked.run(jobs, out or Path(forgotten), on_end)
     return attacks_of(model.experiment, scores, attacked.settings.baselines)
 
 
-def _require_in_use(settings: GridSettings) -> None:
-    """Refuse attacks of parties that recorded a training, or of label parties and outsiders.
+def reads_training(settings: GridSettings) -> bool:
+    """Whether an attack of a grid reads a recorded training."""
+    return any(scenario == TRAINING_TIME for _, scenario in scenarios_of(settings).values())
+
+
+def _require_granted(settings: GridSettings, recorded: bool) -> None:
+    """Refuse attacks of label parties and outsiders, and those on a training without a trace.
+
+    Args:
+        settings: the attacks.
+        recorded: whether the training was recorded.
 
     Raises:
         UserError: with what they would read.
     """
     for spec, (_, scenario) in scenarios_of(settings).items():
-        if scenario != INFERENCE_TIME:
+        if scenario == TRAINING_TIME and not recorded:
             raise UserError(
-                f"{spec} needs more than a feature party of a finished module holds",
+                f"{spec} reads a recorded training",
+                want="a trace of the module's training",
+                fix="train in a block 'with vfl.record(model) as trace:', and give trace=trace",
+            )
+        if scenario not in (INFERENCE_TIME, TRAINING_TIME):
+            raise UserError(
+                f"{spec} needs more than a feature party of a module holds",
                 got=f"an attacker of '{scenario.name}'",
-                want="an attack on cuts by a feature party, such as the packs light and heavy",
+                want="an attack by a feature party on cuts, such as the packs light and heavy, or "
+                "on gradients of a recorded training, such as gradient_norm",
                 fix="train an experiment file, whose runs record a training: vfl attack RUN",
             )
 

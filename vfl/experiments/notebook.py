@@ -36,6 +36,7 @@ from vfl.experiments.study import (
 )
 from vfl.experiments.value import alone_scores
 from vfl.training import run as trainer
+from vfl.training.recorder import ModuleTrace
 from vfl.training.specs import check_specs, read_checked
 from vfl.training.split import Crossings
 
@@ -208,6 +209,7 @@ def attack(
     test: Iterable[Any] | None = None,
     *,
     pack: str | Sequence[str] = "light",
+    trace: ModuleTrace | None = None,
     out: str | Path | None = None,
     progress: bool = True,
     **settings: object,
@@ -215,8 +217,10 @@ def attack(
     """Attack a finished run, or a module that you trained.
 
     The attacker of a module is one of its feature parties once the network is in use: it holds its
-    inputs, its layers, the cuts that cross, and a few leaked labels of each class. Each attack
-    stands beside its guess and the best baseline without the model.
+    inputs, its layers, the cuts that cross, and a few leaked labels of each class. With a trace of
+    the training, attacks that read gradients run as well: their attacker holds what came down in
+    each step, and looks for labels of the training rows. Each attack stands beside its guess and
+    the best baseline without the model.
 
     Args:
         victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made.
@@ -225,6 +229,7 @@ def attack(
             `SplitModule`, in its order.
         test: the rows that are attacked, alike; a random half of the loader's without it.
         pack: a pack of attacks, a spec, or several (`vfl list packs`).
+        trace: of a module: its training, as `vfl.record` recorded it.
         out: of a module: a folder that keeps scores; what has one is not run again.
         progress: whether a bar is shown.
         settings: of a grid, such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
@@ -237,15 +242,18 @@ def attack(
     specs = [pack] if isinstance(pack, str) else list(pack)
     if not isinstance(victim, Crossings):
         run = victim if isinstance(victim, Run) else Run(victim)
-        if loader is not None or test is not None or out is not None:
-            raise UserError("a run has rows and a folder of its own", got="a loader, or out=")
+        if any(one is not None for one in (loader, test, out, trace)):
+            raise UserError(
+                "a run has rows, a recording and a folder of its own",
+                got="a loader, trace= or out=",
+            )
         return run.attack(*specs, progress=progress, **settings)
     if loader is None:
         raise UserError("an attack on a module needs rows", want="vfl.attack(model, loader)")
     asked = _asked(specs, settings)
     with _bar("attacks", 1, progress) as step:
         folder = None if out is None else Path(out)
-        rows = attack_module(victim, loader, test, asked, folder, _shown(step))
+        rows = attack_module(victim, loader, test, asked, folder, _shown(step), trace)
     return Attacks(None, rows, asked)
 
 

@@ -138,6 +138,7 @@ class CutModel(Crossings):
     Attributes:
         model: the model that was cut.
         parts: names of the weights of each party.
+        by_row: whether a row of a cut is one of the model's inputs, and no token of it.
         ledger: what crossed.
     """
 
@@ -163,7 +164,7 @@ class CutModel(Crossings):
             observers=observers,
             elsewhere=_ON_MODELS,
         )
-        self.model = model
+        self.model, self.by_row = model, by_row
         self.parts = traced.parts()
         self._cuts = list(cuts)
         self._rows_of = traced.inputs_of_cuts()
@@ -249,7 +250,9 @@ class CutModel(Crossings):
         return self._rows_of[party]
 
     def arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the model by name."""
+        """Arguments of the model by name, without labels and rows that it does not take."""
+        left_out = {"labels": not self._takes_labels, "rows": not self._takes_rows}
+        named = {name: one for name, one in named.items() if not left_out.get(name)}
         return dict(_named(self._signature, inputs, named))
 
     def _through(

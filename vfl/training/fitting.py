@@ -5,11 +5,13 @@ A batch is `(inputs, labels)`, `(image, table, labels)`, or a dict with `labels`
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
@@ -84,6 +86,52 @@ def by_party(model: Crossings, inputs: Any) -> Any:
     if isinstance(inputs, tuple) and len(inputs) == len(parties):
         return dict(zip(parties, inputs, strict=True))
     return {parties[0]: inputs} if isinstance(inputs, Tensor) and len(parties) == 1 else inputs
+
+
+def columns_of(
+    model: Crossings, party: str, inputs: Any
+) -> tuple[dict[str | int, Tensor], dict[str, Tensor], bool]:
+    """One party's tensors of a batch, by argument, and those of others that its layers run with.
+
+    Args:
+        model: the module.
+        party: the feature party.
+        inputs: what the module takes.
+
+    Returns:
+        Tensors of the party that have a row of axis 0 each; other parties' arguments of a whole
+        model; and whether the party is given something besides, such as the edges of a graph.
+    """
+    inputs, _ = apart(inputs)
+    if isinstance(model, CutModel):
+        args, named = arguments_of(inputs)
+        by_name, mine = model.arguments(args, named), model.inputs_of(party)
+        own: dict[str | int, Any] = {name: one for name, one in by_name.items() if name in mine}
+        others = {name: one for name, one in by_name.items() if name not in mine}
+    else:
+        args, named = arguments_of(by_party(model, inputs)[party])
+        own, others = dict(enumerate(args)), {}
+        own.update(named.items())
+    tensors = {name: one for name, one in own.items() if isinstance(one, Tensor)}
+    rows = len(next(iter(tensors.values())))
+    by_row = {name: one for name, one in tensors.items() if len(one) == rows and not one.is_sparse}
+    rest = {name: one for name, one in others.items() if isinstance(one, Tensor)}
+    shared = len(by_row) < len(own) or any(len(one) != rows for one in rest.values())
+    return by_row, rest, shared or len(rest) < len(others)
+
+
+def row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
+    """A number of 63 bits for each row of some tensors together; equal for equal bytes."""
+    joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
+    for row in joined:
+        yield int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big") >> 1
+
+
+def _bytes_of(values: Tensor) -> np.ndarray:
+    """Axes (rows, bytes)."""
+    dense = values.to_dense() if values.layout is not torch.strided else values
+    flat = dense.detach().cpu().reshape(len(dense), -1).contiguous()
+    return flat.view(torch.uint8).numpy()
 
 
 def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:

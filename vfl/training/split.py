@@ -84,6 +84,7 @@ class Crossings(nn.Module):
         self.ledger = Ledger()
         self.step = 0
         self._observers: tuple[Observer, ...] = (self.ledger, *observers)
+        self._watching: tuple[Observer, ...] = ()
         self._defense = _reachable(defense, elsewhere)
         self._codecs = {name: compression.make(codecs[name]) for name in widths}
         self._secrets = {name: Secret.of_simulation(seed, name) for name in widths}
@@ -98,6 +99,15 @@ class Crossings(nn.Module):
     def codecs(self) -> Mapping[str, Codec]:
         """The codec of each cut, with what it has learned."""
         return self._codecs
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Tell an observer about every frame of the forward passes in a block; copies do not."""
+        self._watching = (*self._watching, observer)
+        try:
+            yield
+        finally:
+            self._watching = tuple(one for one in self._watching if one is not observer)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """What the defense promises; empty where it promises nothing that can be stated."""
@@ -135,7 +145,7 @@ class Crossings(nn.Module):
         """A copy that goes on by itself; a forward pass whose gradients are due is not copied."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        fresh: dict[str, Any] = {"_additions": [], "_observers": ()}
+        fresh: dict[str, Any] = {"_additions": [], "_observers": (), "_watching": ()}
         copied.__dict__.update(copy.deepcopy(self.__dict__ | fresh, memo))
         copied._observers = (copied.ledger, *self._observers[1:])
         return copied
@@ -197,8 +207,8 @@ class Crossings(nn.Module):
         other = self._context(context, secret_of_end(self._label_secret, name))
         here, there, ways = (other, own, _BACK) if back else (own, other, _FORTH)
         crossing = _Crossing(
-            name, codec, self._defense, self._acting, labels, self._observers, ways, here, there,
-            addition,
+            name, codec, self._defense, self._acting, labels,
+            (*self._observers, *self._watching), ways, here, there, addition,
         )  # fmt: skip
         arrived: Tensor = self.decoders[name](_Cross.apply(cut, crossing))  # type: ignore[no-untyped-call]
         return arrived

@@ -1,0 +1,254 @@
+"""Recording the training of a module that its caller trains: `vfl.record`.
+
+Frames are kept as the bytes that crossed, as a trace of a run keeps them. A row of a frame is known
+by a digest of its party's inputs, so that a loader finds it again whatever the order of batches; of
+inputs that change in each pass, as augmented pictures do, by the positions that the caller gives as
+`rows`. Epochs follow from rows that come again.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.compression import Codec, StepContext
+from vfl.core.errors import DataError, SpecError
+from vfl.core.frame import Kind
+from vfl.session.trace import TRAINING, Recorded, Replayed, Trace
+from vfl.training.cutting import CutModel
+from vfl.training.fitting import columns_of, row_digests
+from vfl.training.split import Crossings
+
+#: The position of a row that is of no interest: behind all others.
+_ELSEWHERE = 2**62
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """The rows of one forward pass.
+
+    Attributes:
+        inputs: digests of each party's inputs, a row each, by party.
+        rows: their positions in the caller's table; None where it gave none.
+    """
+
+    inputs: Mapping[str, Sequence[int]]
+    rows: np.ndarray | None
+
+
+class ModuleTrace:
+    """What crossed while a module was trained, for attacks on a recorded training; see `record`.
+
+    Args:
+        model: the module.
+        limit_bytes: recording more than this is refused rather than filling the memory.
+
+    Attributes:
+        frames: of the training, as the bytes that crossed.
+    """
+
+    def __init__(self, model: Crossings, limit_bytes: int = 2**31) -> None:
+        self.frames = Trace(TRAINING, limit_bytes=limit_bytes)
+        self._model = model
+        self._began: dict[str, Codec] = {}
+        self._steps: dict[int, _Step] = {}
+        self._open: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        """Begin to record.
+
+        Raises:
+            SpecError: rows of the module's cuts are tokens, which have no label each.
+        """
+        model = self._model
+        if isinstance(model, CutModel) and not model.by_row:
+            raise SpecError(
+                "a recorded training is about rows, and these cuts have a row for each token",
+                want="a module cut with row_axes=1",
+            )
+        self._began = {name: copy.deepcopy(codec) for name, codec in model.codecs.items()}
+        self._open = ExitStack()
+
+        def note(called: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if called is model and model.training:  # a copy of the module has this hook as well
+                self._note(args, named)
+
+        hook = model.register_forward_pre_hook(note, with_kwargs=True)
+        self._open.callback(hook.remove)
+        self._open.enter_context(model.observed_by(self.frames))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Record no more."""
+        if self._open is not None:
+            self._open.close()
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @property
+    def digest(self) -> str:
+        """Of all that crossed."""
+        digest = hashlib.sha256()
+        for one in self.frames:
+            digest.update(f"{one.party}|{one.direction}|{one.step}|{len(one.payload)}|".encode())
+            digest.update(one.payload)
+        return digest.hexdigest()
+
+    def decoded(
+        self, party: str, inputs: Sequence[int], rows: Sequence[int] | None = None
+    ) -> list[tuple[Replayed, Tensor]]:
+        """The frames of one party's cut, with their rows, and what their receiver made of each.
+
+        A forward pass without a backward pass is left out.
+
+        Args:
+            party: the feature party.
+            inputs: digests of its inputs of the rows of interest, in their order; a frame's rows
+                count in that order, and other rows lie behind all of these.
+            rows: positions in the caller's table of the same rows.
+
+        Raises:
+            DataError: the training had none of these rows.
+        """
+        frames = [one for one in self.frames if one.party == party]
+        ended = {one.step for one in frames if one.kind is Kind.GRAD}
+        places = self._places(party, [step for step in self._steps if step in ended], inputs, rows)
+        decode = _Replay(self._began[party], self._model.experiment.parties[party].width)
+        found = []
+        for one in frames:
+            if one.step in places:
+                epoch, own = places[one.step]
+                frame = Replayed(
+                    one.party, one.direction, one.kind, one.step, one.payload,
+                    phase="train", epoch=epoch, rows=own,
+                )  # fmt: skip
+                found.append((frame, decode.values(one, self._steps[one.step].rows, len(own))))
+        return found
+
+    def _note(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Keep which rows a forward pass is about."""
+        model = self._model
+        inputs, rows = _given(model, args, named)
+        own = {}
+        for party in model.experiment.parties:
+            columns = columns_of(model, party, inputs)[0]
+            own[party] = list(row_digests(columns.values()))
+        positions = None if rows is None else torch.as_tensor(rows).long().cpu().numpy()
+        self._steps[model.step] = _Step(own, positions)
+
+    def _places(
+        self, party: str, steps: Iterable[int], inputs: Sequence[int], rows: Sequence[int] | None
+    ) -> dict[int, tuple[int, np.ndarray]]:
+        """Epoch and positions of each step's rows, by step."""
+        keys = {step: self._steps[step].inputs[party] for step in steps}
+        known = _positions(inputs)
+        by_rows = all(self._steps[step].rows is not None for step in keys) and rows is not None
+        if by_rows and not any(one in known for own in keys.values() for one in own):
+            assert rows is not None
+            known = _positions(rows)
+            keys = {step: _listed(self._steps[step].rows) for step in keys}
+        found, epoch, had = {}, 1, Counter[int]()
+        for step, own in keys.items():
+            batch = Counter(own)
+            if any(had[one] + count > len(known.get(one, [0])) for one, count in batch.items()):
+                epoch, had = epoch + 1, Counter()
+            places = []
+            for one in own:
+                mine = known.get(one, [_ELSEWHERE])
+                places.append(mine[min(had[one], len(mine) - 1)])
+                had[one] += 1
+            found[step] = epoch, np.array(places, np.int64)
+        if not any((places < _ELSEWHERE).any() for _, places in found.values()):
+            raise DataError(
+                "the training had none of the loader's rows",
+                where="trace",
+                got=f"{len(found)} steps, rows of the loader that no step was about",
+                want="the loader of the training, whose rows are the same in each pass",
+                fix="where rows are drawn anew, as of augmented pictures: model(inputs, rows=...) "
+                "in the training, and 'rows' in the batches, which are dicts",
+            )
+        return found
+
+
+def _listed(rows: np.ndarray | None) -> list[int]:
+    return [] if rows is None else rows.tolist()
+
+
+def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
+    """Where each key stands."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        found[key].append(place)
+    return dict(found)
+
+
+def _given(model: Crossings, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Inputs and rows of a call of the module."""
+    if isinstance(model, CutModel):
+        return model.arguments(args, named), named.get("rows")
+    inputs, _, rows = (*args, None, None, None)[:3]
+    return named.get("inputs", inputs), named.get("rows", rows)
+
+
+class _Replay:
+    """Decodes the frames of one cut as the module did, in the order in which they crossed.
+
+    Args:
+        codec: as it was when the recording began.
+        width: of the cut.
+    """
+
+    def __init__(self, codec: Codec, width: int) -> None:
+        self._codec, self._width = codec, codec.wire_width(width)
+        self._saved: dict[int, Any] = {}
+
+    def values(self, frame: Recorded, rows: np.ndarray | None, count: int) -> Tensor:
+        """What the frame's receiver made of it, axes (rows, width)."""
+        context = StepContext(frame.step, training=True, rows=rows)
+        if frame.kind is Kind.CUT:
+            cut, self._saved[frame.step] = self._codec.decode(
+                frame.payload, count, self._width, context
+            )
+            return cut
+        kept = self._codec.encoder_state(self._saved.pop(frame.step))
+        grad = self._codec.decode_grad(frame.payload, kept, count, self._width, context)
+        self._codec.commit(frame.step)
+        return grad
+
+
+def record(model: Crossings, limit_bytes: int = 2**31) -> ModuleTrace:
+    """Record what crosses while a module is trained in a `with` block.
+
+    `vfl.attack(model, loader, trace=trace, pack=...)` attacks with it: an attacker is given what it
+    saw of the training, as its threat model grants it.
+
+    Args:
+        model: a `SplitModule`, or what `vfl.split` made.
+        limit_bytes: of the frames; recording more is refused.
+
+    >>> from torch import nn
+    >>> from vfl.training.cutting import split
+    >>> rows, labels = torch.eye(4), torch.tensor([0, 1, 0, 1])
+    >>> model = split(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "0", rows)
+    >>> with record(model) as trace:
+    ...     nn.functional.cross_entropy(model(rows), labels).backward()
+    >>> len(trace)
+    2
+
+    Raises:
+        SpecError: on entering the block, where rows of the cuts are tokens.
+    """
+    return ModuleTrace(model, limit_bytes)
+
+
+__all__ = ["ModuleTrace", "record"]
