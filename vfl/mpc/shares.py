@@ -12,7 +12,7 @@ point, so a range about zmax wide for those values; the ledger counts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,16 +35,23 @@ class Opened:
         difference: what a holder learned: X - U, or only what the other one opened of a tensor
             that is opened one way. None at the dealer, who must not know it, and ahead of time.
         second: at the dealer P1's part of the mask.
+        turn: of a quotient, whose mask is one of two: at a holder a public bit of every element, at
+            the dealer what the mask has more where that is 1. It serves element-wise products.
     """
 
     mask: Tensor | None
     difference: Tensor | None = None
     second: Tensor | None = None
+    turn: Tensor | None = None
 
     def map(self, transposed: bool, rows: Tensor | None) -> Opened:
         """The same for a transposed or row-selected tensor."""
-        parts = (self.mask, self.difference, self.second)
-        return Opened(*(None if each is None else _map(each, transposed, rows) for each in parts))
+        return self.moved(lambda each: _map(each, transposed, rows))
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Opened:
+        """The same for a tensor whose elements were moved."""
+        parts = (self.mask, self.difference, self.second, self.turn)
+        return Opened(*(None if each is None else move(each) for each in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,19 @@ class SharedTensor:
     def shape(self) -> torch.Size:
         """Its axes."""
         return self.share.shape
+
+    @property
+    def is_quotient(self) -> bool:
+        """Whether it was opened while it was divided; see `Opened.turn`."""
+        return self.opened is not None and self.opened.turn is not None
+
+    def mask_part(self, part: int) -> Tensor:
+        """The mask it was opened under, or as part 1 the turn of a quotient; see `Opened`."""
+        turn = self._opening().turn
+        if part == 0:
+            return self.mask()
+        assert turn is not None, "a quotient has it"
+        return turn
 
     def part(self, holder: int) -> Tensor:
         """What a holder opens of it: of axes that all parties know, of elements that it has."""

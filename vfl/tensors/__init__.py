@@ -6,7 +6,7 @@
 
 Ordinary torch code runs on both. After `hook()` tensors and modules have `send` and the like as
 methods. Workers of `virtual` live in this process and protect nobody; workers of a `Pool` are other
-processes. docs/tensors.md says what that protects, and what not.
+processes; a `Party` runs one program with others. docs/tensors.md says what that protects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vfl.core import lazy_names
 if TYPE_CHECKING:
     from vfl.tensors.base import ChainTensor
     from vfl.tensors.fixed import FixedPrecisionTensor
-    from vfl.tensors.methods import fix_precision, hook, share, unhook
+    from vfl.tensors.methods import Party, fix_precision, hook, share, unhook
     from vfl.tensors.pointers import PointerTensor
     from vfl.tensors.private import PrivateTraining, pate
     from vfl.tensors.remote import Pool, Ticket, serve
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChainTensor",
     "FixedPrecisionTensor",
+    "Party",
     "PointerTensor",
     "Pool",
     "PrivateTraining",
@@ -48,6 +49,7 @@ _HOMES = {
     "ChainTensor": "vfl.tensors.base",
     "FixedPrecisionTensor": "vfl.tensors.fixed",
     "PointerTensor": "vfl.tensors.pointers",
+    "Party": "vfl.tensors.methods",
     "Pool": "vfl.tensors.remote",
     "PrivateTraining": "vfl.tensors.private",
     "Ticket": "vfl.tensors.remote",

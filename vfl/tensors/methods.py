@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vfl.core.errors import UserError
 from vfl.core.registry import require_range
+from vfl.mpc.many.members import Member
 from vfl.tensors.fixed import FixedPrecisionTensor, public
 from vfl.tensors.layers import OPERATIONS
 from vfl.tensors.pointers import PointerTensor
-from vfl.tensors.shares import Session
+from vfl.tensors.shares import PartySession, Session, elements_of
 from vfl.tensors.workers import get, on_parameters, send
 
 BITS = 16
@@ -60,6 +63,54 @@ class Unshared:
             session.split_at(self.pointer, self.bits), self.bits, self.bits
         )
         return result.requires_grad_(self.pointer.requires_grad)
+
+
+class Party:
+    """Shared tensors for a program that all parties run, each in a process of its own.
+
+    Args:
+        member: this party, with keys agreed; see `vfl.mpc.many.members.Member`.
+        bits: after the point.
+
+    >>> from vfl.mpc.many.members import LocalMembers
+    >>> x = torch.tensor([1.5, -2.0])
+    >>> def program(member):
+    ...     party = Party(member)
+    ...     shared = party.share(0, (2,), x if member.role == 0 else None)
+    ...     return torch.relu(shared * shared - 3).get().float_precision()
+    >>> with LocalMembers(2) as members:
+    ...     members.run(program)[1]
+    tensor([0., 1.])
+    """
+
+    def __init__(self, member: Member, bits: int = BITS) -> None:
+        require_range("bits", bits, 8, 20)
+        self._session, self.bits = PartySession(member), bits
+
+    def share(self, owner: int, shape: Sequence[int], values: Tensor | None) -> Any:
+        """Values of one holder as shares; no message.
+
+        Args:
+            owner: its role.
+            shape: their axes, which all parties know.
+            values: at the owner; None elsewhere.
+
+        Raises:
+            RingRangeError: a value does not fit.
+        """
+        own = values if self._session.member.role == owner else None
+        elements = None if own is None else elements_of(own, self.bits)
+        child = self._session.of_owner(owner, shape, elements)
+        found = FixedPrecisionTensor(child, self.bits, self.bits)
+        return found.requires_grad_(values is not None and values.requires_grad)
+
+    def share_module(self, owner: int, module: torch.nn.Module) -> torch.nn.Module:
+        """A module whose parameters one holder has; the others have a module of the same axes."""
+
+        def shared(value: Any) -> Any:
+            return self.share(owner, value.shape, value).requires_grad_(value.requires_grad)
+
+        return on_parameters(module, shared)
 
 
 def share(

@@ -30,7 +30,7 @@ from vfl.mpc.many.members import MOST_HOLDERS, LocalMembers, Lockstep, Member
 from vfl.mpc.numbers import FIELD, RING, reach
 from vfl.mpc.numbers import Ring as Numbers
 from vfl.mpc.ring import ELEMENT_BITS, Operation, encode, matmul
-from vfl.mpc.shares import SharedTensor, blank
+from vfl.mpc.shares import Opened, SharedTensor, blank
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.tensors.base import Link, axes
 from vfl.tensors.convolution import KINDS, Geometry, convolution
@@ -153,12 +153,16 @@ def perform(
             front = (slice(None),) if member.front else (None,)
             stacks = [each.share[front] for each in operands]
             found = mapped(member.numbers, name, rest, stacks)
-            return Found(SharedTensor(found if member.front else found[0], 0))
+            opened = _moved(operands[0], name, rest) if isinstance(member, Member) else None
+            return Found(SharedTensor(found if member.front else found[0], 0, opened))
         case "plus":
             return Found(member.plus(operands[0], member.numbers.lift(parameters[0])))
         case "product":
             operation = bilinear(*parameters)
             return _product(member, operands, operation)
+        case "divide" if isinstance(member, Member):
+            divided = member.quotient(operands[0], parameters[0])
+            return Found(SharedTensor(divided.share, 0, divided.opened))
         case "divide":
             return Found(SharedTensor(member.divide(operands[0], parameters[0]).share, 0))
         case "negative" if isinstance(member, Member | AuthenticatedMember):
@@ -174,6 +178,16 @@ def perform(
         case "disclose" if isinstance(member, AuthenticatedMember):
             return Found(member.opened(member.sum_of(*operands))[0])
     raise UserError("a step that no worker knows", got=kind)
+
+
+#: Linear maps of one tensor that only move elements: what was opened of it moves too.
+_MOVES = frozenset({"reshape", "expand", "gather", "pad", "clone"})
+
+
+def _moved(operand: SharedTensor, name: str, parameters: Sequence[Any]) -> Opened | None:
+    if operand.opened is None or name not in _MOVES:
+        return None
+    return operand.opened.moved(lambda each: mapped(RING, name, parameters, [each[None]])[0])
 
 
 def _as_share(operand: Any) -> Any:
@@ -225,8 +239,12 @@ def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: 
     same = not member.front or operation is not torch.mul or one.share.dim() == two.share.dim()
     if not same:
         one, two = (SharedTensor(reach(each.share, most - 1), 0) for each in operands)
-    one, *rest = member.open(*([one] if one is two else [one, two]))
-    two = rest[0] if rest else one
+    if operation is torch.mul and (one.is_quotient or two.is_quotient):
+        opened = [each if each.is_quotient else member.open(each)[0] for each in (one, two)]
+        one, two = opened[0], opened[0] if one is two else opened[1]
+    else:
+        one, *rest = member.open(*([one] if one is two else [one, two]))
+        two = rest[0] if rest else one
     found = SharedTensor(member.multiply(one, two, operation).share, 0)
     return Found(found, [one, two] if same else ())
 
@@ -366,7 +384,9 @@ class Shares(Ring):
         self.session, self.parts, self.shape = session, parts, torch.Size(shape)
 
     def __repr__(self) -> str:
-        *holders, dealer = (worker.name for worker in self.session.workers)
+        *holders, dealer = (
+            getattr(worker, "name", f"P{worker}") for worker in self.session.workers
+        )
         mac = " with MACs" if self.session.mac else ""
         return f"<additive shares{mac} at {', '.join(holders)}; dealer {dealer}>"
 
@@ -608,6 +628,59 @@ class LockstepSession(Session):
             for rule, other in zip(rules, each, strict=True):
                 rule.narrow(other)
         return rules
+
+
+class PartySession(Session):
+    """One party of a computation whose parties all run the same program, in processes of their own.
+
+    Nobody leads, so a step takes no more than the messages of its protocol.
+
+    Args:
+        member: this party; the last role is the dealer's, whose tensors have axes and no values.
+    """
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(range(member.holders), member.dealer, False)
+        self.member = member
+
+    def split(self, elements: Tensor) -> Shares:
+        """Of values that all parties have; see `Session`."""
+        share = elements if self.member.first else torch.zeros_like(elements)
+        return self._kept(blank(elements.shape) if self.member.deals else share)
+
+    def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
+        """Nothing is at a worker here."""
+        raise UserError("a pointer in a program of parties", fix="share values by their owner")
+
+    def of_owner(self, owner: int, shape: Sequence[int], elements: Tensor | None) -> Shares:
+        """Elements that one holder has; no message.
+
+        Args:
+            owner: its role.
+            shape: their axes, which all parties know.
+            elements: at the owner; None elsewhere.
+        """
+        shared = self.member._share(self.member.next_number(), owner, shape, elements, 0)
+        return self._kept(shared.share)
+
+    def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
+        """See `Session`."""
+        found = perform(self.member, kind, [each.parts for each in operands], parameters)
+        for each, value in zip(operands, found.operands, strict=False):
+            each.parts = value
+        return Shares(self, found.value, found.value.shape)
+
+    def reveal(self, shares: Shares, requester: str) -> Tensor:
+        """To all holders; the dealer has zeros."""
+        found = self.member._revealed(self.member.next_number(), shares.parts, None)
+        return torch.zeros(shares.shape, dtype=torch.int64) if found is None else found
+
+    def pointers(self, shares: Shares) -> list[PointerTensor]:
+        """Nothing is at a worker here."""
+        return []
+
+    def _kept(self, share: Tensor) -> Shares:
+        return Shares(self, SharedTensor(share, 0), share.shape)
 
 
 class PointerSession(Session):
