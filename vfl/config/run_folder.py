@@ -341,6 +341,25 @@ def new_run_name(label: str) -> str:
     return f"{now:%Y-%m-%d_%H%M%S}-{now.microsecond // 1000:03d}_{label}"
 
 
+def _processor_model() -> str:
+    """The name of the processor, where the system says it."""
+    with suppress(OSError):
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
+            if line.startswith("model name"):
+                return printable(line.partition(":")[2].strip())
+    return platform.processor()
+
+
+def _accelerators() -> list[str]:
+    """Names of the accelerators that PyTorch has been loaded with."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+
+
 def environment() -> dict[str, Any]:
     """Versions and processor, what somebody needs to repeat a run."""
     versions = {}
@@ -354,6 +373,8 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.machine(),
+        "processor_model": _processor_model(),
+        "accelerators": _accelerators(),
         "cores": os.cpu_count(),
         "byte_order": sys.byteorder,
     } | versions

@@ -40,7 +40,7 @@ def put_aside_if_stale(
         rows: digest of every party's rows, see `vfl.experiments.cells.data_digest`.
         built: of a module, `built`, a digest of the code that builds and trains it.
     """
-    before, now = _record(cell, folder), _made_of(cell, rows) | dict(built or {})
+    before, now = made_of(cell, folder), _made_of(cell, rows) | dict(built or {})
     moment = datetime.now(UTC).isoformat(timespec="microseconds")
     if why := _change(before, now):
         for run in (folder.cells_path / cell.name, folder.aside(cell)):
@@ -51,13 +51,13 @@ def put_aside_if_stale(
 
 def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
     """Whether a cell's run came from other rows or plug-ins than there are, or nobody knows."""
-    return bool(_change(_record(cell, folder), _made_of(cell, data_digest(data))))
+    return bool(_change(made_of(cell, folder), _made_of(cell, data_digest(data))))
 
 
 def stale_cells(folder: GridFolder) -> dict[str, str]:
     """Why cells that hold something are not current, by name; no rows are read for it."""
     held = [cell for cell in folder.cells() if (folder.cells_path / cell.name).exists()]
-    records = {cell.name: _record(cell, folder) for cell in held}
+    records = {cell.name: made_of(cell, folder) for cell in held}
     now, found = dict[str, dict[str, str]](), dict[str, str]()
     latest: dict[str, Mapping[str, str]] = {}
     rows = dict[str, str]()
@@ -105,7 +105,8 @@ def _record_path(cell: Cell, folder: GridFolder) -> Path:
     return folder.path / "made_of" / f"{cell.name}.json"
 
 
-def _record(cell: Cell, folder: GridFolder) -> dict[str, str]:
+def made_of(cell: Cell, folder: GridFolder) -> dict[str, str]:
+    """Digests of what a cell came from, as its training wrote them; empty where it wrote none."""
     path = _record_path(cell, folder)
     return read_json(path) if path.exists() else {}
 

@@ -20,11 +20,12 @@ from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.comparison import comparison_of, plan_lines
 from vfl.experiments.glance import Glance
+from vfl.experiments.latex import latex_table
 from vfl.experiments.module_grid import Recipe, check_study, variant_name
 from vfl.experiments.outside import is_stored, list_attackers, load_attackers
 from vfl.experiments.pages import build_report, glance, write_results
 from vfl.experiments.pages.build import render
-from vfl.experiments.results import records_of, table_of
+from vfl.experiments.results import LoadedGrid, records_of, table_of
 from vfl.experiments.scheduler import FinishedCell, run_cells
 from vfl.experiments.value import alone_folder, plan_alone, value_cells
 
@@ -288,6 +289,22 @@ class Results:
     def sentence(self) -> str:
         """What it shows, in a sentence."""
         return self.glance.sentence
+
+    def to_latex(
+        self,
+        measures: Sequence[str] = (),
+        caption: str | None = None,
+        label: str | None = None,
+    ) -> str:
+        r"""A table for a paper, in LaTeX with `booktabs`; see `latex_table`.
+
+        Args:
+            measures: of the test rows and of attacks; the one that fits the task where none is
+                given.
+            caption: words below the table; None writes the `tabular` alone.
+            label: of the table, for `\ref`.
+        """
+        return latex_table(LoadedGrid(GridFolder(self.path)), measures, caption, label)
 
     @property
     def page(self) -> Path:

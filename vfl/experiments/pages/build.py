@@ -25,6 +25,7 @@ from vfl.experiments.pages.run_page import run_page
 from vfl.experiments.pages.sections import Content
 from vfl.experiments.pages.stale import beside_stale
 from vfl.experiments.pages.value_page import value_page
+from vfl.experiments.provenance import provenance
 from vfl.experiments.results import LoadedGrid, write_records
 from vfl.experiments.tables import date_text
 
@@ -87,7 +88,7 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     page = _study_page(grid)
     below = (f"{line}\n" for line in (*page.said, *page.notes))
     table = "\n".join([*(one.markdown() for one in page.tables), *below])
-    whole = stamp() | dict(page.json)
+    whole = stamp() | provenance(grid) | dict(page.json)
     write_records(folder.path, grid.records)
     write_json(folder.path / "results.json", whole)
     write_text(folder.path / "table.md", table)
