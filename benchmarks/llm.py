@@ -40,12 +40,12 @@ from vfl.core.errors import BadOptionError, ConfigError, DataError
 from vfl.core.seeds import generator, use_one_thread
 from vfl.llm.file import LlmParty, read_llm_file
 from vfl.llm.parties import PARTIES, ROLES, User
-from vfl.llm.pretrained import load_pretrained, save_decoder
 from vfl.llm.private_decoder import PrivateDecoder, linear_layers
 from vfl.llm.project import free_addresses, start_standing, write_llm_project
 from vfl.llm.text import read_tokenizer
 from vfl.llm.two_party import Form
 from vfl.models.decoder import Cache, Decoder, DecoderShape, Rotation
+from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.mpc.rules import NAMES, Mode
 
 _MB = 1e6

@@ -35,7 +35,15 @@ with warnings.catch_warnings(action="ignore"):  # here it is broken
 
 def decoder(layers: int) -> Decoder:
     """A random decoder."""
-    shape = DecoderShape(WORDS, WIDTH, layers, heads=2, positions="rotary", norm="rms", bias=False)
+    shape = DecoderShape(
+        vocabulary=WORDS,
+        width=WIDTH,
+        layers=layers,
+        heads=2,
+        positions="rotary",
+        norm="rms",
+        bias=False,
+    )
     with scoped(6):
         return Decoder(shape).requires_grad_(requires_grad=False)
 
@@ -88,7 +96,9 @@ def averaged(times: int) -> tuple[float, float, float]:
 
     Errors are in units of a share's assumed size, 1.
     """
-    shape = DecoderShape(200, WIDTH, 1, heads=2, positions="rotary", norm="rms", bias=False)
+    shape = DecoderShape(
+        vocabulary=200, width=WIDTH, layers=1, heads=2, positions="rotary", norm="rms", bias=False
+    )
     with scoped(6):
         model = Decoder(shape).requires_grad_(requires_grad=False)
     text = torch.randint(200, (LENGTH,), generator=generator(0, "texts"))

@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vfl.llm.pretrained import save_decoder
 from vfl.llm.project import demo_folder
 from vfl.llm.text import BytePairs
 from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.pretrained import save_decoder
 
 ARCHIVE = "review-polarity/review_polarity.tar.gz"
 CONTEXT, BATCH, RATE = 96, 12, 3e-3

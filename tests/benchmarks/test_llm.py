@@ -29,7 +29,7 @@ def test_the_bytes_are_those_of_the_frames_and_the_line_takes_its_hops():
 def test_next_tokens_beside_the_model_in_float64(monkeypatch):
     """Both modes; and an error that is there is found, with the margin of each other token."""
     torch.manual_seed(0)
-    model = Decoder(DecoderShape(60, 32, 1, 2, tied=False)).eval()
+    model = Decoder(DecoderShape(vocabulary=60, width=32, layers=1, heads=2, tied=False)).eval()
     prompts = torch.randint(60, (6, 3), generator=torch.Generator().manual_seed(0)).tolist()
     plain, thesis, fast = bench_next_tokens(model, prompts)
     assert plain.same == thesis.same == fast.same == plain.of == 6

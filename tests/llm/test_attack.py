@@ -24,7 +24,14 @@ WORDS, WIDTH = 60, 32
 
 def decoder(layers=2, words=WORDS):
     shape = DecoderShape(
-        words, WIDTH, layers, heads=2, inner=48, positions="rotary", norm="rms", bias=False
+        vocabulary=words,
+        width=WIDTH,
+        layers=layers,
+        heads=2,
+        inner=48,
+        positions="rotary",
+        norm="rms",
+        bias=False,
     )
     with scoped(6):
         return Decoder(shape).requires_grad_(requires_grad=False)

@@ -15,8 +15,8 @@ from model_folders import write_model
 
 from vfl.llm.command import _pick, _questions
 from vfl.llm.file import read_llm_file
-from vfl.llm.pretrained import load_pretrained, save_decoder
 from vfl.llm.text import BytePairs, read_tokenizer
+from vfl.models.pretrained import load_pretrained, save_decoder
 
 TRAIN = Path(__file__).parents[2] / "examples" / "llm" / "train_decoder.py"
 
@@ -149,7 +149,7 @@ def test_a_classifier_in_the_hugging_face_layout_names_the_class(vfl, tmp_path):
     [
         ("gpt2", "tokenizer.json", "tokenizer.json"),
         ("bert", "model.safetensors", "model.safetensors"),
-        ("mamba", "", "one of vfl-decoder, gpt2, llama, bert"),
+        ("mamba", "", "one of vfl-decoder, gpt2, opt"),
     ],
 )
 def test_a_folder_that_cannot_be_asked_is_refused_at_the_start(vfl, tmp_path, layout, lacks, said):

@@ -28,9 +28,9 @@ from vfl.core.errors import (
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm import command
 from vfl.llm import parties as llm
-from vfl.llm.pretrained import load_pretrained, save_decoder
 from vfl.llm.private_decoder import greedy
 from vfl.llm.text import BytePairs, Streamed, read_tokenizer
+from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
 from vfl.session.store.identity import Identity

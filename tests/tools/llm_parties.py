@@ -9,9 +9,9 @@ import torch
 from benchmarks.emulation import TcpProxy
 from vfl.llm.file import read_llm_file
 from vfl.llm.parties import Dealer, Owner, User
-from vfl.llm.pretrained import load_pretrained, save_decoder
 from vfl.llm.project import free_addresses, write_llm_project
 from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.pretrained import load_pretrained, save_decoder
 
 SMALL = DecoderShape(vocabulary=64, width=32, layers=1, heads=2, context=32, tied=False)
 

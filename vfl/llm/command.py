@@ -83,12 +83,11 @@ def init(
     Each has its llm.toml with the terms, an identity key, and what it needs to know of the others.
     The limits are what the owner consents to. Move each folder to its party's machine.
     """
-    from vfl.llm.pretrained import load_pretrained
-    from vfl.llm.project import write_llm_project
+    from vfl.llm.project import private_model, write_llm_project
 
     write_llm_project(
         folder,
-        load_pretrained(model).shape,
+        private_model(model).shape,
         model,
         owner=owner,
         dealer=dealer,
@@ -244,11 +243,11 @@ def demo(
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
     from vfl.llm.file import read_llm_file
-    from vfl.llm.pretrained import load_pretrained
     from vfl.llm.project import (
         demo_model,
         free_addresses,
         plain_answer,
+        private_model,
         start_standing,
         write_llm_project,
     )
@@ -257,7 +256,7 @@ def demo(
     use_one_thread()
     model = demo_model(model)
     folder = folder or Path("runs") / new_run_name("llm")
-    plain = load_pretrained(model)
+    plain = private_model(model)
     owner, dealer = free_addresses(2)
     prompt = read_tokenizer(model).encode(question)
     write_llm_project(
@@ -292,9 +291,9 @@ def demo(
 
 def _owner(file: LlmFile) -> Owner:
     from vfl.llm.parties import Owner
-    from vfl.llm.pretrained import load_pretrained
+    from vfl.llm.project import private_model
 
-    return Owner(file, load_pretrained(file.beside(file.model or "model")), say)
+    return Owner(file, private_model(file.beside(file.model or "model")), say)
 
 
 def _file(folder: Path, *parties: str) -> LlmFile:

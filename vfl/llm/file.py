@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
 from vfl.config.party_file import OwnFile
 from vfl.config.toml import HostPort, Settings
 from vfl.core.address import Address, parse_address
-from vfl.core.errors import ConsentError, VFLError
+from vfl.core.errors import ConsentError, SpecError, VFLError
 from vfl.llm.product import LLM_FILE
 from vfl.llm.two_party import Form
-from vfl.models.decoder import DecoderShape, EncoderShape
+from vfl.models.decoder import APPROXIMATIONS, BlockShape, DecoderShape, EncoderShape
 
 LlmParty = Literal["owner", "user", "dealer"]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -89,6 +90,46 @@ def of_llm_file(file: LlmFile) -> Iterator[str]:
             yield f"the file of the {file.party} has no '{name}'"
 
 
+#: Settings of a shape that the computation on shares has; all others keep their defaults.
+_COMPUTED = (
+    "vocabulary", "width", "layers", "heads", "groups", "inner", "context", "positions", "norm",
+    "mlp", "tied", "bias", "epsilon", "theta", "stretch", "stretch_low", "stretch_high", "trained",
+)  # fmt: skip
+_OF_ENCODERS = ("segments", "classes")
+
+
+def shape_in_terms(shape: BlockShape) -> dict[str, Any]:
+    """The architecture as terms carry it.
+
+    Raises:
+        SpecError: the computation on shares has no such architecture; the setting is named.
+    """
+    if not isinstance(shape, DecoderShape):
+        raise _not_computed("an encoder of pictures", "a decoder or a classifier of texts")
+    encoder = isinstance(shape, EncoderShape)
+    settings = asdict(shape)
+    found = {name: settings[name] for name in _COMPUTED + (_OF_ENCODERS if encoder else ())}
+    default = asdict(type(shape)(**found))
+    for name, value in settings.items():
+        if value != default[name]:
+            raise _not_computed(f"{name} = {value!r}", f"{name} = {default[name]!r}")
+    if shape.mlp not in APPROXIMATIONS and shape.mlp != "silu":
+        raise _not_computed(f"mlp = {shape.mlp!r}", f"{', '.join(APPROXIMATIONS)} or silu")
+    if isinstance(shape, EncoderShape) and not (shape.segments and shape.classes):
+        raise _not_computed("an encoder without a head or segments", "BERT for classification")
+    return found
+
+
+def _not_computed(got: str, want: str) -> SpecError:
+    return SpecError(
+        "this architecture cannot be computed on shares",
+        where="the model's folder",
+        got=got,
+        want=want,
+        fix="`vfl model show FOLDER` says what a model has",
+    )
+
+
 class LlmTerms(Settings):
     """What all three parties have alike.
 
@@ -124,7 +165,9 @@ class LlmTerms(Settings):
     def architecture(self) -> DecoderShape:
         """The shape, checked."""
         kind = EncoderShape if "classes" in self.shape else DecoderShape
-        return kind(**self.shape)  # type: ignore[arg-type]
+        shape = kind(**self.shape)  # type: ignore[arg-type]
+        _ = shape_in_terms(shape)
+        return shape
 
     @property
     def form(self) -> Form:

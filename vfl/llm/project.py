@@ -15,7 +15,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,18 @@ from vfl.core.errors import MissingDataError
 from vfl.core.processes import Service
 from vfl.core.storage import write_text
 from vfl.federation.project import require_new, write_identities
-from vfl.llm.file import LlmFile, LlmParty
+from vfl.llm.file import LlmFile, LlmParty, shape_in_terms
 from vfl.llm.parties import CALLERS, PARTIES
-from vfl.llm.pretrained import TOKENIZER, names_of, require_tokenizer
 from vfl.llm.product import LLM_FILE
-from vfl.models.decoder import Decoder, DecoderShape, Encoder
+from vfl.models.decoder import BlockShape, Decoder, Encoder, PictureEncoder
+from vfl.models.pretrained import TOKENIZER, load_pretrained, names_of, require_tokenizer
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 
 
 def write_llm_project(
     folder: Path,
-    shape: DecoderShape,
+    shape: BlockShape,
     model: Path,
     *,
     owner: str = "127.0.0.1:9300",
@@ -56,6 +55,7 @@ def write_llm_project(
 
     Raises:
         ConfigError: settings that are none, or do not go together.
+        SpecError: an architecture that cannot be computed on shares.
         RunFolderError: the folder holds something already.
         MissingDataError, DataError: the model's folder has no tokenizer, or names of no known form.
     """
@@ -63,7 +63,7 @@ def write_llm_project(
     require_new(folder)
     terms = {
         "project": secrets.token_hex(16),
-        "shape": asdict(shape),
+        "shape": shape_in_terms(shape),
         "dealer_counts": True,
         **names_of(model),
         **agreed,
@@ -122,6 +122,19 @@ def demo_model(given: Path | None) -> Path:
             fix="python examples/llm/train_decoder.py trains it in minutes; or give --model FOLDER",
         )
     return folder
+
+
+def private_model(folder: Path) -> Decoder | Encoder:
+    """The model of a folder, whose architecture can be computed on shares.
+
+    Raises:
+        MissingDataError, DataError: see `load_pretrained`.
+        SpecError: see `shape_in_terms`.
+    """
+    model = load_pretrained(folder)
+    shape_in_terms(model.shape)
+    assert not isinstance(model, PictureEncoder), "refused above"
+    return model
 
 
 def free_addresses(count: int) -> list[str]:

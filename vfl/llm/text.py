@@ -11,7 +11,7 @@ from typing import Protocol
 
 from vfl.core.errors import DataError, VFLError
 from vfl.core.storage import write_text
-from vfl.llm.pretrained import TOKENIZER, load_tokenizer
+from vfl.models.pretrained import TOKENIZER, load_tokenizer
 
 _PIECE = re.compile(r" ?\S+|\s+")
 _MOST_PIECES = 1 << 16

@@ -1,13 +1,13 @@
-"""Transformers of plain torch modules, whose every part can be computed on shares.
+"""Transformers of plain torch modules: decoders, encoders of texts and encoders of pictures.
 
-A decoder has the parts of GPT-2 (learned positions, LayerNorm, GELU) and of LLaMA (rotary
-positions, RMSNorm, gated SiLU, grouped-query attention), chosen one by one; a classifier is BERT's
-encoder. `vfl.mpc.private` takes both, `vfl.llm.pretrained` reads weights of others.
+One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP:
+where its norms stand, how positions enter, which tokens a token attends to.
+`vfl.models.pretrained` reads their weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,26 +23,56 @@ Cache = list[tuple[Tensor, Tensor]]
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """The architecture.
+def quick_gelu(x: Tensor) -> Tensor:
+    """X sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+#: The activation of an MLP by name, and whether a second linear layer multiplies it (a gate).
+_MLPS: Mapping[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "gelu": (F.gelu, False),
+    "gelu_tanh": (_gelu_tanh, False),
+    "quick_gelu": (quick_gelu, False),
+    "relu": (F.relu, False),
+    "silu": (F.silu, True),
+    "gated_gelu": (F.gelu, True),
+    "gated_gelu_tanh": (_gelu_tanh, True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """The architecture of a stack of transformer blocks.
 
     Attributes:
-        vocabulary: tokens.
         width: of a token's vector.
-        layers: how many.
-        heads: of queries; each has width / heads numbers.
+        layers: number of blocks.
+        heads: of queries.
         groups: heads of keys and values; fewer than `heads` is grouped-query attention.
-        inner: width of the MLP.
-        context: the longest text.
+        head_width: numbers of a head; 0 is width / heads.
+        inner: width of the MLP; 0 is 4 width.
         positions: "learned" vectors, or "rotary" (Su et al. 2021, eq 34).
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
-        mlp: "gelu", "gelu_tanh" (its approximation, of GPT-2), or "silu" with a gate (Shazeer 2020,
-            SwiGLU).
-        tied: whether the head's weights are the embedding's.
+        norms_at: "before" attention and MLP, "after" the sum with what came in (BERT), or "both"
+            before and behind them (Gemma 2).
+        parallel: whether attention and MLP read the same input and are added together (GPT-NeoX).
+        head_norm: whether queries and keys pass a norm of their own, head by head (Qwen 3).
+        mlp: "gelu", "gelu_tanh" (its approximation, of GPT-2), "quick_gelu", "relu"; or with a gate
+            (Shazeer 2020) "silu" (SwiGLU), "gated_gelu", "gated_gelu_tanh" (GEGLU).
         bias: whether linear layers have one.
+        causal: whether a token attends to earlier tokens and itself only.
         epsilon: of the norms.
+        scale: of attention scores; 0 is head_width ** -0.5.
+        cap: bound c of attention scores s by c tanh(s / c) (Gemma 2); 0 is none.
+        windows: of each block the number of tokens that a token attends to, itself included; 0
+            attends to all. Empty is 0 in every block.
         theta: base of rotary positions.
+        window_theta: base in blocks with a window (Gemma 3); 0 is `theta`, stretched as there.
+        rotated: part of a head that rotary positions turn.
         stretch: of rotary positions beyond the context of the training (Llama 3.1); 1 is none.
         stretch_low, stretch_high: wavelengths longer than trained / low are stretched whole,
             shorter than trained / high not at all.
@@ -52,75 +82,145 @@ class DecoderShape:
         BadOptionError: sizes that do not divide one another, or a part of another name.
     """
 
-    vocabulary: int
     width: int = 64
     layers: int = 2
     heads: int = 4
     groups: int = 0
+    head_width: int = 0
     inner: int = 0
-    context: int = 128
     positions: Literal["learned", "rotary"] = "learned"
     norm: Literal["layer", "rms"] = "layer"
-    mlp: Literal["gelu", "gelu_tanh", "silu"] = "gelu"
-    tied: bool = True
+    norms_at: Literal["before", "after", "both"] = "before"
+    parallel: bool = False
+    head_norm: bool = False
+    mlp: str = "gelu"
     bias: bool = True
+    causal: bool = True
     epsilon: float = 1e-5
+    scale: float = 0.0
+    cap: float = 0.0
+    windows: tuple[int, ...] = ()
     theta: float = 10000.0
+    window_theta: float = 0.0
+    rotated: float = 1.0
     stretch: float = 1.0
     stretch_low: float = 1.0
     stretch_high: float = 4.0
     trained: int = 8192
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads", "context"):
+        for name in ("width", "layers", "heads"):
             require_range(name, getattr(self, name), 1)
         object.__setattr__(self, "groups", self.groups or self.heads)
         object.__setattr__(self, "inner", self.inner or 4 * self.width)
+        whole = self.head_width or self.width % self.heads == 0
+        object.__setattr__(self, "head_width", self.head_width or self.width // self.heads)
+        object.__setattr__(self, "windows", tuple(self.windows))
         require_choice("positions", self.positions, ("learned", "rotary"))
         require_choice("norm", self.norm, ("layer", "rms"))
-        require_choice("mlp", self.mlp, ("gelu", "gelu_tanh", "silu"))
+        require_choice("norms_at", self.norms_at, ("before", "after", "both"))
+        require_choice("mlp", self.mlp, tuple(_MLPS))
         for name in ("theta", "stretch", "stretch_low"):
             require_range(name, getattr(self, name), 1e-3)
         require_range("stretch_high", self.stretch_high, 1.001 * self.stretch_low)
-        even = self.positions == "learned" or self.head_width % 2 == 0
-        if self.width % self.heads or self.heads % self.groups or not even:
+        even = self.positions == "learned" or self.turned % 2 == 0
+        if not whole or self.heads % self.groups or not even:
             raise BadOptionError(
                 "the heads do not divide the width, or the groups the heads",
                 where="option 'heads'",
                 got=f"width {self.width}, heads {self.heads}, groups {self.groups}",
                 want="width a multiple of heads, heads of groups; rotary needs even heads",
             )
+        if len(self.windows) not in (0, self.layers):
+            raise BadOptionError(
+                "each block has a window, or none has",
+                where="option 'windows'",
+                got=f"{len(self.windows)} windows",
+                want=f"{self.layers}",
+            )
 
     @property
-    def head_width(self) -> int:
-        """Numbers of a head."""
-        return self.width // self.heads
+    def queries(self) -> int:
+        """Numbers of all query heads together."""
+        return self.heads * self.head_width
 
     @property
-    def causal(self) -> bool:
-        """Whether a token looks at those before it only."""
-        return True
+    def keys(self) -> int:
+        """Numbers of all key heads together."""
+        return self.groups * self.head_width
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate."""
+        return _MLPS[self.mlp][1]
+
+    @property
+    def turned(self) -> int:
+        """Numbers of a head that rotary positions turn, from its first on."""
+        return int(self.head_width * self.rotated)
+
+    def window(self, layer: int) -> int:
+        """Tokens that a token attends to in a block; 0 is all."""
+        return self.windows[layer] if self.windows else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape(BlockShape):
+    """The architecture of a decoder.
+
+    Attributes:
+        vocabulary: number of tokens.
+        context: the longest text, in tokens.
+        tied: whether the head's weights are the embedding's.
+        embedding_scale: factor of a token's vector (Gemma); the head has none.
+        head_cap: bound of the logits, as `cap` of scores; 0 is none.
+        head_bias: whether the head has a bias.
+
+    Raises:
+        BadOptionError: see `BlockShape`.
+    """
+
+    vocabulary: int
+    context: int = 128
+    tied: bool = True
+    embedding_scale: float = 1.0
+    head_cap: float = 0.0
+    head_bias: bool = False
+
+    def __post_init__(self) -> None:
+        super(DecoderShape, self).__post_init__()
+        for name in ("vocabulary", "context"):
+            require_range(name, getattr(self, name), 1)
 
 
 @dataclass(slots=True)
 class Rotation:
-    """Rotary positions: what a head's two halves are multiplied with; axes (steps, head width)."""
+    """Rotary positions: what a head's two halves are multiplied with; axes (steps, turned)."""
 
     cos: Tensor = field(repr=False)
     sin: Tensor = field(repr=False)
 
     @staticmethod
-    def at(start: int, steps: int, shape: DecoderShape) -> Rotation:
-        """Of so many positions from `start` on; float64."""
-        width = shape.head_width
-        speed = shape.theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    def at(start: int, steps: int, shape: BlockShape, layer: int = 0) -> Rotation:
+        """Rotation of `steps` positions from `start` on in a block; float64."""
+        width, theta, stretch = shape.turned, shape.theta, shape.stretch
+        if shape.window_theta and shape.window(layer):
+            theta, stretch = shape.window_theta, 1.0
+        speed = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
         # Turns within the trained context say how much of a wave it holds.
         turns = shape.trained * speed / (2 * torch.pi)
         kept = (turns - shape.stretch_low) / (shape.stretch_high - shape.stretch_low)
-        speed = speed * (1 / shape.stretch + (1 - 1 / shape.stretch) * kept.clamp(0, 1))
+        speed = speed * (1 / stretch + (1 - 1 / stretch) * kept.clamp(0, 1))
         positions = torch.arange(start, start + steps, dtype=torch.float64)
         angles = (positions[:, None] * speed).repeat(1, 2)
         return Rotation(angles.cos(), angles.sin())
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """Queries or keys at their positions; axes (..., steps, head width)."""
+        cos, sin = self.cos.to(heads), self.sin.to(heads)
+        first, rest = heads[..., : cos.shape[1]], heads[..., cos.shape[1] :]
+        first = first * cos + half_turn(first) * sin
+        return torch.cat([first, rest], -1) if rest.shape[-1] else first
 
 
 def half_turn(heads: Tensor) -> Tensor:
@@ -134,63 +234,158 @@ def half_turn(heads: Tensor) -> Tensor:
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP, each behind a norm and added to what came in."""
+    """A block: attention and an MLP, each with a norm and added to what came in.
 
-    def __init__(self, shape: DecoderShape) -> None:
+    Args:
+        shape: of the stack.
+        index: of this block in it.
+    """
+
+    def __init__(self, shape: BlockShape, index: int = 0) -> None:
         super().__init__()
-        self._shape = shape
-        width, keys = shape.width, shape.groups * shape.head_width
-        gated = 2 if shape.mlp == "silu" else 1
+        self._shape, self._index = shape, index
+        width, queries = shape.width, shape.queries
         self.attention_norm = _norm(shape)
-        self.attention_in = nn.Linear(width, width + 2 * keys, bias=shape.bias)
-        self.attention_out = nn.Linear(width, width, bias=shape.bias)
+        self.attention_in = nn.Linear(width, queries + 2 * shape.keys, bias=shape.bias)
+        self.attention_out = nn.Linear(queries, width, bias=shape.bias)
         self.mlp_norm = _norm(shape)
-        self.mlp_in = nn.Linear(width, gated * shape.inner, bias=shape.bias)
+        self.mlp_in = nn.Linear(width, (1 + shape.gated) * shape.inner, bias=shape.bias)
         self.mlp_out = nn.Linear(shape.inner, width, bias=shape.bias)
+        if shape.head_norm:
+            self.query_norm = _norm(shape, shape.head_width)
+            self.key_norm = _norm(shape, shape.head_width)
+        if shape.norms_at == "both":
+            self.attention_out_norm, self.mlp_out_norm = _norm(shape), _norm(shape)
 
     def forward(
-        self, x: Tensor, start: int, before: tuple[Tensor, Tensor] | None
+        self,
+        x: Tensor,
+        start: int = 0,
+        before: tuple[Tensor, Tensor] | None = None,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Axes (texts, steps, width); and keys and values of all steps so far."""
-        found, kept = self.attention(self.attention_norm(x), start, before)
-        x = x + found
-        return x + self.mlp(self.mlp_norm(x)), kept
+        """The block's output, axes (texts, steps, width); and keys and values of all steps so far.
+
+        Args:
+            x: vectors of the steps; axes (texts, steps, width).
+            start: position of the first.
+            before: keys and values of earlier steps.
+            real: False where a step is padding that no step attends to; axes (texts, steps).
+        """
+        at, parallel = self._shape.norms_at, self._shape.parallel
+        if at == "after":
+            found, kept = self.attention(x, start, before, real)
+            x = self.attention_norm(x + found)
+            return self.mlp_norm(x + self.mlp(x)), kept
+        found, kept = self.attention(self.attention_norm(x), start, before, real)
+        if parallel:
+            return x + found + self.mlp(self.mlp_norm(x)), kept
+        x = x + (self.attention_out_norm(found) if at == "both" else found)
+        found = self.mlp(self.mlp_norm(x))
+        return x + (self.mlp_out_norm(found) if at == "both" else found), kept
 
     def attention(
-        self, x: Tensor, start: int, before: tuple[Tensor, Tensor] | None
+        self,
+        x: Tensor,
+        start: int,
+        before: tuple[Tensor, Tensor] | None,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """What each step takes from those it looks at; as `forward`."""
+        """What each step takes from those it attends to; as `forward`."""
         shape, (texts, steps, _) = self._shape, x.shape
-        keys = shape.groups * shape.head_width
-        parts = self.attention_in(x).split([shape.width, keys, keys], -1)
+        parts = self.attention_in(x).split([shape.queries, shape.keys, shape.keys], -1)
         q, k, v = (part.view(texts, steps, -1, shape.head_width).transpose(1, 2) for part in parts)
+        if shape.head_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
         if shape.positions == "rotary":
-            turned = Rotation.at(start, steps, shape)
-            cos, sin = turned.cos.to(x), turned.sin.to(x)
-            q, k = (each * cos + half_turn(each) * sin for each in (q, k))
+            turned = Rotation.at(start, steps, shape, self._index)
+            q, k = turned.turn(q), turned.turn(k)
         if before is not None:
             k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
-        seen = torch.ones(steps, k.shape[2], dtype=torch.bool, device=x.device)
         keys_of, values_of = (
             each.repeat_interleave(shape.heads // shape.groups, 1) for each in (k, v)
         )
-        mask = seen.tril(start) if shape.causal else seen
-        found = F.scaled_dot_product_attention(q, keys_of, values_of, attn_mask=mask)
+        mask = self._mask(start, steps, k.shape[2], x.device)
+        if real is not None:
+            mask = mask & real[:, None, None, :]
+        found = _attend(q, keys_of, values_of, mask, shape)
         return self.attention_out(found.transpose(1, 2).reshape(texts, steps, -1)), (k, v)
 
     def mlp(self, x: Tensor) -> Tensor:
         """What each step makes of itself."""
+        act, gated = _MLPS[self._shape.mlp]
         inner = self.mlp_in(x)
-        if self._shape.mlp == "silu":
+        if gated:
             gate, up = inner.chunk(2, -1)
-            inner = F.silu(gate) * up
+            inner = act(gate) * up
         else:
-            inner = F.gelu(inner, approximate=APPROXIMATIONS[self._shape.mlp])
+            inner = act(inner)
         found: Tensor = self.mlp_out(inner)
         return found
 
+    def _mask(self, start: int, steps: int, seen: int, device: torch.device) -> Tensor:
+        """True where a step attends; axes (steps, seen)."""
+        mask = torch.ones(steps, seen, dtype=torch.bool, device=device)
+        if self._shape.causal:
+            mask = mask.tril(start)
+            if window := self._shape.window(self._index):
+                mask = mask.triu(start - window + 1)
+        return mask
 
-class Decoder(nn.Module):
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shape: BlockShape) -> Tensor:
+    if not shape.cap:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=shape.scale or None)
+    scores = q @ k.transpose(2, 3) * (shape.scale or shape.head_width**-0.5)
+    scores = _capped(scores, shape.cap).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+class _Stack(nn.Module):
+    """Blocks over vectors: what decoders and encoders share."""
+
+    shape: BlockShape
+    layers: nn.ModuleList
+
+    def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
+        """Vectors that enter the first block, axes (rows, steps, width)."""
+        raise NotImplementedError
+
+    def _through(self, x: Tensor, layers: int, real: Tensor | None = None) -> Tensor:
+        for layer in self.layers[:layers]:
+            x, _ = layer(x, real=real)
+        return x
+
+    def last(self, x: Tensor) -> Tensor:
+        """What follows the last block: the final norm, where there is one."""
+        return x
+
+    def hidden(
+        self, inputs: Tensor, layer: int | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states behind a block, axes (rows, steps, width).
+
+        Args:
+            inputs: tokens or pictures of the rows.
+            layer: number of blocks that compute them; 0 is the embedding, None is all blocks and
+                the final norm.
+            real: False where a token is padding; axes (rows, steps). None is True everywhere.
+
+        Raises:
+            BadOptionError: the stack has fewer blocks.
+        """
+        most = self.shape.layers
+        if layer is not None:
+            require_range("layer", layer, 0, most)
+        x = self._through(self.embedded(inputs), most if layer is None else layer, real)
+        return self.last(x) if layer in (None, most) else x
+
+
+class Decoder(_Stack):
     """The model: token ids in, logits of the next token after each out.
 
     Args:
@@ -201,15 +396,17 @@ class Decoder(nn.Module):
     torch.Size([1, 3, 50])
     """
 
+    shape: DecoderShape
+
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.shape = shape
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         if shape.positions == "learned":
             self.positions = nn.Embedding(shape.context, shape.width)
-        self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(shape.layers)])
+        self.layers = nn.ModuleList([DecoderLayer(shape, each) for each in range(shape.layers)])
         self.norm = _norm(shape)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=shape.head_bias)
         if shape.tied:
             self.head.weight = self.tokens.weight
 
@@ -222,15 +419,26 @@ class Decoder(nn.Module):
         """
         cache = [] if cache is None else cache
         start = cache[0][0].shape[2] if cache else 0
-        x = self.tokens(tokens)
-        if self.shape.positions == "learned":
-            x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=x.device))
+        x = self.embedded(tokens, start)
         for index, layer in enumerate(self.layers):
             before = cache[index] if index < len(cache) else None
             x, kept = layer(x, start, before)
             cache[index : index + 1] = [kept]
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        return _capped(self.head(self.norm(x)), self.shape.head_cap)
+
+    def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
+        """Vectors of tokens, axes (texts, steps, width)."""
+        x: Tensor = self.tokens(inputs)
+        if self.shape.embedding_scale != 1:
+            x = x * self.shape.embedding_scale
+        if self.shape.positions == "learned":
+            x = x + self.positions(torch.arange(start, start + inputs.shape[1], device=x.device))
+        return x
+
+    def last(self, x: Tensor) -> Tensor:
+        """The final norm."""
+        found: Tensor = self.norm(x)
+        return found
 
     @torch.no_grad()
     def generate(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -244,34 +452,35 @@ class Decoder(nn.Module):
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderShape(DecoderShape):
-    """The architecture of a classifier; positions are learned, and there is no head of tokens.
+    """The architecture of an encoder of texts: learned positions, and classes instead of tokens.
 
     Attributes:
-        segments: texts that may stand in one question, such as a pair of sentences.
-        classes: it tells apart.
+        segments: texts that may stand in one question, such as a pair of sentences; 0 has no
+            vectors for them.
+        classes: of the head; 0 has no head.
+        pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
     """
 
+    norms_at: Literal["before", "after", "both"] = "after"
+    causal: bool = False
     segments: int = 2
     classes: int = 2
-
-    @property
-    def causal(self) -> bool:
-        """False: every token looks at all."""
-        return False
+    pooled: Literal["tanh", "relu"] = "tanh"
 
     def __post_init__(self) -> None:
         super(EncoderShape, self).__post_init__()
         for name in ("segments", "classes"):
-            require_range(name, getattr(self, name), 1)
+            require_range(name, getattr(self, name), 0)
         require_choice("positions", self.positions, ("learned",))
+        require_choice("pooled", self.pooled, ("tanh", "relu"))
 
 
-class Encoder(nn.Module):
+class Encoder(_Stack):
     """BERT for classification (Devlin et al. 2019): token ids in, logits of the classes out.
 
-    Every step looks at all others, and a norm stands behind what it adds up, not before.
+    Every step attends to all others, and a norm stands behind the sum, not before.
 
     Args:
         shape: its architecture.
@@ -281,35 +490,138 @@ class Encoder(nn.Module):
     torch.Size([1, 3])
     """
 
+    shape: EncoderShape
+
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
         self.shape = shape
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.segments = nn.Embedding(shape.segments, shape.width)
+        if shape.segments:
+            self.segments = nn.Embedding(shape.segments, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
         self.norm = _norm(shape)
-        self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(shape.layers)])
-        self.pooler = nn.Linear(shape.width, shape.width)
-        self.head = nn.Linear(shape.width, shape.classes)
+        self.layers = nn.ModuleList([DecoderLayer(shape, each) for each in range(shape.layers)])
+        if shape.classes:
+            self.pooler = nn.Linear(shape.width, shape.width)
+            self.head = nn.Linear(shape.width, shape.classes)
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Logits, axes (texts, classes).
+    def forward(
+        self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """Logits, axes (texts, classes); without a head all hidden states, as `hidden` has them.
 
         Args:
             tokens: int64, axes (texts, steps); the first is the one that is classified.
             segments: of each token, likewise; zeros if not given.
+            real: False where a token is padding, likewise; True everywhere if not given.
         """
-        segments = torch.zeros_like(tokens) if segments is None else segments
-        positions = self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        x = self.norm(self.tokens(tokens) + self.segments(segments) + positions)
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer), "made above"
-            x = layer.attention_norm(x + layer.attention(x, 0, None)[0])
-            x = layer.mlp_norm(x + layer.mlp(x))
-        logits: Tensor = self.head(torch.tanh(self.pooler(x[:, 0])))
+        x = self._through(self.embedded(tokens, segments=segments), self.shape.layers, real)
+        if not self.shape.classes:
+            return x
+        pooled = torch.tanh if self.shape.pooled == "tanh" else torch.relu
+        logits: Tensor = self.head(pooled(self.pooler(x[:, 0])))
         return logits
 
+    def embedded(self, inputs: Tensor, start: int = 0, segments: Tensor | None = None) -> Tensor:
+        """Vectors of tokens behind the first norm, axes (texts, steps, width)."""
+        x = self.tokens(inputs)
+        if self.shape.segments:
+            x = x + self.segments(torch.zeros_like(inputs) if segments is None else segments)
+        places = torch.arange(start, start + inputs.shape[1], device=inputs.device)
+        found: Tensor = self.norm(x + self.positions(places))
+        return found
 
-def _norm(shape: DecoderShape) -> nn.Module:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureShape(BlockShape):
+    """The architecture of an encoder of pictures (Dosovitskiy et al. 2021, section 3.1).
+
+    Attributes:
+        size: height and width of a picture, in pixels.
+        patch: height and width of a patch; `size` is a multiple.
+        channels: of a picture.
+        patch_bias: whether the layer that embeds patches has a bias.
+        first_norm: whether a norm stands before the blocks (CLIP).
+        classes: of the head; 0 has no head.
+        mean, deviation: that each channel of a picture in [0, 1] is normalised by.
+    """
+
+    causal: bool = False
+    size: int = 224
+    patch: int = 16
+    channels: int = 3
+    patch_bias: bool = True
+    first_norm: bool = False
+    classes: int = 0
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        super(PictureShape, self).__post_init__()
+        for name in ("size", "patch", "channels"):
+            require_range(name, getattr(self, name), 1)
+        require_range("classes", self.classes, 0)
+        for name in ("mean", "deviation"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.size % self.patch or not len(self.mean) == len(self.deviation) == self.channels:
+            raise BadOptionError(
+                "patches do not divide the picture, or channels lack a mean",
+                where="option 'size'",
+                got=f"size {self.size}, patch {self.patch}, {len(self.mean)} means",
+                want=f"size a multiple of patch, {self.channels} means and deviations",
+            )
+
+
+class PictureEncoder(_Stack):
+    """ViT (Dosovitskiy et al. 2021) and CLIP's tower of pictures: patches as tokens.
+
+    Args:
+        shape: its architecture.
+
+    >>> shape = PictureShape(size=8, patch=4, width=32, layers=1, classes=10)
+    >>> PictureEncoder(shape)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    shape: PictureShape
+
+    def __init__(self, shape: PictureShape) -> None:
+        super().__init__()
+        self.shape = shape
+        steps = (shape.size // shape.patch) ** 2 + 1
+        self.patches = nn.Conv2d(
+            shape.channels, shape.width, shape.patch, shape.patch, bias=shape.patch_bias
+        )
+        self.first = nn.Parameter(torch.zeros(shape.width))
+        self.positions = nn.Embedding(steps, shape.width)
+        if shape.first_norm:
+            self.first_norm = _norm(shape)
+        self.layers = nn.ModuleList([DecoderLayer(shape, each) for each in range(shape.layers)])
+        self.norm = _norm(shape)
+        if shape.classes:
+            self.head = nn.Linear(shape.width, shape.classes)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Logits, axes (pictures, classes); without a head the first token's last state.
+
+        Args:
+            pictures: normalised, axes (pictures, channels, size, size).
+        """
+        x = self.hidden(pictures)[:, 0]
+        return self.head(x) if self.shape.classes else x
+
+    def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
+        """Vectors of the first token and of each patch, axes (pictures, steps, width)."""
+        patches = self.patches(inputs).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(inputs), 1, -1), patches], 1) + self.positions.weight
+        return self.first_norm(x) if self.shape.first_norm else x
+
+    def last(self, x: Tensor) -> Tensor:
+        """The final norm."""
+        found: Tensor = self.norm(x)
+        return found
+
+
+def _norm(shape: BlockShape, width: int = 0) -> nn.Module:
     kind = nn.LayerNorm if shape.norm == "layer" else nn.RMSNorm
-    return kind(shape.width, eps=shape.epsilon)
+    return kind(width or shape.width, eps=shape.epsilon)

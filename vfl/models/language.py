@@ -212,7 +212,14 @@ def decoder_shape(words: int, tokens: int, layers: int, heads: int) -> DecoderSh
         BadOptionError: the heads do not divide a vector.
     """
     return DecoderShape(
-        words, tokens, layers, heads, positions="rotary", norm="rms", bias=False, context=65536
+        vocabulary=words,
+        width=tokens,
+        layers=layers,
+        heads=heads,
+        positions="rotary",
+        norm="rms",
+        bias=False,
+        context=65536,
     )
 
 

@@ -9,15 +9,15 @@ from model_folders import MODELS, write_model
 from safetensors.torch import save_file
 
 from vfl.core.errors import DataError, MissingDataError, MissingPackageError
-from vfl.llm.pretrained import (
+from vfl.llm.text import read_tokenizer
+from vfl.models.decoder import Decoder, DecoderShape, Encoder
+from vfl.models.pretrained import (
     load_pretrained,
     load_tokenizer,
     names_of,
     require_tokenizer,
     save_decoder,
 )
-from vfl.llm.text import read_tokenizer
-from vfl.models.decoder import Decoder, DecoderShape, Encoder
 
 TOKENS = [5, 17, 3, 60, 89, 0, 41, 8]
 SEGMENTS = [0, 0, 0, 1, 1, 1, 1, 1]
@@ -111,12 +111,12 @@ def test_names_of_older_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "told"),
     [
-        ("gpt2", {"model_type": "mamba"}, "gpt2, llama, bert"),
-        ("gpt2", {"model_type": ["gpt2"]}, "gpt2, llama, bert"),
-        ("gpt2", {"activation_function": "relu"}, "gelu_new"),
+        ("gpt2", {"model_type": "mamba"}, "gpt2, opt, gpt_neox, llama"),
+        ("gpt2", {"model_type": ["gpt2"]}, "gpt2, opt, gpt_neox, llama"),
+        ("gpt2", {"activation_function": "mish"}, "gelu_new"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
-        ("llama", {"head_dim": 32}, "head_dim"),
+        ("llama", {"hidden_act": "mish"}, "hidden_act"),
+        ("llama", {"head_dim": 32}, "shapes"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert", {"num_hidden_layers": 3}, "encoder.layer.2"),

@@ -1,0 +1,648 @@
+"""Published families of transformers: their configurations as shapes, and names of their weights.
+
+To add a family: a function from its `config.json` to a shape, its names, one line of `LAYOUTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vfl.models.decoder import (
+    BlockShape,
+    Decoder,
+    DecoderShape,
+    Encoder,
+    EncoderShape,
+    PictureEncoder,
+    PictureShape,
+)
+
+#: The layout of `save_decoder`.
+OWN = "vfl-decoder"
+#: Activations by their names there, of an MLP and of one with a gate.
+_PLAIN = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}
+_GATED = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gated_gelu",
+    "gelu_new": "gated_gelu_tanh",
+    "gelu_pytorch_tanh": "gated_gelu_tanh",
+}
+
+
+class Refused(Exception):
+    """A setting that the models of this package cannot compute.
+
+    Attributes:
+        got: the setting and its value.
+        want: values that can be computed.
+    """
+
+    def __init__(self, got: str, want: str) -> None:
+        super().__init__(got)
+        self.got, self.want = got, want
+
+
+class Config:
+    """Settings of `config.json`, and names of the weights beside it.
+
+    Args:
+        found: the settings.
+        has: whether the folder has a weight of that name, without its prefix.
+        pictures: settings of `preprocessor_config.json`, empty where there is none.
+    """
+
+    def __init__(
+        self, found: Mapping[str, Any], has: Callable[[str], bool], pictures: Mapping[str, Any]
+    ) -> None:
+        self.found, self.has, self.pictures = found, has, pictures
+
+    def __getitem__(self, name: str) -> Any:
+        return self.found[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting; the default also where it is null."""
+        found = self.found.get(name)
+        return default if found is None else found
+
+    def require(self, **wanted: Any) -> None:
+        """Raise `Refused` for a setting of another value; one that is missing has the right one."""
+        for name, want in wanted.items():
+            if self.get(name, want) != want:
+                raise Refused(f"{name} = {self.get(name)!r}", f"{name} = {want!r}")
+
+    def choose(self, name: str, choices: Mapping[str, str], default: str) -> str:
+        """Our name of a setting's value, or `Refused`."""
+        got = self.get(name, default)
+        if got not in choices:
+            raise Refused(f"{name} = {got!r}", f"one of {', '.join(choices)}")
+        return choices[got]
+
+    def inside(self, name: str) -> Config:
+        """Settings of a part, such as one tower of two."""
+        return Config(self[name], self.has, self.pictures)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of a family's modules by ours; several are put side by side.
+
+    Attributes:
+        top: of modules outside the blocks.
+        block: prefix of a block, "{}" its number.
+        blocks: of modules inside, behind that prefix.
+        turned: whether linear layers in blocks have axes (inputs, outputs).
+        plus_one: whether norms hold their weights less 1 (Gemma).
+        interleaved: whether queries, keys and values stand head by head (GPT-NeoX).
+        skipped: first rows of the position table, which no text uses.
+    """
+
+    top: Mapping[str, str]
+    block: str
+    blocks: Mapping[str, tuple[str, ...]]
+    turned: bool = False
+    plus_one: bool = False
+    interleaved: bool = False
+    skipped: int = 0
+
+    def of(self, module: str) -> tuple[str, ...]:
+        """Their names of one of our modules, such as ``layers.3.mlp_in``.
+
+        Raises:
+            KeyError: this family has no such module.
+        """
+        if not module.startswith("layers."):
+            return (self.top[module],)
+        _, number, inside = module.split(".")
+        return tuple(f"{self.block.format(number)}.{name}" for name in self.blocks[inside])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A family.
+
+    Attributes:
+        model: the class of its models.
+        shape: of a configuration; the whole model, with its head where it has one.
+        names: of its weights; None are those of our own state.
+        prefixes: of all names of the body, which files of the bare body lack.
+        unused: prefixes of heads for tasks that these models do not have.
+    """
+
+    model: type[Decoder] | type[Encoder] | type[PictureEncoder]
+    shape: Callable[[Config], BlockShape]
+    names: Callable[[Config], Names] | None
+    prefixes: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def _blocks(**names: str) -> Mapping[str, tuple[str, ...]]:
+    return {ours: tuple(theirs.split()) for ours, theirs in names.items()}
+
+
+# Decoders that began with GPT-2.
+
+
+def _gpt2(config: Config) -> DecoderShape:
+    config.require(
+        scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
+    )
+    return DecoderShape(
+        vocabulary=config["vocab_size"],
+        width=config["n_embd"],
+        layers=config["n_layer"],
+        heads=config["n_head"],
+        inner=config.get("n_inner", 0),
+        context=config["n_positions"],
+        mlp=config.choose("activation_function", _PLAIN, "gelu_new"),
+        tied=config.get("tie_word_embeddings", True),
+        epsilon=config.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+_GPT2 = Names(
+    top={"tokens": "wte", "positions": "wpe", "norm": "ln_f", "head": "lm_head"},
+    block="h.{}",
+    blocks=_blocks(
+        attention_norm="ln_1",
+        attention_in="attn.c_attn",
+        attention_out="attn.c_proj",
+        mlp_norm="ln_2",
+        mlp_in="mlp.c_fc",
+        mlp_out="mlp.c_proj",
+    ),
+    turned=True,
+)
+
+
+def _opt(config: Config) -> DecoderShape:
+    config.require(
+        do_layer_norm_before=True,
+        word_embed_proj_dim=config["hidden_size"],
+        layer_norm_elementwise_affine=True,
+        _remove_final_layer_norm=False,
+    )
+    return DecoderShape(
+        vocabulary=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        inner=config["ffn_dim"],
+        context=config["max_position_embeddings"],
+        mlp=config.choose("activation_function", _PLAIN, "relu"),
+        tied=config.get("tie_word_embeddings", True),
+        bias=config.get("enable_bias", True),
+    )
+
+
+_OPT = Names(
+    top={
+        "tokens": "embed_tokens",
+        "positions": "embed_positions",
+        "norm": "final_layer_norm",
+        "head": "lm_head",
+    },
+    block="layers.{}",
+    blocks=_blocks(
+        attention_norm="self_attn_layer_norm",
+        attention_in="self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+        attention_out="self_attn.out_proj",
+        mlp_norm="final_layer_norm",
+        mlp_in="fc1",
+        mlp_out="fc2",
+    ),
+    skipped=2,
+)
+
+
+def _gpt_neox(config: Config) -> DecoderShape:
+    rope = _rotary(config, base="rotary_emb_base", part=config.get("rotary_pct", 0.25))
+    return DecoderShape(
+        vocabulary=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        inner=config["intermediate_size"],
+        context=config["max_position_embeddings"],
+        positions="rotary",
+        parallel=config.get("use_parallel_residual", True),
+        mlp=config.choose("hidden_act", _PLAIN, "gelu"),
+        tied=config.get("tie_word_embeddings", False),
+        epsilon=config.get("layer_norm_eps", 1e-5),
+        **rope,
+    )
+
+
+_GPT_NEOX = Names(
+    top={"tokens": "embed_in", "norm": "final_layer_norm", "head": "embed_out"},
+    block="layers.{}",
+    blocks=_blocks(
+        attention_norm="input_layernorm",
+        attention_in="attention.query_key_value",
+        attention_out="attention.dense",
+        mlp_norm="post_attention_layernorm",
+        mlp_in="mlp.dense_h_to_4h",
+        mlp_out="mlp.dense_4h_to_h",
+    ),
+    interleaved=True,
+)
+
+
+# Decoders that began with LLaMA.
+
+
+def _llama_like(
+    config: Config, *, act: str = "hidden_act", tied: bool = False, **others: Any
+) -> DecoderShape:
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    linear = [name for names in _LLAMA_BLOCKS.values() for name in names if "norm" not in name]
+    common = {
+        "vocabulary": config["vocab_size"],
+        "width": width,
+        "layers": config["num_hidden_layers"],
+        "heads": heads,
+        "groups": config.get("num_key_value_heads", heads),
+        "head_width": config.get("head_dim", 0),
+        "inner": config["intermediate_size"],
+        "context": config["max_position_embeddings"],
+        "positions": "rotary",
+        "norm": "rms",
+        "mlp": config.choose(act, _GATED, "silu"),
+        "tied": config.get("tie_word_embeddings", tied),
+        "bias": any(config.has(f"layers.0.{name}.bias") for name in linear),
+        "epsilon": config.get("rms_norm_eps", 1e-6),
+    }
+    return DecoderShape(**(common | _rotary(config) | others))
+
+
+_LLAMA_BLOCKS = _blocks(
+    attention_norm="input_layernorm",
+    attention_in="self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    attention_out="self_attn.o_proj",
+    mlp_norm="post_attention_layernorm",
+    mlp_in="mlp.gate_proj mlp.up_proj",
+    mlp_out="mlp.down_proj",
+)
+_HEAD_NORMS = _blocks(query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+_FOUR_NORMS = _blocks(
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+_FUSED = _blocks(attention_in="self_attn.qkv_proj", mlp_in="mlp.gate_up_proj")
+
+
+def _llama_names(
+    *changed: Mapping[str, tuple[str, ...]], plus_one: bool = False
+) -> Callable[[Config], Names]:
+    blocks = dict(_LLAMA_BLOCKS)
+    for each in changed:
+        blocks |= each
+    top = {"tokens": "embed_tokens", "norm": "norm", "head": "lm_head"}
+    names = Names(top, "layers.{}", blocks, plus_one=plus_one)
+    return lambda config: names
+
+
+def _mistral(config: Config) -> DecoderShape:
+    return _llama_like(config, windows=_windows(config, lambda layer: True))
+
+
+def _qwen2(config: Config) -> DecoderShape:
+    first = config.get("max_window_layers", 28)
+    used = config.get("use_sliding_window", False)
+    return _llama_like(config, windows=_windows(config, lambda layer: used and layer >= first))
+
+
+def _qwen3(config: Config) -> DecoderShape:
+    first = config.get("max_window_layers", 28)
+    used = config.get("use_sliding_window", False)
+    windows = _windows(config, lambda layer: used and layer >= first)
+    width = config.get("head_dim", 128)
+    return _llama_like(config, head_norm=True, head_width=width, windows=windows)
+
+
+def _gemma_like(config: Config, **others: Any) -> DecoderShape:
+    act = "hidden_activation" if config.get("hidden_activation") else "hidden_act"
+    return _llama_like(
+        config,
+        act=act,
+        tied=True,
+        head_width=config.get("head_dim", 256),
+        embedding_scale=config["hidden_size"] ** 0.5,
+        **others,
+    )
+
+
+def _gemma2(config: Config) -> DecoderShape:
+    return _gemma_like(
+        config,
+        norms_at="both",
+        scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        cap=config.get("attn_logit_softcapping", 0.0),
+        head_cap=config.get("final_logit_softcapping", 0.0),
+        windows=_windows(config, lambda layer: layer % 2 == 0),
+    )
+
+
+def _gemma3(config: Config) -> DecoderShape:
+    config.require(use_bidirectional_attention=False)
+    every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+    local = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    theta = local.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
+    return _gemma_like(
+        config,
+        norms_at="both",
+        head_norm=True,
+        scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        cap=config.get("attn_logit_softcapping", 0.0),
+        head_cap=config.get("final_logit_softcapping", 0.0),
+        windows=_windows(config, lambda layer: (layer + 1) % every > 0),
+        window_theta=theta,
+    )
+
+
+def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
+    """Of each block; newer configurations list the kinds of blocks, older ones have a rule."""
+    size = config.get("sliding_window", 0)
+    layers = range(config["num_hidden_layers"])
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if local(layer) else "full_attention" for layer in layers
+    ]
+    for kind in kinds:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise Refused(f"layer_types with {kind!r}", "sliding_attention or full_attention")
+    windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def _rotary(config: Config, base: str = "rope_theta", part: float | None = None) -> dict[str, Any]:
+    """Base, stretching and part of rotary positions; newer files have all in "rope_parameters"."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention") or rope
+    part = config.get("partial_rotary_factor", 1.0) if part is None else part
+    found = {
+        "theta": rope.get("rope_theta", config.get(base, 10000.0)),
+        "rotated": rope.get("partial_rotary_factor", part),
+    }
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "llama3":
+        return found | {
+            "stretch": rope["factor"],
+            "stretch_low": rope["low_freq_factor"],
+            "stretch_high": rope["high_freq_factor"],
+            "trained": rope["original_max_position_embeddings"],
+        }
+    if kind == "linear":  # a context of one token holds a turn of no wave, so all are stretched
+        return found | {"stretch": rope["factor"], "trained": 1}
+    if kind != "default":
+        raise Refused(f"rope_type = {kind!r}", "default, linear or llama3")
+    return found
+
+
+# Encoders of texts.
+
+
+def _bert(config: Config) -> EncoderShape:
+    config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    skipped = _bert_skipped(config)
+    head = "classifier" if config["model_type"] == "bert" else "classifier.out_proj"
+    return EncoderShape(
+        vocabulary=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        inner=config["intermediate_size"],
+        context=config["max_position_embeddings"] - skipped,
+        mlp=config.choose("hidden_act", _PLAIN, "gelu"),
+        epsilon=config.get("layer_norm_eps", 1e-12),
+        segments=config["type_vocab_size"],
+        classes=len(config.get("id2label", "01")) if config.has(f"{head}.weight") else 0,
+    )
+
+
+def _bert_skipped(config: Config) -> int:
+    """Positions of RoBERTa begin behind the number of padding."""
+    return 0 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1)) + 1
+
+
+def _bert_names(config: Config) -> Names:
+    heads = {"pooler": "pooler.dense", "head": "classifier"}
+    if config["model_type"] != "bert":
+        heads = {"pooler": "classifier.dense", "head": "classifier.out_proj"}
+    return Names(
+        top={
+            "tokens": "embeddings.word_embeddings",
+            "segments": "embeddings.token_type_embeddings",
+            "positions": "embeddings.position_embeddings",
+            "norm": "embeddings.LayerNorm",
+            **heads,
+        },
+        block="encoder.layer.{}",
+        blocks=_blocks(
+            attention_norm="attention.output.LayerNorm",
+            attention_in="attention.self.query attention.self.key attention.self.value",
+            attention_out="attention.output.dense",
+            mlp_norm="output.LayerNorm",
+            mlp_in="intermediate.dense",
+            mlp_out="output.dense",
+        ),
+        skipped=_bert_skipped(config),
+    )
+
+
+def _distilbert(config: Config) -> EncoderShape:
+    return EncoderShape(
+        vocabulary=config["vocab_size"],
+        width=config["dim"],
+        layers=config["n_layers"],
+        heads=config["n_heads"],
+        inner=config["hidden_dim"],
+        context=config["max_position_embeddings"],
+        mlp=config.choose("activation", _PLAIN, "gelu"),
+        epsilon=1e-12,
+        segments=0,
+        classes=len(config.get("id2label", "01")) if config.has("classifier.weight") else 0,
+        pooled="relu",
+    )
+
+
+_DISTILBERT = Names(
+    top={
+        "tokens": "embeddings.word_embeddings",
+        "positions": "embeddings.position_embeddings",
+        "norm": "embeddings.LayerNorm",
+        "pooler": "pre_classifier",
+        "head": "classifier",
+    },
+    block="transformer.layer.{}",
+    blocks=_blocks(
+        attention_norm="sa_layer_norm",
+        attention_in="attention.q_lin attention.k_lin attention.v_lin",
+        attention_out="attention.out_lin",
+        mlp_norm="output_layer_norm",
+        mlp_in="ffn.lin1",
+        mlp_out="ffn.lin2",
+    ),
+)
+
+
+# Encoders of pictures, and CLIP's two towers.
+
+
+def _picture(config: Config, **others: Any) -> PictureShape:
+    channels = config.get("num_channels", 3)
+    half = [0.5] * channels
+    return PictureShape(
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        inner=config["intermediate_size"],
+        size=config["image_size"],
+        patch=config["patch_size"],
+        channels=channels,
+        mean=config.pictures.get("image_mean", half),
+        deviation=config.pictures.get("image_std", half),
+        **others,
+    )
+
+
+def _vit(config: Config) -> PictureShape:
+    return _picture(
+        config,
+        mlp=config.choose("hidden_act", _PLAIN, "gelu"),
+        epsilon=config.get("layer_norm_eps", 1e-12),
+        classes=len(config.get("id2label", "01")) if config.has("classifier.weight") else 0,
+    )
+
+
+_VIT = Names(
+    top={
+        "patches": "embeddings.patch_embeddings.projection",
+        "first": "embeddings.cls_token",
+        "positions": "embeddings.position_embeddings",
+        "norm": "layernorm",
+        "head": "classifier",
+    },
+    block="encoder.layer.{}",
+    blocks=_blocks(
+        attention_norm="layernorm_before",
+        attention_in=(
+            "attention.attention.query attention.attention.key attention.attention.value"
+        ),
+        attention_out="attention.output.dense",
+        mlp_norm="layernorm_after",
+        mlp_in="intermediate.dense",
+        mlp_out="output.dense",
+    ),
+)
+
+
+def _clip_vision(config: Config) -> PictureShape:
+    return _picture(
+        config,
+        mlp=config.choose("hidden_act", _PLAIN, "quick_gelu"),
+        epsilon=config.get("layer_norm_eps", 1e-5),
+        patch_bias=False,
+        first_norm=True,
+    )
+
+
+def _clip_text(config: Config) -> DecoderShape:
+    return DecoderShape(
+        vocabulary=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        inner=config["intermediate_size"],
+        context=config["max_position_embeddings"],
+        mlp=config.choose("hidden_act", _PLAIN, "quick_gelu"),
+        epsilon=config.get("layer_norm_eps", 1e-5),
+    )
+
+
+_CLIP_BLOCKS = _blocks(
+    attention_norm="layer_norm1",
+    attention_in="self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    attention_out="self_attn.out_proj",
+    mlp_norm="layer_norm2",
+    mlp_in="mlp.fc1",
+    mlp_out="mlp.fc2",
+)
+_CLIP_TEXT = Names(
+    top={
+        "tokens": "embeddings.token_embedding",
+        "positions": "embeddings.position_embedding",
+        "norm": "final_layer_norm",
+    },
+    block="encoder.layers.{}",
+    blocks=_CLIP_BLOCKS,
+)
+_CLIP_VISION = Names(
+    top={
+        "patches": "embeddings.patch_embedding",
+        "first": "embeddings.class_embedding",
+        "positions": "embeddings.position_embedding",
+        "first_norm": "pre_layrnorm",
+        "norm": "post_layernorm",
+    },
+    block="encoder.layers.{}",
+    blocks=_CLIP_BLOCKS,
+)
+
+
+def _fixed(names: Names) -> Callable[[Config], Names]:
+    return lambda config: names
+
+
+_ROBERTA = Layout(
+    Encoder, _bert, _bert_names, ("roberta.",), ("lm_head.", "pooler.", "qa_outputs.")
+)
+_LLAMA = Layout(Decoder, _llama_like, _llama_names(), ("model.",))
+#: Every family by its `model_type`; towers of CLIP by that and the tower.
+LAYOUTS: Mapping[str, Layout] = {
+    OWN: Layout(Decoder, lambda config: DecoderShape(**_without_type(config.found)), None),
+    "gpt2": Layout(Decoder, _gpt2, _fixed(_GPT2), ("transformer.",)),
+    "opt": Layout(Decoder, _opt, _fixed(_OPT), ("model.decoder.", "decoder.")),
+    "gpt_neox": Layout(Decoder, _gpt_neox, _fixed(_GPT_NEOX), ("gpt_neox.",)),
+    "llama": _LLAMA,
+    "mistral": Layout(Decoder, _mistral, _llama_names(), ("model.",)),
+    "qwen2": Layout(Decoder, _qwen2, _llama_names(), ("model.",)),
+    "qwen3": Layout(Decoder, _qwen3, _llama_names(_HEAD_NORMS), ("model.",)),
+    "gemma": Layout(Decoder, _gemma_like, _llama_names(plus_one=True), ("model.",)),
+    "gemma2": Layout(Decoder, _gemma2, _llama_names(_FOUR_NORMS, plus_one=True), ("model.",)),
+    "gemma3_text": Layout(
+        Decoder, _gemma3, _llama_names(_FOUR_NORMS, _HEAD_NORMS, plus_one=True), ("model.",)
+    ),
+    "phi3": Layout(Decoder, _mistral, _llama_names(_FUSED), ("model.",)),
+    "bert": Layout(Encoder, _bert, _bert_names, ("bert.",), ("cls.", "pooler.", "qa_outputs.")),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "distilbert": Layout(
+        Encoder, _distilbert, _fixed(_DISTILBERT), ("distilbert.",), ("vocab_", "qa_outputs.")
+    ),
+    "vit": Layout(PictureEncoder, _vit, _fixed(_VIT), ("vit.",), ("pooler.", "decoder.")),
+    "clip_text_model": Layout(
+        Decoder, _clip_text, _fixed(_CLIP_TEXT), ("text_model.",), ("text_projection.",)
+    ),
+    "clip_vision_model": Layout(
+        PictureEncoder, _clip_vision, _fixed(_CLIP_VISION), ("vision_model.",), ("visual_",)
+    ),
+}
+#: The two towers of a whole CLIP: settings of each, and the prefix of the other's weights.
+TOWERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
+    "text": ("text_config", "clip_text_model", ("vision_model.", "visual_", "logit_scale")),
+    "vision": ("vision_config", "clip_vision_model", ("text_", "logit_scale")),
+}
+
+
+def _without_type(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in found.items() if name != "model_type"}

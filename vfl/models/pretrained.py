@@ -1,0 +1,329 @@
+"""Transformers from a folder in the Hugging Face layout, and their tokenizer; no network.
+
+The folder has `config.json`, `model.safetensors` (or its parts and their index) and
+`tokenizer.json`. `vfl.models.layouts` says how each published family is described and named. A
+setting that these models cannot compute is refused, and so is a weight that nothing uses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from vfl.core.errors import BadOptionError, DataError, MissingDataError, MissingPackageError
+from vfl.core.storage import write_bytes, write_text
+from vfl.models.decoder import (
+    BlockShape,
+    Decoder,
+    DecoderShape,
+    Encoder,
+    EncoderShape,
+    PictureEncoder,
+    PictureShape,
+)
+from vfl.models.layouts import LAYOUTS, OWN, TOWERS, Config, Layout, Names, Refused
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_PICTURES = "preprocessor_config.json"
+_INDEX = f"{_WEIGHTS}.index.json"
+_MOST_JSON_BYTES = 1 << 24
+#: Tensors that hold no weight: masks, and tables that follow from the configuration.
+_NO_WEIGHT = re.compile(
+    r"(^|\.)((attn|attention)\.(masked_)?bias|position_ids|rotary_emb\.inv_freq)$"
+)
+
+_State = dict[str, Tensor]
+Part = Literal["whole", "body", "text", "vision"]
+Pretrained = Decoder | Encoder | PictureEncoder
+
+
+def load_pretrained(folder: Path, part: Part = "whole") -> Pretrained:
+    """The model of a folder, in evaluation and in float32.
+
+    Families of `vfl.models.layouts` are read. A setting that changes what is computed, and that
+    these models do not have, is refused by name (such as rotary positions stretched by "yarn").
+
+    Args:
+        folder: in the Hugging Face layout.
+        part: "whole" has the head for tokens or classes; "body" leaves it out, and weights of any
+            head may lie in the folder; "text" and "vision" are the body of one tower of CLIP.
+
+    Raises:
+        MissingDataError: a file is not there.
+        DataError: a layout, setting or weight that is not what these models have; it is named.
+    """
+    found = _json(folder / _CONFIG)
+    kind, settings, layout, others = _layout(folder, found, part)
+    weights = _Weights(folder, layout.prefixes)
+    config = Config({**settings, "model_type": kind}, weights.has, _pictures(folder))
+    body = part != "whole"
+    try:
+        shape = layout.shape(config)
+        shape = _headless(shape) if body else shape
+        names = layout.names(config) if layout.names else None
+        with torch.device("meta"):
+            model = layout.model(shape)  # type: ignore[arg-type]
+        state = {
+            key: _weight(key, shape, names, weights)
+            for key in model.state_dict()
+            if key != "head.weight" or not _tied(shape)
+        }
+        if _tied(shape):
+            state["head.weight"] = state["tokens.weight"]
+        model.load_state_dict(state, assign=True)
+    except KeyError as missing:
+        want = f"the settings and weights of {kind}"
+        raise _refused(folder, f"no {missing.args[0]!r}", want) from None
+    except Refused as problem:
+        raise _refused(folder, problem.got, problem.want) from None
+    except BadOptionError as problem:
+        raise _refused(folder / _CONFIG, problem.got or "", problem.want or "") from None
+    except (TypeError, ValueError, RuntimeError) as problem:
+        want = f"numbers in {_CONFIG}, and weights of their shapes"
+        raise _refused(folder, type(problem).__name__, want) from problem
+    if _tied(shape):
+        assert isinstance(model, Decoder), "others have no head of tokens"
+        model.head.weight = model.tokens.weight
+    left = weights.left((*layout.unused, *others, *(_HEADS if body or _tied(shape) else ())))
+    if left:
+        raise _refused(
+            folder, f"{len(left)} weights besides, such as {left[0]}", f"those of {kind}"
+        )
+    for name, weight in model.state_dict().items():
+        if not weight.isfinite().all():
+            raise _refused(folder / _WEIGHTS, f"NaN or infinity in '{name}'", "finite weights")
+    return model.eval()
+
+
+def save_decoder(folder: Path, model: Decoder) -> None:
+    """Write a decoder's folder; a tied head is not written twice."""
+    state = {name: each.contiguous().clone() for name, each in model.state_dict().items()}
+    if model.shape.tied:
+        del state["head.weight"]
+    write_bytes(folder / _WEIGHTS, save(state))
+    config = {"model_type": OWN, **asdict(model.shape)}
+    write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def names_of(folder: Path) -> dict[str, list[Any]]:
+    """What a folder calls its outputs: `labels` of the classes, `end_tokens` of an answer.
+
+    Raises:
+        MissingDataError, DataError: no config.json, or one with no such numbers and names.
+    """
+    config = _json(folder / _CONFIG)
+    labels, ends = config.get("id2label") or {}, config.get("eos_token_id")
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    try:
+        ordered = [str(labels[key]) for key in sorted(labels, key=int)]
+        return {"labels": ordered, "end_tokens": [int(one) for one in ends]}
+    except (TypeError, ValueError):
+        want = "id2label of numbers to names, eos_token_id a number"
+        raise _refused(folder / _CONFIG, "other settings", want) from None
+
+
+def require_tokenizer(folder: Path) -> None:
+    """A folder of another layout than our own comes with its tokenizer.
+
+    Raises:
+        MissingDataError: this one does not.
+    """
+    if _json(folder / _CONFIG).get("model_type") != OWN and not (folder / TOKENIZER).is_file():
+        raise _missing(folder / TOKENIZER)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """What turns text into the model's tokens and back: `encode(text).ids`, `decode(ids)`.
+
+    Raises:
+        MissingPackageError: the extra "llm" is not installed.
+        MissingDataError, DataError: no tokenizer.json, or none that is one.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise MissingPackageError(
+            "a model's tokenizer is read by a package that is not installed",
+            want="tokenizers",
+            fix="pip install 'vfl[llm]'",
+        ) from None
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise _missing(path)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as problem:  # the package raises nothing narrower
+        raise _refused(path, type(problem).__name__, "the file of the tokenizers package") from None
+
+
+#: Weights of heads that a body leaves out.
+_HEADS = ("lm_head.", "embed_out.", "score.", "classifier.", "pre_classifier.", "pooler.")
+
+
+def _layout(
+    folder: Path, found: Mapping[str, Any], part: Part
+) -> tuple[str, Mapping[str, Any], Layout, Sequence[str]]:
+    """Family, its settings and layout, and prefixes of weights that another tower has."""
+    kind = found.get("model_type")
+    if kind == "clip":
+        if part not in TOWERS:
+            raise _refused(folder, "two towers", "part 'text' or 'vision' of a CLIP")
+        inside, kind, others = TOWERS[part]
+        settings = found.get(inside)
+        if not isinstance(settings, dict):
+            raise _refused(folder / _CONFIG, f"no {inside!r}", "settings of both towers")
+        return kind, settings, LAYOUTS[kind], others
+    layout = LAYOUTS.get(kind) if isinstance(kind, str) else None
+    if layout is None:
+        raise _refused(folder, f"model_type {kind!r}", f"one of {', '.join(LAYOUTS)}")
+    return str(kind), found, layout, ()
+
+
+def _headless(shape: BlockShape) -> BlockShape:
+    """The same body; a decoder's head shares the embedding's weights."""
+    if isinstance(shape, EncoderShape | PictureShape):
+        return replace(shape, classes=0)
+    assert isinstance(shape, DecoderShape), "the third kind"
+    return replace(shape, tied=True, head_bias=False)
+
+
+def _tied(shape: BlockShape) -> bool:
+    return isinstance(shape, DecoderShape) and not isinstance(shape, EncoderShape) and shape.tied
+
+
+def _weight(key: str, shape: BlockShape, names: Names | None, weights: _Weights) -> Tensor:
+    """One of our model's weights, from those that a folder calls otherwise."""
+    if names is None:
+        return weights.take(key)
+    module, _, kind = key.rpartition(".") if "." in key else (key, "", "weight")
+    linear = module.startswith("layers.") and module.endswith(("_in", "_out"))
+    turned = linear and names.turned
+    parts = []
+    for name in names.of(module):
+        if linear and kind == "bias" and not weights.has(f"{name}.bias"):
+            parts.append(torch.zeros(weights.outputs(name, turned=turned)))
+        else:
+            part = weights.take_of(name, kind)
+            parts.append(part.t().contiguous() if turned and kind == "weight" else part)
+    made = torch.cat(parts)
+    if names.plus_one and module.endswith("norm"):
+        made = made + 1
+    if names.interleaved and module.endswith("attention_in"):
+        by_head = made.view(shape.heads, 3, shape.head_width, *made.shape[1:])
+        made = by_head.transpose(0, 1).reshape(made.shape)
+    if module == "positions":
+        made = made.reshape(-1, shape.width)[names.skipped :]
+    return made.flatten() if module == "first" else made
+
+
+class _Weights:
+    """Tensors of a folder by name, read from their files one by one, each once.
+
+    Args:
+        folder: with the files.
+        prefixes: left out of names.
+    """
+
+    def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
+        files = {_WEIGHTS}
+        if not (folder / _WEIGHTS).is_file() and (folder / _INDEX).is_file():
+            listed = _json(folder / _INDEX).get("weight_map")
+            files = set(listed.values()) if isinstance(listed, dict) else set()
+            if not files or not all(
+                isinstance(one, str) and Path(one).name == one for one in files
+            ):
+                raise _refused(folder / _INDEX, "another weight_map", "file names in this folder")
+        self._files: dict[str, tuple[Any, str]] = {}
+        self._axes: dict[str, torch.Size] = {}
+        for file in sorted(files):
+            if not (folder / file).is_file():
+                raise _missing(folder / file)
+            try:
+                opened = safe_open(folder / file, "pt")
+                for name in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
+                    self._files[_without(name, prefixes)] = opened, name
+            except SafetensorError as problem:
+                raise _refused(folder / file, type(problem).__name__, "safetensors") from None
+
+    def has(self, name: str) -> bool:
+        """Whether a weight of this name is left."""
+        return name in self._files
+
+    def take(self, name: str) -> Tensor:
+        """A weight in float32, once."""
+        opened, whole = self._files.pop(name)
+        found: Tensor = opened.get_tensor(whole).float()
+        return found
+
+    def take_of(self, module: str, kind: str) -> Tensor:
+        """A module's weight or bias; "gamma" and "beta" of older files, or the name alone.
+
+        Raises:
+            KeyError: there is none.
+        """
+        older = {"weight": "gamma", "bias": "beta"}
+        for name in (f"{module}.{kind}", f"{module}.{older[kind]}", module):
+            if self.has(name):
+                found = self.take(name)
+                self._axes[module] = found.shape
+                return found
+        raise KeyError(f"{module}.{kind}")
+
+    def outputs(self, module: str, *, turned: bool) -> int:
+        """Outputs of a linear layer whose weight was taken."""
+        return self._axes[module][1 if turned else 0]
+
+    def left(self, unused: Sequence[str]) -> list[str]:
+        """Names of weights that nobody took and that are none of these prefixes."""
+        return sorted(
+            name
+            for name in self._files
+            if not name.startswith(tuple(unused)) and not _NO_WEIGHT.search(name)
+        )
+
+
+def _without(name: str, prefixes: Sequence[str]) -> str:
+    for prefix in prefixes:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def _pictures(folder: Path) -> Mapping[str, Any]:
+    path = folder / _PICTURES
+    return _json(path) if path.is_file() else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size <= _MOST_JSON_BYTES:
+            found = json.loads(path.read_bytes())
+            if isinstance(found, dict):
+                return found
+    except OSError:
+        raise _missing(path) from None
+    except (ValueError, RecursionError):
+        pass
+    raise _refused(path, "another file", f"a JSON object of at most {_MOST_JSON_BYTES} bytes")
+
+
+def _missing(path: Path) -> MissingDataError:
+    want = f"{_CONFIG}, {_WEIGHTS} and {TOKENIZER}, as Hugging Face lays them out"
+    return MissingDataError("a model's file is missing", where=str(path), want=want)
+
+
+def _refused(where: Path, got: str, want: str) -> DataError:
+    return DataError("this model is not one that is read", where=str(where), got=got, want=want)
